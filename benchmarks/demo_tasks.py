@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydractl.cli.commands.demo import command as demos
+from hydractl.cli.commands import demo as demos
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

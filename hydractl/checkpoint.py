@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from hydractl.errors import CheckpointError, ManifestError, OutputError
 from hydractl.manifest.header import Header
 from hydractl.messages import did_you_mean_path
-from hydractl.output.atomic_write import FULL, Sink, is_stream
-from hydractl.output.locks import keep, remove_dead
+from hydractl.output.publish import FULL, Sink, is_stream, keep, remove_dead
 from hydractl.runtime import CHUNK_BYTES, digest_files
 from hydractl.strict_json import MAX_BYTES, compact, opened, parse
 from hydractl.tensor_spec import (

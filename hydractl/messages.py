@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
+NUMBERS_SHOWN = 20
 MOST_ENTRIES = 2000
 """Maximum number of folder entries that are compared with a missing name; a data set may have a million."""
 
@@ -82,3 +83,10 @@ def did_you_mean_path(path: str) -> str | None:
         return f"did you mean `{suggestion}{ending}`?" if suggestion.exists() else None
     except OSError:  # there is nothing to be read, or a name is too long for a path
         return None
+
+
+def abridged(value: object) -> str:
+    """Return a value for a table: floats with three digits; of a tuple with many values the first ones."""
+    if isinstance(value, tuple):
+        return ", ".join([*map(abridged, value[:NUMBERS_SHOWN]), *["..."] * (len(value) > NUMBERS_SHOWN)])
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -15,7 +15,7 @@ from typing import Any
 from hydractl.errors import CheckpointError, HubError, UsageError
 from hydractl.hub_client import asking, unusable
 from hydractl.messages import did_you_mean_path
-from hydractl.output.atomic_write import is_stream
+from hydractl.output.publish import is_stream
 from hydractl.strict_json import NotJSONError, parse, read_object
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?$")

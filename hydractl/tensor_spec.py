@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from hydractl.errors import CheckpointError
-from hydractl.output.atomic_write import Sink
+from hydractl.output.publish import Sink
 from hydractl.runtime import CHUNK_BYTES, on_cpu
 
 if TYPE_CHECKING:

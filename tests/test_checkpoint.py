@@ -333,7 +333,7 @@ def test_a_malformed_stream_is_called_by_its_name(tmp_path):
 
 def test_standard_input_to_standard_output():
     code = (
-        "import sys\nfrom pathlib import Path\nfrom hydractl.checkpoint import *\nfrom hydractl.output.atomic_write import publish\n"
+        "import sys\nfrom pathlib import Path\nfrom hydractl.checkpoint import *\nfrom hydractl.output.publish import publish\n"
         "c = Checkpoint.open(Path('-'))\n"
         "with publish(Path('-')) as f:\n    write_checkpoint(f, c.specs, lambda n: c.spans[n].pieces(), header=c.header)\n"
         "assert 'torch' not in sys.modules\n"

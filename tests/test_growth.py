@@ -245,6 +245,40 @@ def test_a_metric_is_one_file(copy):
     assert len(copy.changed) == 1
 
 
+def test_a_value_of_a_report_is_two_files(copy):
+    """Columns of the terminal, JSON, its schema, both pages and the card have a value that is no metric."""
+    copy.insert(
+        "hydractl/manifest/report.py",
+        '    largest_class: Annotated[int, Column("largest class")] = Field(default=0, exclude_if=lambda value: value == 0)\n',
+        before="    sets: SetNumbers | None",
+    )
+    copy.insert(
+        "hydractl/stages/evaluate/measure_row.py",
+        "        largest_class=int(labels.unique(return_counts=True)[1].max()),\n",
+        before="        label_thresholds=by_label,\n",
+    )
+    data = ["--data", "digits::classes=0-6,limit=20", "--no-latency", "--bootstrap", "0"]
+    assert copy.run("prune", ARCH, "--strategy", "random", "--keep", "3", "-o", "m.st").returncode == 0
+
+    table = copy.run("eval", "m.st", *data, "-o", "r.json")
+    pages = [copy.run("report", "r.json", "-o", name).returncode for name in ("r.md", "r.html")]
+    card = copy.run("push", "m.st", "my-team/m", "--report", "r.json", "--dry-run")
+    document = json.loads(copy.run("report", "r.json", "--json").stdout)
+    schema = json.loads(copy.run("schema", "report").stdout)
+
+    number = json.loads((copy.folder / "r.json").read_text())["rows"][0]["largest_class"]
+    lines = [line.split() for line in table.stdout.splitlines()]
+    heading = lines.index(["model", "largest", "class"])
+    assert lines[heading + 2] == ["m", str(number)]
+    assert pages == [0, 0]
+    assert f"| model | largest class |\n|---|---:|\n| m | {number} |" in (copy.folder / "r.md").read_text()
+    assert "largest class" in (copy.folder / "r.html").read_text()
+    assert f"| largest class | `{number}` |" in card.stdout, card.stderr
+    assert document["columns"] == {"r.json": {"m": {"largest class": number}}}
+    assert "largest_class" in schema["$defs"]["Row"]["properties"]
+    assert len(copy.changed) == 2
+
+
 def test_an_encoder_of_a_known_shape_is_one_row(copy):
     """MarkupLM is a BERT where nothing is said of a page's marks."""
     copy.insert(

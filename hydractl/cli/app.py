@@ -25,7 +25,7 @@ from hydractl.runtime import short_of_memory, spare_memory
 from hydractl.version import __version__
 
 if TYPE_CHECKING:
-    from hydractl.cli.documents import CommandDocument
+    from hydractl.cli.output import CommandDocument
 
 C = TypeVar("C", typer.core.TyperCommand, typer.core.TyperGroup)
 
@@ -36,7 +36,7 @@ BROKEN_DISK = {errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT}
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Make a hydra": {
-        "make": "hydractl.cli.commands.make.command:make",
+        "make": "hydractl.cli.commands.make:make",
         "import": "hydractl.cli.commands.import_:import_weights",
         "score": "hydractl.cli.commands.score:score",
         "prune": "hydractl.cli.commands.prune:prune",
@@ -54,15 +54,15 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "push": "hydractl.cli.commands.push:push",
     },
     "Look": {
-        "inspect": "hydractl.cli.commands.inspect.command:inspect",
+        "inspect": "hydractl.cli.commands.inspect:inspect",
         "data": "hydractl.cli.commands.data:data",
         "doctor": "hydractl.cli.commands.doctor:doctor",
     },
     "Automate": {
-        "run": "hydractl.cli.commands.run.command:run",
-        "demo": "hydractl.cli.commands.demo.command:demo",
+        "run": "hydractl.cli.commands.run:run",
+        "demo": "hydractl.cli.commands.demo:demo",
         "schema": "hydractl.cli.commands.schema:schema",
-        "completion": "hydractl.cli.shells.command:completion",
+        "completion": "hydractl.cli.shells:completion",
     },
 }
 """Module of each command, by group."""
@@ -248,12 +248,11 @@ def main(argv: list[str] | None = None, *, shows_checks: bool = True) -> int:
         argv: The command line, by default that of the process.
         shows_checks: Whether a failed check (exit code 5) is printed as an error.
     """
-    from hydractl.cli.documents import command_document
-    from hydractl.cli.output import write_json
+    from hydractl.cli.output import command_document, write_json
 
     arguments = sys.argv[1:] if argv is None else list(argv)
     if shell := os.environ.get(COMPLETE):
-        from hydractl.cli.shells.suggestions import suggestions
+        from hydractl.cli.shells import suggestions
 
         sys.stdout.writelines(
             f"{line}\n" for line in suggestions(command_tree(), arguments or [""], shell=shell)

@@ -14,7 +14,7 @@ import typer
 from hydractl.cli.output import Terminal
 from hydractl.data.reference import BUILT_IN
 from hydractl.errors import UnreadableError
-from hydractl.output.atomic_write import STDOUT, is_stdout
+from hydractl.output.publish import STDOUT, is_stdout
 from hydractl.parsing import configured
 from hydractl.runtime import enough_memory
 from hydractl.settings import Option, Role, Setting, declared, long_option, options_of
@@ -130,7 +130,7 @@ def _check_inputs(config: CommandConfig) -> None:
 
 
 def _is_up_to_date(config: C, terminal: Terminal, say: Callable[[C, Terminal], None] | None) -> bool:
-    from hydractl.stages.shared.up_to_date import check_up_to_date
+    from hydractl.stages.shared.provenance import check_up_to_date
 
     state = check_up_to_date(config)
     if state.reason is not None:

@@ -16,7 +16,7 @@ import typer.core
 
 from hydractl.cli.app import EXIT_CODES, GROUPS, command_tree
 from hydractl.cli.helptext import Command, is_block, panels, paragraphs
-from hydractl.cli.shells.command import SCRIPTS
+from hydractl.cli.shells import SCRIPTS
 
 FILES = {
     "bash": "completions/hydractl.bash",

@@ -1,14 +1,34 @@
-"""The short table at the end of `make` and `demo`: quality and cost of each row of a report."""
+"""The tables at the end of `make` and `demo`: quality and cost of each row of a report, and example answers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
-from hydractl.cli.output import console, line, table_of
+from hydractl.cli.output import console, line, table, table_of, written_out
+from hydractl.data.labels import required_labels
+from hydractl.data.open_dataset import open_data
+from hydractl.data.reference import DataRef
+from hydractl.manifest.report import Report
 from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.messages import listed
 from hydractl.metrics.metric_spec import MetricNeeds
+from hydractl.output.publish import publish
 from hydractl.reporting.comparison import Compared
-from hydractl.reporting.report_values import Cell, Quantity, ReportTable, written
+from hydractl.reporting.figures import figures
+from hydractl.reporting.report_values import (
+    BETTER,
+    LEVEL,
+    WORSE,
+    Cell,
+    Quantity,
+    ReportTable,
+    judgement,
+    written,
+)
+from hydractl.reporting.svg import png
 from hydractl.reporting.verdict import judged_quantities
 
 COSTS = {"compute": Quantity("macs"), "training": Quantity("training_macs")}
@@ -53,3 +73,71 @@ def _quality_table(compared: Compared, costs: Mapping[str, Quantity], *, unit: s
     )
     title = f"Quality on {compared.reports[0].data[ID_NAME].count} test samples, and cost"
     return ReportTable(title=title, heads=(*quantities, *costs), rows=tuple(rows))
+
+
+REPORT, PAGE, PICTURE = "report.json", "report.html", "cost.png"
+THRESHOLD, PREDICTIONS = "threshold.json", "predictions.jsonl"
+SINGLE = "single"
+OPPONENTS = (SINGLE, "trained longer", "ensemble")
+"""Rows that sentences compare the hydra with, as far as there are such."""
+
+
+def show(out: Path) -> None:
+    """Print what a demo's files say, and write its picture.
+
+    Raises:
+        InputError: If the report cannot be read.
+        OutputError: If the picture cannot be written.
+    """
+    compared = Compared.of({REPORT: Report.read(out / REPORT)})
+    with publish(out / PICTURE) as file:
+        file.write(png(next(figure for figure in figures(compared) if figure.name == "cost").sheet()))
+    with written_out():
+        terminal = console()
+        show_quality(compared, unit=SINGLE)
+        for opponent in filter(compared.rows.__contains__, OPPONENTS):
+            line(terminal, sentence(compared, opponent))
+        line(terminal, "level: the 95 % interval of the difference includes 0")
+        if (out / PREDICTIONS).exists():
+            heads = ["input", "truth", "votes", "confidence", "answer"]
+            rows = answers(out / PREDICTIONS)
+            terminal.print(table(heads, rows, title="Ten inputs, three of them not digits", left=len(heads)))
+            threshold = Report.read(out / THRESHOLD).rows[0].threshold
+            line(terminal, "No threshold is known." if threshold is None else f"hydra {threshold.summary}")
+        line(terminal, "")
+        line(terminal, f"The picture, quality against cost: {out / PICTURE}")
+        line(terminal, f"The page, with intervals and curves: {out / PAGE}")
+
+
+def sentence(compared: Compared, opponent: str) -> str:
+    """Return where the first row is better than another one, where worse and by how much, and what it costs."""
+    first, differences = compared.names[0], compared.differences[opponent]
+    labels: dict[str, list[str]] = {BETTER: [], WORSE: [], LEVEL: []}
+    for head, quantity in quality(compared).items():
+        label, difference = head.partition(" ")[0], differences[quantity]
+        word = judgement(quantity.metric, difference) or LEVEL
+        labels[word].append(label if word == LEVEL else f"{label} (by {abs(difference.value):.3f})")
+    parts = [f"{word} in {listed(names)}" for word, names in labels.items() if names]
+    cost, other_cost = (compared.rows[row][COSTS["compute"]].value for row in (first, opponent))
+    return f"{first} against {opponent}: {', '.join(parts)}, at {cost / other_cost:.2f} times the compute."
+
+
+def answers(path: Path) -> Iterator[list[str]]:
+    """Yield a row for each prediction of a file: what it is, what it is of, what members vote, and whether the hydra answers."""
+    by_set: dict[str, list[dict[str, Any]]] = {}
+    for text in path.read_text(encoding="utf-8").splitlines():
+        prediction = json.loads(text)
+        by_set.setdefault(prediction["data"], []).append(prediction)
+    for reference, predictions in by_set.items():
+        data = open_data(reference)
+        labels = None if data.labels is None else required_labels(data, reference)
+        for index, prediction in enumerate(predictions):
+            truth = "none" if labels is None else data.class_names[labels[index]]
+            accepted = prediction.get("accepted")
+            yield [
+                f"{DataRef.parse(reference).source} {prediction['row']}",
+                truth,
+                " ".join(prediction["votes"]),
+                f"{prediction['probability']:.3f}",
+                prediction["label"] if accepted else "no threshold" if accepted is None else "abstains",
+            ]

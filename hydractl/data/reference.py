@@ -19,7 +19,7 @@ from hydractl.data.names import MAP, ORDERS, check_pairs, read_pairs, split_keys
 from hydractl.data.presets import OPENOOD, PREFIX, find
 from hydractl.errors import DataError, UsageError
 from hydractl.messages import did_you_mean, did_you_mean_path, quoted
-from hydractl.output.atomic_write import STDOUT, is_stream
+from hydractl.output.publish import STDOUT, is_stream
 
 COLUMN_SUFFIXES = (".conll", ".bio", ".iob", ".iob2")
 """Files with a word a line and its label behind it, as of the CoNLL tasks."""

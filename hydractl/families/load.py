@@ -21,7 +21,7 @@ from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Architecture, Header, InputFile, Kind, Preprocess, Tokenization, steps_to
 from hydractl.messages import counted
 from hydractl.model_source import Located, folder_files, locate, named, parse_arch
-from hydractl.output.atomic_write import is_stream
+from hydractl.output.publish import is_stream
 from hydractl.runtime import at_least_single
 from hydractl.tensor_spec import TensorSpec, common_dtype, spec_of
 

@@ -25,8 +25,8 @@ from hydractl.families.tower import OutputHead, Towers
 from hydractl.families.zero_shot import Contrast, without_autocast
 from hydractl.fusion.inference import responses
 from hydractl.fusion.prompts import Classes, with_class_names
+from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Header
-from hydractl.manifest.threshold import Threshold
 from hydractl.metrics import ood_scores
 from hydractl.metrics.feature_scores import (
     TENSOR_SPECS,

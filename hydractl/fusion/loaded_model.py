@@ -33,9 +33,8 @@ from hydractl.hub.upload import Publication, usual_message
 from hydractl.manifest.header import Header, Kind, Preprocess, Tokenization
 from hydractl.metrics.per_sample import Responses, in_memory
 from hydractl.model_inputs import Inputs, batch_of, checked_inputs, cut_batch
-from hydractl.output.atomic_write import publish
-from hydractl.output.locks import claimed
 from hydractl.output.paths import check_folder, check_output, output
+from hydractl.output.publish import claimed, publish
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import pick_device, torch_dtype
 

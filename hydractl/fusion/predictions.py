@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydractl.manifest.prediction_sets import PredictionSets
+from hydractl.manifest.guarantees import PredictionSets
 from hydractl.metrics.compute import question_scores, scored
 from hydractl.metrics.conformal import class_sets
 from hydractl.metrics.ood_scores import SCORES, mutual_information

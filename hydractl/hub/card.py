@@ -1,26 +1,27 @@
-"""A model's card: its README on the Hub, made of its header, of a report and of what the user says.
+"""A model's card: its README on the Hub, made from its header, a report and the user's own text.
 
-Texts of files are shown as code, where they mark nothing up.
+The text that hydractl writes is between two comments, and in metadata keys about measurements. Text before and after the comments, other keys,
+and a licence or a base model that a push does not name stay. Texts from files are shown as code, in which nothing is markup.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from hydractl.errors import harmless_line
-from hydractl.hub.card_commands import making
+from hydractl.errors import HubError, harmless, harmless_line, shortened
 from hydractl.hub.layout import is_stock, labels_of
-from hydractl.hub.readme import Readme, code
 from hydractl.hub.repository import MAIN
-from hydractl.manifest.document import Value
-from hydractl.manifest.header import Header, Kind, Preprocess, steps_to
-from hydractl.manifest.report import Report, Row, scaled_alike
+from hydractl.manifest.document import OptionValue, Value
+from hydractl.manifest.header import Header, Kind, Preprocess, Step, steps_to
+from hydractl.manifest.report import Report, Row, column_heads, scaled_alike
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.temperature import Temperature
-from hydractl.messages import counted
+from hydractl.messages import abridged, counted
 from hydractl.metrics.metric_spec import MetricNeeds, Unit
 from hydractl.metrics.registry import METRICS, TEMPERATURE, needing
 from hydractl.model_source import HUB_ID
@@ -29,6 +30,225 @@ from hydractl.version import INSTALL
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
+
+
+BEGIN = (
+    "<!-- hydractl:begin: every push replaces the text from here to hydractl:end and keeps all other text -->"
+)
+END = "<!-- hydractl:end -->"
+TAGS = ("hydractl", "base", "member", "hydra", "ensemble", "uncertainty")
+"""Tags that hydractl may add."""
+OURS = ("library_name", "metrics", "model-index", "model_name", "pipeline_tag")
+"""Metadata keys that describe this model; values of an earlier push are dropped."""
+_LONGEST = 300
+"""Maximum number of characters of foreign text in a message."""
+_FRONT = re.compile(r"\A\s*---[ \t]*\r?\n(?:(.*?)\r?\n)??---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
+_MARK = re.compile(r"^<!-- hydractl:(begin|end)\b[^\n]*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readme:
+    """A README in its parts.
+
+    Attributes:
+        front: The metadata as they are written, YAML.
+        metadata: What they say.
+        before: Text before hydractl's part.
+        after: Text after it.
+    """
+
+    front: str = ""
+    metadata: Mapping[str, Any]
+    before: str = ""
+    after: str = ""
+
+    @classmethod
+    def read(cls, content: bytes | None) -> Readme:
+        """Take a README apart; None where there is none.
+
+        Raises:
+            HubError: If it is not UTF-8, its metadata are no YAML, or one of the comments is gone.
+        """
+        try:
+            text = (content or b"").decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise _unreadable(f"is not UTF-8 text: {error.reason} at byte {error.start}") from error
+        front_matter = _FRONT.match(text)
+        front = (front_matter[1] or "") if front_matter else ""
+        body = text[front_matter.end() :] if front_matter else text
+        marks = list(_MARK.finditer(body))
+        if not marks:
+            return cls(front=front, metadata=_parsed(front), before=body)
+        if [mark[1] for mark in marks] != ["begin", "end"]:
+            raise _unreadable(
+                "does not have each of the comments `hydractl:begin` and `hydractl:end` once and in this order"
+            )
+        begin, end = marks
+        return cls(
+            front=front, metadata=_parsed(front), before=body[: begin.start()], after=body[end.end() :]
+        )
+
+    def text_field(self, key: str) -> str | None:
+        """Return what the metadata say under a key, if that is a text."""
+        value = self.metadata.get(key)
+        return value if isinstance(value, str) and value else None
+
+    def with_part(self, name: str, metadata: Mapping[str, Any], text: str) -> str:
+        """Return the README with another part of ours, under metadata that are theirs but for what ours say.
+
+        Args:
+            name: Of the model, as results call it.
+            metadata: Ours.
+            text: Ours too.
+        """
+        front, before = self._front(name, metadata), self.before.strip("\r\n")
+        after = self.after.strip("\r\n")
+        parts = (f"---\n{front}\n---", before, f"{BEGIN}\n\n{text}\n\n{END}", after)
+        return "\n\n".join(filter(None, parts)) + "\n"
+
+    def _front(self, name: str, ours: Mapping[str, Any]) -> str:
+        """Return the metadata as they are to be written: to the letter as they were if they say the same."""
+        import yaml  # type: ignore[import-untyped]  # noqa: PLC0415 - loads when it is wanted
+
+        merged = {key: value for key, value in self.metadata.items() if key not in OURS or key in ours}
+        merged |= {**ours, "tags": _tags(ours["tags"], self.metadata.get("tags"))}
+        if index := [
+            *ours.get("model-index", []),
+            *_results_of_others(name, self.metadata.get("model-index")),
+        ]:
+            merged["model-index"] = index
+        text = str(yaml.safe_dump(merged, sort_keys=False, allow_unicode=True)).strip()
+        return self.front if yaml.safe_load(text) == self.metadata else text
+
+
+def _tags(ours: list[str], theirs: object) -> list[str]:
+    others = [tag for tag in theirs if tag not in TAGS] if isinstance(theirs, list) else []
+    return [*ours, *(tag for tag in others if tag not in ours)]
+
+
+def _results_of_others(name: str, theirs: object) -> list[Any]:
+    listed = theirs if isinstance(theirs, list) else []
+    return [
+        model_result
+        for model_result in listed
+        if isinstance(model_result, dict) and model_result.get("name") != name
+    ]
+
+
+def _parsed(front: str) -> dict[str, Any]:
+    import yaml  # noqa: PLC0415 - as above
+
+    try:
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(front)):
+            raise _unreadable("has metadata with YAML aliases (`*name`), which are not supported")
+        metadata = yaml.safe_load(front)
+    except (yaml.YAMLError, ValueError) as error:
+        raise _unreadable(f"has metadata that are not valid YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(metadata, dict | None):
+        raise _unreadable("has metadata that are not a mapping")
+    return metadata or {}
+
+
+def _unreadable(why: str) -> HubError:
+    return HubError(
+        f"the README.md of the repository {why}",
+        hint="nothing was pushed; correct the file on the Hub and push again, or push to another repository",
+    )
+
+
+def code(text: str) -> str:
+    """Return somebody else's text as code, in which nothing is markup, nor ends a cell of a table."""
+    return f"`{plain(shortened(text, _LONGEST)).replace('|', '¦')}`"
+
+
+def plain(text: str) -> str:
+    """Return somebody else's text as one line that ends no code."""
+    return re.sub(r"\s+", " ", harmless(text)).replace("`", "'")
+
+
+NUMBERED = ("finetune", "prune")
+"""Commands that replace `{i}` in output names by a number."""
+
+
+def making(header: Header, reference: str) -> str:
+    """Return how a model was made, as a section of its card: commands to paste, and every step with its inputs and settings.
+
+    Args:
+        header: Of the model; nothing is returned where it does not say what made it.
+        reference: What hydractl calls the model.
+    """
+    steps = steps_to(header.made_by)
+    if not steps:
+        return ""
+    lines = ["## How it was made", "", *_commands(header, steps)]
+    for number, step in enumerate(steps, start=1):
+        inputs = ", ".join(code(source.name) for source in step.inputs)
+        settings = dict(step.options) | ({} if step.seed is None else {"seed": step.seed})
+        settings_text = "; ".join(f"{name} {code(_written(value))}" for name, value in settings.items())
+        lines.append(
+            f"{number}. {code(f'hydractl {step.command}')} of {inputs or 'nothing'}"
+            + (f": {settings_text}" if settings_text else "")
+        )
+    versions = ", ".join(f"{name} {version}" for name, version in steps[-1].versions.items())
+    lines += ["", f"Versions: {versions}. `hydractl inspect {reference}` shows the digests of all inputs."]
+    return "\n".join(lines)
+
+
+def _commands(header: Header, steps: Sequence[Step]) -> Iterator[str]:
+    """Yield the lines of a block of commands to paste, none where a step does not say what was typed.
+
+    Steps of one command, which wrote several files, have the same words and inputs of the same digests.
+    """
+    groups: dict[tuple[object, ...], list[Step]] = {}
+    for step in steps:
+        groups.setdefault((step.argv, *(source.sha256 for source in step.inputs), step.command), []).append(
+            step
+        )
+    outputs = [_output(header, group, steps) for group in groups.values()]
+    if any(step.argv is None for step in steps) or None in outputs:
+        return
+    yield "```sh"
+    for group, out in zip(groups.values(), outputs, strict=True):
+        yield shlex.join(("hydractl", group[0].command, *map(plain, group[0].argv or ()), "-o", out or ""))
+    yield from ("```", "")
+    digests: dict[str, set[str]] = {}
+    for source in (source for step in steps for source in step.inputs):
+        digests.setdefault(source.name, set()).add(source.sha256)
+    if ambiguous := [code(name) for name, sources_of_name in digests.items() if len(sources_of_name) > 1]:
+        yield (
+            f"Several files have the name {', '.join(ambiguous)}: give each a different name first, in "
+            "the order of the steps below."
+        )
+    yield from ("File names without their folders. All settings, including defaults:", "")
+
+
+def _output(header: Header, group: Sequence[Step], steps: Sequence[Step]) -> str | None:
+    """Return what `-o` names of a command that wrote the files of some steps, None where one name cannot say them."""
+    numbers: dict[str, int] = {}
+    for step in group:
+        read = (source.name for reader in steps for source in reader.inputs if source.made_by == step)
+        for name in dict.fromkeys(map(plain, read)):
+            member = step.options.get("member", len(numbers))
+            numbers.setdefault(name, member if isinstance(member, int) else 0)
+    if not numbers:
+        return f"{header.kind.value}.st"
+    several = len(numbers) > 1 or any(numbers.values()) or "--members" in (group[0].argv or ())
+    first = next(iter(numbers))
+    if not several:
+        return first
+    runs = re.finditer(r"\d+", first) if group[0].command in NUMBERED else ()
+    forms = [f"{first[: run.start()]}{{i}}{first[run.end() :]}" for run in runs]
+    fitting = (
+        form
+        for form in reversed(forms)
+        if all(form.replace("{i}", str(number)) == name for name, number in numbers.items())
+    )
+    return next(fitting, None if len(numbers) > 1 else first)
+
+
+def _written(value: OptionValue) -> str:
+    return (",".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
+
 
 PICTURE, REPORT = "heads.png", "report.json"
 SHOWN_LABELS = 20
@@ -237,6 +457,9 @@ def _results(facts: Facts) -> str:
     for name, values in _measured(report, rows):
         if any(values):
             lines.append(f"| {name} | {' | '.join(map(_formatted, values))} |")
+    for head in column_heads(rows):
+        texts = (abridged(row.columns[head]) if head in row.columns else "" for row in rows)
+        lines.append(f"| {head} | {' | '.join(text and code(text) for text in texts)} |")
     data = report.data.get(ID_NAME)
     on = (
         ""

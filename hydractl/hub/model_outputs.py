@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 from hydractl.errors import OutputExists
 from hydractl.model_source import WEIGHTS
-from hydractl.output.atomic_write import Sink, publish_together
-from hydractl.output.locks import OutputLock
 from hydractl.output.paths import is_folder
-from hydractl.output.sync import has_content
+from hydractl.output.publish import OutputLock, Sink, has_content, publish_together
 
 if TYPE_CHECKING:
     from hydractl.manifest.header import Header

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from hydractl.manifest.document import StrictModel
-from hydractl.manifest.limits import MOST_CLASSES, MOST_CONFUSIONS, MOST_EXAMPLES
+from hydractl.manifest.terms import MOST_CLASSES, MOST_CONFUSIONS, MOST_EXAMPLES
 
 MOST_LETTERS = 400
 """Of an example's text, which loses its middle where it is longer."""

@@ -1,23 +1,29 @@
-"""What every JSON file of ours is: strict, canonical, and refused with the JSON path of what is wrong.
+"""Base of all JSON documents: strict and canonical. Errors name the JSON path. Also the digests of samples that documents record.
 
-An unknown key, a missing key, a wrong type or a duplicate key is refused. A document is dumped with sorted keys, two
-spaces and a final newline, so equal documents are equal bytes.
+Unknown keys, missing keys, wrong types and duplicate keys are refused. A document is dumped with sorted keys, two spaces and a final newline,
+so equal documents are equal bytes.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from types import new_class
-from typing import Annotated, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self, TypeAlias, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from hydractl.errors import ManifestError
 from hydractl.plugins import load, plugins
 from hydractl.runtime import digest_text
 from hydractl.strict_json import NotJSONError, canonical, parse, read_text
 from hydractl.version import UPGRADE
+
+if TYPE_CHECKING:
+    import numpy as np
+
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Key = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.:@=+-]{0,95}$")]
@@ -151,3 +157,46 @@ def first_problem(error: ValidationError) -> str:
     words = {"missing": "is missing", "extra_forbidden": "is not a known key"}
     message = words.get(problem["type"], problem["msg"].removeprefix("Value error, "))
     return f"{where}{' ' if problem['type'] in words else ': '}{message}"
+
+
+MOST_CHARACTERS = 64_000_000
+"""Limit of the record in one header, about six million samples: safetensors reads headers of up to 100 MB."""
+
+
+def pack(content: np.ndarray) -> str:
+    """Return the distinct digests of samples, 8 bytes each and increasing, in base64."""
+    import numpy as np  # noqa: PLC0415 - headers of most files have no digests
+
+    return base64.b64encode(np.unique(content).astype("<u8").tobytes()).decode()
+
+
+def unpack(text: str) -> np.ndarray:
+    """Return the digests in a text of `pack`, (N,).
+
+    Raises:
+        ValueError: If the text is not base64, or has a part of a digest.
+    """
+    import numpy as np  # noqa: PLC0415 - as above
+
+    return np.frombuffer(base64.b64decode(text, validate=True), "<u8")
+
+
+def _check(text: str) -> str:
+    unpack(text)
+    return text
+
+
+Samples: TypeAlias = dict[Digest, Annotated[str, AfterValidator(_check)]]
+"""Digests of samples as `pack` writes them, by the fingerprint of their data set."""
+
+
+def union(*records: Mapping[str, str]) -> dict[str, str]:
+    """Return the samples of several records. The largest data sets are left out if the record exceeds `MOST_CHARACTERS`."""
+    import numpy as np  # noqa: PLC0415 - as above
+
+    merged: dict[str, str] = {}
+    for digest, text in (pair for record in records for pair in record.items()):
+        merged[digest] = pack(np.concatenate([unpack(text), unpack(merged.get(digest, ""))]))
+    while sum(map(len, merged.values())) > MOST_CHARACTERS:
+        del merged[max(merged, key=lambda digest: len(merged[digest]))]
+    return merged

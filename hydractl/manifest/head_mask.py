@@ -15,10 +15,10 @@ from hydractl.manifest.document import (
     Fingerprint,
     Key,
     OptionValue,
+    Samples,
     StrictModel,
     Version,
 )
-from hydractl.manifest.samples import Samples
 
 Heads = tuple[Annotated[int, Field(ge=0)], ...]
 MOST_HEADS = 2**16

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from itertools import chain
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
@@ -17,14 +18,14 @@ from hydractl.manifest.document import (
     Fingerprint,
     Key,
     OptionValue,
+    Samples,
     StrictModel,
     Version,
+    union,
 )
+from hydractl.manifest.guarantees import CHECK_SCORE, IS_FITTED, OpenShare, PredictionSets, Threshold
 from hydractl.manifest.head_mask import MOST_HEADS, WIDEST, HeadMask, Mask, TowerHeads, TowerKeep
-from hydractl.manifest.prediction_sets import OpenShare, PredictionSets
-from hydractl.manifest.samples import Samples, union
 from hydractl.manifest.temperature import LARGEST, SMALLEST, Temperature
-from hydractl.manifest.threshold import CHECK_SCORE, IS_FITTED, Threshold
 from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.plugins import load
 from hydractl.settings import LARGEST_SEED
@@ -239,10 +240,10 @@ class SampledFile(InputFile):
 
 
 class Step(StrictModel):
-    """One stage that led here. No clock, no host, no path: equal work gives equal steps.
+    """The record of one stage: the only form in which files, lineage, `--if-changed` and cards have provenance.
 
-    `config_digest` is the digest of everything in the configuration that shapes the output; `argv` are the words that were typed, without
-    the names of outputs and folders.
+    It has no time, host or path: equal work gives equal steps. `config_digest` is the digest of all settings that shape the output. `argv`
+    is the command line without names of outputs and folders.
     """
 
     command: Key
@@ -275,6 +276,26 @@ def steps_to(step: Step | None) -> tuple[Step, ...]:
 
     visit(step)
     return tuple(steps)
+
+
+class Sidecar(Document):
+    """Provenance of a file that cannot store its own, `hydractl.record/1`, in a file beside it.
+
+    Attributes:
+        sha256: Digest of the described file, as written.
+        made_by: Step that wrote the described file.
+    """
+
+    kind_of_file: ClassVar[str] = "record"
+
+    schema_: Literal["hydractl.record/1"] = Field(default="hydractl.record/1", alias="schema")
+    sha256: Digest
+    made_by: Step
+
+    @staticmethod
+    def path_of(path: Path) -> Path:
+        """Return the path of a file's sidecar."""
+        return path.with_name(f"{path.name}.lineage.json")
 
 
 class FusePlan(StrictModel):
@@ -411,5 +432,5 @@ class Header(Document):
         return compact(self.model_dump(mode="json", by_alias=True), sort_keys=True)
 
 
-for _model in (InputFile, Step, Header):
+for _model in (InputFile, Step, Sidecar, Header):
     _model.model_rebuild()

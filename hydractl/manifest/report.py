@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -20,12 +21,11 @@ from hydractl.manifest.document import (
     Version,
     with_plugin_fields,
 )
+from hydractl.manifest.guarantees import OpenShare, SetNumbers, Threshold
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep
 from hydractl.manifest.header import Step, StoredTemperature
-from hydractl.manifest.prediction_sets import OpenShare, SetNumbers
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.temperature import Temperature
-from hydractl.manifest.threshold import Threshold
 
 USUAL = "msp"
 """OOD score of a report that does not name one."""
@@ -109,6 +109,17 @@ class Curves(StrictModel):
         return self.confidence.keys() == {ID_NAME, *ood} and self.roc.keys() == {*ood}
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Declares a field of `Row` that is no metric as a column: terminal tables, pages and cards show it.
+
+    Attributes:
+        head: Heading of the column.
+    """
+
+    head: str
+
+
 class Origin(StrictModel):
     """What one model of a row is: its name, the heads that each member keeps, and what made it."""
 
@@ -157,9 +168,15 @@ class Row(StrictModel):
     stored_temperatures: tuple[StoredTemperature, ...] = Field(default=(), exclude_if=lambda value: not value)
     stored_scores: tuple[StoredScores, ...] = Field(default=(), exclude_if=lambda value: not value)
     threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
-    label_temperatures: tuple[StoredTemperature, ...] = Field(default=(), exclude_if=lambda value: not value)
-    entity_temperature: StoredTemperature = Field(default=1.0, exclude_if=lambda value: value == 1)
-    label_thresholds: tuple[OpenShare, ...] = Field(default=(), exclude_if=lambda value: not value)
+    label_temperatures: Annotated[tuple[StoredTemperature, ...], Column("label temperatures")] = Field(
+        default=(), exclude_if=lambda value: not value
+    )
+    entity_temperature: Annotated[StoredTemperature, Column("temperature of entities")] = Field(
+        default=1.0, exclude_if=lambda value: value == 1
+    )
+    label_thresholds: Annotated[tuple[OpenShare, ...], Column("label thresholds")] = Field(
+        default=(), exclude_if=lambda value: not value
+    )
     sets: SetNumbers | None = Field(default=None, exclude_if=lambda value: value is None)
     members: int = Field(ge=1)
     values: dict[str, Value]
@@ -202,6 +219,16 @@ class Row(StrictModel):
         common = self.values["temperature"].value if "temperature" in self.values else 1.0
         return Temperature(common, self.label_temperatures, self.entity_temperature)
 
+    @property
+    def columns(self) -> dict[str, object]:
+        """The fields declared as `Column`, by heading. Fields with their default value are left out."""
+        return {
+            column.head: getattr(self, name)
+            for name, field in type(self).model_fields.items()
+            for column in field.metadata
+            if isinstance(column, Column) and getattr(self, name) != field.default
+        }
+
     @model_validator(mode="after")
     def _drawn_whole(self) -> Self:
         if self.curves is not None and not self.curves.is_of(self.ood):
@@ -209,6 +236,11 @@ class Row(StrictModel):
         if self.origins and len(self.origins) != len(self.models):
             raise ValueError("origins: must be empty or have one per model")
         return self
+
+
+def column_heads(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return the headings of the declared columns in which some row has a value."""
+    return tuple(dict.fromkeys(head for row in rows for head in row.columns))
 
 
 def _names(row: Row) -> Iterator[str]:
@@ -257,8 +289,8 @@ class Report(Document):
         """Return what may be shown to others: a report without the user's data."""
         return self.model_copy(update={"examples": None})
 
-    def further_inputs(self) -> Sequence[str]:
-        """Return the digests of other files that `eval` read; plugins override this method."""
+    def further_inputs(self) -> Sequence[Fingerprint]:
+        """Return other files that `eval` read; plugins override this method."""
         return ()
 
     def row_of(self, *digests: str) -> Row | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import repeat, zip_longest
 from operator import mul, truediv
+from typing import Any
 
 SMALLEST, LARGEST = 1e-3, 1e3
 """Range of a temperature. Outside, float32 cannot represent the differences between logits."""
@@ -29,8 +30,8 @@ class Temperature:
     of_entities: float = 1.0
 
     @property
-    def fields(self) -> dict[str, float | tuple[float, ...]]:
-        """As the header of a checkpoint and a row of a report have it."""
+    def fields(self) -> dict[str, Any]:
+        """The three values under the names of their fields in headers and reports."""
         return {
             "temperature": self.common,
             "label_temperatures": self.by_label,
@@ -68,3 +69,23 @@ class Temperature:
         """Return it as a checkpoint stores it."""
         common, of_entities, *by_label = (float(f"{number:.{DIGITS}g}") for number in self.numbers)
         return Temperature(common, tuple(by_label), of_entities)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemperatureFields:
+    """A base of reports that have the temperature of a model, with the names of `Temperature.fields`.
+
+    Attributes:
+        temperature: Common temperature.
+        label_temperatures: Temperature of each label; empty if labels have no temperatures of their own.
+        entity_temperature: Temperature of entities of words.
+    """
+
+    temperature: float
+    label_temperatures: tuple[float, ...]
+    entity_temperature: float
+
+    @property
+    def scale(self) -> Temperature:
+        """The three values together."""
+        return Temperature(self.temperature, self.label_temperatures, self.entity_temperature)

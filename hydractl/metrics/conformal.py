@@ -23,8 +23,8 @@ import torch
 from scipy.stats import beta
 from torch import Tensor
 
-from hydractl.manifest.guarantee import SetMethod
-from hydractl.manifest.prediction_sets import PredictionSets
+from hydractl.manifest.guarantees import PredictionSets
+from hydractl.manifest.terms import SetMethod
 from hydractl.metrics.metric_spec import check_labels, check_probs
 
 ROUNDING = 1e-6

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from hydractl.manifest.answers import ByClass, ClassHits, Confusion
-from hydractl.manifest.limits import MOST_CLASSES, MOST_CONFUSIONS
 from hydractl.manifest.report import MOST_POINTS, Bins, Curves, Line
 from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.terms import MOST_CLASSES, MOST_CONFUSIONS
 from hydractl.metrics.classification import BINS
 from hydractl.metrics.compute import scored
 from hydractl.metrics.ood_scores import MSP

@@ -1,27 +1,28 @@
-"""Where an output may go: what is refused before any work is done."""
+"""Paths of outputs: the checks before any work is done."""
 
 from __future__ import annotations
 
 import errno
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hydractl.errors import OutputError, OutputExists, UsageError
-from hydractl.output.atomic_write import (
+from hydractl.output.publish import (
+    STDOUT,
     Folder,
+    begin_output,
     check_open,
+    check_parent,
+    has_content,
     is_stream,
-    is_terminal,
-    temp_file,
-    temp_folder,
     translated,
 )
-from hydractl.output.sync import has_content
 
 
 def output(text: str) -> Path:
-    """Read the name of an output that may be a folder: one is there, or a slash says so."""
+    """Parse the path of an output. It is a folder if one exists there, or if the text ends with a slash."""
     path = Path(text)
     if not (text.endswith("/") or path.is_dir()):
         return path
@@ -30,15 +31,15 @@ def output(text: str) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputKind:
-    """What an output holds, which its name must not contradict.
+    """The content of an output, which the suffix of its name must match.
 
     Attributes:
-        description: In words, for messages.
-        suffixes: How the names of such files end; the first is proposed.
-        decides: Whether the suffix decides the form, and none will not do.
-        streams: Whether it may go to standard output or a FIFO.
-        binary: Whether it is no text, which a terminal would show as such.
-        hints: What to type for a name that ends otherwise, told the option, the name and one that fits.
+        description: Name of the content in messages.
+        suffixes: Valid suffixes. Messages propose the first.
+        decides: Whether the suffix selects the format, so that a name needs one.
+        streams: Whether standard output and FIFOs are valid.
+        binary: Whether the content is binary, so that a terminal is refused.
+        hints: Hints for names with other suffixes, with the placeholders `option`, `path` and `fits`.
     """
 
     description: str
@@ -49,12 +50,12 @@ class OutputKind:
     hints: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, option: str, path: Path) -> None:
-        """Refuse a name that says something else, and a terminal for what is no text; an ending such as `.5` says nothing.
+        """Check the name of an output. Suffixes that do not start with a letter, such as `.5`, are ignored.
 
         Raises:
-            UsageError: With a name that fits.
+            UsageError: If the suffix does not match, or a binary output is a terminal.
         """
-        if self.binary and is_terminal(path):
+        if self.binary and path == STDOUT and sys.stdout is not None and sys.stdout.isatty():
             raise UsageError(
                 f"`{option} {path}`: {self.description} is a binary file, but standard output is a terminal",
                 hint=f"write to a file with `{option} FILE`, or to a pipe: `{option} - | COMMAND`",
@@ -97,18 +98,18 @@ def check_output(
     folders: Iterable[Path] = (),
     option: str = "-o",
 ) -> None:
-    """Refuse an output that cannot or must not be written, before any work is done.
+    """Check, before any work is done, that an output can and may be written.
 
     Args:
-        path: Where the output will go; `-` is standard output.
-        force: Whether an existing file may be replaced. An input never may; a file of 0 bytes always may.
+        path: The output; `-` is standard output.
+        force: Whether an existing file may be replaced. An input is never replaced; a file of 0 bytes always may be.
         inputs: Files that the command reads.
-        folders: Folders of which it may read every file.
-        option: What names the output on the command line, for hints.
+        folders: Folders in which the command may read each file.
+        option: Option that names the output, for hints.
 
     Raises:
-        OutputExists: If `path` is one of `inputs`, or a file in one of `folders`, or exists and `force` is off.
-        OutputError: If its folder is missing, or it is a folder itself or read-only, or no file can be made there.
+        OutputExists: If `path` is one of `inputs`, or a file in one of `folders`, or exists and `force` is False.
+        OutputError: If the folder does not exist, or `path` is a folder or read-only, or no file can be made there.
     """
     if is_stream(path):
         with translated(path, ours=set()):
@@ -117,7 +118,7 @@ def check_output(
     try:
         path.stat()
     except OSError as error:
-        if error.errno in {errno.ELOOP, errno.ENAMETOOLONG}:  # what else there is to say is said below
+        if error.errno in {errno.ELOOP, errno.ENAMETOOLONG}:
             raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
     target = path.resolve()
     if target.exists() and (
@@ -137,30 +138,23 @@ def check_output(
             f"{path}: already exists",
             hint=f"add `--force` to replace it, or choose another name with `{option}`",
         )
-    _check_parent(path, target)
-    # permissions do not tell: root may do all and still makes no file in /proc or on a read-only disk
-    with temp_file(path):
+    check_parent(path, target)
+    # permissions are not enough: root cannot make a file in /proc or on a read-only disk
+    with begin_output(path):
         pass
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a folder that cannot be made or written to; what of its files may be replaced is `check_output`'s.
+    """Check that a folder can be made or written to. `check_output` checks files in the folder.
 
     Raises:
-        OutputError: If the folder that it lies in is missing or read-only, or a file has its name.
+        OutputError: If the parent folder does not exist or is read-only, or a file has the folder's name.
     """
     target = path.resolve()
     if target.exists() and not target.is_dir():
         raise OutputError(
             f"{path}: is a file, not a folder", hint="leave out the slash, or choose another name with `-o`"
         )
-    _check_parent(path, target)
-    with temp_file(path / "x") if target.is_dir() else temp_folder(path):
+    check_parent(path, target)
+    with begin_output(path / "x") if target.is_dir() else begin_output(path, folder=True):
         pass
-
-
-def _check_parent(path: Path, target: Path) -> None:
-    if not target.parent.is_dir():
-        raise OutputError(
-            f"{path}: folder `{path.parent}` does not exist", hint=f"create it: `mkdir -p {path.parent}`"
-        )

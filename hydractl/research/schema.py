@@ -250,11 +250,11 @@ class ReportFields(StrictModel):
         definitions: dict[str, str]
     scores: tuple[Fingerprint, ...] = Field(default=(), exclude_if=lambda value: not value)
 
-    def further_inputs(self) -> Sequence[str]:
-        """Return the digests of the files of scores, and of the data of baselines."""
+    def further_inputs(self) -> Sequence[Fingerprint]:
+        """Return the files of scores, and the data of baselines."""
         derived = [model for row in self.rows for model in row.derived if model is not None]
         data = [*(model.data for model in derived), *(model.val for model in derived)]
-        return [file.sha256 for file in (*self.scores, *data) if file is not None]
+        return [file for file in (*self.scores, *data) if file is not None]
 
     @model_validator(mode="after")
     def _check_shift(self) -> Self:

@@ -20,9 +20,16 @@ from pydantic import Field
 from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.errors import CheckpointError, InputError, ManifestError, OutputExists
 from hydractl.manifest.document import Digest, Document, StrictModel
-from hydractl.output.atomic_write import Digested, publish, publish_scratch, publish_text, temp_folder
-from hydractl.output.locks import OutputLock, keep, remove_dead_parts, scratch_beside
-from hydractl.output.sync import has_content
+from hydractl.output.publish import (
+    Digested,
+    has_content,
+    keep,
+    publish,
+    publish_folder,
+    publish_text,
+    remove_dead_parts,
+    scratch_beside,
+)
 from hydractl.progress import Progress
 from hydractl.strict_json import MAX_BYTES
 from hydractl.training.run_settings import changes
@@ -288,11 +295,10 @@ class StateFolder:
         if self._digests is not None:
             self._write(self.path, snapshot, self._digests)
             return
-        with temp_folder(self.path) as folder:
-            digests = self._write(folder.scratch, snapshot, {})
+        with publish_folder(self.path) as folder:
+            digests = self._write(folder, snapshot, {})
             self.clear()  # the state of another run, only after this one is complete
-            publish_scratch([folder], OutputLock(force=True))
-            self._digests = digests
+        self._digests = digests
 
     def _write(self, folder: Path, snapshot: Snapshot, digests: dict[str, str]) -> dict[str, str]:
         """Write a snapshot; `digests` are the digests of files that are there, and then those of its own."""

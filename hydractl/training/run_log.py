@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from hydractl.errors import InputError, OutputError, UsageError, reason_of
-from hydractl.output.atomic_write import is_stream, make_folder, publish_text
-from hydractl.output.sync import has_content
+from hydractl.output.publish import has_content, is_stream, make_folder, publish_text
 from hydractl.strict_json import parse
 
 if TYPE_CHECKING:

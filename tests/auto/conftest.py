@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hydractl.output.atomic_write import Folder
+from hydractl.output.publish import Folder
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import Sample, base

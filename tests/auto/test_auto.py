@@ -22,8 +22,7 @@ from hydractl.errors import CheckpointError, OutputExists, UsageError
 from hydractl.families.registry import family_of
 from hydractl.fusion.feature_ood import WithDefaultScore
 from hydractl.hub.model_outputs import publish_models
-from hydractl.output.atomic_write import Folder
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import Folder, OutputLock
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData
 from hydractl.stages.evaluate.run import run_eval

@@ -12,7 +12,7 @@ import hydractl
 from hydractl.checkpoint import write_tensors
 from hydractl.cli.app import main
 from hydractl.families.load import open_model
-from hydractl.manifest.threshold import Threshold
+from hydractl.manifest.guarantees import Threshold
 from support.builders import Sample, base
 from support.variants import variant
 

@@ -14,8 +14,8 @@ from hydractl import errors
 from hydractl.cli import app as module
 from hydractl.cli import output
 from hydractl.cli.app import COMMANDS, command_tree, main
-from hydractl.cli.documents import REPORT_A_BUG
 from hydractl.cli.helptext import paragraphs
+from hydractl.cli.output import REPORT_A_BUG
 from hydractl.cli.summaries import SUMMARIES
 from hydractl.errors import UsageError
 from hydractl.version import __version__

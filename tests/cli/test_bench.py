@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from hydractl.cli.app import command_tree
-from hydractl.cli.commands.run.pipeline import parsed
+from hydractl.cli.pipeline import parsed
 from hydractl.data.datasets import ImageSet
 from hydractl.data.encode import of_kind
 from hydractl.data.open_dataset import open_data

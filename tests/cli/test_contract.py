@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from hydractl.errors import InputError
-from hydractl.output.locks import claimed
 from hydractl.output.paths import check_output
+from hydractl.output.publish import claimed
 from hydractl.runtime import enough_memory
 from hydractl.stages.score import run as score
 from hydractl.training.resume import Snapshot, StateFolder

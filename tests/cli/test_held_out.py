@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hydractl.checkpoint import Checkpoint, write_tensors
+from hydractl.manifest.document import unpack
 from hydractl.manifest.head_mask import HeadMask, HeadScores
-from hydractl.manifest.samples import unpack
 from support.reviews import BAD, FILMS, GOOD, arch
 
 POOL = [f"the {thing} was {adverb}{word} {end}" for thing in FILMS for adverb in ("", "very ") for word in (*GOOD, *BAD)

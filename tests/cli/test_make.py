@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.cli.commands.make.config import MakeConfig
+from hydractl.cli.commands.make import MakeConfig
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.manifest.report import Report

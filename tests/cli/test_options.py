@@ -14,7 +14,7 @@ import torch
 from hydractl.cli import command
 from hydractl.cli.app import COMMANDS, command_tree
 from hydractl.cli.command import kind_of
-from hydractl.cli.commands.make.config import MakeConfig
+from hydractl.cli.commands.make import MakeConfig
 from hydractl.parsing import configured
 from hydractl.research.baselines.options import BASELINES
 from hydractl.research.bench.config import BenchConfig

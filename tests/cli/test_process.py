@@ -98,7 +98,7 @@ import sys, time
 from pathlib import Path
 from hydractl import __main__ as program
 from hydractl.cli.app import app
-from hydractl.output.atomic_write import publish
+from hydractl.output.publish import publish
 
 @app.command()
 def work():

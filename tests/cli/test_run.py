@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hydractl.cli.commands.run import command as runs
+from hydractl.cli.commands import run as runs
 from hydractl.data.datasets import ImageSet
 from hydractl.data.encode import of_kind
 from hydractl.data.open_dataset import open_data
@@ -407,8 +407,8 @@ def test_examples_run_with_less_data(tmp_path, monkeypatch, call, name):
 def test_escaped_texts_are_read_as_they_are():
     """Law: a pipeline reads `literal(text)` as the text, whatever braces and signs it has."""
     from hydractl.cli.app import command_tree
-    from hydractl.cli.commands.run.pipeline import literal, parsed
-    from hydractl.cli.commands.run.plan import written
+    from hydractl.cli.commands.run import written
+    from hydractl.cli.pipeline import literal, parsed
 
     draw = random.Random(0)  # noqa: S311 - a law, not a key
     texts = ["".join(draw.choices("{}@=ab1", k=draw.randrange(1, 12))) for _ in range(500)]

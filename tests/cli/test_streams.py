@@ -12,7 +12,7 @@ import pytest
 
 import hydractl.__main__
 from hydractl.cli.app import main
-from hydractl.output.atomic_write import is_stdout
+from hydractl.output.publish import is_stdout
 
 FUSE = ["fuse", "m-0.st", "m-1.st", "--no-verify"]
 

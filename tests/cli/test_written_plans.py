@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from hydractl.cli.commands.run.plan import written
+from hydractl.cli.commands.run import written
 from hydractl.errors import UsageError
 
 

@@ -17,7 +17,7 @@ from hydractl.data.datasets import Content, samples_in
 from hydractl.data.decoding import MOST_COMPARED_PIXELS
 from hydractl.data.open_dataset import open_data
 from hydractl.data.words import by_word
-from hydractl.manifest.samples import MOST_CHARACTERS, pack, union, unpack
+from hydractl.manifest.document import MOST_CHARACTERS, pack, union, unpack
 from support.reviews import tokenization
 
 TEXTS = [f"text {i}, with a comma" for i in range(30)] + [
@@ -166,7 +166,7 @@ def test_a_record_holds_each_sample_once_and_the_union_of_records_all_of_them():
 
 
 def test_a_record_stays_below_what_a_header_can_hold(monkeypatch):
-    monkeypatch.setattr("hydractl.manifest.samples.MOST_CHARACTERS", 40)
+    monkeypatch.setattr("hydractl.manifest.document.MOST_CHARACTERS", 40)
     small, large = (pack(np.arange(count, dtype="<u8")) for count in (2, 5))
 
     assert union({"a": large}, {"b": small}) == {"b": small}

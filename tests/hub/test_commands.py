@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from hydractl.cli.app import main
-from hydractl.hub.card_commands import making
+from hydractl.hub.card import making
 from hydractl.manifest.header import InputFile, Kind, Step
 from hydractl.runtime import digest_file
 from hydractl.stages.shared.command_config import without_paths

@@ -15,8 +15,7 @@ from hydractl.hub.layout import files_of, is_stock
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.head_mask import HeadMask
 from hydractl.manifest.header import Kind, Preprocess, Tokenization
-from hydractl.output.atomic_write import Folder
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import Folder, OutputLock
 from support.builders import Sample, base
 from support.pairs import pair
 from support.text_folders import save_tokenizer

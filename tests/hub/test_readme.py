@@ -7,7 +7,7 @@ import yaml
 
 import hydractl
 from hydractl.errors import HubError
-from hydractl.hub.readme import BEGIN, END, Readme
+from hydractl.hub.card import BEGIN, END, Readme
 from hydractl.hub.repository import Target, push
 from hydractl.manifest.report import Report
 from hydractl.runtime import digest_file

@@ -16,9 +16,8 @@ from hydractl.errors import ManifestError
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.document import Document, Fingerprint
 from hydractl.manifest.head_mask import HeadMask, HeadScores, MaskOrigin, Removal, TowerKeep, TowerScores
-from hydractl.manifest.header import Header, Step, check_mask_fits
+from hydractl.manifest.header import Header, Sidecar, Step, check_mask_fits
 from hydractl.manifest.report import DOCUMENTS, Report
-from hydractl.manifest.sidecar import Sidecar
 from support.builders import base, sha
 
 GOLDEN = Path(__file__).parents[1] / "golden"

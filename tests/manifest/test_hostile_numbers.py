@@ -12,8 +12,8 @@ import torch
 from hydractl.errors import CheckpointError, InputError, ManifestError
 from hydractl.families.load import open_model
 from hydractl.fusion.inference import respond
+from hydractl.manifest.guarantees import PredictionSets
 from hydractl.manifest.header import FittedScores, FusePlan, Header, Kind
-from hydractl.manifest.prediction_sets import PredictionSets
 from hydractl.manifest.temperature import Temperature
 from hydractl.metrics.feature_scores import FittedScore
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, KNN, VERSION

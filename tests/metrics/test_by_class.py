@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix
 
-from hydractl.manifest.limits import MOST_CLASSES, MOST_CONFUSIONS
+from hydractl.manifest.terms import MOST_CLASSES, MOST_CONFUSIONS
 from hydractl.metrics.curves import by_class
 
 

@@ -16,8 +16,8 @@ from mapie.conformity_scores.sets.raps import RAPSConformityScore
 from scipy.stats import betabinom, binom, binomtest
 
 from hydractl.manifest.document import Fingerprint
-from hydractl.manifest.guarantee import SetMethod
-from hydractl.manifest.prediction_sets import PredictionSets
+from hydractl.manifest.guarantees import PredictionSets
+from hydractl.manifest.terms import SetMethod
 from hydractl.metrics.conformal import (
     ROUNDING,
     binomial_interval,

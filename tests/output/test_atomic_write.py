@@ -14,9 +14,8 @@ import pytest
 
 from hydractl.checkpoint import ScratchFolder
 from hydractl.errors import OutputError, OutputExists
-from hydractl.output.atomic_write import append, is_stream, publish, publish_text
-from hydractl.output.locks import scratch_beside
 from hydractl.output.paths import check_output
+from hydractl.output.publish import append, is_stream, publish, publish_text, scratch_beside
 
 
 def names(folder):
@@ -43,7 +42,7 @@ def test_a_scratch_that_another_command_took_for_a_dead_ones_is_begun_anew(tmp_p
             return False
         return True
 
-    monkeypatch.setattr("hydractl.output.atomic_write.keep", keep)
+    monkeypatch.setattr("hydractl.output.publish.keep", keep)
     monkeypatch.setattr("hydractl.checkpoint.keep", keep)
     publish_text(tmp_path / "a.json", "{}")
     assert (names(tmp_path), len({*taken})) == (["a.json"], 2)
@@ -156,7 +155,7 @@ def test_a_full_disk_is_said_in_one_sentence():
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_standard_output_on_a_full_disk_is_said_too():
     code = (
-        "from pathlib import Path\nfrom hydractl.output.atomic_write import publish\nfrom hydractl.errors import OutputError\n"
+        "from pathlib import Path\nfrom hydractl.output.publish import publish\nfrom hydractl.errors import OutputError\n"
         "try:\n    with publish(Path('-')) as f: f.write(b'x')\n"
         "except OutputError as e:\n    import sys; sys.stderr.write(str(e)); sys.stderr.flush(); import os; os._exit(3)\n"
     )

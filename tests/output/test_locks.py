@@ -10,9 +10,8 @@ import threading
 import pytest
 
 from hydractl.errors import OutputError, OutputExists
-from hydractl.output.atomic_write import publish_together
-from hydractl.output.locks import claimed
 from hydractl.output.paths import check_output
+from hydractl.output.publish import claimed, publish_together
 from support.heard import Heard, cut_between_names
 
 

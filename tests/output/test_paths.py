@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from hydractl.errors import OutputError, UsageError
-from hydractl.output.atomic_write import Folder, publish_together
-from hydractl.output.locks import OutputLock, claimed
 from hydractl.output.paths import WEIGHTS, OutputKind, check_folder, is_folder, output
+from hydractl.output.publish import Folder, OutputLock, claimed, publish_together
 from support.heard import cut_between_names
 
 

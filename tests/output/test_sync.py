@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from hydractl.errors import OutputError, OutputExists
-from hydractl.output import sync as module
-from hydractl.output.atomic_write import Folder, make_folder, publish_text, publish_together
-from hydractl.output.locks import claimed
+from hydractl.output import publish as module
 from hydractl.output.paths import check_output
+from hydractl.output.publish import Folder, claimed, make_folder, publish_text, publish_together
 from hydractl.training.resume import Position, Snapshot, StateFolder
 from support.disk import Disk
 

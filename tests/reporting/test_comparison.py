@@ -12,8 +12,7 @@ from scipy import stats
 from hydractl.errors import InputError, ManifestError
 from hydractl.manifest.document import Value
 from hydractl.manifest.report import Difference
-from hydractl.reporting.comparison import Compared
-from hydractl.reporting.intervals import mean_of_sets, square_and_add, student
+from hydractl.reporting.comparison import Compared, mean_of_sets, square_and_add, student
 from hydractl.reporting.report_values import Number, Quantity
 from hydractl.reporting.sections import tables
 from support.reports import seeded

@@ -13,13 +13,12 @@ import pytest
 from hydractl.errors import ManifestError
 from hydractl.manifest.document import Value
 from hydractl.manifest.report import Bins, Report
-from hydractl.reporting.answers import class_tables
 from hydractl.reporting.chart import series_style
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
 from hydractl.reporting.page import FIRST, markdown, page
 from hydractl.reporting.report_values import Cell
-from hydractl.reporting.sections import sections
+from hydractl.reporting.sections import class_tables, sections
 from hydractl.reporting.svg import PAINTS, svg
 from hydractl.reporting.verdict import sentence, verdict_table
 from support.analysed import analysed

@@ -9,7 +9,7 @@ import pytest
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import OutputLock
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.finetune.config import FinetuneConfig

@@ -19,10 +19,10 @@ from hydractl.data.encode import open_items
 from hydractl.data.reference import DataRef
 from hydractl.families.load import open_model
 from hydractl.manifest.document import Fingerprint
-from hydractl.manifest.guarantee import SetMethod
-from hydractl.manifest.prediction_sets import PredictionSets, SetNumbers
+from hydractl.manifest.guarantees import PredictionSets, SetNumbers
 from hydractl.manifest.report import Report
 from hydractl.manifest.temperature import Temperature
+from hydractl.manifest.terms import SetMethod
 from hydractl.metrics.conformal import fewest_samples, nonconformity, quantile
 from hydractl.metrics.per_sample import Responses
 from hydractl.stages.evaluate.config import NO_SETS, EvalConfig, SetOptions

@@ -17,9 +17,9 @@ from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import InputError, UsageError
 from hydractl.families.load import open_model
-from hydractl.manifest.guarantee import Guarantee
+from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.report import Report
-from hydractl.manifest.threshold import Threshold
+from hydractl.manifest.terms import Guarantee
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData
 from hydractl.stages.evaluate.run import run_eval

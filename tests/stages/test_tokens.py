@@ -327,7 +327,9 @@ def test_entities_have_a_temperature_of_their_own(place, tmp_path, capsys):
         tmp_path / "h.json",
     )
     assert main(["eval", str(tmp_path / "warm.st"), *map(str, common)]) == 0
-    assert f"warm: temperature of entities {header.entity_temperature:.3g}" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    heading = next(i for i, line in enumerate(lines) if line.endswith("temperature of entities"))
+    assert lines[heading + 2].split() == ["warm", f"{header.entity_temperature:.3g}"]
     hot = open_model(str(tmp_path / "hot.st")).header.scale
     assert hot == Temperature(pytest.approx(2 * header.temperature, rel=1e-5))
     run("fuse", place / "tuned-0.st", place / "tuned-1.st", "--temperature", val, "-o", tmp_path / "fused.st")

@@ -9,10 +9,10 @@ import pytest
 
 from hydractl.manifest.answers import ByClass, ClassHits, Confusion, Example, Examples
 from hydractl.manifest.document import Fingerprint, Value
+from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import InputFile, Step
 from hydractl.manifest.report import Bins, Curves, Line, Origin, Report, Row
-from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.registry import METRICS
 from support.builders import sha
 

@@ -7,16 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from hydractl.cli.command import command
-from hydractl.cli.output import (
-    Terminal,
-    abridged,
-    as_json,
-    leader_is_silent,
-    line,
-    summarize,
-    table,
-    table_of,
-)
+from hydractl.cli.output import Terminal, as_json, leader_is_silent, line, summarize, table, table_of
 from hydractl.errors import CheckFailed, Interrupted, UsageError
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import counted, listed
@@ -107,7 +98,7 @@ def conclude(report: EvalReport, terminal: Terminal) -> None:
 
 def markdown(document: Report) -> Iterator[str]:
     """Yield the lines of the headline table and of what came of the conditions."""
-    from hydractl.hub.readme import code
+    from hydractl.hub.card import code
     from hydractl.reporting.page import literal
 
     columns, heads = _headline(document)
@@ -142,13 +133,6 @@ def render(document: Report, out: Console) -> None:
     for row in document.rows if "threshold_for" in document.options else ():
         line(out, _threshold(row, document))
     for row in document.rows:
-        for what, numbers in {
-            "label temperatures": row.label_temperatures,
-            "label thresholds": row.label_thresholds,
-            "temperature of entities": (row.entity_temperature,) * (row.entity_temperature != 1),
-        }.items():
-            if numbers:
-                line(out, f"{row.name}: {what} {abridged(numbers)}")
         if row.sets is not None:
             line(out, f"{row.name}: {row.sets.summary}")
     compared = Compared.of({"report": document})
@@ -234,7 +218,7 @@ def _scaling(document: Report) -> str:
         sources.append("times the stored temperature" if sources else "as stored in the checkpoint")
     mixed_rows = [row.name for row in document.rows if len({*row.stored_temperatures}) > 1]
     mixed = f"; the models of {listed(mixed_rows)} store different temperatures, which T does not include"
-    of_labels = " (of labels: by their own)" * any(row.label_temperatures for row in document.rows)
+    of_labels = " (of labels: by their own)" * any(row.scale.by_label for row in document.rows)
     return f"Logits are divided by T{of_labels}, {', '.join(sources)}{mixed if mixed_rows else ''}"
 
 

@@ -62,9 +62,8 @@ def render(report: FuseReport, out: Console) -> None:
         f"Trunk: {report.trunk} of {counted(report.layers, 'block')}, computed once"
         + (f", tensors that differ before block {report.merge_trunk} averaged" if report.merge_trunk else ""),
     )
-    scale = Temperature(report.temperature, report.label_temperatures, report.entity_temperature)
-    if scale != Temperature():
-        line(out, f"Temperature: {scale}")
+    if report.scale != Temperature():
+        line(out, f"Temperature: {report.scale}")
     if report.ood_scores:
         line(
             out,

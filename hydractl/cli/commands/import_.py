@@ -35,7 +35,7 @@ def import_weights(config: ImportConfig, terminal: Terminal) -> None:
         --labels cat,dog -o base.st
     """
     from hydractl.stages.importing.run import ImportReport, ImportReports, run_import
-    from hydractl.stages.shared.up_to_date import check_up_to_date
+    from hydractl.stages.shared.provenance import check_up_to_date
 
     progress = terminal.progress()
     if len(config.sources) > 1:  # before the first is written

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, model_cell, size, table
 from hydractl.messages import count
-from hydractl.output.atomic_write import STDOUT
+from hydractl.output.publish import STDOUT
 from hydractl.stages.prune.config import PruneConfig
 
 if TYPE_CHECKING:

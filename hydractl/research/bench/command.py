@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
-from hydractl.cli.commands.run.plan import read_back, run_plan, written
+from hydractl.cli.commands.run import read_back, run_plan, written
 from hydractl.cli.output import Terminal, console, line, table, written_out
 from hydractl.messages import lasting
 from hydractl.progress import Progress

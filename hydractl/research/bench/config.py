@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from hydractl.cli.commands.run.pipeline import text_of
+from hydractl.cli.pipeline import text_of
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.messages import did_you_mean, listed
-from hydractl.output.atomic_write import Folder
+from hydractl.output.publish import Folder
 from hydractl.parsing import made_of
 from hydractl.research.baselines.options import BayesVlmOptions
 from hydractl.research.bench.rows import PLANS, SHARED_DEFAULT, SharedSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydractl.cli.commands.run.plan import StageOptions
+from hydractl.cli.commands.run import StageOptions
 from hydractl.data.datasets import Content
 from hydractl.data.open_dataset import open_data
 from hydractl.errors import HydraError, UsageError

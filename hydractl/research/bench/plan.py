@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hydractl.cli.commands.run.plan import StageOptions
+from hydractl.cli.commands.run import StageOptions
 from hydractl.research.bench.config import BenchConfig
 from hydractl.research.bench.rows import PLANS, TEST, Rival
 from hydractl.stages.evaluate.refs import model_name

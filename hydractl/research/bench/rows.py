@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from hydractl.cli.commands.run.plan import StageOptions
+from hydractl.cli.commands.run import StageOptions
 from hydractl.research.methods.options import Mimo
 
 SHARED_DEFAULT = "as for every rival"

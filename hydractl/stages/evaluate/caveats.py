@@ -12,9 +12,9 @@ from torch import Tensor
 
 from hydractl.errors import DataError, UsageError
 from hydractl.families.load import OpenModel
+from hydractl.manifest.document import union, unpack
 from hydractl.manifest.header import Step, steps_to
 from hydractl.manifest.report import Row, scaled_alike
-from hydractl.manifest.samples import union, unpack
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import counted, listed
 from hydractl.metrics.classification import CALIBRATED

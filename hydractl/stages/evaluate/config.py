@@ -11,8 +11,7 @@ from typing_extensions import override
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.manifest.guarantee import Guarantee, SetMethod
-from hydractl.manifest.limits import MOST_EXAMPLES
+from hydractl.manifest.terms import MOST_EXAMPLES, Guarantee, SetMethod
 from hydractl.metrics import ood_scores
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, choose_metrics, needing

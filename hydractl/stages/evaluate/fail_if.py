@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from hydractl.errors import DataError, UsageError
-from hydractl.manifest.guarantee import Guarantee
+from hydractl.manifest.terms import Guarantee
 from hydractl.messages import did_you_mean
 from hydractl.metrics.metric_spec import MetricNeeds, Unit
 from hydractl.metrics.ood_scores import EVERY, MSP, kind_of, number_name

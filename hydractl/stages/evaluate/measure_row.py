@@ -20,8 +20,8 @@ from hydractl.fusion.feature_ood import Predictor, Scores, default_score
 from hydractl.fusion.prompts import Classes, settle
 from hydractl.manifest.answers import ByClass, Examples
 from hydractl.manifest.document import Value
+from hydractl.manifest.guarantees import SetNumbers
 from hydractl.manifest.header import Header
-from hydractl.manifest.prediction_sets import SetNumbers
 from hydractl.manifest.report import Origin, Row, StoredScores
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.temperature import Temperature

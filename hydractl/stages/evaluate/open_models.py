@@ -15,7 +15,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, metrics_of, needing
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import OutputLock
 from hydractl.settings import Role
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.shared import outputs

@@ -21,8 +21,7 @@ from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES, definition_
 from hydractl.metrics.per_sample import StoredPredictions, at_once
 from hydractl.metrics.registry import METRICS, needing
 from hydractl.metrics.selective import fewest
-from hydractl.output.atomic_write import Sink, is_stream
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import OutputLock, Sink, is_stream
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype, versions

@@ -15,22 +15,22 @@ from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import Scores
 from hydractl.fusion.predictions import answered_classes
 from hydractl.fusion.prompts import Classes
+from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import FittedScores, Header, samples_of
 from hydractl.manifest.report import Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.temperature import Temperature
-from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.compute import scored
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
 from hydractl.metrics.per_sample import StoredPredictions, at_once, mean_probabilities
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.metrics.selective import accepted_and_wrong, errors_among_accepted, label_thresholds
-from hydractl.output.atomic_write import Sink
+from hydractl.output.publish import Sink
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import SETS, EvalConfig
 from hydractl.stages.evaluate.fail_if import OPTION, risk_text
 from hydractl.stages.shared.open_inputs import Identity
-from hydractl.stages.shared.output_record import make_step
+from hydractl.stages.shared.provenance import make_step
 from hydractl.tensor_spec import spec_of, tensor_bytes
 
 FUSE = "fuse"

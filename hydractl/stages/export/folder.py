@@ -12,8 +12,8 @@ from hydractl.manifest.report import Report
 from hydractl.progress import Progress
 from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.shared.open_inputs import open_reader
-from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import check_models, claim
+from hydractl.stages.shared.provenance import make_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

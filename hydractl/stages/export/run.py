@@ -15,15 +15,14 @@ from hydractl.fusion.build import load_any
 from hydractl.fusion.feature_ood import WithDefaultScore
 from hydractl.fusion.prompts import Classes, settle, with_class_names
 from hydractl.manifest.document import OptionValue
+from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Header, Preprocess, Tokenization
 from hydractl.manifest.report import Report
 from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.ood_scores import means_the_same
 from hydractl.metrics.selective import HALF
 from hydractl.model_inputs import PIXELS
-from hydractl.output.atomic_write import publish_together
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import OutputLock, publish_together
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.stages.export import formats
@@ -46,8 +45,8 @@ from hydractl.stages.export.folder import ExportReport, export_folder
 from hydractl.stages.export.pixel_input import FILTERS, Pixels
 from hydractl.stages.export.script import script
 from hydractl.stages.shared.open_inputs import labels_of, open_reader, open_sets
-from hydractl.stages.shared.output_record import begin_with_sidecar, check_sidecar, make_step, sidecar_step
 from hydractl.stages.shared.outputs import check_outputs, claim
+from hydractl.stages.shared.provenance import begin_with_sidecar, check_sidecar, make_step, sidecar_step
 
 EXAMPLES = 2
 """Batch size for tracing; torch would treat an axis of size 1 as constant."""
@@ -281,7 +280,7 @@ def _publish(
         opened=source.opened,
         options=_options(config),
         seed=config.seed,
-        needs=formats.LIBRARIES if config.form == ONNX else (),
+        libraries=formats.LIBRARIES if config.form == ONNX else (),
     )
     with publish_together(output_lock) as begin:
         for path, content in written.items():

@@ -8,8 +8,8 @@ from pathlib import Path
 from hydractl.data.decoding import FORMATS
 from hydractl.data.preprocess import MODES
 from hydractl.data.reference import MAX_ITEM
+from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Header, Preprocess
-from hydractl.manifest.threshold import Threshold
 from hydractl.manifest.tokenizers import is_python_tokenizer, parts_of
 from hydractl.stages.export.config import ONNX, ExportConfig
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.output.atomic_write import is_stream
+from hydractl.output.publish import is_stream
 from hydractl.parsing import words
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.settings import (

@@ -22,10 +22,10 @@ from hydractl.errors import DataError, UsageError
 from hydractl.families.base import Family
 from hydractl.families.load import OpenModel, check_tensors, open_model
 from hydractl.fusion.build import stored_specs
+from hydractl.manifest.document import pack
 from hydractl.manifest.header import Fate, Header, InputFile, SampledFile, Tokenization
-from hydractl.manifest.samples import pack
 from hydractl.messages import counted
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import OutputLock
 from hydractl.progress import Progress
 from hydractl.runtime import pick_device
 from hydractl.settings import long_option

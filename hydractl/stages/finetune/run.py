@@ -18,7 +18,7 @@ from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.header import Kind, samples_of
 from hydractl.metrics.cost import macs_of
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import OutputLock
 from hydractl.processes.distributed import follow_leader, rank
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_text, versions
@@ -34,8 +34,8 @@ from hydractl.stages.finetune.trainable import (
     output_tensors,
     warn_equal,
 )
-from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import claim, resumable, resume_hint
+from hydractl.stages.shared.provenance import make_step
 from hydractl.training import fsdp
 from hydractl.training.accelerator import Engine, start_engine
 from hydractl.training.loop import Trained, train

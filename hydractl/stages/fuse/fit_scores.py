@@ -11,9 +11,8 @@ from hydractl.data.reference import DataRef
 from hydractl.families.load import OpenModel
 from hydractl.fusion.build import hydra_from_state
 from hydractl.fusion.feature_ood import Predictor
-from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.document import Fingerprint, pack
 from hydractl.manifest.header import FittedScores, SampledFile
-from hydractl.manifest.samples import pack
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION
 from hydractl.metrics.registry import FIT, VAL
 from hydractl.processes.distributed import ProcessGroup, answering_device

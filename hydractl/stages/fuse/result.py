@@ -31,8 +31,8 @@ from hydractl.processes.distributed import ProcessGroup, answering_device
 from hydractl.progress import Progress
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.shared.open_inputs import data_input, labels_of, warn
-from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.predictions import PreparedData, Scaling, fits, predict
+from hydractl.stages.shared.provenance import make_step
 
 UNKNOWN_DIGEST = f"sha256:{'0' * 64}"
 """Placeholder with the length of a digest, until the digest is known."""

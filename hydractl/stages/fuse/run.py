@@ -18,11 +18,10 @@ from hydractl.fusion.plan import Fusion
 from hydractl.fusion.streaming import hydra_logits, member_logits
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.header import Fate, Header
-from hydractl.manifest.temperature import Temperature
+from hydractl.manifest.temperature import Temperature, TemperatureFields
 from hydractl.messages import counted
 from hydractl.metrics.per_sample import ensemble_log_probs
-from hydractl.output.atomic_write import is_stream
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import OutputLock, is_stream
 from hydractl.processes.distributed import ProcessGroup, require_one_process, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.stages.fuse.compatibility import check_members, merge_trunk_of, starting_temperature
@@ -55,7 +54,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FuseReport:
+class FuseReport(TemperatureFields):
     """Result of `fuse`.
 
     Attributes:
@@ -64,9 +63,6 @@ class FuseReport:
         layers: Number of blocks over all towers.
         trunk: Number of blocks that are computed once.
         merge_trunk: Block of each tower before which tensors that differ are averaged.
-        temperature: Temperature of the hydra.
-        label_temperatures: Of each label, if they have temperatures of their own.
-        entity_temperature: Of entities of words.
         tensors: Number of tensors with each fate.
         stored_bytes: Their size in bytes.
         members_bytes: Size of the separate members in bytes.
@@ -81,9 +77,6 @@ class FuseReport:
     layers: int
     trunk: int
     merge_trunk: int
-    temperature: float
-    label_temperatures: tuple[float, ...]
-    entity_temperature: float
     tensors: dict[str, int]
     stored_bytes: dict[str, int]
     members_bytes: int
@@ -340,9 +333,7 @@ def _report(
         layers=sum(tower.layers for tower in fusion.towers.values()),
         trunk=fusion.plan.trunk,
         merge_trunk=fusion.merge_trunk,
-        temperature=outcome.temperature.common,
-        label_temperatures=outcome.temperature.by_label,
-        entity_temperature=outcome.temperature.of_entities,
+        **outcome.temperature.fields,
         tensors={fate: len(named) for fate, named in names.items()},
         stored_bytes={fate: sum(fusion.specs[n].size_bytes for n in named) for fate, named in names.items()},
         members_bytes=sum(m.checkpoint.size_bytes for m in members),

@@ -17,7 +17,7 @@ from hydractl.errors import CheckpointError, UsageError
 from hydractl.messages import did_you_mean_path, quoted
 from hydractl.model_source import PICKLES as SUFFIXES
 from hydractl.model_source import is_index, locate
-from hydractl.output.atomic_write import is_stream
+from hydractl.output.publish import is_stream
 from hydractl.stages.importing.metadata import Metadata, metadata_of
 from hydractl.stages.importing.pickle_scan import (
     MOST_BYTES,

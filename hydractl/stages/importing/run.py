@@ -28,8 +28,8 @@ from hydractl.stages.importing.match_keys import (
 from hydractl.stages.importing.read import Weights, files_of, read_weights
 from hydractl.stages.importing.resolve import describe
 from hydractl.stages.shared.finite import check_finite
-from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import check_models, claim
+from hydractl.stages.shared.provenance import make_step
 from hydractl.stages.shared.zero_shot_classes import POOLED, read_names
 from hydractl.tensor_spec import spec_of
 

@@ -11,7 +11,7 @@ from hydractl.errors import CheckpointError, InputError, ManifestError
 from hydractl.manifest.document import Document
 from hydractl.manifest.report import DOCUMENTS
 from hydractl.model_source import HUB_ID, Located, locate
-from hydractl.output.atomic_write import is_stream
+from hydractl.output.publish import is_stream
 from hydractl.runtime import CHUNK_BYTES
 from hydractl.strict_json import MAX_BYTES, NotJSONError, opened, parse, read_exactly, read_limited
 from hydractl.training.resume import NAME, StateFile

@@ -15,11 +15,10 @@ from hydractl.errors import EDITED, CheckpointError, UsageError
 from hydractl.families.base import Family, place_of, place_on_disk
 from hydractl.families.registry import FAMILIES
 from hydractl.manifest.document import Document
+from hydractl.manifest.guarantees import PredictionSets, Threshold
 from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.header import Fate, FittedScores, Header, Step
-from hydractl.manifest.prediction_sets import PredictionSets
-from hydractl.manifest.temperature import Temperature
-from hydractl.manifest.threshold import Threshold
+from hydractl.manifest.temperature import Temperature, TemperatureFields
 from hydractl.model_source import Located
 from hydractl.progress import SILENT, Progress
 from hydractl.reporting.lineage import member_names
@@ -100,16 +99,13 @@ class SavedPredictions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointReport:
+class CheckpointReport(TemperatureFields):
     """Contents of a checkpoint's header.
 
     Attributes:
         file: Path as typed.
         kind: `base`, `member`, `hydra`, `predictions`, or `foreign` if hydractl did not write it.
         model: Identity of the model.
-        temperature: Temperature of the model.
-        label_temperatures: Of each label, if they have temperatures of their own.
-        entity_temperature: Of entities of words.
         label_thresholds: Above which each label is predicted, if stored.
         threshold: Stored threshold, if any.
         prediction_sets: Stored prediction sets, if any.
@@ -130,9 +126,6 @@ class CheckpointReport:
     file: str
     kind: str
     model: ModelIdentity
-    temperature: float
-    label_temperatures: tuple[float, ...]
-    entity_temperature: float
     label_thresholds: tuple[float, ...]
     threshold: Threshold | None
     prediction_sets: PredictionSets | None
@@ -242,7 +235,6 @@ def _described(config: InspectConfig, checkpoint: Checkpoint, located: Located) 
         )
         for name, spec in sorted(checkpoint.specs.items())
     )
-    scale = header.scale if header else Temperature()
     predictions = None if header or folder else _predictions(checkpoint.specs)
     return CheckpointReport(
         file=config.file,
@@ -252,9 +244,7 @@ def _described(config: InspectConfig, checkpoint: Checkpoint, located: Located) 
         else foreign_model.identity
         if foreign_model
         else ModelIdentity(),
-        temperature=scale.common,
-        label_temperatures=scale.by_label,
-        entity_temperature=scale.of_entities,
+        **(header.scale if header else Temperature()).fields,
         label_thresholds=header.label_thresholds if header else (),
         threshold=header.threshold if header else None,
         prediction_sets=header.prediction_sets if header else None,

@@ -20,8 +20,8 @@ from hydractl.data.reference import (
 )
 from hydractl.errors import UsageError
 from hydractl.metrics import ood_scores
-from hydractl.output.atomic_write import STDOUT, is_stream
 from hydractl.output.paths import OutputKind
+from hydractl.output.publish import STDOUT, is_stream
 from hydractl.parsing import number
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting

@@ -13,10 +13,9 @@ from hydractl.families.weights_digest import digest_weights
 from hydractl.fusion.feature_ood import check_threshold, default_score
 from hydractl.fusion.predictions import Bound, WordPredictions, predictions_of
 from hydractl.fusion.prompts import Classes, with_class_names
+from hydractl.manifest.guarantees import PredictionSets, Threshold
 from hydractl.manifest.header import Header, Tokenization
-from hydractl.manifest.prediction_sets import PredictionSets
 from hydractl.manifest.report import Report
-from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, is_fitted
 from hydractl.progress import Progress
 from hydractl.stages.predict.config import NO_THRESHOLD, PredictConfig, check_bound

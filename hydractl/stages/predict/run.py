@@ -21,8 +21,7 @@ from hydractl.manifest.header import Step
 from hydractl.messages import counted
 from hydractl.metrics.ood_scores import is_fitted
 from hydractl.metrics.registry import FIT
-from hydractl.output.atomic_write import is_stream, publish, publish_together
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import OutputLock, is_stream, publish, publish_together
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype
@@ -32,9 +31,9 @@ from hydractl.stages.predict.sources import Source, lines, open_sources
 from hydractl.stages.predict.stream import BatchPredictor, window
 from hydractl.stages.predict.writers import ACCEPTED, ENTITIES, ERROR, LABELS, WRITERS, JSONLines, Line
 from hydractl.stages.shared.open_inputs import digests, labels_of, open_reader, warn
-from hydractl.stages.shared.output_record import begin_with_sidecar, check_sidecar, sidecar_step
 from hydractl.stages.shared.outputs import check_outputs, claim
 from hydractl.stages.shared.predictions import FitOn, fits, inputs_of, with_ood_scores
+from hydractl.stages.shared.provenance import begin_with_sidecar, check_sidecar, sidecar_step
 
 AT_ONCE = 1024
 """Lines in memory at once when a file is written."""

@@ -23,7 +23,7 @@ from hydractl.fusion.predictions import (
     WordPredictions,
     shortest,
 )
-from hydractl.output.atomic_write import Sink
+from hydractl.output.publish import Sink
 from hydractl.plugins import load
 from hydractl.strict_json import NOT_UTF8
 from hydractl.tasks import SINGLE_LABEL, Task

@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from hydractl.errors import UsageError
 from hydractl.heads.budget import HeadBudget
-from hydractl.output.atomic_write import is_stream
 from hydractl.output.paths import is_folder
+from hydractl.output.publish import is_stream
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.settings import (
     CheckedSettings,

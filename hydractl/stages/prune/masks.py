@@ -38,7 +38,7 @@ from hydractl.manifest.head_mask import (
 )
 from hydractl.manifest.header import InputFile, check_mask_fits, samples_of
 from hydractl.messages import counted
-from hydractl.output.atomic_write import is_stream
+from hydractl.output.publish import is_stream
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.stages.prune.config import PruneConfig, Strategy, needs_pool
@@ -53,7 +53,7 @@ from hydractl.stages.shared.mask_selection import (
     own_quota,
     quota_of,
 )
-from hydractl.stages.shared.output_record import TOOL, document_input, scoring_step
+from hydractl.stages.shared.provenance import TOOL, document_input, scores_step
 from hydractl.tensor_spec import Chunks, TensorSpec, tensor_bytes
 
 TOO_ALIKE = "use fewer `--members`, or an earlier layer in `--diverge-from`"
@@ -382,7 +382,7 @@ def choose_masks(config: PruneConfig, opened: OpenModel, team: ProcessGroup, pro
         n: m for n, m in full_mask(opened.header.architecture.towers).items() if n not in shape
     }
     files = tuple(
-        document_input(p, s.digest() if is_stream(p) else None, made_by=scoring_step(s, opened))
+        document_input(p, s.digest() if is_stream(p) else None, made_by=scores_step(s, opened))
         for p, s in zip(config.scores, scores, strict=True)
     )
     sources = tuple(

@@ -22,7 +22,7 @@ from hydractl.manifest.header import Header, Kind, samples_of
 from hydractl.messages import quoted
 from hydractl.metrics.cost import macs_of
 from hydractl.model_inputs import Inputs
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import OutputLock
 from hydractl.processes.distributed import require_one_process, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype
@@ -31,8 +31,8 @@ from hydractl.stages.prune.diverse import DiverseReport
 from hydractl.stages.prune.masks import Chosen, Plan, choose_masks
 from hydractl.stages.shared.finite import check_weights, warn_temperature
 from hydractl.stages.shared.open_inputs import warn_of_folder
-from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import check_models, claim
+from hydractl.stages.shared.provenance import make_step
 from hydractl.tensor_spec import TensorSpec
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from hydractl.errors import UsageError
-from hydractl.output.atomic_write import Folder
 from hydractl.output.paths import OutputKind
-from hydractl.reporting.intervals import SEEDS, SETS
+from hydractl.output.publish import Folder
+from hydractl.reporting.comparison import SEEDS, SETS
 from hydractl.settings import Role, Setting, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig

@@ -10,10 +10,8 @@ from urllib.parse import quote
 
 from hydractl.errors import InputError, UsageError
 from hydractl.manifest.report import Report
-from hydractl.output.atomic_write import is_stream, publish_together
-from hydractl.output.locks import OutputLock
 from hydractl.output.paths import check_folder
-from hydractl.output.sync import has_content
+from hydractl.output.publish import OutputLock, has_content, is_stream, publish_together
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.reporting.chart import Figure
@@ -24,9 +22,8 @@ from hydractl.reporting.page import markdown, page
 from hydractl.reporting.svg import MARK, Drawing, png, svg
 from hydractl.reporting.verdict import judgements, remarks, sentence
 from hydractl.stages.report.config import PAGE, ReportConfig
-from hydractl.stages.shared.output_record import ForeignOutputError
 from hydractl.stages.shared.outputs import check_outputs, claim
-from hydractl.stages.shared.up_to_date import check_comparable
+from hydractl.stages.shared.provenance import ForeignOutputError, check_comparable
 from hydractl.strict_json import STDIN
 
 
@@ -47,6 +44,10 @@ class ReportReport:
             "notes": tuple(remarks(self.compared)),
             "rows": self.compared.rows,
             "differences": self.compared.differences,
+            "columns": {
+                file: {row.name: row.columns for row in report.rows}
+                for file, report in zip(self.compared.files, self.compared.reports, strict=True)
+            },
             "paths": self.paths,
             "up_to_date": self.up_to_date,
         }

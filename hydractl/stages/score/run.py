@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from hydractl.checkpoint import write_tensors
 from hydractl.data.batches import BatchShare, epoch_order
 from hydractl.data.datasets import Items
 from hydractl.data.encode import encoded
-from hydractl.errors import CheckFailed, CheckpointError, ManifestError, UsageError, reason_of
+from hydractl.errors import CheckFailed, CheckpointError, ManifestError, OutputExists, UsageError, reason_of
 from hydractl.families.load import OpenModel, load_model, open_model
 from hydractl.fusion.feature_ood import FeatureExtractor
 from hydractl.fusion.prompts import Classes
@@ -26,9 +27,15 @@ from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.head_mask import HeadId, HeadScores, Removal, Shape, TowerHeads, TowerScores
 from hydractl.manifest.header import Architecture, Header, Kind, samples_of
 from hydractl.messages import counted
-from hydractl.output.atomic_write import Digested, append, is_stream, publish_text, publish_together
-from hydractl.output.locks import OutputLock
-from hydractl.output.sync import has_content
+from hydractl.output.publish import (
+    Digested,
+    OutputLock,
+    append,
+    has_content,
+    is_stream,
+    publish_text,
+    publish_together,
+)
 from hydractl.plugins import load
 from hydractl.processes.distributed import ProcessGroup, own_device, start_team
 from hydractl.progress import SILENT, Progress
@@ -37,12 +44,11 @@ from hydractl.scoring.circuit.density import check_halves
 from hydractl.scoring.job import NOTHING_LEARNT, GateTraining, Log, Memory, Ranking, Samples, ScoreJob
 from hydractl.scoring.settings import BudgetMeaning
 from hydractl.stages.score.config import ScoreConfig, ScoreReport
-from hydractl.stages.shared.command_config import config_digest, recorded_argv
 from hydractl.stages.shared.finite import check_finite, stored_tensors
 from hydractl.stages.shared.mask_selection import quota_of
 from hydractl.stages.shared.open_inputs import RepeatedBatches, data_input, labels_of, open_reader, open_sets
-from hydractl.stages.shared.output_record import TOOL, library_versions, make_step, scored_data
-from hydractl.stages.shared.outputs import check_outputs, claim, first_line, resumable
+from hydractl.stages.shared.outputs import check_outputs, claim, resumable
+from hydractl.stages.shared.provenance import TOOL, make_step, scored_data
 from hydractl.stages.shared.zero_shot_classes import ask
 from hydractl.strict_json import compact, parse, read_limited
 from hydractl.training.feeding import ItemFeed
@@ -52,6 +58,8 @@ from hydractl.training.run_settings import changes, stored_texts, texts_of
 
 SCHEMA = "hydractl.journal/1"
 MEMORY, CHAIN = "memory", "chain"
+LONGEST = 1 << 24
+"""Maximum length of the first line, in bytes."""
 _NUMBER: TypeAdapter[float | None] = TypeAdapter(float | None)
 _MEMORY: TypeAdapter[dict[str, tuple[float, ...]]] = TypeAdapter(dict[str, tuple[float, ...]])
 
@@ -237,6 +245,16 @@ def _check_heads(removals: tuple[Removal, ...], heads: Shape) -> None:
         removed.add(head)
 
 
+def _is_journal(path: Path) -> bool:
+    """Return whether the first line of a file is that of a journal. Other files are never read further or changed."""
+    with contextlib.suppress(OSError, ValueError):
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as file:
+                first = parse(file.readline(LONGEST))
+            return isinstance(first, dict) and first.get("schema") == SCHEMA
+    return False
+
+
 def _text(path: Path) -> str:
     """Return what a journal says, nothing where there is none.
 
@@ -246,7 +264,11 @@ def _text(path: Path) -> str:
     """
     if not (path.is_symlink() or has_content(path)):
         return ""
-    first_line(path, SCHEMA)
+    if not _is_journal(path):
+        raise OutputExists(
+            f"{path}: the journal of the run goes here, but the existing file is not from this version of hydractl",
+            hint="move it to another place, or choose another name with `-o`",
+        )
     try:
         with path.open("rb") as file:
             return read_limited(file).decode(errors="replace")
@@ -702,15 +724,13 @@ def _add_ranking(
     towers = {
         name: TowerScores(scores=tuple(tuple(row) for row in table)) for name, table in ranking.scores.items()
     }
+    step = make_step(config, family=opened.family, options={}, inputs=(), results=ranking.results)
     return document.model_copy(
         update={
             "towers": towers,
             "removals": ranking.removals,
             "baseline": ranking.baseline,
             "clusters": ranking.clusters,
-            "results": dict(ranking.results),
-            "versions": library_versions(opened.family),
-            "config_digest": config_digest(config),
-            "argv": recorded_argv(config),
+            **step.model_dump(include={"results", "versions", "config_digest", "argv"}),
         }
     )

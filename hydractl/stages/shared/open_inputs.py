@@ -19,9 +19,8 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel, open_model
 from hydractl.fusion.prompts import Classes
-from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.document import Fingerprint, pack
 from hydractl.manifest.header import Header, Preprocess, SampledFile
-from hydractl.manifest.samples import pack
 from hydractl.messages import counted, quoted
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.processes.distributed import ProcessGroup

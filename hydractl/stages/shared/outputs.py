@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydractl.data.reference import DataRef, SourceKind
-from hydractl.errors import Interrupted, OutputExists
-from hydractl.output.atomic_write import is_stream
-from hydractl.output.locks import OutputLock, claimed
+from hydractl.errors import Interrupted
 from hydractl.output.paths import check_folder, check_output, is_folder
+from hydractl.output.publish import OutputLock, claimed, is_stream
 from hydractl.processes.distributed import HINT
 from hydractl.progress import Progress
 from hydractl.stages.shared.command_config import CommandConfig
-from hydractl.strict_json import parse
 
 if TYPE_CHECKING:
     from hydractl.families.load import OpenModel
 
 RESUME_SUFFIXES = (".journal", ".state")
-LONGEST = 1 << 24
-"""Maximum length of a line of a journal, in bytes."""
 
 
 def check_outputs(
@@ -89,7 +84,7 @@ def claim(
         progress: Hears for whom it waits.
         force: Whether what is there may be replaced; None for what `may_replace_outputs` says.
     """
-    from hydractl.stages.shared.up_to_date import may_replace_outputs  # noqa: PLC0415 - loads pydantic, which `--help` does without
+    from hydractl.stages.shared.provenance import may_replace_outputs  # noqa: PLC0415 - loads pydantic, which `--help` does without
 
     first = next((path for path in outputs if path is not None and not is_stream(path)), None)
     with claimed(
@@ -137,22 +132,3 @@ def resume_hint(out: Path, *, force: bool) -> str | None:
     moved = f"move {out} to another place, then " if force and out.exists() else ""
     command_text = "the same command without `--force`" if force else "the same command"
     return f"the progress is saved in {' and '.join(existing)}; {moved}{command_text} resumes it"
-
-
-def first_line(path: Path, schema: str) -> tuple[dict[str, Any], int]:
-    """Return the first line of the journal that stands at `path`, and its length in bytes.
-
-    Raises:
-        OutputExists: If something stands there whose first line is not of this schema: that is not ours, and never touched.
-    """
-    if path.is_file() and not path.is_symlink():
-        with contextlib.suppress(OSError, ValueError):
-            with path.open("rb") as file:
-                line = file.readline(LONGEST)
-            first = parse(line)
-            if isinstance(first, dict) and first.get("schema") == schema:
-                return first, len(line)
-    raise OutputExists(
-        f"{path}: the journal of the run goes here, but the existing file is not from this version of hydractl",
-        hint="move it to another place, or choose another name with `-o`",
-    )

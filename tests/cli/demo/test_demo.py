@@ -11,9 +11,9 @@ from PIL import Image
 
 import hydractl
 from hydractl.cli.app import command_tree
-from hydractl.cli.commands.demo import command as demos
-from hydractl.cli.commands.demo.inputs import CAPTIONS, vocabulary
-from hydractl.cli.commands.run.pipeline import parsed
+from hydractl.cli.commands import demo as demos
+from hydractl.cli.commands.demo import CAPTIONS, vocabulary
+from hydractl.cli.pipeline import parsed
 from hydractl.data.datasets import Content
 from hydractl.data.open_dataset import open_data
 from hydractl.stages.shared.zero_shot_classes import Naming

@@ -8,7 +8,7 @@ import re
 import pytest
 from tokenizers import Tokenizer
 
-from hydractl.cli.commands.demo import inputs
+from hydractl.cli.commands import demo as inputs
 from hydractl.data.datasets import Content
 from hydractl.data.open_dataset import open_data
 from hydractl.data.tokenize import encode_texts

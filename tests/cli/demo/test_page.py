@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hydractl.cli.commands.demo.page import answers, sentence
-from hydractl.cli.quality import quality
+from hydractl.cli.quality import answers, quality, sentence
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.report_values import Number
 from support.reports import seeded

@@ -13,7 +13,7 @@ import typer.core
 from hydractl.cli import completion
 from hydractl.cli.app import COMMANDS, COMPLETE, command_tree
 from hydractl.cli.completion import files, main
-from hydractl.cli.shells.command import SCRIPTS, Shell
+from hydractl.cli.shells import SCRIPTS, Shell
 from hydractl.cli.summaries import SUMMARIES
 from hydractl.data.reference import BUILT_IN
 

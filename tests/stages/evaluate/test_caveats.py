@@ -21,7 +21,7 @@ from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.shared.open_inputs import Identity
-from hydractl.stages.shared.output_record import scoring_step
+from hydractl.stages.shared.provenance import scores_step
 from support.builders import base, sha
 from support.heard import Heard
 
@@ -169,7 +169,7 @@ def test_scores_say_what_they_are_of(folder):
         tool="it",
     )
 
-    step = scoring_step(scores, open_model(str(folder / "member.st")))
+    step = scores_step(scores, open_model(str(folder / "member.st")))
 
     assert step.options == {"method": "circuit", "objective": "avg"}
     assert [(file.name, file.sha256) for file in step.inputs] == [

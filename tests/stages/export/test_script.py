@@ -21,10 +21,9 @@ from hydractl.cli.app import main
 from hydractl.data.decoding import upright
 from hydractl.data.preprocess import eval_transform
 from hydractl.manifest.document import Fingerprint
-from hydractl.manifest.guarantee import SetMethod
+from hydractl.manifest.guarantees import PredictionSets, Threshold
 from hydractl.manifest.header import Header, Preprocess
-from hydractl.manifest.prediction_sets import PredictionSets
-from hydractl.manifest.threshold import Threshold
+from hydractl.manifest.terms import SetMethod
 from hydractl.metrics.conformal import class_sets
 from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.export.run import run_export

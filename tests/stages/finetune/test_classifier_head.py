@@ -16,7 +16,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UnsupportedModelError, UsageError
 from hydractl.families.load import load_model, open_model
 from hydractl.manifest.header import Kind
-from hydractl.output.locks import OutputLock
+from hydractl.output.publish import OutputLock
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.prepare import prepare
 from hydractl.stages.finetune.run import run_finetune

@@ -25,7 +25,7 @@ from hydractl.errors import CheckFailed, CheckpointError, DataError, OutputError
 from hydractl.families.base import place_of
 from hydractl.families.load import load_model, open_model
 from hydractl.manifest.header import Kind
-from hydractl.output.locks import OutputLock, claimed
+from hydractl.output.publish import OutputLock, claimed
 from hydractl.stages.finetune import run as stage
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.prepare import prepare

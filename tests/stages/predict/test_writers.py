@@ -13,8 +13,8 @@ import torch
 
 from hydractl.fusion.predictions import Bound, Predictions
 from hydractl.manifest.document import Fingerprint
-from hydractl.manifest.guarantee import SetMethod
-from hydractl.manifest.prediction_sets import PredictionSets
+from hydractl.manifest.guarantees import PredictionSets
+from hydractl.manifest.terms import SetMethod
 from hydractl.metrics.per_sample import Responses
 from hydractl.stages.predict.writers import OPTIONAL, WRITERS, columns, lines_of
 from hydractl.tasks import SINGLE_LABEL

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hydractl.manifest.answers import ClassHits
 from hydractl.manifest.document import Fingerprint, Value
-from hydractl.manifest.limits import MOST_CLASSES
-from hydractl.manifest.prediction_sets import PredictionSets, SetNumbers
+from hydractl.manifest.guarantees import PredictionSets, SetNumbers
+from hydractl.manifest.terms import MOST_CLASSES
 from hydractl.metrics.conformal import binomial_interval, class_sets, fit_thresholds, nonconformity
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.per_sample import StoredPredictions, at_labels, at_once, mean_probabilities

@@ -12,7 +12,7 @@ SOURCE, CHECKPOINT, PATHS, WRITE = (
     "model_source.py",
     "checkpoint.py",
     "output/paths.py",
-    "output/atomic_write.py",
+    "output/publish.py",
 )
 PRUNE = "prune base.st --scores scores.json --remove 2"
 FUSE = "fuse m-0.st m-1.st"

@@ -7,10 +7,10 @@ from pathlib import Path
 from support.hints.table import Row
 
 DEMO, MAKE, RUN, PIPELINE = (
-    "cli/commands/demo/command.py",
-    "cli/commands/make/config.py",
-    "cli/commands/run/command.py",
-    "cli/commands/run/pipeline.py",
+    "cli/commands/demo.py",
+    "cli/commands/make.py",
+    "cli/commands/run.py",
+    "cli/pipeline.py",
 )
 PARAMETERS = "[params]\nmembers = 3\n"
 STAGE = '[[stage]]\nname = "fuse"\ncommand = "fuse"\nmodels = ["m-0.st", "m-1.st"]\nout = "o.st"\n'
@@ -46,7 +46,7 @@ ROWS = (
     ),
     Row(DEMO, "leave one of them out", "demo --task text --full --dry-run", "demo --full --dry-run"),
     Row(
-        "cli/commands/demo/inputs.py",
+        "cli/commands/demo.py",
         "`pip install 'hydractl[demo]'`, or without its dependencies: `pip install --no-deps {}`",
         test="tests/cli/demo/test_inputs.py::test_a_missing_package_is_named",
     ),
@@ -86,14 +86,14 @@ ROWS = (
     _broken(PIPELINE, "write `[defaults.finetune]`, and `option = value` below", f"defaults = 1\n{STAGE}"),
     _broken(PIPELINE, "write `[params]` and then lines `name = value`", f"params = 1\n{STAGE}"),
     Row(
-        "cli/commands/run/plan.py",
+        "cli/commands/run.py",
         "`hydractl run {}` resumes that plan; `--force` replaces it and runs the stages that change",
         f"{MAKES} --keep plan.toml --risk 0.2",
         "run plan.toml --dry-run",
         before=(f"{MAKES} --keep plan.toml",),
     ),
     Row(
-        "cli/documents.py",
+        "cli/output.py",
         "please report it, with the lines above: https://github.com/hydractl/hydractl/issues",
         test="tests/cli/test_app.py::test_other_failures_are_documents_too",
     ),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-MAKE, WORDS, SELECTION = "cli/commands/make/config.py", "data/words.py", "stages/shared/mask_selection.py"
+MAKE, WORDS, SELECTION = "cli/commands/make.py", "data/words.py", "stages/shared/mask_selection.py"
 TRAIN = "digits::classes=0-6,limit=14"
 TEST = "digits::classes=0-6,limit=40,split=test"
 DATA = f"--val {TEST} --test digits::classes=0-6,limit=20,split=val,part=2/2 --risk 0.9 -q"
@@ -75,20 +75,20 @@ ROWS = (
         mend=lambda: Path("a,b").rename("ab"),
     ),
     Row(
-        "cli/commands/make/held_out.py",
+        "cli/commands/make.py",
         "{}{}give other labelled data as `--val`; or train the models again with `--val {}`, and give `make` `--val {}`",
         f"make m-0.st m-1.st --val {TRAIN} --test {TEST} --risk 0.9 -q -o out/",
         f"make m-0.st m-1.st {HALVES} -o out/",
     ),
     Row(
-        "cli/commands/run/plan.py",
+        "cli/commands/run.py",
         "rename the file or folder",
         f"make m-\udcff.st m-1.st {HALVES} -o out/",
         f"make m-0.st m-1.st {HALVES} -o out/",
         prepare=lambda: _link("m-\udcff.st"),
     ),
     Row(
-        "cli/commands/run/stage_options.py",
+        "cli/pipeline.py",
         "options have their own keys; for a file of that name write `./{}`",
         "run wrong.toml",
         "run right.toml",

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydractl.manifest.sidecar import Sidecar
+from hydractl.manifest.header import Sidecar
 from hydractl.strict_json import MAX_BYTES
 from support.hints.rows.families import edit_header, rewrite
 from support.hints.rows.machine import DIGITS, EVAL, PUSH, TUNE
@@ -205,27 +205,27 @@ ROWS = (
         before=(f"score base.st --data {DIGITS} --objective acc --remove 1 -q -o s.json",),
     ),
     Row(
-        "stages/shared/output_record.py",
+        "stages/shared/provenance.py",
         "choose another name with `-o`, move it to another place, or replace `--if-changed` by `--force`",
         f"{FUSE.replace('o.st', 'm-2.st')} --if-changed",
         f"{FUSE.replace('o.st', 'm-2.st')} --force",
     ),
     Row(
-        "stages/shared/output_record.py",
+        "stages/shared/provenance.py",
         "move it to another place and run the same command again, or choose another name with `-o`",
         "export base.st --if-changed -o r.pt2",
         "export base.st --if-changed -o other.pt2",
         files={"r.pt2": "mine"},
     ),
     Row(
-        "stages/shared/output_record.py",
+        "stages/shared/provenance.py",
         "move it to another place, or choose another name with `-o`",
         "predict base.st images/a/0.png --if-changed -o r.jsonl",
         "predict base.st images/a/0.png --if-changed -o other.jsonl",
         prepare=partial(_write_beside, "r.jsonl"),
     ),
     Row(
-        "stages/shared/outputs.py",
+        "stages/score/journal.py",
         "move it to another place, or choose another name with `-o`",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o o.json",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o new.json",

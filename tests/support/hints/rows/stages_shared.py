@@ -10,7 +10,7 @@ from support.hints.table import Row
 
 SETTINGS, CHANGED, SELECTION, IMAGES, CLASSES = (
     f"stages/shared/{name}.py"
-    for name in ("settings", "up_to_date", "mask_selection", "open_inputs", "zero_shot_classes")
+    for name in ("settings", "provenance", "mask_selection", "open_inputs", "zero_shot_classes")
 )
 REPORT, INSPECT, OPEN = "stages/report/config.py", "stages/inspect/config.py", "stages/inspect/open_any.py"
 PRUNE = "prune base.st --scores scores.json"

@@ -1,8 +1,10 @@
-"""What a threshold promises about accepted inputs, and which prediction sets there are. Importing this module loads no pydantic."""
+"""Limits of lists in a report, guarantees of thresholds, and kinds of prediction sets. Importing this module loads no pydantic."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+
+MOST_CLASSES, MOST_CONFUSIONS, MOST_EXAMPLES = 100, 20, 100
 
 
 class Guarantee(StrEnum):

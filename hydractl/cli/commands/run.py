@@ -1,4 +1,4 @@
-"""`hydractl run`: every stage of a pipeline file, in one process, as far as it is not up to date."""
+"""`hydractl run`: each stage of a pipeline file, in one process, unless it is up to date."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import contextlib
 import io
 import json as jsons
 import shlex
+import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 from typer.core import TyperGroup
 
 from hydractl.cli.command import JSON, QUIET, typer_option
-from hydractl.cli.commands.run.pipeline import Stage, read
 from hydractl.cli.output import Terminal, say, written_out
-from hydractl.errors import CheckFailed, Interrupted, UsageError
+from hydractl.cli.pipeline import Stage, parsed, read
+from hydractl.errors import CheckFailed, Interrupted, OutputExists, UsageError
 from hydractl.messages import did_you_mean, lasting
-from hydractl.output.atomic_write import make_folder
+from hydractl.output.publish import has_content, make_folder, publish_text
+from hydractl.strict_json import NOT_UTF8
 
 UP_TO_DATE = 0.2
 """A command that took less of its usual time had nothing to do."""
@@ -99,7 +101,7 @@ def run(
             hint="`hydractl run --example vit > hydra.toml` writes an example",
         )
     if example is not None:
-        text = (Path(__file__).parent / "examples" / f"{example.value}.toml").read_text(encoding="utf-8")
+        text = (Path(__file__).parents[1] / "examples" / f"{example.value}.toml").read_text(encoding="utf-8")
         if json:
             terminal.document({"pipeline": text})
             return
@@ -247,3 +249,106 @@ def show(stages: Sequence[Stage], tree: TyperGroup, *, json: bool, quiet: bool) 
             if not quiet and (i == 0 or stage_lines[i - 1][0] is not stage):
                 sys.stdout.write(f"# {stage.name}\n")
             sys.stdout.write(f"hydractl {shlex.join(line)}\n")
+
+
+StageOptions: TypeAlias = "dict[str, str | int | float | bool | list[str]]"
+"""A stage of a pipeline file: its name, its command and the options of the command."""
+
+
+def written(
+    stages: Iterable[StageOptions],
+    *,
+    command: str,
+    params: StageOptions | None = None,
+    defaults: Mapping[str, StageOptions] | None = None,
+) -> str:
+    """Return the text of a pipeline file that a command of hydractl makes; `defaults` are options by command.
+
+    Raises:
+        UsageError: If a name is not UTF-8, which TOML cannot represent.
+    """
+    tables = [
+        *([("[params]", params)] if params else []),
+        *((f"[defaults.{name}]", options) for name, options in (defaults or {}).items()),
+        *(("[[stage]]", stage) for stage in stages),
+    ]
+    lines = [f"# Written by `hydractl {command}`; run this file with `hydractl run` to resume it."]
+    for heading, options in tables:
+        lines += ["", heading]
+        # TOML accepts the strings of JSON, except for DEL
+        lines += [
+            f"{key} = {jsons.dumps(value, ensure_ascii=False)}"
+            for key, value in options.items()
+            if value != []
+        ]
+    text = "\n".join(lines) + "\n"
+    if name := NOT_UTF8.search(text):
+        line = next(line for line in lines if name[0] in line)
+        raise UsageError(
+            f"`{line}`: is not UTF-8 text, as pipeline files must be", hint="rename the file or folder"
+        )
+    return text.replace("\x7f", r"\u007f")  # which JSON does not escape, but TOML does
+
+
+def read_back(plan: Path, text: str, *, force: bool) -> tuple[Stage, ...]:
+    """Return the stages of a pipeline text, if its file has the same text or does not exist.
+
+    Raises:
+        OutputExists: If the file holds another pipeline, unless `force`.
+        InputError: If a command refuses its options.
+    """
+    from hydractl.cli.app import command_tree
+
+    stages = parsed(plan, text, {}, command_tree())
+    if has_content(plan) and not force and plan.read_bytes() != text.encode():
+        raise OutputExists(
+            f"{plan}: is a different plan, made with other options or another release",
+            hint=f"`hydractl run {shlex.quote(str(plan))}` resumes that plan; `--force` replaces it and runs the stages that change",
+        )
+    return stages
+
+
+def run_plan(
+    plan: Path,
+    text: str,
+    stages: tuple[Stage, ...],
+    terminal: Terminal,
+    *,
+    dry_run: bool,
+    keep: bool = False,
+    brief: bool = False,
+    may_fail: Collection[str] = (),
+) -> None:
+    """Write a pipeline and run it; with `dry_run` print its commands, and write it only if `keep`.
+
+    `brief` and `may_fail` are those of `go`.
+
+    Raises:
+        OutputError: If the file's folder cannot be made.
+        Exit: With the exit code of a stage that failed.
+    """
+    from hydractl.cli.app import command_tree, main
+
+    is_new, makes_folder = not plan.exists(), not plan.parent.exists()
+    if keep or not dry_run:
+        make_folder(plan.parent)
+        publish_text(plan, text)
+    if dry_run:
+        show(stages, command_tree(), json=terminal.as_json, quiet=terminal.quiet)
+        return
+    try:
+        go(
+            stages,
+            command_tree(),
+            main,
+            json=terminal.as_json,
+            quiet=terminal.quiet,
+            brief=brief,
+            may_fail=may_fail,
+        )
+    except typer.Exit:
+        if is_new and not keep and [path for path in plan.parent.rglob("*") if path.is_file()] == [plan]:
+            plan.unlink()  # nothing was made yet, so that other options may be tried
+            if makes_folder:
+                shutil.rmtree(plan.parent)
+        raise

@@ -1,1 +1,0 @@
-"""`hydractl demo`: a task a file."""

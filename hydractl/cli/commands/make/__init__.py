@@ -1,1 +1,0 @@
-"""`hydractl make`: from checkpoints to a hydra, its table and a verdict."""

@@ -1,1 +1,0 @@
-"""Shells: the scripts that complete a command line."""

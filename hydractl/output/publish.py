@@ -1,0 +1,646 @@
+"""Publication of outputs: each appears complete or not at all.
+
+A regular file is written under a scratch name beside its target and renamed, so a reader never sees a part of a file, and an interrupted
+command leaves nothing. The next command with the same output removes the scratch files of a killed command. The disk stores each file before
+the file gets its name, and the folder after that: a power loss leaves the old file or the new one. A replacement has the mode and owner of the
+old file. Pipes, FIFOs and devices cannot be renamed into: they are written directly. A symbolic link is followed: the file that it points to is
+replaced, and the link stays.
+
+A new folder is also written under a scratch name. In an existing folder files are replaced one by one, as several outputs are, and other files
+stay.
+
+A lock (`flock`) on a file or folder whose name only hydractl uses tells the outputs of running commands from those of killed commands, without a
+clock: the system releases the locks of a killed process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import filecmp
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import stat
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PosixPath
+from typing import Protocol
+
+from typing_extensions import override
+
+from hydractl.errors import OutputError, OutputExists
+from hydractl.progress import SILENT, Progress
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+STDOUT = Path("-")
+_STDOUT_NAMES = frozenset(map(Path, ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")))
+_PART = re.compile(r"\..*\.[0-9a-f]{8}\.hydractl-part", re.DOTALL)
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF}
+"""Errors of file systems that do not store folders, or files, on request."""
+_STEM = 32
+
+
+class Folder(PosixPath):
+    """The path of an output that is a folder, existing or not."""
+
+
+class Sink(Protocol):
+    """A writable binary file."""
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        """Write all of `data` and return its length."""
+        ...
+
+    def flush(self) -> None:
+        """Pass all written bytes to the operating system."""
+        ...
+
+    def fileno(self) -> int:
+        """Return the file descriptor."""
+        ...
+
+
+class Digested(Sink):
+    """A sink that computes the digest of the bytes that it passes on. Some writers read `closed` first."""
+
+    closed = False
+
+    def __init__(self, file: Sink) -> None:
+        self._file = file
+        self._sha = hashlib.sha256()
+
+    @override
+    def write(self, data: bytes | memoryview, /) -> int:
+        self._sha.update(data)
+        return self._file.write(data)
+
+    @override
+    def flush(self) -> None:
+        self._file.flush()
+
+    @override
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    @property
+    def digest(self) -> str:
+        """`sha256:...` of the written bytes."""
+        return f"sha256:{self._sha.hexdigest()}"
+
+
+def is_stream(path: Path) -> bool:
+    """Return whether `path` is `-`, a FIFO, a socket or a device, none of which can be renamed into."""
+    if path == STDOUT:
+        return True
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def is_stdout(path: Path) -> bool:
+    """Return whether `path` is standard output: one of its names, or the same FIFO."""
+    if path in _STDOUT_NAMES:
+        return True
+    try:
+        status = path.stat()
+        return stat.S_ISFIFO(status.st_mode) and os.path.samestat(status, os.fstat(1))
+    except OSError:
+        return False
+
+
+def has_content(path: Path) -> bool:
+    """Return whether an output exists. A file of 0 bytes, as a power loss leaves it, counts as missing."""
+    return path.exists() and (not path.is_file() or path.stat().st_size > 0)
+
+
+# outputs under scratch names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingOutput:
+    """An output that is being written.
+
+    Attributes:
+        path: Path as typed.
+        target: Path with links resolved.
+        scratch: Path of the file or folder until it is published; `target` itself for a stream.
+        files: Open files: the output, or files in the folder.
+    """
+
+    path: Path
+    target: Path
+    scratch: Path
+    files: list[Sink]
+
+    @contextlib.contextmanager
+    def file(self, name: str) -> Iterator[Sink]:
+        """Open a new file in a folder."""
+        with (self.scratch / name).open("xb") as file:
+            self.files.append(file)
+            yield file
+
+    def is_published(self) -> bool:
+        """Return whether a file with the same bytes exists already.
+
+        Raises:
+            OutputExists: If a file with other bytes exists.
+        """
+        if self.scratch == self.target or self.scratch.is_dir() or not has_content(self.target):
+            return False
+        self.files[0].flush()
+        if not filecmp.cmp(self.scratch, self.target, shallow=False):
+            raise OutputExists(
+                f"{self.path}: already exists with other content; nothing was written",
+                hint="add `--force` to replace it, or choose another name",
+            )
+        return True
+
+    def store(self) -> None:
+        """Wait until the disk stores the output. A stream is only flushed.
+
+        Raises:
+            OSError: If the disk fails.
+        """
+        for file in self.files:
+            file.flush()
+            if self.scratch != self.target:
+                sync(file.fileno())
+        if self.scratch.is_dir():
+            for path in (*self.scratch.rglob("*"), self.scratch):
+                sync_path(path)
+
+
+@contextlib.contextmanager
+def begin_output(path: Path, *, folder: bool = False) -> Iterator[PendingOutput]:
+    """Open an output under a scratch name. It is removed at the end of the block unless it was published.
+
+    Args:
+        path: The output.
+        folder: Whether to make a folder.
+
+    Raises:
+        OutputError: If the operating system refuses, or the file that would be replaced is read-only.
+    """
+    target = path.resolve()
+    if not folder and is_stream(path):
+        with translated(path, ours={str(path), str(target)}), _open_stream(path) as file:
+            yield PendingOutput(path=path, target=target, scratch=target, files=[file])
+        return
+    remove_dead_parts(target)
+    locked = False
+    while not locked:
+        scratch = scratch_beside(target)
+        with translated(path, ours={str(path), str(target), str(scratch)}), contextlib.ExitStack() as stack:
+            stack.callback(_remove, scratch)
+            files: list[Sink] = []
+            if folder:
+                scratch.mkdir()
+                try:
+                    descriptor = os.open(scratch, os.O_RDONLY)
+                except FileNotFoundError:
+                    continue
+                stack.callback(os.close, descriptor)
+            else:
+                files = [stack.enter_context(scratch.open("xb"))]
+                descriptor = files[0].fileno()
+            # before the lock another command may have removed the scratch as one of a killed command
+            if locked := keep(descriptor, scratch):
+                if files and target.is_file():
+                    _copy_mode(path, target, descriptor)
+                yield PendingOutput(path=path, target=target, scratch=scratch, files=files)
+
+
+def _copy_mode(path: Path, target: Path, descriptor: int) -> None:
+    """Give a new file the mode and owner of the file that it will replace.
+
+    Raises:
+        OutputError: If the old file is read-only for its owner, or its owner cannot be copied.
+    """
+    old, new = target.stat(), os.fstat(descriptor)
+    if not old.st_mode & stat.S_IWUSR:
+        raise OutputError(f"{path}: is read-only", hint=f"`chmod u+w {path}`, or choose another name")
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        try:
+            os.fchown(descriptor, old.st_uid, old.st_gid)
+        except PermissionError as error:
+            raise OutputError(
+                f"{path}: belongs to another user or group, which a replacement cannot keep",
+                hint="choose another name",
+            ) from error
+    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+
+
+@contextlib.contextmanager
+def _open_stream(path: Path) -> Iterator[Sink]:
+    if path != STDOUT:
+        with path.open("wb") as file:
+            yield file
+        return
+    check_open(path)
+    sys.stdout.flush()
+    yield sys.stdout.buffer
+    sys.stdout.buffer.flush()
+
+
+def check_open(path: Path) -> None:
+    """Raise if `path` is a standard output that was closed before the program began: its stand-in accepts all bytes."""
+    if path == STDOUT and sys.__stdout__ is None:
+        raise OSError(errno.EBADF, "standard output is closed")
+
+
+@contextlib.contextmanager
+def translated(path: Path, *, ours: set[str]) -> Iterator[None]:
+    """Convert errors of the operating system about an output to `OutputError`. A closed pipe stays `BrokenPipeError`.
+
+    Args:
+        path: The output, for messages.
+        ours: Paths of the output. Errors about other paths are not converted.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.filename is not None and str(error.filename) not in ours:
+            raise
+        if error.errno in FULL:
+            raise OutputError(
+                f"{path}: no space left on the disk; nothing was written",
+                hint="free some space or use another disk",
+            ) from error
+        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+# publication
+
+
+@contextlib.contextmanager
+def publish_together(claim: OutputLock) -> Iterator[Callable[[Path], Sink]]:
+    """Open several outputs for writing, and publish all of them if the block ends without an error, or none.
+
+    A kill between two of them leaves some; the same command then publishes the others. Files in a new folder appear with the folder.
+
+    Args:
+        claim: The lock of the first output.
+
+    Yields:
+        Function that opens one output.
+
+    Raises:
+        OutputExists: If another file has an output's name, and may not be replaced.
+        OutputError: If the operating system refuses (disk full, no permission).
+    """
+    with contextlib.ExitStack() as stack:
+        outputs: dict[Path, PendingOutput] = {}
+
+        def begin(path: Path) -> Sink:
+            folder = path.parent
+            if isinstance(folder, Folder) and not folder.exists():
+                if folder not in outputs:
+                    outputs[folder] = stack.enter_context(begin_output(folder, folder=True))
+                return stack.enter_context(outputs[folder].file(path.name))
+            outputs[path] = stack.enter_context(begin_output(path))
+            return outputs[path].files[0]
+
+        yield begin
+        # the outputs are still locked, so no other command takes them for files of a killed command
+        _publish([output for output in outputs.values() if claim.force or not output.is_published()], claim)
+
+
+def _publish(outputs: Collection[PendingOutput], claim: OutputLock) -> None:
+    """Store outputs on the disk, then rename them. The lock records the names of several outputs before the first rename."""
+    for output in outputs:
+        output.store()
+    renames = {output.target: output.scratch for output in outputs if output.scratch != output.target}
+    claim.begin_renames(renames)
+    for target, scratch in renames.items():
+        scratch.replace(target)
+    for folder in {target.parent for target in renames}:
+        sync_path(folder)
+    claim.end_renames()
+
+
+@contextlib.contextmanager
+def publish(path: Path, claim: OutputLock | None = None) -> Iterator[Sink]:
+    """Open one output for writing; see `publish_together`.
+
+    A replacement has the mode and owner of the old file; a new file has the mode that the umask allows.
+
+    Args:
+        path: Target; `-` is standard output.
+        claim: Lock of the output. None if another lock covers it: the output is replaced.
+    """
+    with publish_together(claim or OutputLock(force=True)) as begin:
+        yield begin(path)
+
+
+def publish_text(path: Path, text: str, claim: OutputLock | None = None) -> None:
+    """Publish `text` as UTF-8; see `publish`."""
+    with publish(path, claim) as file:
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def publish_folder(path: Path) -> Iterator[Path]:
+    """Make a folder under a scratch name, which the block fills, and publish it if the block ends without an error.
+
+    Yields:
+        The folder under its scratch name.
+
+    Raises:
+        OutputError: If the operating system refuses.
+    """
+    with begin_output(path, folder=True) as output:
+        yield output.scratch
+        _publish([output], OutputLock(force=True))
+
+
+def append(path: Path, data: bytes) -> None:
+    """Append to a journal, and wait until the disk stores the bytes.
+
+    Raises:
+        OutputError: If the operating system refuses. The earlier content is unchanged.
+    """
+    try:
+        with path.open("ab") as file:
+            file.write(data)
+            file.flush()
+            sync(file.fileno())
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be written: {error.strerror or error}",
+            hint="the progress is saved; the same command resumes it",
+        ) from error
+
+
+def make_folder(folder: Path, *, hint: str | None = None) -> None:
+    """Create a folder and its parents if they do not exist.
+
+    Raises:
+        OutputError: If the operating system refuses.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be made: {error.strerror}", hint=hint) from error
+
+
+def sync(descriptor: int) -> None:
+    """Wait until the disk stores an open file, or the names in an open folder.
+
+    Raises:
+        OSError: If the disk fails.
+    """
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+
+
+def sync_path(path: Path) -> None:
+    """Do the same for a path. A folder that this process must not read is skipped."""
+    with contextlib.suppress(PermissionError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+# locks
+
+
+def scratch_beside(target: Path) -> Path:
+    """Return a random name beside `target`, for an output that will become `target`."""
+    return target.with_name(f"{_prefix(target)}{secrets.token_hex(4)}.hydractl-part")
+
+
+def _prefix(target: Path) -> str:
+    """Return the prefix of all names derived from `target`. It is short and belongs to no other target."""
+    name = target.name
+    digest = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return f".{name}." if len(name) <= _STEM else f".{name[:_STEM]}-{digest[:16]}."
+
+
+def lock(descriptor: int, path: Path, *, wait: bool = False) -> bool:
+    """Lock an open file or folder, and return whether this process holds it and `path` still names it.
+
+    Raises:
+        OSError: If the file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+def keep(descriptor: int, path: Path) -> bool:
+    """Lock a new file or folder if the file system has locks. Return False if another process removed it first."""
+    try:
+        return lock(descriptor, path, wait=True)
+    except OSError:
+        return True
+
+
+def remove_dead(paths: Iterable[Path]) -> None:
+    """Remove files and folders that no process holds. Errors are ignored."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                if lock(descriptor, path):
+                    _remove(path)
+            finally:
+                os.close(descriptor)
+
+
+def remove_dead_parts(target: Path) -> None:
+    """Remove the scratch files of `target` that killed commands left."""
+    with contextlib.suppress(OSError), os.scandir(target.parent) as scanned:
+        names = [e.name for e in scanned if e.name.startswith(_prefix(target)) and _PART.fullmatch(e.name)]
+        remove_dead(target.with_name(name) for name in names)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder, if it exists."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _file_identity(path: Path) -> list[int] | None:
+    """Return numbers that no other file has or will have. None if there is no file."""
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
+    return None
+
+
+class OutputLock:
+    """The right to write some outputs, which one command has at a time.
+
+    Before several files get their names, the lock's file records the names. After a kill in between, the next command finds there the
+    outputs of the killed command.
+    """
+
+    def __init__(self, descriptor: int | None = None, path: Path | None = None, *, force: bool) -> None:
+        """Hold an open and locked file; or nothing, if there is nothing to hold."""
+        self.force = force
+        self._descriptor = descriptor
+        self._path = path
+        self._unfinished: dict[str, list[int]] = {}
+        if descriptor is not None:
+            recorded = _read_record(descriptor).get("left")
+            for name, identity in recorded.items() if isinstance(recorded, dict) else ():
+                if identity == _file_identity(self._folder / name):
+                    self._unfinished[name] = identity
+            self._write()
+
+    def may_replace(self, path: Path) -> bool:
+        """Return whether `path` may exist: by force, or as one of several outputs of a killed command."""
+        return self.force or self._unfinished.get(self._name(path), ()) == _file_identity(path)
+
+    def begin_renames(self, files: Mapping[Path, Path]) -> None:
+        """Record which scratch files (values) are about to get which names (keys)."""
+        if self._descriptor is not None and len(files) > 1:
+            for target, scratch in files.items():
+                if (identity := _file_identity(scratch)) is not None:
+                    self._unfinished[self._name(target)] = identity
+            self._write()
+            sync(self._descriptor)
+            sync_path(self._folder)
+
+    def end_renames(self) -> None:
+        """Forget the record: all outputs have their names."""
+        self._unfinished = {}
+
+    def release(self) -> None:
+        """Release the lock. Its file stays if outputs are unfinished."""
+        if self._descriptor is not None and self._path is not None:
+            if not self._unfinished:
+                self._path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+
+    @property
+    def _folder(self) -> Path:
+        return Path() if self._path is None else self._path.parent
+
+    def _name(self, path: Path) -> str:
+        return os.path.relpath(os.path.realpath(path), self._folder)
+
+    def _write(self) -> None:
+        if self._descriptor is not None:
+            record = {"host": socket.gethostname(), "pid": os.getpid(), "left": self._unfinished}
+            os.pwrite(self._descriptor, (json.dumps(record) + "\n").encode(), 0)
+
+
+def _read_record(descriptor: int) -> dict[str, object]:
+    """Return the content of a lock's file: its first line, because the rest may be of a longer record before."""
+    with contextlib.suppress(ValueError):
+        record = json.loads(os.pread(descriptor, 1 << 20, 0).split(b"\n")[0])
+        return record if isinstance(record, dict) else {}
+    return {}
+
+
+@contextlib.contextmanager
+def claimed(
+    out: Path | None, *, force: bool, wait: bool | None = None, progress: Progress = SILENT
+) -> Iterator[OutputLock]:
+    """Hold the lock of an output while the block runs.
+
+    Args:
+        out: The output, the first of several. None locks nothing.
+        force: Whether existing files may be replaced.
+        wait: Whether to wait for another command that holds the lock. None if the user was not asked.
+        progress: Receives the name of that command.
+
+    Raises:
+        OutputExists: If another command holds the lock, and this one does not wait.
+        OutputError: If the folder cannot be written.
+    """
+    claim = OutputLock(force=force)
+    if out is not None:
+        target = Path(os.path.realpath(out))
+        path = target.with_name(f"{_prefix(target)}hydractl-lock")
+        claim = OutputLock(_acquire(out, path, wait=wait, progress=progress), path, force=force)
+    try:
+        yield claim
+    finally:
+        claim.release()
+
+
+def _acquire(out: Path, path: Path, *, wait: bool | None, progress: Progress) -> int | None:
+    """Return the descriptor of a lock's file, which is locked. None if the file system has no locks."""
+    announced = False
+    while True:
+        check_parent(out, path)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            raise OutputError(f"{out}: cannot be written: {os.strerror(error.errno or 0)}") from error
+        try:
+            if lock(descriptor, path, wait=announced):
+                return descriptor
+            if not announced and os.fstat(descriptor).st_nlink:
+                _announce_wait(out, _read_record(descriptor), wait=wait, progress=progress)
+                announced = True
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            progress.warn(
+                f"{path.parent}: the file system has no locks; make sure that no other command "
+                f"writes {out} at the same time"
+            )
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+            return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def check_parent(path: Path, target: Path) -> None:
+    """Check that the folder of an output exists.
+
+    Args:
+        path: The output, for the message.
+        target: The output with links resolved, or a path beside it.
+
+    Raises:
+        OutputError: If the folder does not exist.
+    """
+    if not target.parent.is_dir():
+        raise OutputError(
+            f"{path}: folder `{path.parent}` does not exist", hint=f"create it: `mkdir -p {path.parent}`"
+        )
+
+
+def _announce_wait(out: Path, holder: Mapping[str, object], *, wait: bool | None, progress: Progress) -> None:
+    """Report the process that holds an output.
+
+    Raises:
+        OutputExists: If this command does not wait.
+    """
+    holder_text = (
+        f"process {holder['pid']} on {holder['host']}" if {"pid", "host"} <= holder.keys() else "a process"
+    )
+    if not wait:
+        ways = "wait for it with `--wait`" if wait is not None else "wait until it ends"
+        raise OutputExists(
+            f"{out}: {holder_text} is writing it now", hint=f"{ways}, or choose another name with `-o`"
+        )
+    progress.step(f"Waiting for {holder_text}, which is writing {out}")

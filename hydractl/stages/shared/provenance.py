@@ -1,0 +1,470 @@
+"""Provenance of outputs: the step that a command records, and the comparison of an output with it (`--if-changed`).
+
+One record, `manifest.header.Step`, serves checkpoints, scores, reports, files beside an output, lineage and cards. A step stores the
+digest of the command's configuration, the digests of its inputs in the order of the settings that name them, and versions.
+`--if-changed` determines all of them again from the configuration. Importing this module does not load torch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydractl.checkpoint import Checkpoint
+from hydractl.data.reference import DataRef
+from hydractl.errors import VALUE, HydraError, InputError, OutputExists, UsageError, shortened
+from hydractl.manifest.document import Document, OptionValue
+from hydractl.manifest.head_mask import HeadMask, HeadScores, Mask
+from hydractl.manifest.header import InputFile, SampledFile, Sidecar, Step
+from hydractl.manifest.report import DOCUMENTS, Report
+from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.messages import quoted
+from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
+from hydractl.model_source import WEIGHTS
+from hydractl.output.paths import is_folder
+from hydractl.output.publish import Digested, Sink, has_content, is_stream
+from hydractl.runtime import digest_file, versions
+from hydractl.settings import declared
+from hydractl.stages.shared.command_config import CommandConfig, config_digest, input_refs, recorded_argv
+from hydractl.stages.shared.settings import IF_CHANGED_BESIDE
+from hydractl.strict_json import MAX_BYTES, NotJSONError, parse
+from hydractl.version import __version__
+
+if TYPE_CHECKING:
+    from hydractl.families.base import Family
+    from hydractl.families.load import OpenModel
+
+TOOL = f"hydractl {__version__}"
+PREDICTIONS = {"log_probs", "logsumexp", "labels"}
+MOST_OPTIONS = 4
+"""Maximum number of differences in a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputRecord:
+    """Provenance of an existing output.
+
+    Attributes:
+        path: Path of the file, or of the weights in a folder.
+        step: The step that wrote the output.
+        complete: Whether the step has versions and inputs. Masks, predictions and copies of models do not: another output of the
+            same command records them.
+        masks: Masks of a checkpoint, or of a mask file.
+        rows: Names of the rows of a report or of predictions.
+        intact: Whether all files of a folder exist and are unchanged.
+    """
+
+    path: Path
+    step: Step
+    complete: bool = True
+    masks: tuple[Mask, ...] = ()
+    rows: frozenset[str] = frozenset()
+    intact: bool = True
+
+
+class ForeignOutputError(OutputExists):
+    """The file at an output's path was not made by this command.
+
+    Attributes:
+        path: The output.
+        finding: Description of the file, after the path.
+    """
+
+    def __init__(self, path: Path, finding: str, *, command: str, hint: str) -> None:
+        self.path, self.finding = path, finding
+        super().__init__(
+            f"{path}: {finding}, but `--if-changed` replaces only outputs of `hydractl {command}`", hint=hint
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpToDate:
+    """Result of `--if-changed`.
+
+    Attributes:
+        paths: All outputs.
+        reason: Why they must be rebuilt. None if they are up to date.
+    """
+
+    paths: tuple[Path, ...]
+    reason: str | None
+
+
+def make_step(
+    config: CommandConfig,
+    *,
+    family: Family,
+    options: Mapping[str, OptionValue],
+    inputs: Sequence[InputFile],
+    seed: int | None = None,
+    results: Mapping[str, OptionValue] | None = None,
+) -> Step:
+    """Return the record of one stage.
+
+    Args:
+        config: Configuration of the command.
+        family: Family of the model. The versions of its library are recorded.
+        options: Options that shape the output, never paths. Options with value None are left out.
+        inputs: Files and data sets that the stage read.
+        seed: Seed of the stage.
+        results: Numbers that the stage measured.
+    """
+    return Step(
+        command=config.COMMAND,
+        options={k: v for k, v in options.items() if v is not None},
+        inputs=tuple(inputs),
+        seed=seed,
+        results=dict(results or {}),
+        versions={"hydractl": __version__, **versions("torch", "safetensors", family.library)},
+        config_digest=config_digest(config),
+        argv=recorded_argv(config),
+    )
+
+
+def sidecar_step(
+    config: CommandConfig,
+    out: Path,
+    *,
+    opened: OpenModel,
+    options: Mapping[str, OptionValue],
+    seed: int | None = None,
+    libraries: Sequence[str] = (),
+) -> Step | None:
+    """Return the step for the file beside an output that cannot store its own record.
+
+    Args:
+        config: As in `make_step`.
+        out: The output.
+        opened: The model, which is the first input.
+        options: As in `make_step`.
+        seed: As in `make_step`.
+        libraries: Further libraries that determine the output. Their versions are recorded.
+
+    Returns:
+        None if the user has not asked for the file (`--if-changed`) and none exists, or if an input or the output is a stream.
+    """
+    _, *read = input_refs(config)
+    streams = is_stream(out) or any(ref.is_stream for ref in read)
+    if streams or not (config.if_changed or has_sidecar(out)):
+        return None
+    inputs = [opened.as_input(), *(InputFile(name=ref.name, sha256=ref.digest()) for ref in read)]
+    step = make_step(config, family=opened.family, options=options, inputs=inputs, seed=seed)
+    return step.model_copy(update={"versions": step.versions | versions(*libraries)})
+
+
+def has_sidecar(path: Path) -> bool:
+    """Return whether an output has a valid sidecar."""
+    try:
+        return bool(Sidecar.read(Sidecar.path_of(path)))
+    except InputError:
+        return False
+
+
+def check_sidecar(path: Path) -> None:
+    """Check, before any work, that no other file has the name of an output's sidecar.
+
+    Raises:
+        OutputExists: If such a file exists.
+    """
+    beside = Sidecar.path_of(path)
+    if (beside.is_symlink() or has_content(beside)) and not has_sidecar(path):
+        raise OutputExists(
+            f"{beside}: the record of how {path.name} was made goes here, but the existing file is not from hydractl",
+            hint="move it to another place, or choose another name with `-o`",
+        )
+
+
+@contextmanager
+def begin_with_sidecar(begin: Callable[[Path], Sink], path: Path, made_by: Step | None) -> Iterator[Digested]:
+    """Begin an output, and write its sidecar at the end of the block if `made_by` is given. Both are published together."""
+    sidecar = None if made_by is None else begin(Sidecar.path_of(path))
+    file = Digested(begin(path))
+    yield file
+    if sidecar is not None and made_by is not None:
+        sidecar.write(Sidecar(sha256=file.digest, made_by=made_by).to_json().encode())
+
+
+def document_input(path: Path, digest: str | None = None, *, made_by: Step | None = None) -> InputFile:
+    """Return the lineage entry of a JSON file. `digest` is required for a stream, which cannot be read again."""
+    name = "-" if is_stream(path) else path.name
+    return InputFile(name=name, sha256=digest or digest_file(path), made_by=made_by)
+
+
+def scored_data(scores: HeadScores) -> list[InputFile]:
+    """Return the lineage entries of the data of scores."""
+    return [
+        SampledFile(
+            name=DataRef.parse(data.reference).name,
+            sha256=data.sha256,
+            samples=scores.samples.get(data.sha256, ""),
+        )
+        for _, data in sorted(scores.data.items())
+    ]
+
+
+def scores_step(scores: HeadScores, opened: OpenModel | None = None) -> Step:
+    """Return the step that wrote scores.
+
+    Args:
+        scores: The scores.
+        opened: A model. If the scores are of this model, the step includes the model's lineage.
+    """
+    model = InputFile(name=scores.model.reference, sha256=scores.model.sha256)
+    if opened is not None and (source := opened.as_input()).sha256 == model.sha256:
+        if source.made_by is not None and source.made_by.command == "score":
+            return source.made_by  # this step trained the model too
+        model = source
+    objective = {} if scores.objective is None else {"objective": scores.objective}
+    return Step(
+        command="score",
+        options={"method": scores.method, **objective, **scores.options},
+        inputs=(model, *scored_data(scores)),
+        results=scores.results,
+        versions=scores.versions,
+        config_digest=scores.config_digest,
+        argv=scores.argv,
+    )
+
+
+def report_step(report: Report) -> Step:
+    """Return the step that wrote a report. Its inputs have the order of the settings of `eval`."""
+    first, *others = report.rows
+    beside = [name for name in (TEMPERATURE, FIT, *report.ood_val, VAL) if name in report.data]
+    sources = [
+        *first.models,
+        *(report.data[name] for name in (ID_NAME, *report.near, *report.far)),
+        *(model for row in others for model in row.models),
+        *(report.data[name] for name in beside),
+        *report.further_inputs(),
+    ]
+    return Step(
+        command="eval",
+        options=report.options,
+        inputs=tuple(InputFile(name=s.reference, sha256=s.sha256) for s in sources),
+        versions=report.versions,
+        config_digest=report.config_digest,
+    )
+
+
+def read_record(path: Path, command: str, *, beside: bool = False) -> OutputRecord | None:
+    """Return the provenance of an output, or None for a missing file and for a file of 0 bytes.
+
+    Args:
+        path: The output.
+        command: The command that is about to write it.
+        beside: Whether the command records provenance only in a sidecar, and only if asked.
+
+    Raises:
+        ForeignOutputError: If another command made the output, or its provenance is unknown.
+    """
+    try:
+        record = _read(path)
+        if record is None or record.step.command == command:
+            return record
+        made_by = record.step.command
+    except (HydraError, NotJSONError, UnicodeDecodeError):
+        made_by = ""
+    hint = "choose another name with `-o`, move it to another place, or replace `--if-changed` by `--force`"
+    if beside and not has_sidecar(path):  # `--force` would write no sidecar either
+        finding = (
+            f"was not made by hydractl with `--if-changed`: it has no {Sidecar.path_of(path).name} "
+            "that records how it was made"
+        )
+        hint = "move it to another place and run the same command again, or choose another name with `-o`"
+    elif made_by:
+        finding = f"was made by `hydractl {made_by}`"
+    else:
+        finding = (
+            "has changed since it was written" if has_sidecar(path) else "does not record how it was made"
+        )
+    raise ForeignOutputError(path, finding, command=command, hint=hint)
+
+
+def check_up_to_date(config: CommandConfig) -> UpToDate:
+    """Compare outputs with the configuration of a command and its inputs.
+
+    Raises:
+        UsageError: If there is no output to compare, or one is a stream.
+        OutputExists: If an output's file was made by another command.
+    """
+    records = _output_records(config)
+    missing = next((path for path, record in records.items() if record is None), None)
+    if missing is not None:
+        return UpToDate(paths=(*records,), reason=f"{missing} is missing or empty")
+    try:
+        reason = _reason(config, [record for record in records.values() if record is not None])
+    except HydraError:  # the command's own error names the input and the reason
+        reason = "an input cannot be read"
+    return UpToDate(paths=(*records,), reason=reason)
+
+
+def may_replace_outputs(config: CommandConfig) -> bool:
+    """Return whether outputs may be replaced: by `--force`, or because the same command made them.
+
+    Raises:
+        UsageError: As `check_up_to_date`.
+        OutputExists: As `check_up_to_date`.
+    """
+    if config.if_changed:
+        _output_records(config)
+    return config.force or config.if_changed
+
+
+def check_comparable(config: CommandConfig) -> tuple[Path, ...]:
+    """Return the paths of all outputs that `--if-changed` compares.
+
+    Raises:
+        UsageError: If there is no output to compare, or one is a stream.
+    """
+    if config.force:
+        raise UsageError("`--force` and `--if-changed` exclude each other", hint="leave one of them out")
+    paths = config.output_files()
+    streams = [str(path) for path in paths if is_stream(path)]
+    streams += [str(input_ref.ref) for input_ref in input_refs(config) if input_ref.is_stream]
+    if streams:
+        raise UsageError(
+            f"`--if-changed` and `{streams[0]}` exclude each other: a stream cannot be compared",
+            hint="use a file, or leave out `--if-changed`",
+        )
+    if config.out is None:
+        raise UsageError("`--if-changed` needs an output to compare with", hint="add `-o FILE`")
+    return paths
+
+
+def _output_records(config: CommandConfig) -> dict[Path, OutputRecord | None]:
+    """Read the record stored in each output. The value is None for missing files."""
+    beside = IF_CHANGED_BESIDE in declared(type(config)).values()
+    return {path: read_record(path, config.COMMAND, beside=beside) for path in check_comparable(config)}
+
+
+def _reason(config: CommandConfig, outputs: Sequence[OutputRecord]) -> str | None:
+    """Return why outputs must be rebuilt. None if they are up to date."""
+    complete = [output for output in outputs if output.complete]
+    digest = config_digest(config)
+    for output in outputs:
+        recorded = output.step.config_digest
+        if recorded != digest and (output.complete or recorded):
+            return "it was made with other options" + _other_options(output.step.argv, recorded_argv(config))
+    for name, version in (pair for output in complete for pair in output.step.versions.items()):
+        if (installed := _installed(name)) != version:
+            return f"it was made with {name} {version}, but {installed} is installed"
+    masks = [mask for output in complete for mask in output.masks]
+    rows = {row for output in complete for row in output.rows}
+    if not all(o.intact and o.rows <= rows and all(mask in masks for mask in o.masks) for o in outputs):
+        return "its files have changed since they were written"
+    if len(complete) == 1:
+        return _other_input(config, [source.sha256 for source in complete[0].step.inputs])
+    # scores may be of the weights that the same command wrote; the weights' record then has the inputs
+    written = {digest_file(output.path) for output in complete}
+    complete.sort(key=lambda output: not output.masks)
+    sources = dict.fromkeys(source.sha256 for output in complete for source in output.step.inputs)
+    return _other_input(config, [digest for digest in sources if digest not in written])
+
+
+def _other_options(before: Sequence[str] | None, after: Sequence[str] | None) -> str:
+    """Return the arguments and options that differ, as typed. Empty if one command line is unknown or none differs."""
+    if before is None or after is None:
+        return ""
+    old, new = Counter(_options(before)), Counter(_options(after))
+    removed, added = (quoted(words, most=MOST_OPTIONS) for words in (old - new, new - old))
+    text = f"{removed}, now {added or 'left out'}" if removed else f"without {added}"
+    return shortened(f": {text}", VALUE) if removed or added else ""
+
+
+def _options(argv: Sequence[str]) -> list[str]:
+    """Split a command line into arguments, and options with their values."""
+    options: list[str] = []
+    for word in argv:
+        last = options[-1] if options else ""
+        if last.startswith("--") and not word.startswith("--"):
+            options[-1] += f" {word}"
+        else:
+            options.append(word)
+    return options
+
+
+def _other_input(config: CommandConfig, recorded: Sequence[str]) -> str | None:
+    """Return the first input that differs from the recorded digests. An input that is named twice may be recorded once."""
+    visited: set[str] = set()
+    place = 0
+    for ref in input_refs(config):
+        named = {f"{ref.role} {ref.ref}"}
+        digests = named if ref.is_generated else named | ref.digests()
+        if place < len(recorded) and (ref.is_generated or recorded[place] in digests):
+            visited |= {*digests, recorded[place]}
+            place += 1
+        elif not digests & visited:
+            return f"`{ref.name}` has changed"
+    return None if place == len(recorded) else "it was made from more inputs"
+
+
+def _installed(name: str) -> str:
+    try:
+        return versions(name)[name]
+    except ModuleNotFoundError:  # raised by `importlib.metadata` for missing packages
+        return "none"
+
+
+def _read(path: Path) -> OutputRecord | None:
+    if is_folder(path):
+        return _of_folder(path)
+    if not has_content(path):
+        return None
+    if has_content(beside := Sidecar.path_of(path)):
+        sidecar = Sidecar.read(beside)
+        if sidecar.sha256 != digest_file(path):
+            raise InputError(f"{path}: has changed since it was written")
+        return OutputRecord(path=path, step=sidecar.made_by)
+    with path.open("rb") as file:
+        head = file.read(8)
+        if b"\0" in head:
+            return _of_checkpoint(Checkpoint.open(path))
+        text = head + file.read(MAX_BYTES)
+    raw = parse(text.decode())
+    kinds = {kind.schema_name(): kind for kind in DOCUMENTS.values()}
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    if schema not in kinds:
+        raise InputError(f"{path}: is not a file of hydractl")
+    return _of_document(kinds[schema].read(path), path)
+
+
+def _of_folder(folder: Path) -> OutputRecord | None:
+    from hydractl.hub.layout import files_of, of_model  # noqa: PLC0415 - most outputs are files
+
+    if not has_content(folder / WEIGHTS):
+        if of_model(folder) and not (folder / WEIGHTS).exists():
+            raise InputError(f"{folder}: contains a model that hydractl did not write")
+        return None
+    checkpoint = Checkpoint.open(folder / WEIGHTS)
+    record = _of_checkpoint(checkpoint)
+    written = {} if checkpoint.header is None else files_of(checkpoint.header)
+    present = {path.name: path.read_bytes() for path in of_model(folder) if path.name != WEIGHTS}
+    return replace(record, intact=present == written)
+
+
+def _of_checkpoint(checkpoint: Checkpoint) -> OutputRecord:
+    header, path = checkpoint.header, checkpoint.paths[0]
+    if header is None and {name.partition("/")[0] for name in checkpoint.specs} <= PREDICTIONS:
+        rows = frozenset(n.split("/")[1] for n in checkpoint.specs if not n.startswith("labels/"))
+        return OutputRecord(path=path, step=Step(command="eval", options={}), complete=False, rows=rows)
+    if header is None or header.made_by is None:
+        raise InputError(f"{path}: does not record how it was made")
+    if header.made_by.command == "eval":  # the copy of a measured model, beside the report
+        return OutputRecord(path=path, step=header.made_by, complete=False)
+    return OutputRecord(path=path, step=header.made_by, masks=header.masks)
+
+
+def _of_document(document: Document, path: Path) -> OutputRecord:
+    if isinstance(document, HeadScores):
+        return OutputRecord(path=path, step=scores_step(document))
+    if isinstance(document, Report):
+        rows = frozenset(row.name for row in document.rows)
+        return OutputRecord(path=path, step=report_step(document), rows=rows)
+    if isinstance(document, HeadMask) and document.origin is not None:
+        step = Step(command="prune", options={})
+        return OutputRecord(path=path, step=step, complete=False, masks=(document.towers,))
+    raise InputError(f"{path}: does not record how it was made")
