@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from hydractl.errors import UsageError
 from hydractl.parsing import bytes_of, configured, number, words
-from hydractl.research.baselines.options import LaplaceOptions
-from hydractl.research.bench.config import BenchConfig
 from hydractl.scoring.methods import METHODS
 from hydractl.settings import (
     Constraint,
@@ -218,7 +216,7 @@ def test_what_goes_with_another_setting_is_taken(values):
 
 
 def test_every_constraint_names_settings_that_are_there():
-    for config in (*DECLARING, ExportConfig, PredictConfig, BenchConfig, LaplaceOptions):
+    for config in (*DECLARING, ExportConfig, PredictConfig):
         for told in declared(config).values():
             for constraint in (c for r in ("needs", "only_with", "excludes") for c in told.constraints(r)):
                 named = constraint.option or constraint.field_name

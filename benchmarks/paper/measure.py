@@ -34,8 +34,6 @@ from promise_tasks import DIGITS, asked
 from rows import QUALITY, SIZES, Numbers, diversity, foreign, values
 
 from hydractl.manifest.report import Row
-from hydractl.research.corruptions.schema import Shift
-from hydractl.research.schema import Analyses
 from hydractl.runtime import versions
 
 RESULTS = HERE.parent / "results"
@@ -111,7 +109,7 @@ def measured(plan: Plan) -> dict[str, Numbers]:
     found["temperature scaling"] = numbers(scaled.rows[0], plan)
     corrupted = replace(plan, rows=[row for row in plan.rows if row.name in CORRUPTED])
     for row in report(corrupted.report(SHIFTED, "--no-latency", "--corrupt", "all", ood=False)).rows:
-        shift: Shift | None = getattr(row, "shift", None)
+        shift: Any = getattr(row, "shift", None)
         means = {} if shift is None else shift.means
         found[row.name] |= {
             f"{name} under shift {level}": value
@@ -126,7 +124,7 @@ def measured(plan: Plan) -> dict[str, Numbers]:
 
 def distances(row: Row, plan: Plan) -> Numbers:
     """Return how far heads' centroids of OOD data are from those of ID data, means over heads and the test's OOD sets."""
-    analyses: Analyses | None = getattr(row, "analyses", None)
+    analyses: Any = getattr(row, "analyses", None)
     own = None if analyses is None else analyses.centroids
     if own is None:
         return {}

@@ -11,6 +11,7 @@ import typer.core
 from hydractl.cli.app import COMMANDS, GROUPS, command_tree
 from hydractl.cli.helptext import ARGUMENTS, OPTIONS, command_help, paragraphs
 from hydractl.cli.summaries import SUMMARIES
+from support.analysed import RESEARCH
 
 WIDTH = 80
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
@@ -121,7 +122,9 @@ def test_every_option_is_in_one_panel(call, name):
             assert len([row for row in listed if row.startswith("-") and pattern.search(row)]) == 1, spelling
 
 
-@pytest.mark.parametrize("name", ["score", "prune", "finetune", "eval", "predict", "bench"])
+@pytest.mark.parametrize(
+    "name", ["score", "prune", "finetune", "eval", "predict", *(["bench"] if RESEARCH else [])]
+)
 def test_a_command_of_many_options_shows_few_of_them_first(call, name):
     panels = sections(call(name, "--help").out)
 

@@ -21,6 +21,7 @@ from hydractl.stages.export.formats import TRACES
 from hydractl.stages.shared import provenance
 from hydractl.stages.shared.command_config import InputRef
 from hydractl.training.resume import StateFolder
+from support.analysed import RESEARCH
 
 ARCH = (
     "vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
@@ -49,6 +50,8 @@ COMMANDS = {
     "predict a table": "predict hydra.st images --top-k 2 -o said.parquet --if-changed",
     "export": f"export hydra.st --data {DIGITS} --ood noise::limit=8,size=8 --report effect.json -o hydra.pt2 --if-changed",
 }  # fmt: skip
+if not RESEARCH:
+    del COMMANDS["eval of rivals"]
 if Version(torch.__version__) < Version(TRACES):
     del COMMANDS["export"]
 
@@ -129,7 +132,6 @@ CHANGES = {
     "a value": ("score", lambda _: None, ["--batch-size", "4"], "other options: without `--batch-size 4`"),
     "an image": ("score", changed_image, [], "`images` has changed"),
     "weights": ("prune at random", other_weights, [], "`base.st` has changed"),
-    "what chooses a prior": ("eval of rivals", changed_image, [], "`images` has changed"),
     "scores": ("prune", other_scores, [], "`scores.json` has changed"),
     "one that is named twice": (
         "fuse",
@@ -178,6 +180,8 @@ CHANGES = {
         "its files have changed since they were written",
     ),
 }
+if RESEARCH:
+    CHANGES["what chooses a prior"] = ("eval of rivals", changed_image, [], "`images` has changed")
 
 
 LIKE_OTHERS = {

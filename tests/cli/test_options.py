@@ -16,8 +16,7 @@ from hydractl.cli.app import COMMANDS, command_tree
 from hydractl.cli.command import kind_of
 from hydractl.cli.commands.make import MakeConfig
 from hydractl.parsing import configured
-from hydractl.research.baselines.options import BASELINES
-from hydractl.research.bench.config import BenchConfig
+from hydractl.plugins import load
 from hydractl.scoring.methods import METHODS, SETTINGS
 from hydractl.settings import KEY, LARGEST_SEED, Option, OptionGroup, declared, long_option, options_of
 from hydractl.stages.datasets import DataConfig
@@ -34,9 +33,9 @@ from hydractl.stages.push.config import PushConfig
 from hydractl.stages.report.config import ReportConfig
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.training.recipes.presets import RECIPES
+from support.analysed import RESEARCH
 
 CONFIGS = {
-    "bench": BenchConfig,
     "score": ScoreConfig,
     "prune": PruneConfig,
     "finetune": FinetuneConfig,
@@ -52,6 +51,9 @@ CONFIGS = {
     "doctor": DoctorConfig,
     "data": DataConfig,
 }
+if RESEARCH:
+    CONFIGS["bench"] = load("hydractl.research.bench.config:BenchConfig")
+BASELINES = load("hydractl.research.baselines.options:BASELINES") if RESEARCH else {}
 BY_HAND = {"schema", "demo", "completion", "run"}
 TERMINAL = ("json", "quiet")
 TEXTS = {

@@ -27,6 +27,7 @@ HEAVY = (
 PROBE = """
 import sys
 from hydractl.cli.app import main
+from support.analysed import RESEARCH
 for argv in {lines!r}:
     assert main(argv) == {code}, f"exit code of {{argv}}"
     if loaded := sorted(set({heavy!r}) & set(sys.modules)):
@@ -112,7 +113,10 @@ def in_pipe(environment, *arguments: str) -> None:
 
 
 LONGEST = (["--help"], ["finetune", "--help"], ["help", "score"])
-SHORTER = [pytest.param([name, "--help"], marks=pytest.mark.more) for name in ("eval", "bench")]
+SHORTER = [
+    pytest.param([name, "--help"], marks=pytest.mark.more)
+    for name in ("eval", *(["bench"] if RESEARCH else []))
+]
 """Read as the help of `finetune` is, which has more options."""
 
 

@@ -12,10 +12,10 @@ import pytest
 from scipy import stats
 
 from hydractl.data.open_dataset import open_data
-from hydractl.research.methods.packed import narrow_reference
 from hydractl.training.methods.registry import parse_method
 from support.commands import check_plan
 
+packed = pytest.importorskip("hydractl.research.methods.packed")
 ROOT = Path(__file__).parents[2]
 PAPER = ROOT / "benchmarks" / "paper"
 
@@ -132,7 +132,7 @@ def test_packed_members_share_the_width(plan):
     assert len({words[words.index("--seed") + 1] for words in commands}) == 3
     for words in commands:
         method = parse_method(words[words.index("--method") + 1])
-        assert "embed_dim=48" in narrow_reference(words[1], method)
+        assert "embed_dim=48" in packed.narrow_reference(words[1], method)
 
 
 def test_what_was_not_measured_is_said_and_what_was_has_a_row(claims, monkeypatch):

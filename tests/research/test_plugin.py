@@ -10,13 +10,16 @@ import pytest
 
 from hydractl.cli.app import COMMANDS, function_of
 from hydractl.plugins import load, plugins
-from hydractl.research.analyses.options import ANALYSES
+from hydractl.research.analyses.options import ANALYSES, Analysing
 from hydractl.research.baselines.options import BASELINES
+from hydractl.research.bench.config import BenchConfig
+from hydractl.research.evaluation import ResearchEval
+from hydractl.settings import declared
 from hydractl.training.methods.registry import METHODS
 
 TABLES = """
 import sys
-from hydractl.research.analyses.options import ANALYSES
+from hydractl.research.analyses.options import ANALYSES, Analysing
 from hydractl.research.baselines.options import BASELINES
 from hydractl.training.methods.registry import METHODS
 print(len(ANALYSES), len(BASELINES), len(METHODS), "torch" in sys.modules)
@@ -47,6 +50,14 @@ def test_a_method_names_its_adapter(kind):
 @pytest.mark.parametrize("name", ANALYSES)
 def test_an_analysis_names_its_function(name):
     assert callable(load(ANALYSES[name].path))
+
+
+def test_every_constraint_names_a_setting():
+    for config in (BenchConfig, ResearchEval, Analysing, *BASELINES.values()):
+        for name, setting in declared(config).items():
+            for relation in ("needs", "only_with", "excludes"):
+                for constraint in setting.constraints(relation):
+                    assert (constraint.option or constraint.field_name) in declared(config), name
 
 
 def test_commands_of_research_are_functions():

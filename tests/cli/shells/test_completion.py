@@ -16,6 +16,7 @@ from hydractl.cli.completion import files, main
 from hydractl.cli.shells import SCRIPTS, Shell
 from hydractl.cli.summaries import SUMMARIES
 from hydractl.data.reference import BUILT_IN
+from support.analysed import RESEARCH
 
 ROOT = Path(__file__).parents[3]
 BASH, ZSH, FISH = (ROOT / "completions" / name for name in ("hydractl.bash", "_hydractl", "hydractl.fish"))
@@ -73,19 +74,22 @@ ASKED = {
     "prune --seed 1 ": {"/ 0 st|safetensors"},
     "predict a.st d": {"digits", "/ 0 "},
     "eval a.st --near x=d": {"x=digits", "/ 2 "},
-    "eval a.st --compare x=m": {"x=mc:", "/ 2 st|safetensors"},
-    "eval a.st --compare x=mc:a": {"/ 5 st|safetensors"},
-    "eval a.st --analyse heads,me": {"heads,members"},
-    "eval a.st --corrupt g": {"gaussian-noise", "glass-blur"},
     "score a.st --objective a": {"acc", "avg"},
     "score a.st --method ci": {"circuit"},
     "finetune a.st --recipe cifar100-": {"cifar100-base"},
-    "finetune a.st --method pa": {"packed"},
     "data show cifar100": {"cifar100"},
     "schema ": {"scores", "head-mask", "report"},
     "completion z": {"zsh"},
     "nothing ": set(),
 }
+if RESEARCH:
+    ASKED |= {
+        "eval a.st --compare x=m": {"x=mc:", "/ 2 st|safetensors"},
+        "eval a.st --compare x=mc:a": {"/ 5 st|safetensors"},
+        "eval a.st --analyse heads,me": {"heads,members"},
+        "eval a.st --corrupt g": {"gaussian-noise", "glass-blur"},
+        "finetune a.st --method pa": {"packed"},
+    }
 
 
 @pytest.mark.parametrize("line", ASKED)
@@ -170,10 +174,13 @@ BASH_WORDS = {
     ("prune", "a.st", "-o", ""): EVERYTHING,
     ("prune", "a.st", "--keep", ""): set(),
     ("prune", "a.st", "--data", "d"): {"digits"},
-    ("eval", "a.st", "--compare", "x", "=", "l"): {"laplace:"},
-    ("eval", "a.st", "--compare", "x", "=", "mc", ":"): CHECKPOINTS,
-    ("eval", "a.st", "--compare", "x", "=", "mc", ":", "a"): {"a.st"},
 }
+if RESEARCH:
+    BASH_WORDS |= {
+        ("eval", "a.st", "--compare", "x", "=", "l"): {"laplace:"},
+        ("eval", "a.st", "--compare", "x", "=", "mc", ":"): CHECKPOINTS,
+        ("eval", "a.st", "--compare", "x", "=", "mc", ":", "a"): {"a.st"},
+    }
 
 
 @needs_bash
@@ -219,8 +226,9 @@ LINES = {
     "hydractl prune a.st --data d": {"digits"},
     "hydractl prune a.st -o ": EVERYTHING,
     "hydractl prune a.st --keep ": set(),
-    "hydractl eval a.st --compare x=mc:a": {"a.st"},
 }
+if RESEARCH:
+    LINES["hydractl eval a.st --compare x=mc:a"] = {"a.st"}
 
 
 @needs_zsh

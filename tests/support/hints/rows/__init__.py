@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from importlib.util import find_spec
 
 from support.hints.table import Row
 
 
 def all_rows() -> list[Row]:
-    """Return the rows of all modules of this package."""
+    """Return the rows of all modules of this package, without those of research if it is not installed."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    if find_spec("hydractl.research") is None:
+        names = [name for name in names if not name.startswith("research")]
     return [row for name in names for row in importlib.import_module(f"{__name__}.{name}").ROWS]

@@ -1,0 +1,5 @@
+"""Fixtures of command lines."""
+
+from cli.conftest import call, environment, made, spawn
+
+__all__ = ["call", "environment", "made", "spawn"]
