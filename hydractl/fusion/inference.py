@@ -151,7 +151,7 @@ class PredictionStore:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PredictionFile:
-    """Predictions whose log-probabilities are in a file, of which memory holds one chunk.
+    """Predictions whose log-probabilities are in a file. Memory holds one chunk of the file.
 
     Attributes:
         log_probs: The file, (M, N, ...).

@@ -75,7 +75,7 @@ class Responses(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Iterable[Tensor], scores: Mapping[str, Tensor] = MappingProxyType({})) -> Responses:
-        """Return predictions of what `tensors` returns."""
+        """Return predictions with log-probabilities and, if there is a second tensor, the logsumexp of the logits."""
         log_probs, *rest = tensors
         return cls(log_probs, rest[0] if rest else None, scores)
 

@@ -117,7 +117,7 @@ class Scaled:
 
     @property
     def scores(self) -> Mapping[str, Tensor]:
-        """As of `StoredPredictions`: those of the model at its stored temperature."""
+        """As of `StoredPredictions`, for the model at its stored temperature."""
         return self.predictions.scores
 
     def split(self, samples: int) -> Iterator[Responses]:

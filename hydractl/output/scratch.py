@@ -28,7 +28,7 @@ class ScratchFile:
     def __init__(
         self, shape: tuple[int, ...], folder: Path, *, name: str, until: str, hint: str = ROOM_HINT
     ) -> None:
-        """Reserve the disk space; the other arguments are those of `scratch_tensor`.
+        """Reserve the disk space.
 
         Args:
             shape: Shape of the tensor.
@@ -45,7 +45,7 @@ class ScratchFile:
             check_room(folder, size, name=name, until=until, hint=hint)
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed as follows
             weakref.finalize(self, self._file.close)
-            # without blocks of its own a mapped page that finds the disk full ends the process by SIGBUS
+            # a write to a mapped page ends the process by SIGBUS if the disk is full, so the blocks are reserved here
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(self._file.fileno(), 0, size)
             else:

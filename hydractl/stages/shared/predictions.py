@@ -122,7 +122,7 @@ def predict(
 
     Args:
         predictor: The model.
-        inputs: The data, of which each process has its batches.
+        inputs: The data; each process has a share of the batches.
         team: The processes.
         progress: Tracks the batches of this process.
 
@@ -148,7 +148,7 @@ def predict_together(
 
     Args:
         row: The models.
-        inputs: The data, of which each process has its batches.
+        inputs: The data; each process has a share of the batches.
         team: The processes.
         folder: Folder for predictions that are too large for memory, see `PredictionStore`.
         progress: Tracks the batches of this process.
@@ -269,7 +269,7 @@ class FitOn(NamedTuple):
     """Training data.
 
     Attributes:
-        inputs: The data, of which this process has its batches.
+        inputs: The data; each process has a share of the batches.
         labels: Shape (N,), the model's classes.
         held_out: Held-out ID data; None if no score needs them.
     """
