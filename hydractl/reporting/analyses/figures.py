@@ -12,8 +12,8 @@ from hydractl.reporting.analyses.tables import member_name, of_size
 from hydractl.reporting.chart import WIDTH, Axis, Chart, Figure, Series, series_style
 from hydractl.reporting.comparison import Compared, Runtimes
 from hydractl.reporting.head_maps import value_map
+from hydractl.reporting.matplotlib_figure import SMALL, Canvas, Panel, breadth, fitting
 from hydractl.reporting.report_values import GROUPS, Quantity, written
-from hydractl.reporting.svg import TEXT, Drawing, SvgPath, SvgText, breadth, fitting
 
 DRAWN_METRICS = ("accuracy", "nll", "ece", "auroc", "fpr95")
 FAINT = 0.55
@@ -50,16 +50,9 @@ def _proposition(compared: Compared, row_analyses: RowAnalyses) -> Figure | None
     )
 
 
-def _gaps(row: str, prunings: Sequence[Pruned], members: Sequence[int]) -> Drawing:
-    x = Axis.around(
-        "as the expansion has it, nats",
-        [0.0, *(pruned.expected for pruned in prunings)],
-        written="{:.3g}".format,
-    )
-    y = Axis.around(
-        "gap widened by, nats", [0.0, *(pruned.widened for pruned in prunings)], written="{:.3g}".format
-    )
-    shared_range = [max(x.low, y.low), min(x.high, y.high)]
+def _gaps(row: str, prunings: Sequence[Pruned], members: Sequence[int]) -> Panel:
+    expected = [0.0, *(pruned.expected for pruned in prunings)]
+    low, high = min(expected), max(expected)
     by_member = [[pruned for pruned in prunings if pruned.member == member] for member in members]
     return Chart(
         title=row,
@@ -67,8 +60,8 @@ def _gaps(row: str, prunings: Sequence[Pruned], members: Sequence[int]) -> Drawi
             f"member {pruned.member}, {pruned.corruption}: {pruned.widened:.3g}, expected {pruned.expected:.3g}"
             for pruned in prunings
         ),
-        x=x,
-        y=y,
+        x=Axis(label="as the expansion has it, nats"),
+        y=Axis(label="gap widened by, nats"),
         series=[
             Series(
                 points=[(pruned.expected, pruned.widened) for pruned in prunings_of_member],
@@ -79,8 +72,8 @@ def _gaps(row: str, prunings: Sequence[Pruned], members: Sequence[int]) -> Drawi
             )
             for i, prunings_of_member in enumerate(by_member)
         ],
-        guides=[[(end, end) for end in shared_range], [(x.low, 0.0), (x.high, 0.0)]],
-    ).drawing()
+        guides=[[(low, low), (high, high)], [(low, 0.0), (high, 0.0)]],
+    ).panel()
 
 
 def _pca(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
@@ -104,8 +97,7 @@ def _pca(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
     )
 
 
-def _plane(title: str, plane: Plane, sets: Sequence[str]) -> Drawing:
-    points = [point for set_points in plane.points.values() for point in set_points]
+def _plane(title: str, plane: Plane, sets: Sequence[str]) -> Panel:
     across, up = (
         f"component {i + 1}, {100 * share:.0f} % of variance" for i, share in enumerate(plane.variance)
     )
@@ -113,8 +105,8 @@ def _plane(title: str, plane: Plane, sets: Sequence[str]) -> Drawing:
         title=title,
         description=f"{len(plane.heads)} heads; "
         + "; ".join(f"{name}: distance {x:.3g} from ID" for name, x in plane.mahalanobis.items()),
-        x=Axis.around(across, [x for x, _ in points], written="{:.3g}".format),
-        y=Axis.around(up, [y for _, y in points], written="{:.3g}".format),
+        x=Axis(label=across),
+        y=Axis(label=up),
         series=[
             Series(
                 points=plane.points[name], style=series_style(i), kind="dots", opacity=FAINT, titles=[name]
@@ -122,7 +114,7 @@ def _plane(title: str, plane: Plane, sets: Sequence[str]) -> Drawing:
             for i, name in enumerate(sets)
             if name in plane.points
         ],
-    ).drawing()
+    ).panel()
 
 
 def _quantities(values: Sequence[str], means: Sequence[str]) -> list[Quantity]:
@@ -146,7 +138,7 @@ def _members(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
         return None
     first = sizes_by_row[0][2][0]
 
-    def chart(quantity: Quantity) -> Drawing | None:
+    def chart(quantity: Quantity) -> Panel | None:
         series: list[Series] = []
         for i, row, sizes in sizes_by_row:
             spreads = [(float(size.members), of_size(size, quantity)) for size in sizes]
@@ -178,7 +170,7 @@ def _fewer(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
     first = heads_by_row[0][1][0]
     names = list(dict.fromkeys((row.name, base.scores) for row, fewer in heads_by_row for base in fewer))
 
-    def chart(quantity: Quantity) -> Drawing | None:
+    def chart(quantity: Quantity) -> Panel | None:
         series = [
             Series(
                 points=_points(quantity, row, [base for base in fewer if base.scores == scores]),
@@ -214,10 +206,8 @@ def _points(quantity: Quantity, row: Row, fewer: Sequence[BaseWithFewerHeads]) -
 
 def _lines(
     quantity: Quantity, across: str, series: Sequence[Series], *, low: float, high: float
-) -> Drawing | None:
-    values = [y for line in series for _, y in line.points]
-    values += [end for line in series for span in line.spans if span is not None for end in span]
-    if not values:
+) -> Panel | None:
+    if not any(line.points for line in series):
         return None
     better = "higher" if quantity.metric.higher_is_better else "lower"
     return Chart(
@@ -229,9 +219,9 @@ def _lines(
             if line.kind == "line"
         ),
         x=Axis(label=across, low=low, high=high),
-        y=Axis.around(f"{quantity.heading}, {better} is better", values, written="{:.4g}".format),
+        y=Axis(label=f"{quantity.heading}, {better} is better"),
         series=series,
-    ).drawing()
+    ).panel()
 
 
 def _taylor(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
@@ -274,16 +264,17 @@ def _runtime(compared: Compared) -> Figure | None:
     )
 
 
-def _bars(bars: Sequence[tuple[int, str, float, str]]) -> Drawing:
-    """Return a bar for each row, with what is said of it above."""
+def _bars(bars: Sequence[tuple[int, str, float, str]]) -> Panel:
+    """Return a bar for each row, below its name and label."""
     longest = max(value for _, _, value, _ in bars)
-    shapes: list[SvgPath | SvgText] = []
-    for place, (i, row, value, label) in enumerate(bars):
-        y = 14.0 + STEP * place
-        shapes.append(SvgText(at=(0, y), text=fitting(row, WIDTH - breadth(label, TEXT - 1) - LABEL_GAP)))
-        right = max(1.0, WIDTH * value / longest)
-        corners = [(0, y + 5), (right, y + 5), (right, y + 5 + BAR), (0, y + 5 + BAR)]
-        shapes.append(SvgPath(parts=[corners], fill=series_style(i).paint, title=f"{row}: {label}"))
-        shapes.append(SvgText(at=(WIDTH, y), text=label, anchor="end", paint="soft", size=TEXT - 1))
+    height = STEP * len(bars)
+
+    def draw(canvas: Canvas) -> None:
+        for place, (i, row, value, label) in enumerate(bars):
+            y, width = 14.0 + STEP * place, max(1.0, WIDTH * value / longest)
+            canvas.write(0, y, fitting(row, WIDTH - breadth(label, SMALL) - LABEL_GAP))
+            canvas.write(WIDTH, y, label, anchor="right", colour="soft", size=SMALL)
+            canvas.rectangles([(0, y + 5)], (width, BAR), series_style(i).paint, tooltip=f"{row}: {label}")
+
     description = "; ".join(f"{row}: {label}" for _, row, _, label in bars)
-    return Drawing(title="Time", description=description, width=WIDTH, height=STEP * len(bars), shapes=shapes)
+    return Panel(title="Time", description=description, width=WIDTH, height=height, draw=draw)

@@ -17,8 +17,8 @@ from hydractl.messages import listed
 from hydractl.output.atomic_write import publish
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
+from hydractl.reporting.matplotlib_figure import png
 from hydractl.reporting.report_values import BETTER, LEVEL, WORSE, judgement
-from hydractl.reporting.svg import png
 
 REPORT, PAGE, PICTURE = "report.json", "report.html", "cost.png"
 THRESHOLD, PREDICTIONS = "threshold.json", "predictions.jsonl"

@@ -322,7 +322,7 @@ ROWS = (
     Row(
         "reporting/matplotlib_figure.py",
         "unset MPLBACKEND",
-        test="tests/reporting/test_heads_figure.py::test_a_backend_that_matplotlib_does_not_know_is_no_traceback",
+        test="tests/reporting/test_matplotlib_figure.py::test_a_backend_that_matplotlib_does_not_know_is_no_traceback",
     ),
     Row(
         "runtime.py",
