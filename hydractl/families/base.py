@@ -6,15 +6,14 @@ Axes: B batch, T tokens, D width, H heads, K head width, L layers.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hydractl.errors import UnsupportedModelError
+from hydractl.families.head_tensors import HeadTensor
 from hydractl.families.model_folder import logits_of
-from hydractl.heads.key_heads import shared_keys
 from hydractl.tasks import SINGLE_LABEL, Task
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from hydractl.families.model_folder import Rule
     from hydractl.families.tower import Model
-    from hydractl.manifest.head_mask import TowerHeads, TowerKeep
+    from hydractl.manifest.head_mask import TowerKeep
     from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
 
 
@@ -31,64 +30,6 @@ COMPILED = "_orig_mod."
 DEFAULT_POOLING = "own"
 POOLINGS = (DEFAULT_POOLING, "mean")
 """Poolings of a text classifier: that of its family, or the mean over all tokens except padding."""
-
-
-class TensorRole(StrEnum):
-    """What a tensor with a head axis does."""
-
-    INPUT = "input"  # q, k or v, apart or fused: Taylor scores these weights
-    BIAS = "bias"
-    GATE = "gate"
-    OUTPUT = "output"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadTensor:
-    """A tensor of a block whose axis `axis` is `(copies H K)`: heads contiguous, `copies` times over.
-
-    A fused qkv weight is axis 0 and three copies; an output projection's weight is axis 1 and one copy. Where a head has
-    one entry and not K, the axis is `(copies H)`: a table of position biases with a column a head is axis 1 and one copy.
-    A `shared` one has heads of keys or values, which several query heads may share: one goes when its last query head goes.
-    """
-
-    name: str
-    axis: int
-    copies: int
-    role: TensorRole
-    one_entry: bool = False
-    shared: bool = False
-
-    def numbers(self, heads: Iterable[int], tower: TowerHeads) -> list[int]:
-        """Return the heads that the axis has where a layer keeps these query heads, increasing."""
-        return shared_keys(heads, tower.sharing if self.shared else 1)
-
-    def size(self, heads: Iterable[int], tower: TowerHeads) -> int:
-        """Return how long the axis is where a layer keeps these query heads."""
-        return len(self.numbers(heads, tower)) * self.width(tower.head_dim)
-
-    def width(self, head_dim: int) -> int:
-        """Return how many entries a head has along the axis, all copies together."""
-        return self.copies * (1 if self.one_entry else head_dim)
-
-
-def projections_apart(
-    name: str, parts: Sequence[str], *, copies: int = 1, shared: Collection[str] = ()
-) -> tuple[HeadTensor, ...]:
-    """Return weight and bias of projections that are layers of their own, heads along the first axis.
-
-    Args:
-        name: Of a layer, with `{part}`.
-        parts: What stands for it: queries, keys, values.
-        copies: See `HeadTensor`.
-        shared: Which parts are, see there.
-    """
-    return tuple(
-        HeadTensor(
-            name=f"{name.format(part=part)}.{kind}", axis=0, copies=copies, role=role, shared=part in shared
-        )
-        for part in parts
-        for kind, role in (("weight", TensorRole.INPUT), ("bias", TensorRole.BIAS))
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,11 +17,26 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.families.attention_bias import NOTHING, AttentionExtras, HeadBias
 from hydractl.families.batched_members import only_rows, shallow_copy
+from hydractl.families.head_tensors import (
+    HeadTensor,
+    TensorRole,
+    projections_apart,
+    select_heads,
+    shared_keys,
+)
 from hydractl.families.stream import Product, applied, product, products_of
-from hydractl.heads.key_heads import shared_keys
 from hydractl.runtime import on_device
 
 Rotation = Literal["half", "pairs"]
+SHARED = ("k", "v")
+OWN_TENSORS = (
+    HeadTensor(name="qkv.weight", axis=0, copies=3, role=TensorRole.INPUT),
+    HeadTensor(name="qkv.bias", axis=0, copies=3, role=TensorRole.BIAS),
+    HeadTensor(name="q_bias", axis=0, copies=1, role=TensorRole.BIAS),
+    HeadTensor(name="v_bias", axis=0, copies=1, role=TensorRole.BIAS),
+    HeadTensor(name="proj.weight", axis=1, copies=1, role=TensorRole.OUTPUT),
+)
+"""Tensors with a head axis of a `HeadGroup`, beside those of `along_heads`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,10 +156,11 @@ class HeadGroup(nn.Module):
         """Return a copy in which each head has keys and values of its own; the group itself where they have."""
         if self.sharing == 1:
             return self
-        copied, keys = shallow_copy(self), self.keys
-        rows = self._rows([keys.index(head // self.sharing) for head in self.head_numbers])
-        for name in ("k", "v"):
-            setattr(copied, name, only_rows(getattr(self, name), rows))
+        copied, keys, width = shallow_copy(self), self.keys, range(self.head_dim)
+        places = [keys.index(head // self.sharing) for head in self.head_numbers]
+        rows = torch.tensor([place * self.head_dim + k for place in places for k in width], dtype=torch.long)
+        for name in SHARED:
+            setattr(copied, name, only_rows(getattr(self, name), on_device(rows, self.proj.weight.device)))
         copied.sharing = 1
         return copied
 
@@ -322,30 +338,16 @@ class HeadGroup(nn.Module):
 
     def select(self, positions: Sequence[int]) -> HeadGroup:
         """Return a copy with only the heads at these positions among the kept, weights sliced."""
-        rows = self._rows(positions)
-        width = self.heads * self.head_dim
+        head_numbers = tuple(self.head_numbers[h] for h in positions)
         selected = shallow_copy(self)
-        selected.head_numbers = tuple(self.head_numbers[h] for h in positions)
-        if self.qkv is not None:
-            selected.qkv = only_rows(self.qkv, torch.cat([rows, rows + width, rows + 2 * width]))
-        keys = self.keys
-        key_rows = rows if self.sharing == 1 else self._rows([keys.index(key) for key in selected.keys])
-        for name in self.along_heads:
+        for name in ("qkv", "proj", *self.along_heads):
             if (layer := getattr(self, name)) is not None:
-                setattr(selected, name, only_rows(layer, key_rows if name in {"k", "v"} else rows))
-        for name in ("q_bias", "v_bias"):
-            if (bias := getattr(self, name)) is not None:
-                setattr(selected, name, nn.Parameter(bias.detach()[rows]))
+                setattr(selected, name, shallow_copy(layer))
+        for tensor in (*OWN_TENSORS, *projections_apart("{part}", self.along_heads, shared=SHARED)):
+            select_heads(selected, "", tensor, head_numbers, self)
+        selected.head_numbers = head_numbers
         selected.bias = None if self.bias is None else self.bias.select(positions)
-        selected.proj = shallow_copy(self.proj)
-        selected.proj.in_features = len(rows)
-        selected.proj.weight = nn.Parameter(self.proj.weight.detach()[:, rows])
         return selected
-
-    def _rows(self, positions: Sequence[int]) -> torch.Tensor:
-        """Return the output features (n K) of heads at these n positions."""
-        numbers = [h * self.head_dim + k for h in positions for k in range(self.head_dim)]
-        return on_device(torch.tensor(numbers, dtype=torch.long), self.proj.weight.device)
 
     def head_term(self, z: torch.Tensor, head: int) -> torch.Tensor:
         """Return head `head`'s own term of `project`, (B, T', D): the sum over heads, plus the bias, is `project`."""

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from hydractl.errors import EDITED, CheckpointError
 from hydractl.families.base import TowerLayout
+from hydractl.families.head_tensors import select_heads
 
 if TYPE_CHECKING:
     from hydractl.manifest.head_mask import TowerKeep
@@ -57,16 +58,7 @@ def cut_heads(
             )
         for layer, head_numbers in enumerate(kept_heads):
             for tensor in layout.heads:
-                path, _, name = (layout.block.format(layer=layer) + tensor.name).rpartition(".")
-                module = _submodule(library, path)
-                old = getattr(module, name, None)
-                if module is None or old is None:
-                    continue
-                shape = list(old.shape)
-                shape[tensor.axis] = tensor.size(head_numbers, heads)
-                setattr(module, name, nn.Parameter(torch.empty(shape, dtype=old.dtype, device="meta")))
-                if isinstance(module, nn.Linear) and name == "weight":
-                    module.out_features, module.in_features = shape
+                select_heads(library, layout.block.format(layer=layer), tensor, head_numbers, heads)
 
 
 def fill(library: nn.Module, state: Mapping[str, torch.Tensor] | None) -> None:

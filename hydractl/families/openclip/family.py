@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import ValidationError
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
-from hydractl.families.base import SCALE, Described, Family, HeadTensor, TensorRole, TowerLayout
+from hydractl.families.base import SCALE, Described, Family, TowerLayout
 from hydractl.families.config_checks import building, check_patches
+from hydractl.families.head_tensors import HeadTensor, TensorRole
 from hydractl.families.model_folder import COMMON_RULES
 from hydractl.families.openclip import config as configs
 from hydractl.families.timm.models import LAYOUT, tower_heads

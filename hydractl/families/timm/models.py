@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.base import Described, HeadTensor, TensorRole, TowerLayout, projections_apart
+from hydractl.families.base import Described, TowerLayout
 from hydractl.families.config_checks import building, check_options, check_patches
+from hydractl.families.head_tensors import HeadTensor, TensorRole, projections_apart
 from hydractl.families.model_folder import num_classes_of
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.head_mask import TowerHeads
