@@ -14,8 +14,7 @@ from typing_extensions import override
 
 from hydractl.families.base import Family
 from hydractl.families.load import OpenModel
-from hydractl.families.tower import Towers
-from hydractl.families.zero_shot import without_autocast
+from hydractl.families.tower import Towers, without_autocast
 from hydractl.fusion.feature_ood import Scores, default_score
 from hydractl.fusion.features import FeatureExtractor
 from hydractl.fusion.prompts import Classes, with_class_names

@@ -15,9 +15,8 @@ from typing_extensions import override
 from hydractl.data.batches import Batch
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Family
-from hydractl.families.batched_members import FeatureLinear, MemberParallel, placed_features
-from hydractl.families.tower import OutputHead, Towers
-from hydractl.families.zero_shot import Contrast
+from hydractl.families.stream import FeatureLinear, MemberParallel, placed_features
+from hydractl.families.tower import Contrast, OutputHead, Towers
 from hydractl.fusion.inference import respond
 from hydractl.metrics.feature_scores import Classifier
 from hydractl.metrics.per_sample import Responses

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hydractl.families.base import Family, place_of
-from hydractl.families.head_tensors import TensorRole
+from hydractl.families.layout import TensorRole
 from hydractl.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from hydractl.data.batches import Batch
-from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.registry import FAMILIES
-from hydractl.families.zero_shot import Contrast, unit
+from hydractl.families.tower import Contrast, largest_difference, unit
 from hydractl.fusion.default_score import WithDefaultScore
 from hydractl.fusion.features import FeatureExtractor
 from hydractl.fusion.hydra import Hydra

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydractl.families.dummy_inputs import largest_difference
-from hydractl.families.head_tensors import TensorRole
+from hydractl.families.layout import TensorRole
+from hydractl.families.tower import largest_difference
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from support.builders import base, mask_file, over_classes

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from hydractl.families.base import place_of
-from hydractl.families.head_tensors import TensorRole
+from hydractl.families.layout import TensorRole
 from hydractl.model_inputs import map_inputs
 from hydractl.scoring.job import GateTraining, Samples, ScoreJob
 from hydractl.training.feeding.feed import Piece

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from hydractl.families.load import OpenModel, load_model
-from hydractl.families.tower import Model
-from hydractl.families.zero_shot import Contrast
+from hydractl.families.tower import Contrast, Model
 from hydractl.fusion.build import members_from_state
 from hydractl.fusion.prompts import prompts_of
 from hydractl.manifest.header import Kind

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from hydractl.data.corruptions.names import Corruption
 from hydractl.data.encode import with_corruption
-from hydractl.families.load import OpenModel
-from hydractl.families.weights_digest import fingerprint_of
+from hydractl.families.load import OpenModel, fingerprint_of
 from hydractl.fusion.build import load_any
 from hydractl.fusion.feature_ood import Scores, WithOodScores
 from hydractl.manifest.answers import ByClass, Examples

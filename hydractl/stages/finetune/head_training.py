@@ -17,8 +17,7 @@ from hydractl.data.datasets import Items
 from hydractl.data.encode import encoded
 from hydractl.data.sources.stream import Shuffled
 from hydractl.families.base import Family
-from hydractl.families.dummy_inputs import blank_inputs
-from hydractl.families.tower import Towers
+from hydractl.families.tower import Towers, blank_inputs
 from hydractl.fusion.features import give_head_inputs, heads_of
 from hydractl.metrics.cost import macs_of
 from hydractl.model_inputs import Inputs, inputs_like

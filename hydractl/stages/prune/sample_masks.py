@@ -9,14 +9,14 @@ from pathlib import Path
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel
 from hydractl.heads.budget import total_heads
-from hydractl.heads.masks import total_kept
-from hydractl.heads.member_masks import (
+from hydractl.heads.masks import (
     Sampling,
     cluster_masks,
     random_masks,
     random_masks_per_layer,
     sample_masks,
     share_before,
+    total_kept,
 )
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.head_mask import HeadScores, Mask, Shape, TowerKeep

@@ -1,9 +1,9 @@
-"""Tensors with a head axis, and the removal of heads from them. Importing this module loads neither torch nor pydantic."""
+"""Where heads and other parts lie in a model's tensors, and the removal of heads. Importing this module loads no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -115,6 +115,41 @@ def projections_apart(
         for part in parts
         for kind, role in (("weight", TensorRole.INPUT), ("bias", TensorRole.BIAS))
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TowerLayout:
+    """Where a tower's blocks lie among the state-dict names.
+
+    Attributes:
+        block: Prefix of a block's tensors, with `{layer}`.
+        heads: Tensors with a head axis, relative to the prefix; one that a model lacks is absent from its state dict.
+        mlp: Prefixes, relative to the block's, of what the paper averages.
+        attention: Prefixes, relative to the block's, of the attention and the norm before it.
+        readout: Prefixes of what lies between the blocks and the classifier.
+        last_norm: Those among them of the norm that ends the blocks, where they are pre-norm.
+        head: Prefixes of the classifier.
+        pooler: Prefixes of what belongs to the readout and a model without a classifier may lack.
+        embed: Prefixes of the embedding; where a model has one tower, what fits nothing else is the embedding.
+    """
+
+    block: str
+    heads: tuple[HeadTensor, ...]
+    attention: tuple[str, ...]
+    mlp: tuple[str, ...]
+    readout: tuple[str, ...]
+    head: tuple[str, ...]
+    pooler: tuple[str, ...] = ()
+    embed: tuple[str, ...] = ()
+    last_norm: tuple[str, ...] = ()
+
+    def under(self, prefix: str) -> TowerLayout:
+        """Return the layout of the same tower in a model whose names for it begin with `prefix`."""
+        outside = {
+            name: tuple(prefix + path for path in getattr(self, name))
+            for name in ("readout", "head", "pooler", "embed", "last_norm")
+        }
+        return replace(self, block=prefix + self.block, **outside)
 
 
 def select_heads(
