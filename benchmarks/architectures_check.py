@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hydractl.errors import HydraError, UnsupportedModelError
-from hydractl.families.dummy_inputs import TOLERANCE, largest_difference
 from hydractl.families.load import load_model, open_model
 from hydractl.families.registry import family_of
+from hydractl.families.tower import TOLERANCE, largest_difference
 from hydractl.fusion.loaded_model import load
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Header, Kind

@@ -21,9 +21,8 @@ from hydractl.cli.app import main as hydractl
 from hydractl.families.load import open_model
 from hydractl.fusion.build import load_any
 from hydractl.fusion.feature_ood import WithDefaultScore
-from hydractl.stages.export.compare import named, samples
-from hydractl.stages.export.export_module import ExportModule
-from hydractl.stages.export.formats import run_onnx
+from hydractl.stages.export.formats import ExportModule, run_onnx
+from hydractl.stages.export.run import named, samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ import copy
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hydractl.auto.import_hook import HEARD
+from hydractl.auto.register import HEARD
 
 HEARD.clear()  # timm is not told of hydractl's models, which would take more than torch and timm
 import timm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from hydractl.auto.import_hook import listen
+from hydractl.auto.register import listen
 from hydractl.version import __version__
 
 TYPE_CHECKING = False  # as type checkers take it; `typing` takes longer to load than a signal to come

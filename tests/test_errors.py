@@ -8,9 +8,11 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import hydractl
-from hydractl.errors import HINT, MESSAGE, VALUE, InputError, harmless, harmless_line, reason_of
+from hydractl.errors import HINT, MESSAGE, VALUE, InputError, harmless, harmless_line, reason_of, shortened
 from hydractl.manifest.head_mask import HeadMask
 
 
@@ -120,3 +122,19 @@ def test_no_hint_advises_to_delete_data():
     ]
 
     assert not found
+
+
+@given(st.text(max_size=60), st.integers(2, 20))
+def test_a_shortened_text_fits_and_keeps_its_ends(text, letters):
+    found = shortened(text, letters)
+
+    assert len(found) <= letters
+    assert (found == text) == (len(text) <= letters)
+    assert not text or found[-1] in {text[-1], "…"}
+
+
+def test_the_end_of_a_path_says_most():
+    assert (
+        shortened("/data/runs/seed-0/scores.json", 20)
+        == "/data/…/scores.json"[:6] + "…" + "-0/scores.json"[-13:]
+    )

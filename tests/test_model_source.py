@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 
 from hydractl.errors import CheckpointError, HubError, HydraError, UnsupportedModelError, UsageError
-from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.load import load_model, open_model
+from hydractl.families.tower import largest_difference
 from hydractl.model_source import HUB_ID, download, locate, parse_arch
 from support.builders import base
 from support.hub import BROKEN, GATED, serve
@@ -77,7 +77,7 @@ def test_a_timm_folder_whose_model_args_are_null(tmp_path):
     with pytest.raises(UnsupportedModelError, match="patches of 16x16 pixels do not fit"):
         open_model(str(tmp_path / "m"))
     config = {"architecture": PLAIN.arch, "num_classes": 7, "model_args": None, "pretrained_cfg": {}}
-    from hydractl.families.timm.families import TIMM_VIT
+    from hydractl.families.timm.models import TIMM_VIT
 
     described = TIMM_VIT.read_config(config, "m")
     assert (described.architecture.num_classes, described.preprocess.input_size) == (7, (3, 224, 224))

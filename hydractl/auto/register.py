@@ -1,10 +1,82 @@
-"""Registration of the models with the libraries."""
+"""Registers the models of hydractl with Auto classes and timm as soon as both are imported, in any order, without import cost.
+
+`import hydractl` loads neither torch nor transformers. If the Auto classes of transformers or the registry of timm are
+already loaded, the models are registered at once, otherwise when they are loaded. Python offers only a module finder to
+detect that; this one handles a few names and ignores all others.
+"""
 
 from __future__ import annotations
 
+import sys
 
-def after(name: str) -> None:
-    """Register the models with a module's registry."""
+TYPE_CHECKING = False  # as in the package itself: `typing` takes longer to load than this
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+HEARD = [
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.configuration_auto",
+    "transformers.models.auto.image_processing_auto",
+    "timm.models",
+]
+
+
+class ImportHook:
+    """A module finder that wraps the loader of certain modules to register the models after it."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a module after which models are registered, None for any other."""
+        if name not in HEARD:
+            return None
+        for finder in sys.meta_path:
+            if finder is self:
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = Loader(spec.loader, name)  # type: ignore[assignment]  # what it lacks, the other has
+                return spec
+        return None
+
+
+class Loader:
+    """A loader that registers the models after another loader has executed the module."""
+
+    def __init__(self, loader: Any, name: str) -> None:  # noqa: ANN401 - loaders share no type
+        self._loader = loader
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as above
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Create the module with the other loader."""
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the module, then register the models."""
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        register(self._name)
+
+
+def listen() -> None:
+    """Register the models with loaded modules, and with others once they are loaded."""
+    sys.meta_path.insert(0, ImportHook())
+    for name in HEARD:
+        if name in sys.modules:
+            register(name)
+
+
+def register(name: str) -> None:
+    """Register the models with a loaded module."""
     if name == "timm.models":
         from timm.models import register_model  # noqa: PLC0415 - loaded by now
 

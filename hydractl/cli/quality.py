@@ -18,6 +18,7 @@ from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.output.publish import publish
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
+from hydractl.reporting.matplotlib_figure import png
 from hydractl.reporting.report_values import (
     BETTER,
     LEVEL,
@@ -28,7 +29,6 @@ from hydractl.reporting.report_values import (
     judgement,
     written,
 )
-from hydractl.reporting.svg import png
 from hydractl.reporting.verdict import judged_quantities
 
 COSTS = {"compute": Quantity("macs"), "training": Quantity("training_macs")}

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hydractl.families.registry import FAMILIES
+from hydractl.families.transformers.hf_models import REFUSED
 from hydractl.families.transformers.models import LIBRARY as TRANSFORMERS
-from hydractl.families.transformers.unsupported import REFUSED
 
 PAGE = Path("docs/models.md")
 START = "<!-- models: written by `python -m hydractl.cli.supported` -->"

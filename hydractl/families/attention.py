@@ -1,33 +1,490 @@
-"""Attention with ragged heads: one module for members (M = 1) and hydras (M > 1).
+"""Attention of one member or of M: its biases, the heads that a member keeps in a layer, and the heads of all members.
 
-Axes: M members, N = M B batch, T tokens, D width, H heads, K head width. `Attention` puts the groups of M members side by side
-on the head axis, or computes them at once.
+Axes: M members, N = M B batch, T tokens, D width, H heads, K head width. A member's layer is a `HeadGroup` with any number of
+heads, including none. `Attention` puts the groups of M members side by side on the head axis.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import cast
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 from typing_extensions import override
 
-from hydractl.families.attention_bias import NOTHING, AttentionExtras, StackedBias
-from hydractl.families.batched_members import (
+from hydractl.families.layout import HeadTensor, TensorRole, projections_apart, select_heads, shared_keys
+from hydractl.families.stream import (
     MemberParallel,
+    Product,
     StackedLinear,
     StackedNorm,
     all_same,
+    applied,
+    computed,
     fixed,
+    only_rows,
+    product,
+    products_of,
     shallow_copy,
+    share,
     stacked,
 )
-from hydractl.families.head_group import HeadGroup, Projection
-from hydractl.families.stream import Product, computed
 from hydractl.model_inputs import split_batch
 from hydractl.runtime import on_device
+
+
+class AttentionExtras(NamedTuple):
+    """What attention needs beside the tokens. `mask` is a sample's own; the others are a member's own: G is 1 or M.
+
+    Attributes:
+        mask: (N, 1, 1 or T, T), True where a query may look at a key.
+        rope: (G, 2, 1 or H, T, K), cosines and sines of the rotary position embedding; H as before pruning.
+        bias: (G, H, T, T), added to the scaled scores; H as before pruning. What layers share; see `HeadBias` for the rest.
+        table: (G, P, D), whatever else a family's attention looks up.
+        rows: (G, T, T), which of the P each query and key look up.
+    """
+
+    mask: torch.Tensor | None = None
+    rope: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    table: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+
+    def split(self, members: int) -> list[AttentionExtras]:
+        """Return each member's share."""
+        masks = [None] * members if self.mask is None else split_batch(self.mask, members)
+        # by name: dynamo of torch 2.7 and 2.8 slices no NamedTuple
+        shared_fields = (self.rope, self.bias, self.table, self.rows)
+        return [
+            AttentionExtras(mask, *(None if x is None else share(x, m) for x in shared_fields))
+            for m, mask in enumerate(masks)
+        ]
+
+
+NOTHING = AttentionExtras()
+
+
+class QuietDropout(nn.Dropout):
+    """Dropout that is not called where it drops nothing: in evaluation, unless somebody listens."""
+
+    @override
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        if self.training or self._forward_hooks or self._forward_pre_hooks:
+            dropped: torch.Tensor = super().__call__(computed(input))
+            return dropped
+        return input
+
+
+class SharedDropout(nn.Dropout):
+    """Dropout of what has no axis of samples, as a table of positions: all samples of a step miss the same."""
+
+
+class HeadBias(nn.Module):
+    """What a layer adds to its scaled scores, which is the heads' own: it is cut with them."""
+
+    def forward(self) -> torch.Tensor:
+        """Return (G, H, T, T) of the heads that are kept, G = 1; or of those of M members, G = M."""
+        raise NotImplementedError
+
+    def select(self, positions: Sequence[int]) -> HeadBias:
+        """Return a copy with only the heads at these positions among the kept, weights sliced."""
+        raise NotImplementedError
+
+
+def looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return a bias (1, H, T, T) of a table (P, H), and for each query and key the row (T, T) that they look up."""
+    return table[index].movedim(-1, 0).unsqueeze(0)
+
+
+class PositionBias(HeadBias):
+    """A bias by relative position; see `looked_up`."""
+
+    index: torch.Tensor
+
+    def __init__(self, table: nn.Parameter, index: torch.Tensor) -> None:
+        super().__init__()
+        self.table = table
+        self.register_buffer("index", index, persistent=False)
+
+    @override
+    def forward(self) -> torch.Tensor:
+        return looked_up(self.table, self.index)
+
+    @override
+    def select(self, positions: Sequence[int]) -> PositionBias:
+        return PositionBias(nn.Parameter(self.table.detach()[:, list(positions)]), self.index)
+
+
+class StackedBias(HeadBias):
+    """What M members add to their scores, (M, H, T, T); as it hangs on weights alone, it is computed once."""
+
+    def __init__(self, biases: torch.Tensor) -> None:
+        super().__init__()
+        self.biases = fixed(biases)
+
+    @override
+    def forward(self) -> torch.Tensor:
+        return self.biases
+
+
+Rotation = Literal["half", "pairs"]
+SHARED = ("k", "v")
+OWN_TENSORS = (
+    HeadTensor(name="qkv.weight", axis=0, copies=3, role=TensorRole.INPUT),
+    HeadTensor(name="qkv.bias", axis=0, copies=3, role=TensorRole.BIAS),
+    HeadTensor(name="q_bias", axis=0, copies=1, role=TensorRole.BIAS),
+    HeadTensor(name="v_bias", axis=0, copies=1, role=TensorRole.BIAS),
+    HeadTensor(name="proj.weight", axis=1, copies=1, role=TensorRole.OUTPUT),
+)
+"""Tensors with a head axis of a `HeadGroup`, beside those of `along_heads`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadParts:
+    """A library attention's own parts, already cut to the heads that are kept.
+
+    Attributes:
+        head_numbers: The heads' numbers before pruning, increasing.
+        head_dim: K.
+        scale: Of the scores.
+        qkv: The fused projection; or else all three of `q`, `k`, `v`.
+        q: Queries.
+        k: Keys.
+        v: Values.
+        q_bias: A bias (H K) beside a fused projection that has none; keys then have no bias.
+        v_bias: The same for values.
+        proj: The output projection.
+        q_norm: Norm of a head's query, of width K.
+        k_norm: Norm of a head's key.
+        gate: Elementwise gate of the heads' outputs: a projection to H K, before the sigmoid.
+        bias: What is added to the heads' scaled scores.
+        dropout: Probability, of the attention weights in training.
+        proj_drop: What follows the output projection.
+        rotation: Which numbers a rotary embedding pairs: the halves of a head, or neighbours.
+        sharing: How many query heads share each key head before pruning; keys and values are layers of their own then.
+    """
+
+    head_numbers: tuple[int, ...]
+    head_dim: int
+    scale: float
+    proj: nn.Linear
+    qkv: nn.Linear | None = None
+    q: nn.Linear | None = None
+    k: nn.Linear | None = None
+    v: nn.Linear | None = None
+    q_bias: nn.Parameter | None = None
+    v_bias: nn.Parameter | None = None
+    q_norm: nn.Module = field(default_factory=nn.Identity)
+    k_norm: nn.Module = field(default_factory=nn.Identity)
+    gate: nn.Linear | None = None
+    bias: HeadBias | None = None
+    dropout: float = 0.0
+    proj_drop: nn.Module = field(default_factory=nn.Identity)
+    rotation: Rotation = "half"
+    sharing: int = 1
+
+
+class Projection(NamedTuple):
+    """Weight (H K, D) and bias (H K) of queries, keys or values; or (M, H K, D) and (M, H K)."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def of(self, x: torch.Tensor, heads: int) -> torch.Tensor:
+        """Return (N, H, T, K) of x (N, T, D)."""
+        projected = product(x, self.weight, self.bias)
+        return projected.view(*x.shape[:-1], heads, projected.shape[-1] // heads).transpose(1, 2)
+
+
+def _by_heads(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return (B, H, T', D) of x (B, H, T', K) and a weight (H, K, D): a product for each head, as one for each sample is small."""
+    products = torch.matmul(x.transpose(0, 1).flatten(1, 2), weight)
+    return products.view(len(weight), x.shape[0], x.shape[2], weight.shape[-1]).transpose(0, 1)
+
+
+class HeadGroup(nn.Module):
+    """The heads that one member keeps in one layer.
+
+    Covered: q, k and v fused or apart, biases or none, q/k norms of width K, rotary embeddings, padding masks, biases of
+    the scores a head, an elementwise output gate, keys and values that several heads share.
+
+    Or those of M members at once, padded to the most that any keeps with heads that have no weights and say nothing: see `at_once`.
+
+    Attributes:
+        along_heads: The linear layers whose output features are `(H K)`.
+        members: M.
+        projects_for: How many members' streams `project` makes, of an equal share of the heads each.
+        numbers: Where M > 1, (M, H): each member's heads' numbers before pruning, any for a head that pads.
+    """
+
+    along_heads: ClassVar[tuple[str, ...]] = ("q", "k", "v", "gate")
+    members = projects_for = 1
+
+    def __init__(self, parts: HeadParts) -> None:
+        super().__init__()
+        self.head_numbers = parts.head_numbers
+        self.numbers: nn.Parameter | None = None
+        self.head_dim = parts.head_dim
+        self.scale = parts.scale
+        self.dropout = parts.dropout
+        self.rotation: Rotation = parts.rotation
+        self.sharing = parts.sharing
+        self.qkv, self.q, self.k, self.v = parts.qkv, parts.q, parts.k, parts.v
+        self.q_bias, self.v_bias = parts.q_bias, parts.v_bias
+        self.q_norm, self.k_norm = parts.q_norm, parts.k_norm
+        self.gate, self.bias = parts.gate, parts.bias
+        self.proj: nn.Linear = parts.proj
+        self.proj_drop = parts.proj_drop
+
+    @property
+    def heads(self) -> int:
+        """How many heads are kept, 0 or more."""
+        return len(self.head_numbers)
+
+    @property
+    def keys(self) -> list[int]:
+        """The numbers before pruning of the heads that keys and values have, increasing."""
+        return shared_keys(self.head_numbers, self.sharing)
+
+    def of_each(self, x: torch.Tensor) -> torch.Tensor:
+        """Return keys or values (B, G, T, K) of the heads that share them, (B, H, T, K)."""
+        shares = Counter(head // self.sharing for head in self.head_numbers)
+        parts = zip(x.split(1, dim=1), shares.values(), strict=True)
+        return torch.cat([key.expand(-1, count, -1, -1) for key, count in parts], dim=1)
+
+    def written_out(self) -> HeadGroup:
+        """Return a copy in which each head has keys and values of its own; the group itself where they have."""
+        if self.sharing == 1:
+            return self
+        copied, keys, width = shallow_copy(self), self.keys, range(self.head_dim)
+        places = [keys.index(head // self.sharing) for head in self.head_numbers]
+        rows = torch.tensor([place * self.head_dim + k for place in places for k in width], dtype=torch.long)
+        for name in SHARED:
+            setattr(copied, name, only_rows(getattr(self, name), on_device(rows, self.proj.weight.device)))
+        copied.sharing = 1
+        return copied
+
+    def attend(self, x: torch.Tensor, queries: slice | None, side: AttentionExtras = NOTHING) -> torch.Tensor:
+        """Return every head's output (B, T', H, K) before the output projection; `queries` picks the T' tokens."""
+        query_tokens = x if queries is None else x[:, queries]
+        if self.heads == 0:
+            return x.new_empty(*query_tokens.shape[:2], 0, self.head_dim)
+        if self._can_fold(query_tokens, queries, side):
+            z = self._attend_folded(x, query_tokens, side)
+        else:
+            q, k, v = self._project_in(x, queries)
+            bias = self.scores_bias(q, k, queries, side)
+            q, k = self.positioned(q, k, queries, side)
+            if self.sharing > 1:  # each call takes time
+                k, v = self.of_each(k), self.of_each(v)
+            z = self._attention(q, k, v, bias).transpose(1, 2)
+        if self.gate is not None:
+            z = z * self.gate(query_tokens).sigmoid().unflatten(-1, (self.heads, self.head_dim))
+        return z
+
+    def weights(self, x: torch.Tensor, side: AttentionExtras = NOTHING) -> torch.Tensor:
+        """Return every head's attention weights (B, H, T, T) of x (B, T, D), without dropout; a row sums to 1.
+
+        They are what attention answers where token t's value is the t-th unit vector, so a family's own way to score
+        is in them, whatever it is.
+        """
+        batch, tokens = x.shape[:2]
+        if self.heads == 0:
+            return x.new_empty(batch, 0, tokens, tokens)
+        q, k, _ = self._project_in(x, None)
+        bias = self.scores_bias(q, k, None, side)
+        q, k = self.positioned(q, k, None, side)
+        return F.scaled_dot_product_attention(
+            q,
+            k if self.sharing == 1 else self.of_each(k),
+            torch.eye(tokens, dtype=q.dtype, device=x.device).expand(batch, self.heads, -1, -1),
+            attn_mask=bias,
+            scale=self.scale,
+        )
+
+    def positioned(
+        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: AttentionExtras
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries (B, H, T', K) and keys (B, H, T, K) normed and rotated."""
+        q, k = applied(self.q_norm, q), applied(self.k_norm, k)
+        if side.rope is None:
+            return q, k
+        rope = self.kept_of(side.rope, 2) if side.rope.shape[2] > 1 else side.rope
+        cos, sin = (per_member(x) for x in rope.to(q.dtype).unbind(1))
+        at = slice(None) if queries is None else queries
+        q, k = (x if len(rope) == 1 else x.unflatten(0, (len(rope), -1)) for x in (q, k))
+        q = q * cos[..., at, :] + _rotated(q, self.rotation) * sin[..., at, :]
+        k = k * cos + _rotated(k, self.rotation) * sin
+        return (q, k) if len(rope) == 1 else (q.flatten(0, 1), k.flatten(0, 1))
+
+    def kept_of(self, x: torch.Tensor, axis: int) -> torch.Tensor:
+        """Return x (G, ..., H, ...), with the heads before pruning on an axis, of the heads that are kept; of several members (M, ...)."""
+        if self.numbers is not None:
+            index = self.numbers.view(*self.numbers.shape, *(1,) * (x.ndim - 2)).movedim(1, axis)
+            index = index.expand(-1, *x.shape[1:axis], -1, *x.shape[axis + 1 :])
+            return x.expand(len(index), *x.shape[1:]).gather(axis, index)
+        if len(self.head_numbers) == x.shape[axis]:
+            return x
+        heads = x.unbind(axis)  # to index with a list copies it to the device, which the processor waits for
+        return torch.stack([heads[h] for h in self.head_numbers], axis)
+
+    def scores_bias(
+        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: AttentionExtras
+    ) -> torch.Tensor | None:
+        """Return what scaled_dot_product_attention takes as its mask: boolean, or added to the scaled scores."""
+        del k
+        at = slice(None) if queries is None else queries
+        mask = side.mask if side.mask is None or side.mask.shape[-2] == 1 else side.mask[..., at, :]
+        bias = None if self.bias is None else self.bias().unsqueeze(1)
+        if side.bias is not None:
+            # what several members look up is looked up for each sample, which spares the copy in `_of_samples`
+            copies = q.shape[0] // self.members if self.members > 1 and mask is None else 1
+            shared = self.kept_of(side.bias.unsqueeze(1).expand(-1, copies, -1, -1, -1), 2)
+            bias = shared if bias is None else bias + shared
+        return mask if bias is None else _of_samples(bias[..., at, :].to(q.dtype), q.shape[0], mask)
+
+    def _can_fold(self, query_tokens: torch.Tensor, queries: slice | None, side: AttentionExtras) -> bool:
+        """Return whether keys and values can be left out: few ask, and nothing happens to a key on its own.
+
+        In training a key bias of its own would be left without a gradient, and weights that dropout thins out no longer
+        sum to 1, as the values' bias needs.
+        """
+        return (
+            queries is not None
+            and not (self.training and self.dropout)
+            and query_tokens.shape[1] <= self.head_dim // 4
+            and isinstance(self.k_norm, nn.Identity)
+            and self.members == 1
+            and self.sharing == 1
+            and self.bias is None
+            and not (self.k is not None and torch.is_grad_enabled())
+            and side.rope is None  # these by name, as in `AttentionExtras.split`
+            and side.bias is None
+            and side.table is None
+            and (side.mask is None or side.mask.shape[-2] == 1)
+        )
+
+    def projections(self) -> tuple[Projection, Projection, Projection]:
+        """Return those of queries, keys and values."""
+        if self.qkv is None:
+            q, k, v = cast("tuple[nn.Linear, nn.Linear, nn.Linear]", (self.q, self.k, self.v))
+            return Projection(q.weight, q.bias), Projection(k.weight, k.bias), Projection(v.weight, v.bias)
+        parted = (3, self.heads * self.head_dim)
+        w_q, w_k, w_v = self.qkv.weight.unflatten(-2, parted).unbind(-3)
+        biases = cast("torch.Tensor | None", self.qkv.bias)
+        b_q, b_k, b_v = (
+            (self.q_bias, None, self.v_bias) if biases is None else biases.unflatten(-1, parted).unbind(-2)
+        )
+        return Projection(w_q, b_q), Projection(w_k, b_k), Projection(w_v, b_v)
+
+    def _project_in(
+        self, x: torch.Tensor, queries: slice | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries of the tokens asked, and keys and values of all."""
+        if self.qkv is not None and self.q_bias is None and self.v_bias is None:
+            # where members are stacked an operator more is dearer than the queries that nobody asked for
+            if queries is None or self.members > 1:
+                projected = products_of(*self.qkv(x)) if self.members > 1 else self.qkv(x)
+                q, k, v = self._parted(projected).unbind(2)
+                return q if queries is None else q[:, :, queries], k, v
+            width, weight = self.heads * self.head_dim, self.qkv.weight
+            bias = cast("torch.Tensor | None", self.qkv.bias)
+            k, v = self._parted(F.linear(x, weight[width:], bias if bias is None else bias[width:])).unbind(2)
+            return self.projections()[0].of(x[:, queries], self.heads), k, v
+        query_tokens = x if queries is None else x[:, queries]
+        of_q, of_k, of_v = self.projections()
+        keys = self.heads if self.sharing == 1 else len(self.keys)
+        return of_q.of(query_tokens, self.heads), of_k.of(x, keys), of_v.of(x, keys)
+
+    def _parted(self, x: torch.Tensor) -> torch.Tensor:
+        """Return (N, H, P, T, K) of P projections of each token, (N, T, P H K)."""
+        count = x.shape[-1] // (self.heads * self.head_dim)  # no -1, which an empty batch leaves open
+        return x.reshape(*x.shape[:2], count, self.heads, self.head_dim).transpose(1, 3)
+
+    def _attend_folded(
+        self, x: torch.Tensor, query_tokens: torch.Tensor, side: AttentionExtras
+    ) -> torch.Tensor:
+        """Attend from the tokens `query_tokens` (B, T', D) to all of x (B, T, D) without computing keys or values.
+
+        q·(W_k x + b_k) = (W_kᵀ q)·x + q·b_k, of which the second term is the same for all tokens and drops out of the
+        softmax; and as attention weights sum to 1, Σ a (W_v x + b_v) = W_v (Σ a x) + b_v.
+        """
+        of_q, of_k, of_v = self.projections()
+        q = self.q_norm(of_q.of(query_tokens, self.heads))
+        w_k, w_v = (w.unflatten(0, (self.heads, self.head_dim)) for w in (of_k.weight, of_v.weight))
+        folded = _by_heads(q, w_k)  # (B, H, T', D): what each query looks for in x itself
+        mixed = self._attention(folded.flatten(1, 2).unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1), side.mask)
+        z = _by_heads(mixed.squeeze(1).unflatten(1, (self.heads, -1)), w_v.transpose(1, 2)).transpose(1, 2)
+        return z if of_v.bias is None else z + of_v.bias.unflatten(0, (self.heads, -1))
+
+    def _attention(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=self.scale)
+
+    def project(self, z: torch.Tensor) -> torch.Tensor | Product:
+        """Return the layer's attention output (B, T', D) of z (B, T', H, K)."""
+        if self.projects_for > 1:
+            z = z.unflatten(2, (self.projects_for, -1)).movedim(2, 0)  # (M, B, T', H, K)
+        if self.heads or z.requires_grad:
+            mixed = self.proj(z.flatten(-2))
+        else:  # a matrix product over nothing, which runtimes of exported models refuse: nothing, and the bias
+            nothing = self.proj.weight.sum(1)
+            bias = cast("torch.Tensor | None", self.proj.bias)
+            mixed = (nothing if bias is None else nothing + bias).expand(*z.shape[:-2], -1)
+        projected: torch.Tensor | Product = applied(self.proj_drop, mixed)
+        return projected
+
+    def select(self, positions: Sequence[int]) -> HeadGroup:
+        """Return a copy with only the heads at these positions among the kept, weights sliced."""
+        head_numbers = tuple(self.head_numbers[h] for h in positions)
+        selected = shallow_copy(self)
+        for name in ("qkv", "proj", *self.along_heads):
+            if (layer := getattr(self, name)) is not None:
+                setattr(selected, name, shallow_copy(layer))
+        for tensor in (*OWN_TENSORS, *projections_apart("{part}", self.along_heads, shared=SHARED)):
+            select_heads(selected, "", tensor, head_numbers, self)
+        selected.head_numbers = head_numbers
+        selected.bias = None if self.bias is None else self.bias.select(positions)
+        return selected
+
+    def head_term(self, z: torch.Tensor, head: int) -> torch.Tensor:
+        """Return head `head`'s own term of `project`, (B, T', D): the sum over heads, plus the bias, is `project`."""
+        columns = slice(head * self.head_dim, (head + 1) * self.head_dim)
+        return F.linear(z[..., head, :], self.proj.weight[:, columns])
+
+
+def per_member(x: torch.Tensor) -> torch.Tensor:
+    """Return x (G, H, ...) as it meets tensors (N, H, ...) of one member, or (M, B, H, ...) of several."""
+    return x.squeeze(0) if len(x) == 1 else x.unsqueeze(1)
+
+
+def _of_samples(bias: torch.Tensor, samples: int, mask: torch.Tensor | None) -> torch.Tensor:
+    """Return biases (G, 1 or B, H, T', T) as those of N samples, (1 or N, H, T', T): the least there is where their mask is False.
+
+    Those of several members are copied for each sample: fused attention takes four axes, and repeats a mask over all samples or
+    none. With a fifth axis torch would go without it, which is slower; members side by side on the axis of heads would be three
+    copies, of queries, keys and values, together as large as this one where T is 3 K.
+    """
+    if mask is not None:
+        bias = bias.masked_fill(~mask.unflatten(0, (len(bias), -1)), torch.finfo(bias.dtype).min)
+    elif len(bias) > 1:
+        bias = bias.expand(-1, samples // len(bias), -1, -1, -1)
+    return bias.flatten(0, 1)
+
+
+def _rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Return x (..., K) turned by a quarter in each plane of the rotary embedding."""
+    if rotation == "half":
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((-second, first), dim=-1)
+    first, second = x[..., ::2], x[..., 1::2]
+    return torch.stack((-second, first), dim=-1).flatten(-2)
 
 
 def stack_head_groups(groups: Sequence[HeadGroup]) -> HeadGroup | None:

@@ -1,4 +1,4 @@
-"""What every family states, as data: where heads and MLPs lie in its tensors. Importing this loads no library.
+"""Data that every family declares, and the files of a model's folder. Importing this module loads no library.
 
 Axes: B batch, T tokens, D width, H heads, K head width, L layers.
 """
@@ -7,23 +7,230 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from hydractl.errors import UnsupportedModelError
-from hydractl.families.model_folder import logits_of
-from hydractl.heads.key_heads import shared_keys
-from hydractl.tasks import SINGLE_LABEL, Task
+from hydractl.errors import CheckpointError, UnsupportedModelError
+from hydractl.families.layout import HeadTensor, TowerLayout
+from hydractl.messages import quoted
+from hydractl.strict_json import parse, read_object
+from hydractl.tasks import SINGLE_LABEL, TASKS, Task
+from hydractl.tensor_spec import ITEM_BYTES, TensorSpec
 
 if TYPE_CHECKING:
     import torch
 
-    from hydractl.families.model_folder import Rule
     from hydractl.families.tower import Model
-    from hydractl.manifest.head_mask import TowerHeads, TowerKeep
+    from hydractl.manifest.head_mask import TowerKeep
     from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
+
+
+QUANTIZED = frozenset(
+    {
+        "SCB", "absmax", "bias_scale", "g_idx", "input_scale", "nested_absmax", "quant_map", "qweight", "qzeros", "scales",
+        "weight_format", "weight_packed", "weight_scale", "weight_scale_inv", "weight_shape", "weight_zero_point", "zero_point",
+    }
+)  # fmt: skip
+"""Suffixes of tensors with quantized weights or their scales."""
+REPARAMETRIZED = (
+    ".weight_orig",
+    ".weight_mask",
+    ".weight_g",
+    ".weight_v",
+    ".original0",
+    ".original1",
+    ".original",
+)
+"""Suffixes of tensors from which PyTorch's pruning and parametrizations compute a weight."""
+DEQUANTIZE = (
+    "store plain floating-point weights: in transformers `model.dequantize().save_pretrained(FOLDER)`; "
+    "after PyTorch's pruning `torch.nn.utils.prune.remove`"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A folder in a library's layout.
+
+    Attributes:
+        path: The folder.
+        config: Its `config.json` or `open_clip_config.json`.
+        specs: The tensors of its weights, by the names on disk; empty where only the configuration is read.
+    """
+
+    path: Path
+    config: Mapping[str, object]
+    specs: Mapping[str, TensorSpec] = field(default_factory=dict)
+
+    @property
+    def model_classes(self) -> tuple[str, ...]:
+        """The classes in `architectures`; empty where there are none."""
+        names = self.config.get("architectures")
+        return tuple(map(str, names)) if isinstance(names, list) else ()
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the model is a classifier, as a folder without `architectures` is taken to be."""
+        return not self.model_classes or any("Classification" in name for name in self.model_classes)
+
+    @property
+    def sentence_modules(self) -> tuple[Mapping[str, Any], ...]:
+        """The entries of sentence-transformers' `modules.json`; empty for a classifier, of which no library reads it.
+
+        Raises:
+            CheckpointError: If the file is not a list of objects.
+        """
+        path = self.path / "modules.json"
+        if not path.is_file() or ("architectures" in self.config and self.classifies):
+            return ()
+        try:
+            modules = parse(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
+        if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+            raise CheckpointError(f"{path}: is not a list of objects")
+        return tuple(modules)
+
+    def read(self, name: str) -> Mapping[str, Any]:
+        """Return the JSON object in a file of the folder; empty where there is no such file."""
+        path = self.path / name
+        return read_object(path) if path.is_file() else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How one field or file of a library's folder is treated.
+
+    Attributes:
+        library: The library whose folders have it.
+        name: The field or file.
+        effect: What the tool does with it, for the table.
+        problem: Returns why the folder is refused, or None; None for what is honoured.
+        hint: What to type next where the folder is refused.
+        as_backbone: Whether `finetune` takes a refused folder as a backbone, and gives it a new classifier.
+    """
+
+    library: str
+    name: str
+    effect: str
+    problem: Callable[[ModelFolder], str | None] | None = None
+    hint: str | None = None
+    as_backbone: bool = False
+
+
+def check_folder(folder: ModelFolder, rules: Sequence[Rule]) -> str:
+    """Check a folder against every rule.
+
+    Returns:
+        Why the folder is no classifier of one label out of several, although `finetune` takes it as a backbone; empty where
+        it is one.
+
+    Raises:
+        UnsupportedModelError: If the folder has what cannot be honoured, with the reason.
+    """
+    reason = ""
+    for rule in rules:
+        problem = None if rule.problem is None else rule.problem(folder)
+        if problem and not rule.as_backbone:
+            raise UnsupportedModelError(f"{folder.path}: {problem}", hint=rule.hint)
+        reason = reason or problem or ""
+    return reason
+
+
+def check_weights(where: str, specs: Mapping[str, TensorSpec]) -> None:
+    """Refuse weights that are not stored as they were trained.
+
+    Raises:
+        UnsupportedModelError: Naming the first tensor.
+    """
+    if problem := weights_problem(specs):
+        raise UnsupportedModelError(f"{where}: {problem}", hint=DEQUANTIZE)
+
+
+def weights_problem(specs: Mapping[str, TensorSpec]) -> str | None:
+    """Return why weights cannot be read as they are, or None."""
+    for name, spec in sorted(specs.items()):
+        *_, last = name.split(".")
+        if last in QUANTIZED or ".quant_state." in name:
+            return f"its weights are quantized: the tensor `{name}` is a scale or packed weights"
+        eight_bits = ITEM_BYTES[spec.dtype] == 1 and spec.dtype != "BOOL"
+        if eight_bits or (last in {"weight", "bias"} and not spec.is_floating):
+            return f"its weights are quantized: the tensor `{name}` has dtype {spec.dtype}"
+        if name.endswith(REPARAMETRIZED):
+            return f"the tensor `{name}` is one of several from which PyTorch computes a weight"
+    return None
+
+
+def answer_problem(config: Mapping[str, object], supported: Iterable[Task] = (SINGLE_LABEL,)) -> str | None:
+    """Return why a model's answer is not what is supported, or None, as its configuration has it."""
+    problem_type, names = config.get("problem_type"), [task.problem_type for task in supported]
+    if problem_type is None or problem_type in names:
+        return None
+    return f"its `problem_type` is `{problem_type}`; what is supported: {quoted(names)}"
+
+
+def problem_type_of(architecture: Architecture) -> dict[str, object]:
+    """Return what a library's configuration says of a task; empty where that is usual, or told by the class of the model."""
+    return {"problem_type": architecture.problem_type} if architecture.task.by_label else {}
+
+
+def logits_of(architecture: Architecture) -> int:
+    """Return how many logits a classifier has; 0 where classes are named by texts."""
+    number = architecture.config.get("num_classes", architecture.config.get("num_labels", 0))
+    return number if isinstance(number, int) else 0
+
+
+def class_names_of(logit_names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of a classifier's classes: of a single logit, the log odds of its class, `not NAME` and NAME, or 0 and 1."""
+    if len(logit_names) != 1:
+        return logit_names
+    (name,) = logit_names
+    return ("0" if name == "1" else f"not {name}", name)
+
+
+def num_classes_of(logits: int) -> int:
+    """Return the number of classes that so many logits tell apart: a single one, two."""
+    return max(logits, 2)
+
+
+PROBLEM_RULE = Rule(
+    library="timm",
+    name="`problem_type`",
+    effect="`multi_label_classification` answers each label by a sigmoid; others than it and `single_label_classification` are "
+    "refused, and `finetune` accepts the encoder",
+    problem=lambda folder: (
+        answer_problem(folder.config, [task for task in TASKS.values() if not task.by_word])
+        if folder.classifies
+        else None
+    ),
+    as_backbone=True,
+)
+COMMON_RULES = (
+    Rule(
+        library="all",
+        name="`adapter_config.json` of peft",
+        effect="refused, with or without full weights in the folder",
+    ),
+    Rule(
+        library="all",
+        name="`model.safetensors` beside `model.safetensors.index.json`",
+        effect="the file is used, as in transformers, with a warning",
+    ),
+    Rule(
+        library="all",
+        name="`metadata` of `model.safetensors.index.json`",
+        effect="ignored; refused if it is not an object",
+    ),
+    Rule(
+        library="all",
+        name="quantized weights: 8-bit tensors, integers, scales",
+        effect="refused",
+        problem=lambda folder: weights_problem(folder.specs),
+        hint=DEQUANTIZE,
+    ),
+)
+"""Rules that apply to folders of every library."""
 
 
 COMPILED = "_orig_mod."
@@ -31,99 +238,6 @@ COMPILED = "_orig_mod."
 DEFAULT_POOLING = "own"
 POOLINGS = (DEFAULT_POOLING, "mean")
 """Poolings of a text classifier: that of its family, or the mean over all tokens except padding."""
-
-
-class TensorRole(StrEnum):
-    """What a tensor with a head axis does."""
-
-    INPUT = "input"  # q, k or v, apart or fused: Taylor scores these weights
-    BIAS = "bias"
-    GATE = "gate"
-    OUTPUT = "output"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadTensor:
-    """A tensor of a block whose axis `axis` is `(copies H K)`: heads contiguous, `copies` times over.
-
-    A fused qkv weight is axis 0 and three copies; an output projection's weight is axis 1 and one copy. Where a head has
-    one entry and not K, the axis is `(copies H)`: a table of position biases with a column a head is axis 1 and one copy.
-    A `shared` one has heads of keys or values, which several query heads may share: one goes when its last query head goes.
-    """
-
-    name: str
-    axis: int
-    copies: int
-    role: TensorRole
-    one_entry: bool = False
-    shared: bool = False
-
-    def numbers(self, heads: Iterable[int], tower: TowerHeads) -> list[int]:
-        """Return the heads that the axis has where a layer keeps these query heads, increasing."""
-        return shared_keys(heads, tower.sharing if self.shared else 1)
-
-    def size(self, heads: Iterable[int], tower: TowerHeads) -> int:
-        """Return how long the axis is where a layer keeps these query heads."""
-        return len(self.numbers(heads, tower)) * self.width(tower.head_dim)
-
-    def width(self, head_dim: int) -> int:
-        """Return how many entries a head has along the axis, all copies together."""
-        return self.copies * (1 if self.one_entry else head_dim)
-
-
-def projections_apart(
-    name: str, parts: Sequence[str], *, copies: int = 1, shared: Collection[str] = ()
-) -> tuple[HeadTensor, ...]:
-    """Return weight and bias of projections that are layers of their own, heads along the first axis.
-
-    Args:
-        name: Of a layer, with `{part}`.
-        parts: What stands for it: queries, keys, values.
-        copies: See `HeadTensor`.
-        shared: Which parts are, see there.
-    """
-    return tuple(
-        HeadTensor(
-            name=f"{name.format(part=part)}.{kind}", axis=0, copies=copies, role=role, shared=part in shared
-        )
-        for part in parts
-        for kind, role in (("weight", TensorRole.INPUT), ("bias", TensorRole.BIAS))
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TowerLayout:
-    """Where a tower's blocks lie among the state-dict names.
-
-    Attributes:
-        block: Prefix of a block's tensors, with `{layer}`.
-        heads: Tensors with a head axis, relative to the prefix; one that a model lacks is absent from its state dict.
-        mlp: Prefixes, relative to the block's, of what the paper averages.
-        attention: Prefixes, relative to the block's, of the attention and the norm before it.
-        readout: Prefixes of what lies between the blocks and the classifier.
-        last_norm: Those among them of the norm that ends the blocks, where they are pre-norm.
-        head: Prefixes of the classifier.
-        pooler: Prefixes of what belongs to the readout and a model without a classifier may lack.
-        embed: Prefixes of the embedding; where a model has one tower, what fits nothing else is the embedding.
-    """
-
-    block: str
-    heads: tuple[HeadTensor, ...]
-    attention: tuple[str, ...]
-    mlp: tuple[str, ...]
-    readout: tuple[str, ...]
-    head: tuple[str, ...]
-    pooler: tuple[str, ...] = ()
-    embed: tuple[str, ...] = ()
-    last_norm: tuple[str, ...] = ()
-
-    def under(self, prefix: str) -> TowerLayout:
-        """Return the layout of the same tower in a model whose names for it begin with `prefix`."""
-        outside = {
-            name: tuple(prefix + path for path in getattr(self, name))
-            for name in ("readout", "head", "pooler", "embed", "last_norm")
-        }
-        return replace(self, block=prefix + self.block, **outside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,34 +1,146 @@
-"""MODEL reference → an open model: headers first, tensors when asked."""
+"""Opening a model: from a checkpoint, a folder of a library or the Hub; its classifier, and the digest of its weights."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import EDITED, CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families import registry
-from hydractl.families.base import Described, Family, is_replaceable, place_of, without_wrapper
+from hydractl.families.base import (
+    DEFAULT_POOLING,
+    Described,
+    Family,
+    answer_problem,
+    check_weights,
+    is_replaceable,
+    name_in_memory,
+    num_classes_of,
+    place_of,
+    with_pooling,
+    without_wrapper,
+)
 from hydractl.families.config_checks import check_filled
-from hydractl.families.conversion import naming_import, trained_head_hint
-from hydractl.families.model_folder import answer_problem, check_weights
+from hydractl.families.registry import expected_specs
 from hydractl.heads.masks import full_mask
+from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Architecture, Header, InputFile, Kind, Preprocess, Tokenization, steps_to
 from hydractl.messages import counted
-from hydractl.model_source import Located, folder_files, locate, named, parse_arch
+from hydractl.model_source import INDEX, Located, folder_files, locate, named, parse_arch
 from hydractl.output.publish import is_stream
 from hydractl.runtime import at_least_single
+from hydractl.strict_json import compact
 from hydractl.tensor_spec import TensorSpec, common_dtype, spec_of
 
 if TYPE_CHECKING:
     import torch
 
     from hydractl.families.tower import Model
+
+
+@contextmanager
+def naming_import(
+    located: Located, family: Family, names: Iterable[str], expected: Collection[str]
+) -> Iterator[None]:
+    """Name `import` in what is raised of a folder whose tensors have a prefix that its architecture has not.
+
+    Raises:
+        CheckpointError: What came, with another hint.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        probe, memory_names = max(expected, key=len), {name_in_memory(family, name) for name in names}
+        if probe not in memory_names and any(name.endswith(f".{probe}") for name in memory_names):
+            error.hint = f"its tensors have a prefix, which `import` strips: {_import(located)}"
+        raise
+
+
+def trained_head_hint(
+    located: Located, family: Family, specs: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec]
+) -> str | None:
+    """Return how to read a folder whose classifier has another name than the architecture's, or None.
+
+    Args:
+        located: The folder.
+        family: The family that reads it.
+        specs: Its tensors.
+        expected: Those of the architecture in memory.
+    """
+    heads = [n for n in expected if n.endswith(".weight") and place_of(family, n).part == "head"]
+    if len(heads) != 1 or heads[0] in map(partial(name_in_memory, family), specs):
+        return None
+    stems = [
+        n.removesuffix(".weight")
+        for n in specs.keys() - expected.keys()
+        if n.endswith(".weight")
+        and specs[n].shape == expected[heads[0]].shape
+        and place_of(family, n).layer is None
+    ]
+    if len(stems) != 1:
+        return None
+    way = _import(located, f" --rename {shlex.quote(stems[0])}={heads[0].removesuffix('.weight')}")
+    return f"if `{stems[0]}` is its classifier: {way}"
+
+
+def _import(located: Located, options: str = "") -> str:
+    """Return the command that makes a base of a folder."""
+    index = located.path / INDEX
+    file = index if len(located.weights) > 1 and index.is_file() else located.weights[0]
+    return f"`hydractl import {shlex.quote(str(file))} --arch {shlex.quote(str(located.path))}{options} -o base.st`"
+
+
+def convert(
+    family: Family, architecture: Architecture, state: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor] | None:
+    """Return the tensors as the family's library reads those of an original repository, or of an older version of itself.
+
+    Args:
+        family: Who reads the architecture.
+        architecture: What the tensors should become.
+        state: Tensors whose names do not fit.
+
+    Returns:
+        Tensors that need not fit either, or None where the library has no way, makes nothing of them or leaves some out.
+    """
+    if family.library == "timm":
+        from hydractl.families.timm.models import filtered
+
+        return filtered(architecture, state)
+    adopted = _read(family, architecture, state)
+    return adopted if adopted is not None and _elements(adopted) == _elements(state) else None
+
+
+def encoder_of(
+    family: Family, architecture: Architecture, state: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor] | None:
+    """Return the tensors as `convert` does, be some of them left out: an encoder may come with what is no part of a classifier."""
+    return convert(family, architecture, state) or _read(family, architecture, state)
+
+
+def _read(
+    family: Family, architecture: Architecture, state: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor] | None:
+    """Return what the library makes of a folder with these weights, None where it fails."""
+    if family.adopt is None:
+        return None
+    try:
+        return family.adopt("weights", architecture, state)
+    except (CheckpointError, RuntimeError):  # some are missing, or of other shapes
+        return None
+
+
+def _elements(state: Mapping[str, torch.Tensor]) -> int:
+    """Return how many weights there are; tables of indices do not count."""
+    return sum(tensor.numel() for tensor in state.values() if tensor.is_floating_point())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,3 +482,115 @@ def _fresh(located: Located, seed: int) -> OpenModel:
         family=family,
         beside=_read_besides(located.options),
     )
+
+
+def digest_weights(checkpoint: Checkpoint, header: Header) -> str:
+    """Return `sha256:...` of a model's tensors and of the settings that determine its logits before a temperature.
+
+    A copy of the model has the same digest if only its temperature, threshold, prediction sets, OOD scores, class names or lineage
+    differ, or if its file is sharded. The class names of a zero-shot model count, because they determine its logits.
+    """
+    settings = {"architecture", "masks", "plan", "preprocess", "prompting"} | (
+        {"labels"} if header.prompting else set()
+    )
+    text = compact(header.model_dump(mode="json", include=settings, exclude_defaults=True), sort_keys=True)
+    sha, source = hashlib.sha256(text.encode()), checkpoint.original
+    for name, spec in sorted(source.specs.items()):
+        sha.update(compact([name, spec.dtype, spec.shape]).encode())
+        for piece in source.spans[name].pieces():
+            sha.update(piece)
+    return f"sha256:{sha.hexdigest()}"
+
+
+def fingerprint_of(opened: OpenModel) -> Fingerprint:
+    """Return a model's entry in a report."""
+    return Fingerprint(
+        reference=opened.as_input().name,
+        sha256=opened.checkpoint.digest,
+        weights=digest_weights(opened.checkpoint, opened.header),
+    )
+
+
+CLASSES = {"timm": "num_classes", "transformers": "num_labels", "open_clip_torch": "num_classes"}
+"""Option name of the number of classes in each library."""
+
+
+def with_classifier(
+    opened: OpenModel,
+    number: int,
+    *,
+    labels: tuple[str, ...] = (),
+    seed: int = 0,
+    head_seed: int | None = None,
+    pooling: str = DEFAULT_POOLING,
+) -> OpenModel:
+    """Return a base or a member with a classifier drawn by its library's own rules, and a pooler where it lacks one.
+
+    Args:
+        opened: The model; no other tensor of it changes, but that random weights are drawn anew for their classifier.
+        number: How many classes, at least 1.
+        labels: Their names, one each, or none.
+        seed: Of random weights, and of the classifier where `head_seed` is None.
+        head_seed: Of the classifier.
+        pooling: What it reads, one of `POOLINGS`.
+    """
+    family, before = opened.family, opened.header.architecture
+    architecture = with_pooling(resized(before, number, family.library), pooling)
+    header = opened.header.model_copy(update={"architecture": architecture, "labels": labels})
+    own_seed = seed if head_seed is None else head_seed
+    if opened.is_random:
+        initial_state = family.initialise(architecture, own_seed)
+        random_state = initial_state if head_seed is None else family.initialise(architecture, seed)
+        state = {
+            n: initial_state[n] if place_of(family, n).part == "head" else t for n, t in random_state.items()
+        }
+        return replace(opened, checkpoint=Checkpoint.of(state, header=header), header=header)
+    expected, stored = expected_specs(family, header), opened.checkpoint.specs
+    kept_specs = {n: s for n, s in stored.items() if n in expected and place_of(family, n).part != "head"}
+    fresh = drawn_for(family, architecture, expected, kept_specs, seed=own_seed)
+    checkpoint = replace(opened.checkpoint, specs=kept_specs).joined(Checkpoint.of(fresh))
+    return replace(opened, checkpoint=checkpoint, header=header, lacks="")
+
+
+def drawn_for(
+    family: Family,
+    architecture: Architecture,
+    expected: Iterable[str],
+    kept_specs: Mapping[str, TensorSpec],
+    *,
+    seed: int,
+) -> dict[str, torch.Tensor]:
+    """Return the tensors that a model lacks, drawn by its library's own rules, in the dtype of the largest that it has.
+
+    Args:
+        family: Its family.
+        architecture: What it is to be.
+        expected: The names of all its tensors.
+        kept_specs: Those that it has, at least one.
+        seed: Of the drawing.
+    """
+    initial_state = family.initialise(architecture, seed)
+    dtype = max(kept_specs.values(), key=lambda spec: spec.size_bytes).torch_dtype
+    return {name: initial_state[name].to(dtype) for name in expected if name not in kept_specs}
+
+
+def resized(architecture: Architecture, number: int, library: str) -> Architecture:
+    """Return an architecture with another number of logits, without what its configuration says of the former classifier.
+
+    A single logit tells two classes apart, whether an input could have several or not.
+    """
+    config = {k: v for k, v in architecture.config.items() if k != "problem_type"} | {
+        CLASSES[library]: number
+    }
+    several = architecture.problem_type if number > 1 else None
+    return architecture.model_copy(
+        update={"config": config, "num_classes": num_classes_of(number), "problem_type": several}
+    )
+
+
+def asked_number(opened: OpenModel) -> int | None:
+    """Return how many classes an `arch:` reference asks for, None where it does not say."""
+    if not opened.is_random:
+        return None
+    number = parse_arch(opened.reference.removeprefix("arch:"))[1].get(CLASSES[opened.family.library])
+    return num_classes_of(number) if isinstance(number, int) else None

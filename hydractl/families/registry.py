@@ -11,19 +11,24 @@ from types import MappingProxyType
 from typing import cast
 
 from hydractl.errors import EDITED, HydraError, UnsupportedModelError, UsageError
-from hydractl.families.base import Described, Family, answering, is_replaceable, name_in_memory
+from hydractl.families.base import (
+    Described,
+    Family,
+    ModelFolder,
+    answer_problem,
+    answering,
+    check_folder,
+    is_replaceable,
+    logits_of,
+    name_in_memory,
+)
 from hydractl.families.config_checks import OptionsError, building
-from hydractl.families.model_folder import ModelFolder, answer_problem, check_folder, logits_of
-from hydractl.families.openclip.config import PREFIX, library
-from hydractl.families.openclip.family import OPENCLIP
-from hydractl.families.timm.families import TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT
+from hydractl.families.openclip.family import OPENCLIP, PREFIX, library
 from hydractl.families.timm.models import LIBRARY as TIMM
-from hydractl.families.timm.models import check_known
-from hydractl.families.transformers.clip import PAIRS
-from hydractl.families.transformers.decoders import DECODERS
-from hydractl.families.transformers.text import TEXTS
-from hydractl.families.transformers.unsupported import REFUSED
-from hydractl.families.transformers.vision_models import IMAGES
+from hydractl.families.timm.models import TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT, check_known
+from hydractl.families.transformers.hf_models import REFUSED
+from hydractl.families.transformers.text import DECODERS, TEXTS
+from hydractl.families.transformers.vision_models import IMAGES, PAIRS
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Architecture, Header, Kind, Preprocess, Tokenization
 from hydractl.messages import did_you_mean, quoted

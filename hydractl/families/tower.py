@@ -1,28 +1,30 @@
-"""A model is embed → blocks → readout: the view of a transformer on which the whole tool stands.
-
-Axes: M members, N = M B batch (B where the members agree), T tokens, D width, H heads, K head width, C classes.
-A family wraps a library's modules into `Block`s, an embedding and a readout; running them in turn equals the
-library's own forward pass.
-"""
+"""Towers: an embedding, blocks and a readout, cut out of a library's model; zero-shot classifiers and inputs for checks."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, cast
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 from typing_extensions import override
 
-from hydractl.families.attention import Attention
-from hydractl.families.attention_bias import QuietDropout
-from hydractl.families.batched_members import MemberParallel, Sources, all_same
-from hydractl.families.stream import Product, Stream, computed, share
+from hydractl.errors import EDITED, CheckpointError
+from hydractl.families.attention import Attention, QuietDropout
+from hydractl.families.layout import TowerLayout, select_heads
+from hydractl.families.stream import MemberParallel, Product, Sources, Stream, all_same, computed, share
+from hydractl.manifest.header import Header, Preprocess, Tokenization
 from hydractl.manifest.temperature import Temperature
-from hydractl.model_inputs import Inputs, batch_of, checked_inputs, map_inputs, repeat_batch
+from hydractl.model_inputs import TEXTS, Inputs, batch_of, checked_inputs, map_inputs, repeat_batch
+from hydractl.runtime import at_least_single
+
+if TYPE_CHECKING:
+    from hydractl.manifest.head_mask import TowerKeep
+    from hydractl.manifest.header import Architecture
 
 
 class Block(nn.Module):
@@ -402,3 +404,323 @@ class Model(Towers):
         """Return parameters and persistent buffers under the library's state-dict names, not detached."""
         pairs = (pair for tower in self.towers.values() for pair in cast("Tower", tower).library_tensors())
         return dict(pairs) | self.answer.state_dict(keep_vars=True)
+
+
+PRE_NORM = MappingProxyType({"norm1": "attn", "norm2": "mlp"})
+"""`Block.feeds` of pre-norm blocks (Xiong et al. 2020)."""
+HeadNumbers = Sequence[tuple[int, ...]]
+"""Kept heads of a tower, by layer."""
+
+
+def without_weights() -> AbstractContextManager[None]:
+    """Return a context in which modules get parameters on the meta device, and buffers as they are.
+
+    Buffers that no state dict has, such as rotary angles, are computed by constructors and nowhere else.
+    """
+    from accelerate import init_empty_weights
+
+    return cast("AbstractContextManager[None]", init_empty_weights(include_buffers=False))
+
+
+def cut_heads(
+    library: nn.Module,
+    layouts: Mapping[str, TowerLayout],
+    architecture: Architecture,
+    mask: Mapping[str, TowerKeep],
+) -> None:
+    """Give every tensor with a head axis the size that the mask leaves it, on the meta device.
+
+    Raises:
+        CheckpointError: If the library's towers have other numbers of layers.
+    """
+    for tower, layout in layouts.items():
+        heads, kept_heads = architecture.towers[tower], mask[tower].keep
+        last, beyond = (layout.block.format(layer=n)[:-1] for n in (heads.layers - 1, heads.layers))
+        if _submodule(library, last) is None or _submodule(library, beyond) is not None:
+            raise CheckpointError(
+                f"its masks have {heads.layers} layers, but its configuration makes a "
+                f"`{architecture.name}` with another number",
+                hint=EDITED,
+            )
+        for layer, head_numbers in enumerate(kept_heads):
+            for tensor in layout.heads:
+                select_heads(library, layout.block.format(layer=layer), tensor, head_numbers, heads)
+
+
+def fill(library: nn.Module, state: Mapping[str, torch.Tensor] | None) -> None:
+    """Put the tensors of a state dict in place; without one the parameters stay on the meta device.
+
+    Raises:
+        RuntimeError: If names or shapes are not exactly the library's.
+    """
+    if state is None:
+        return
+    library.load_state_dict(state, strict=True, assign=True)
+    for parameter in library.parameters():
+        parameter.requires_grad_(parameter.is_floating_point() and parameter.numel() > 0)
+
+
+def part(library: nn.Module, keep: Callable[[str], bool], path: str = "") -> Any:  # noqa: ANN401 - libraries are untyped
+    """Return a library model with only the children, parameters and buffers whose dotted names `keep` accepts.
+
+    Its methods run unchanged; what was left out belongs to another part. What is absent in the library (None) stays None.
+
+    Args:
+        library: The model, or a module in it.
+        keep: Asked of tensors and of modules without children.
+        path: What names begin with, of a module in a model.
+    """
+    copied = copy.copy(library)
+    for kind in ("_parameters", "_buffers"):
+        copied.__dict__[kind] = {
+            n: v if v is None or keep(path + n) else None for n, v in getattr(library, kind).items()
+        }
+    copied.__dict__["_modules"] = {
+        n: None if child is None else _kept_child(child, path + n, keep)
+        for n, child in library._modules.items()
+    }
+    return copied
+
+
+def _kept_child(child: nn.Module, path: str, keep: Callable[[str], bool]) -> nn.Module | None:
+    """Return the child itself where all of it is kept, a copy with what is kept of it, or None."""
+    inner = [
+        *(n for n, m in child.named_modules() if n and not m._modules),
+        *(n for n, _ in (*child.named_parameters(), *child.named_buffers())),
+    ]
+    keep_flags = [keep(f"{path}.{n}") for n in inner] or [keep(path)]
+    if all(keep_flags):
+        return child
+    return part(child, keep, f"{path}.") if any(keep_flags) else None
+
+
+def _submodule(library: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return library.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+class Hosted(nn.Module):
+    """A part of a library's model that runs its modules; they keep the library's state-dict names."""
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__()
+        self.host = host
+
+
+class FunctionModule(Hosted):
+    """One that a function runs: inputs to a stream, or a stream to the tower's output."""
+
+    def __init__(self, host: nn.Module, run: Callable[[Any, Any], Any]) -> None:
+        super().__init__(host)
+        self.run = run
+
+    @override
+    def forward(self, x: Any) -> Any:
+        """Return what the function makes of `x`."""
+        return self.run(self.host, x)
+
+
+class LayerScale(nn.Module):
+    """A factor for each feature, where a library's block holds it itself."""
+
+    def __init__(self, gamma: nn.Parameter) -> None:
+        super().__init__()
+        self.gamma = gamma
+
+    @override
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x (N, T, D) scaled."""
+        return self.gamma * x
+
+
+CLASS_EMBEDDINGS = "class_embeddings"
+
+
+class Contrast(OutputHead):
+    """Scaled cosines of images' and classes' embeddings.
+
+    Towers answer with embeddings of length one. Logits are float32 at least, whatever the weights are, under autocast too: near
+    30 bf16 knows every eighth only, and several classes would be the likeliest.
+    """
+
+    class_embeddings: torch.Tensor | None
+
+    def __init__(
+        self,
+        *,
+        logit_scale: nn.Parameter,
+        logit_bias: nn.Parameter | None = None,
+        width: int,
+        class_embeddings: torch.Tensor | None = None,
+    ) -> None:
+        """Take over a library model's parts.
+
+        Args:
+            logit_scale: The logarithm of what cosines are multiplied with.
+            logit_bias: What is added then (SigLIP).
+            width: F, of the embeddings.
+            class_embeddings: (C, F), one for each class, of length one; None where no classes are stored.
+        """
+        super().__init__()
+        self.logit_scale = logit_scale
+        self.logit_bias = logit_bias
+        self.width = width
+        self.register_buffer(CLASS_EMBEDDINGS, class_embeddings)
+        self.prompts: dict[str, torch.Tensor] | None = None
+        self.templates = 1
+
+    @property
+    def scale(self) -> torch.Tensor:
+        """What cosines are multiplied with."""
+        return self.logit_scale.to(at_least_single(self.logit_scale.dtype)).exp()
+
+    def ask(self, prompts: Mapping[str, torch.Tensor], *, templates: int) -> None:
+        """Name the classes by prompts (C P, T), P templates a class, class after class; the text tower runs in every pass."""
+        self.prompts, self.templates = dict(prompts), templates
+        self.class_embeddings = None
+        self.fixed = frozenset({"text"})
+
+    def settle(self, class_embeddings: torch.Tensor) -> None:
+        """Name the classes by their embeddings (C, F); the text tower runs no more."""
+        self.prompts, self.templates, self.fixed = None, 1, frozenset()
+        self.class_embeddings = class_embeddings
+
+    @override
+    def expect(self, labels: int) -> None:
+        self.class_embeddings = (
+            torch.empty(labels, self.width, dtype=self.logit_scale.dtype, device="meta") if labels else None
+        )
+
+    @override
+    def route(self, inputs: Inputs, towers: Sequence[str]) -> dict[str, Inputs]:
+        """Return what each tower is asked; inputs are images, or images and texts.
+
+        Raises:
+            CheckpointError: If images come alone and the classes have no names.
+        """
+        del towers
+        if isinstance(inputs, Mapping):
+            texts = {name: x for name, x in inputs.items() if name in TEXTS}
+            return {"text": texts, "vision": inputs["pixel_values"]}
+        if self.class_embeddings is not None:
+            return {"vision": inputs}
+        if self.prompts is None:
+            raise CheckpointError(
+                "the model has no class names yet",
+                hint=(
+                    'give them: `--classes cat,dog`, or in Python `hydractl.load(..., classes=["cat", "dog"])`'
+                ),
+            )
+        return {"text": {name: x.to(inputs.device) for name, x in self.prompts.items()}, "vision": inputs}
+
+    @override
+    def forward(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        images = outputs["vision"]
+        classes = self.class_embeddings if "text" not in outputs else self.classes(outputs["text"])
+        if classes is None:
+            raise CheckpointError("the model has no class names yet")
+        dtype = at_least_single(images.dtype)
+        with without_autocast(images.device):
+            scaled = self.scale * images.to(dtype)
+            logits: torch.Tensor = scaled @ classes.to(scaled).transpose(-1, -2)
+        return logits if self.logit_bias is None else logits + self.logit_bias
+
+    def classes(self, texts: torch.Tensor) -> torch.Tensor:
+        """Return classes' embeddings (k, C, F) of prompts' (k, C P, F): the mean over templates, of length one again."""
+        if self.templates == 1:
+            return texts
+        prompts: torch.Tensor = texts.unflatten(1, (-1, self.templates))
+        return unit(prompts.mean(dim=2))
+
+
+def unit(x: torch.Tensor) -> torch.Tensor:
+    """Return vectors (..., F) of length one."""
+    length: torch.Tensor = x.norm(dim=-1, keepdim=True)
+    return x / length
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return what ends autocast where it is on; elsewhere nothing, as an exported graph would have it as a step."""
+    kind = device.type
+    on = kind != "meta" and torch.is_autocast_enabled(kind)  # that device has none
+    return torch.autocast(kind, enabled=False) if on else nullcontext()
+
+
+@torch.no_grad()  # tensors of inference mode could not be used where gradients are wanted
+def settle_classes(model: Towers, prompts: Mapping[str, torch.Tensor], *, templates: int) -> None:
+    """Name the classes of every member by prompts (C P, T), P templates a class; its text tower runs once, now.
+
+    Raises:
+        CheckpointError: If the model has no text tower.
+    """
+    placed = {name: x.to(model.device) for name, x in prompts.items()}
+    answers = [answer for answer in model.answers if isinstance(answer, Contrast)]
+    if len(answers) != len(model.answers):
+        raise CheckpointError("only a model with a text tower takes class names")
+    text_features = model.run_tower("text", placed)
+    for m, answer in enumerate(answers):
+        answer.templates = templates
+        answer.settle(answer.classes(share(text_features, m)).squeeze(0).clone())
+
+
+TOLERANCE = 1e-5
+PROBE_TOKENS = 24
+BLANK_TOKENS = 128
+
+
+def probe_inputs(header: Header, *, batch: int = 2, seed: int = 0) -> Inputs:
+    """Return random inputs for a model, a function of the seed alone.
+
+    Images are standard normal (B, C, height, width), fp32. Texts are random tokens (B, T), T at most `PROBE_TOKENS`, all
+    but the first of random length, so that padding is part of what is compared; a second segment begins halfway. A zero-shot
+    model is asked about images (B, ...) and texts (B, ...): its logits are (B, B).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    how = header.preprocess
+    if isinstance(how, Tokenization):
+        return _texts(how, batch, generator)
+    images = torch.randn(batch, *how.input_size, generator=generator)
+    if header.prompting is None:
+        return images
+    return {"pixel_values": images} | _texts(header.prompting.tokenization, batch, generator)
+
+
+def _texts(how: Tokenization, batch: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    length = min(PROBE_TOKENS, how.max_length) if how.padding == "longest" else how.max_length
+    ids = torch.randint(how.vocab_size, (batch, length), generator=generator)
+    ids[ids == how.pad_id] = (how.pad_id + 1) % how.vocab_size
+    lengths = torch.randint(1, length + 1, (batch,), generator=generator)
+    lengths[:1] = length
+    positions = torch.arange(length)
+    token_mask = positions < lengths[:, None]
+    if how.padding_side == "left":
+        token_mask = token_mask.flip(1)
+    segments = (token_mask & (positions >= length // 2)).long()
+    return _named(how, ids.masked_fill(~token_mask, how.pad_id), token_mask.long(), segments)
+
+
+def blank_inputs(how: Preprocess | Tokenization, batch: int, *, device: torch.device | str) -> Inputs:
+    """Return inputs to measure cost with: images (B, C, height, width), or texts of `BLANK_TOKENS` tokens at most."""
+    if not isinstance(how, Tokenization):
+        return torch.zeros(batch, *how.input_size, device=device)
+    ids = torch.zeros(batch, min(BLANK_TOKENS, how.max_length), dtype=torch.long, device=device)
+    return _named(how, ids + (how.pad_id + 1) % how.vocab_size, torch.ones_like(ids), ids)
+
+
+def _named(
+    how: Tokenization, ids: torch.Tensor, token_mask: torch.Tensor, segments: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    named = {"attention_mask": token_mask, "token_type_ids": segments}
+    return {"input_ids": ids} | {name: named[name] for name in how.names}
+
+
+def largest_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return max |found - expected| in units of max(1, max |expected|); infinite where either is not finite.
+
+    Logits of size ten carry ten times the rounding error of logits of size one, so the scale is theirs.
+    """
+    if not (actual.isfinite().all() and expected.isfinite().all()):
+        return float("inf")
+    return ((actual - expected).abs().max() / expected.abs().max().clamp(min=1.0)).item()

@@ -19,10 +19,9 @@ from hydractl.data.batches import Batch
 from hydractl.data.encode import Reading
 from hydractl.errors import CheckpointError, InputError, UnsupportedModelError
 from hydractl.families.base import Family
-from hydractl.families.batched_members import FeatureLinear, MemberParallel, placed_features
 from hydractl.families.load import OpenModel
-from hydractl.families.tower import OutputHead, Towers
-from hydractl.families.zero_shot import Contrast, without_autocast
+from hydractl.families.stream import FeatureLinear, MemberParallel, placed_features
+from hydractl.families.tower import Contrast, OutputHead, Towers, without_autocast
 from hydractl.fusion.inference import responses
 from hydractl.fusion.prompts import Classes, with_class_names
 from hydractl.manifest.guarantees import Threshold

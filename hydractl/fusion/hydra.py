@@ -11,8 +11,7 @@ from torch.utils._pytree import _register_namedtuple
 from typing_extensions import override
 
 from hydractl.families.attention import Attention
-from hydractl.families.batched_members import MemberParallel, all_same, stacked
-from hydractl.families.stream import Stream, joined
+from hydractl.families.stream import MemberParallel, Stream, all_same, joined, stacked
 from hydractl.families.tower import Block, Model, Tower, Towers
 from hydractl.metrics.per_sample import opinions
 from hydractl.model_inputs import Inputs, checked_inputs, split_inputs

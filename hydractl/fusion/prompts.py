@@ -65,7 +65,7 @@ def settle(model: Towers, opened: OpenModel, classes: Classes | None) -> None:
     )
     if classes is None or stored is None or are_stored:
         return
-    from hydractl.families.zero_shot import settle_classes  # noqa: PLC0415 - opening a file must not load torch
+    from hydractl.families.tower import settle_classes  # noqa: PLC0415 - opening a file must not load torch
 
     settle_classes(model, prompts_of(opened, classes), templates=len(classes.templates))
 

@@ -1,32 +1,19 @@
-"""Pruning as slicing: which rows and columns of which tensors a mask keeps.
-
-Removing head h of a layer removes its K rows of q, k and v (weights and biases) and its K columns of the output
-projection; the projection's bias stays (Hydra Ensembles, Algorithm 1). Rows of k and v that several heads share go with the
-last of them.
-"""
+"""Tensors of a pruned member: shapes before and after a mask, their numbers, and the masked base as their reference."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hydractl.families.base import Family, HeadTensor, TensorRole, place_of
+from hydractl.families.base import Family, place_of
+from hydractl.families.layout import TensorRole
 from hydractl.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     import torch
 
-    from hydractl.manifest.head_mask import Mask, TowerHeads
+    from hydractl.manifest.head_mask import Mask
     from hydractl.manifest.header import Architecture
-
-
-def kept_indices(tensor: HeadTensor, head_numbers: Sequence[int], tower: TowerHeads) -> torch.Tensor:
-    """Return the kept indices along the head axis in increasing order: copy after copy, head after head."""
-    import torch  # noqa: PLC0415 - shapes alone must not cost the import of torch
-
-    heads = len(tensor.numbers(range(tower.num_heads), tower))
-    grid = torch.arange(heads * tensor.width(tower.head_dim)).reshape(tensor.copies, heads, -1)
-    return grid[:, tensor.numbers(head_numbers, tower)].reshape(-1)
 
 
 def pruned_spec(
@@ -37,15 +24,7 @@ def pruned_spec(
     Raises:
         ValueError: If the tensor does not have the head axis that the architecture requires.
     """
-    place = place_of(family, name)
-    if place.heads is None or place.layer is None:
-        return spec
-    tower, heads = architecture.towers[place.tower], place.heads
-    full = heads.size(range(tower.num_heads), tower)
-    if spec.shape[heads.axis : heads.axis + 1] != (full,):
-        raise ValueError(f"tensor {name} has shape {spec.shape}; axis {heads.axis} should be {full}")
-    pruned_size = heads.size(mask[place.tower].keep[place.layer], tower)
-    return TensorSpec(spec.dtype, (*spec.shape[: heads.axis], pruned_size, *spec.shape[heads.axis + 1 :]))
+    return TensorSpec(spec.dtype, _resized(family, architecture, mask, (name, spec.shape), prunes=True))
 
 
 def unpruned_shape(
@@ -56,22 +35,34 @@ def unpruned_shape(
     Raises:
         ValueError: If the tensor does not have the heads that the mask keeps, or belongs to a block that does not exist.
     """
+    return _resized(family, architecture, mask, (name, spec.shape), prunes=False)
+
+
+def _resized(
+    family: Family,
+    architecture: Architecture,
+    mask: Mask,
+    named: tuple[str, tuple[int, ...]],
+    *,
+    prunes: bool,
+) -> tuple[int, ...]:
+    name, shape = named
     place = place_of(family, name)
-    if place.layer is not None and place.layer >= architecture.towers[place.tower].layers:
-        raise ValueError(
-            f"tensor `{name}` belongs to a block that the architecture does not have: it has "
-            f"{architecture.towers[place.tower].layers}"
-        )
-    if place.heads is None or place.layer is None:
-        return spec.shape
+    if place.layer is None:
+        return shape
     tower, heads = architecture.towers[place.tower], place.heads
-    pruned_size = heads.size(mask[place.tower].keep[place.layer], tower)
-    if spec.shape[heads.axis : heads.axis + 1] != (pruned_size,):
+    if place.layer >= tower.layers:
         raise ValueError(
-            f"tensor `{name}` has shape {spec.shape}; its mask says that axis {heads.axis} is {pruned_size}"
+            f"tensor `{name}` belongs to a block that the architecture does not have: it has {tower.layers}"
         )
-    full_size = heads.size(range(tower.num_heads), tower)
-    return (*spec.shape[: heads.axis], full_size, *spec.shape[heads.axis + 1 :])
+    if heads is None:
+        return shape
+    sizes = (heads.size(tower.head_numbers, tower), heads.size(mask[place.tower].keep[place.layer], tower))
+    old, new = sizes if prunes else reversed(sizes)
+    if shape[heads.axis : heads.axis + 1] != (old,):
+        by = "" if prunes else " by its mask"
+        raise ValueError(f"tensor `{name}` has shape {shape}; axis {heads.axis} should be {old}{by}")
+    return (*shape[: heads.axis], new, *shape[heads.axis + 1 :])
 
 
 def prune_tensor(
@@ -81,12 +72,9 @@ def prune_tensor(
     place = place_of(family, name)
     if place.heads is None or place.layer is None:
         return tensor
-    tower = architecture.towers[place.tower]
-    head_numbers = mask[place.tower].keep[place.layer]
-    if len(head_numbers) == tower.num_heads:
-        return tensor
-    index = kept_indices(place.heads, head_numbers, tower)
-    return tensor.index_select(place.heads.axis, index)
+    tower, head_numbers = architecture.towers[place.tower], mask[place.tower].keep[place.layer]
+    full = len(head_numbers) == tower.num_heads
+    return tensor if full else place.heads.select(tensor, head_numbers, tower)
 
 
 def zero_dropped(
@@ -98,8 +86,6 @@ def zero_dropped(
         place = place_of(family, name)
         if place.heads is None or place.layer is None or place.heads.role != TensorRole.OUTPUT:
             continue
-        tower = architecture.towers[place.tower]
-        dropped = mask[place.tower].drop[place.layer]
-        index = kept_indices(place.heads, dropped, tower)
-        zeroed[name] = tensor.index_fill(place.heads.axis, index, 0)
+        index = place.heads.index(mask[place.tower].drop[place.layer], architecture.towers[place.tower])
+        zeroed[name] = tensor.index_fill(place.heads.axis, tensor.new_tensor(index).long(), 0)
     return zeroed

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
-from hydractl.families.base import Described
-from hydractl.families.model_folder import problem_type_of
+from hydractl.families.base import Described, problem_type_of
 from hydractl.families.registry import family_of
 from hydractl.families.transformers.hf_models import labels_as_config
 from hydractl.families.transformers.models import named

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hydractl.checkpoint import Checkpoint, ScratchFolder, write_checkpoint
 from hydractl.errors import InputError
-from hydractl.families.weights_digest import digest_weights
+from hydractl.families.load import digest_weights
 from hydractl.hub.card import PICTURE, REPORT, Facts, card_of
 from hydractl.hub.layout import SHARD, files_of
 from hydractl.hub.repository import MAIN, Content
@@ -18,12 +18,15 @@ from hydractl.manifest.header import Header, Kind
 from hydractl.manifest.report import Report, Row
 from hydractl.model_source import INDEX, WEIGHTS
 from hydractl.reporting.comparison import check_known
-from hydractl.reporting.heads_figure import MOST_PANELS, Panel, draw_heads
+from hydractl.reporting.head_maps import head_map, heads_figure
+from hydractl.reporting.matplotlib_figure import png
 from hydractl.strict_json import canonical
 from hydractl.tensor_spec import TensorSpec
 
 CARD = "README.md"
 SHARD_BYTES = 5_000_000_000
+MOST_PICTURED = 40
+"""Limit of members in the picture of a card."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,13 +109,20 @@ def usual_message(header: Header) -> str:
 
 
 def _picture(header: Header) -> bytes | None:
-    """Return a picture of the heads that members keep; None of a base, and of more than fit on one."""
-    if header.kind == Kind.BASE or len(header.masks) > MOST_PANELS:
+    """Return a picture of the heads that members keep; None for a base and for many members."""
+    if header.kind == Kind.BASE or len(header.masks) > MOST_PICTURED:
         return None
-    names = [f"member {i}" for i in range(len(header.masks))] if header.kind == Kind.HYDRA else ["heads kept"]
-    return draw_heads(
-        [Panel(name=name, mask=mask) for name, mask in zip(names, header.masks, strict=True)], suffix=".png"
-    )
+    maps = [
+        head_map(
+            f"member {i}" if header.kind == Kind.HYDRA else "heads kept",
+            mask,
+            where=tower if len(masks) > 1 else "",
+        )
+        for i, masks in enumerate(header.masks)
+        for tower, mask in masks.items()
+    ]
+    figure = heads_figure(maps)
+    return None if figure is None else png(figure.sheet())
 
 
 def weights_of(

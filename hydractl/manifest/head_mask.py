@@ -71,6 +71,11 @@ class TowerHeads(StrictModel):
         return self
 
     @property
+    def head_numbers(self) -> range:
+        """Numbers of the query heads of a layer."""
+        return range(self.num_heads)
+
+    @property
     def sharing(self) -> int:
         """How many query heads share each key head."""
         return self.num_heads // (self.key_heads or self.num_heads)

@@ -1,78 +1,99 @@
-"""Charts: what is to be seen of numbers, laid out on a sheet of the width of a phone."""
+"""Charts as wide as a phone, drawn by matplotlib."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil, cos, floor, log10, pi, sin
-from typing import Literal, NamedTuple
+from math import ceil
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from hydractl.reporting.svg import (
-    DASHES,
-    LINES,
+import numpy as np
+
+from hydractl.reporting.matplotlib_figure import (
+    LIGHT,
+    PAINTS,
+    SMALL,
     TEXT,
-    Drawing,
+    Canvas,
+    Panel,
     Point,
-    SvgPath,
-    SvgText,
     breadth,
     fitting,
-    joined,
+    gid,
+    printable,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
 
 WIDTH, HEIGHT = 330.0, 250.0
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 30.0, 42.0
 TICKS = 5
 LARGEST = 1e300
-"""More could not be drawn in proportion."""
+"""Limit of coordinates: differences of larger ones overflow."""
+MARGIN = 0.1
+"""Space beside the data, as a share of their range."""
 SEVERAL = 0.55
-"""The opacity of one line of several of a row."""
+"""Opacity of lines if a row has several."""
 PALEST = 0.2
-"""The opacity of a bar of nothing."""
-DOT, ROUND = 2.2, 8
-"""The radius of one of many dots, and with how many corners it is round."""
-CORNERS = (16, 4, 3, 5)
-"""Of marks: circle, diamond, triangle, pentagon."""
+"""Opacity of a bar without samples."""
+DOT = 4.4
+"""Diameter of one of many dots."""
+LINES = tuple(name for name in PAINTS if name[1:].isdigit())
+DASHES: tuple[Sequence[float], ...] = ((), (6, 3), (2, 2), (8, 3, 2, 3))
+MARKERS = ("o", "D", "^", "p")
+ACROSS = 3
+"""Limit of panels side by side in a file."""
+EDGE, HEADING = 12.0, 14.0
+"""Margin of a file, and font size of its title."""
+SAMPLE, LINE = 38.0, 18.0
+"""Length of a line in a legend, and height of an entry."""
+BESIDE, BETWEEN = 8.0, 22.0
+"""Space between a line and its name, and between entries of a legend."""
 
 
 class SeriesStyle(NamedTuple):
-    """How a row is told from others, also without colours."""
+    """The look of a row, which differs from others without colours too."""
 
     paint: str
-    dash: str
-    corners: int
+    dash: Sequence[float]
+    marker: str
+
+    def line(self) -> dict[str, Any]:
+        """Return the options of a line of matplotlib; dashes are in points."""
+        width = 1.8
+        dash = [length / width for length in self.dash]
+        return {"color": LIGHT[self.paint], "linestyle": (0, dash) if dash else "-", "linewidth": width}
+
+    def mark(self) -> dict[str, Any]:
+        """Return the options of a mark of matplotlib."""
+        colours = {"color": LIGHT[self.paint], "markeredgecolor": LIGHT["sheet"]}
+        return colours | {"marker": self.marker, "markersize": 8, "linestyle": ""}
 
 
 def series_style(index: int) -> SeriesStyle:
-    """Return the look of one of many rows; no two of the first twenty-four are the same."""
+    """Return the look of a row by its index; the first twenty-four differ."""
     turn = index + index // (2 * len(LINES))
-    return SeriesStyle(LINES[index % len(LINES)], DASHES[turn % len(DASHES)], CORNERS[turn % len(CORNERS)])
-
-
-ACROSS = 3
-"""Panels of a file side by side, at most."""
-SAMPLE, LINE = 38.0, 18.0
-"""How long a sample of a row's look is, and how high a line of them."""
-BESIDE, BETWEEN = 8.0, 22.0
-"""What parts a sample from its name, and a name from the next sample."""
+    return SeriesStyle(LINES[index % len(LINES)], DASHES[turn % len(DASHES)], MARKERS[turn % len(MARKERS)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """Panels that show one thing.
+    """Panels about one subject.
 
     Attributes:
-        name: Of its file.
-        title: What it shows.
+        name: Name of its file.
+        title: Subject.
         description: How to read it.
-        panels: Drawings.
-        names: Of what colours and marks tell apart in every panel, in the order of their looks; none where panels say it.
+        panels: At least one.
+        names: Names for the legend in the order of their looks; empty if the panels have names.
     """
 
     name: str
     title: str
     description: str
-    panels: tuple[Drawing, ...]
+    panels: tuple[Panel, ...]
     names: tuple[str, ...] = ()
 
     @classmethod
@@ -81,55 +102,54 @@ class Figure:
         name: str,
         title: str,
         description: str,
-        panels: Iterable[Drawing | None],
+        panels: Iterable[Panel | None],
         names: Sequence[str] = (),
     ) -> Figure | None:
-        """Return a figure of those panels that are one; None where there is none."""
-        drawings = tuple(panel for panel in panels if panel is not None)
+        """Return a figure of the panels that are not None, or None if there are none."""
+        drawn = tuple(panel for panel in panels if panel is not None)
         return (
-            cls(name=name, title=title, description=description, panels=drawings, names=tuple(names))
-            if drawings
+            cls(name=name, title=title, description=description, panels=drawn, names=tuple(names))
+            if drawn
             else None
         )
 
-    def sheet(self) -> Drawing:
-        """Return all panels on one, in rows of much the same number, below what their colours and marks mean."""
+    def sheet(self) -> Panel:
+        """Return a panel with title, legend and all panels, in rows of about equal length."""
         across = ceil(len(self.panels) / ceil(len(self.panels) / ACROSS))
         rows = [self.panels[i : i + across] for i in range(0, len(self.panels), across)]
-        width = max(sum(panel.width for panel in row) for row in rows)
-        return joined(
-            self.title, self.description, [(legend(self.names, width),), *rows] if self.names else rows
-        )
+        width = max(sum(panel.width for panel in row) for row in rows) + 2 * EDGE
+        if self.names:
+            rows.insert(0, (legend(self.names, width - 2 * EDGE),))
+        places: list[tuple[Panel, float, float]] = []
+        top = 2 * EDGE + HEADING
+        for row in rows:
+            left = EDGE
+            for panel in row:
+                places.append((panel, left, top))
+                left += panel.width
+            top += max(panel.height for panel in row)
+        height = top + EDGE
+
+        def draw(canvas: Canvas) -> None:
+            canvas.write(EDGE, EDGE + HEADING, self.title, size=HEADING)
+            for panel, x, y in places:
+                panel.draw(Canvas(canvas.figure, x, y))
+
+        return Panel(title=self.title, description=self.description, width=width, height=height, draw=draw)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One direction of a chart, from `low` to a greater `high`."""
+    """One axis of a chart, from `low` to a greater `high`; None leaves a margin beside the data."""
 
     label: str
-    low: float = 0.0
-    high: float = 1.0
-    written: Callable[[float], str] = "{:g}".format
+    low: float | None = None
+    high: float | None = None
+    written: Callable[[float], str] = "{:.4g}".format
 
-    @classmethod
-    def around(cls, label: str, values: Sequence[float], *, written: Callable[[float], str]) -> Axis:
-        """Return an axis with all values well inside it."""
-        low, high = max(min(values), -LARGEST), min(max(values), LARGEST)
-        room = 0.1 * (high - low) or 0.1 * abs(high) or 1.0
-        return cls(label=label, low=low - room, high=high + room, written=written)
-
-    def ticks(self) -> list[float]:
-        """Return round values along it."""
-        rough = (self.high - self.low) / TICKS
-        power = 10.0 ** floor(log10(rough))
-        step = next(step for step in (power, 2 * power, 5 * power, 10 * power) if step >= rough * 0.999)
-        first = int(-(-self.low // step))
-        every = (round(i * step, 12) for i in range(first, first + TICKS + 2))
-        return [value for value in every if self.low <= value <= self.high]
-
-    def share(self, value: float) -> float:
-        """Return where a value stands, from 0 to 1."""
-        return (value - self.low) / (self.high - self.low)
+    def tick_text(self, value: float, _: object) -> str:
+        """Return the text of a tick."""
+        return self.written(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,14 +157,14 @@ class Series:
     """Points that belong together.
 
     Attributes:
-        points: Of a line, or marks; of bars the middle of each and its height.
-        style: Of the row that they are of.
-        kind: What is drawn: a line through them, bars up from the axis, a mark at each, or a dot at each of very many.
-        bar: How wide a bar is.
-        spans: Of marks: from where to where each may be, along y.
-        opacity: Of one of several such lines.
-        weights: Of bars: how much there is behind each, at most 1; those of little are pale.
-        titles: What is said of each mark or bar where it is pointed at; of a line, of it all.
+        points: Points of a line, places of marks, or the upper middle of bars.
+        style: Look of the row.
+        kind: A line, bars from the axis, a mark at each point, or a dot at each of many points.
+        bar: Width of a bar.
+        spans: Interval along y of each mark, or None.
+        opacity: Opacity of lines and dots.
+        weights: Opacity of each bar, in [0, 1].
+        titles: Tooltip of each mark or bar; or one of the line.
     """
 
     points: Sequence[Point]
@@ -159,7 +179,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Two axes, what is drawn between them, and lines to hold it against."""
+    """Series between two axes, and dashed lines to compare them with."""
 
     title: str
     description: str
@@ -168,106 +188,95 @@ class Chart:
     series: Sequence[Series]
     guides: Sequence[Sequence[Point]] = ()
 
-    def drawing(self) -> Drawing:
-        """Lay it out."""
-        shapes = [*self._frame()]
+    def panel(self) -> Panel:
+        """Return the chart as a panel."""
+        return Panel(
+            title=self.title, description=self.description, width=WIDTH, height=HEIGHT, draw=self._draw
+        )
+
+    def _draw(self, canvas: Canvas) -> None:
+        from matplotlib.ticker import FuncFormatter, MaxNLocator  # noqa: PLC0415 - slow, and only needed for a figure
+
+        canvas.write(LEFT, 16, fitting(self.title, WIDTH - LEFT, TEXT + 1), size=TEXT + 1)
+        axes = canvas.axes(LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM)
+        axes.set_xlabel(printable(self.x.label), fontsize=TEXT, color=LIGHT["ink"])
+        axes.set_ylabel(printable(self.y.label), fontsize=TEXT, color=LIGHT["ink"])
+        axes.yaxis.set_label_coords(-(LEFT - TEXT) / (WIDTH - LEFT - RIGHT), 0.5)
+        axes.grid(color=LIGHT["rule"], linewidth=0.75)
+        axes.tick_params(length=0, pad=4, labelsize=SMALL, labelcolor=LIGHT["soft"])
+        for side, axis in ((axes.xaxis, self.x), (axes.yaxis, self.y)):
+            side.set_major_locator(MaxNLocator(nbins=TICKS, steps=[1, 2, 5, 10]))
+            side.set_major_formatter(FuncFormatter(axis.tick_text))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(LIGHT["soft"])
         for series in self.series:
-            shapes += self._series_paths(series)
+            self._draw_series(axes, series)
         for guide in self.guides:
-            shapes.append(SvgPath(parts=[[*map(self._at, guide)]], stroke="soft", dash="4 3"))
-        return Drawing(
-            title=self.title, description=self.description, width=WIDTH, height=HEIGHT, shapes=shapes
-        )
+            axes.plot(*_coordinates(guide), color=LIGHT["soft"], linestyle=(0, (4, 3)), linewidth=1)
+        axes.margins(MARGIN)
+        axes.set(xlim=(self.x.low, self.x.high), ylim=(self.y.low, self.y.high))
 
-    def _at(self, point: Point) -> Point:
-        return (
-            LEFT + self.x.share(point[0]) * (WIDTH - LEFT - RIGHT),
-            HEIGHT - BOTTOM - self.y.share(point[1]) * (HEIGHT - BOTTOM - TOP),
-        )
-
-    def _frame(self) -> Iterator[SvgPath | SvgText]:
-        right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-        yield SvgText(at=(LEFT, 16), text=fitting(self.title, WIDTH - LEFT, TEXT + 1), size=TEXT + 1)
-        across = [self._at((value, self.y.low)) for value in self.x.ticks()]
-        up = [self._at((self.x.low, value)) for value in self.y.ticks()]
-        grid = [[(x, TOP), (x, bottom)] for x, _ in across] + [[(LEFT, y), (right, y)] for _, y in up]
-        yield SvgPath(parts=grid, stroke="rule", width=0.75)
-        for (x, y), value in zip(across, self.x.ticks(), strict=True):
-            yield SvgText(
-                at=(x, y + 14), text=self.x.written(value), anchor="middle", paint="soft", size=TEXT - 1
-            )
-        for (x, y), value in zip(up, self.y.ticks(), strict=True):
-            yield SvgText(
-                at=(x - 5, y + 3.5), text=self.y.written(value), anchor="end", paint="soft", size=TEXT - 1
-            )
-        yield SvgPath(parts=[[(LEFT, TOP), (LEFT, bottom), (right, bottom)]], stroke="soft")
-        yield SvgText(at=((LEFT + right) / 2, HEIGHT - 8), text=self.x.label, anchor="middle")
-        yield SvgText(at=(9, (TOP + bottom) / 2), text=self.y.label, anchor="middle", turned=True)
-
-    def _series_paths(self, series: Series) -> Iterator[SvgPath]:
-        paint, dash, corners = series.style
+    def _draw_series(self, axes: Axes, series: Series) -> None:
+        style, colour = series.style, LIGHT[series.style.paint]
+        x, y = _coordinates(series.points)
+        titles = [gid(title) for title in series.titles]
         if series.kind == "line":
-            yield SvgPath(
-                parts=[[*map(self._at, series.points)]],
-                stroke=paint,
-                width=1.8,
-                dash=dash,
-                opacity=series.opacity,
-                title=" ".join(series.titles),
-            )
-            return
-        if series.kind == "dots":
-            dots = [mark(self._at(point), min(corners, ROUND), DOT) for point in series.points]
-            yield SvgPath(parts=dots, fill=paint, opacity=series.opacity, title=" ".join(series.titles))
-            return
-        titles = series.titles or [""] * len(series.points)
-        if series.kind == "bars":
-            for point, weight, title in zip(series.points, series.weights, titles, strict=True):
-                opacity = PALEST + (1 - PALEST) * weight
-                yield SvgPath(parts=[self._bar(point, series.bar)], fill=paint, opacity=opacity, title=title)
-            return
-        for point, span, title in zip(series.points, series.spans, titles, strict=True):
-            if span is not None:
-                yield SvgPath(parts=[[self._at((point[0], end)) for end in span]], stroke=paint, width=1.5)
-            yield SvgPath(parts=[mark(self._at(point), corners)], fill=paint, stroke="sheet", title=title)
-
-    def _bar(self, point: Point, wide: float) -> list[Point]:
-        x, y = point
-        left, right = max(x - wide / 2, self.x.low), min(x + wide / 2, self.x.high)
-        return [*map(self._at, ((left, self.y.low), (left, y), (right, y), (right, self.y.low)))]
+            axes.plot(x, y, **style.line(), alpha=series.opacity, gid=titles[0], clip_on=False)
+        elif series.kind == "dots":
+            axes.plot(
+                x, y, marker=style.marker, markersize=DOT, markeredgewidth=0, linestyle="", color=colour,
+                alpha=series.opacity, gid=titles[0], clip_on=False,
+            )  # fmt: skip
+        elif series.kind == "bars":
+            for bar, weight, title in zip(
+                axes.bar(x, y, series.bar, color=colour),
+                series.weights,
+                titles,
+                strict=True,
+            ):
+                bar.set(alpha=PALEST + (1 - PALEST) * weight, gid=title)
+        else:
+            for i, (span, title) in enumerate(zip(series.spans, titles, strict=True)):
+                if span is not None:
+                    ends = _coordinates([(x[i], end) for end in span])
+                    axes.plot(*ends, color=colour, linewidth=1.5, clip_on=False)
+                axes.plot(x[i : i + 1], y[i : i + 1], **style.mark(), gid=title, clip_on=False)
 
 
-def mark(at: Point, corners: int, radius: float = 5.0) -> list[Point]:
-    """Return a shape of so many corners around a point, one of them at the top."""
-    angles = [2 * pi * i / corners for i in range(corners)]
-    return [(at[0] + radius * sin(angle), at[1] - radius * cos(angle)) for angle in angles]
+def _coordinates(points: Sequence[Point]) -> NDArray[np.float64]:
+    """Return points as (2, N), within limits."""
+    return np.clip(np.reshape(np.array(points, dtype=np.float64), (-1, 2)).T, -LARGEST, LARGEST)
 
 
-def sample(index: int, name: str) -> Drawing:
-    """Return what one of many rows looks like."""
-    shapes = [*_sample(index, name, (0.0, LINE / 2))]
-    return Drawing(title=name, description="Its line and its mark", width=SAMPLE, height=LINE, shapes=shapes)
+def sample(index: int, name: str) -> Panel:
+    """Return the look of one row."""
+
+    def draw(canvas: Canvas) -> None:
+        _sample(canvas, index, 0.0, LINE / 2)
+
+    return Panel(title=name, description="Its line and its mark", width=SAMPLE, height=LINE, draw=draw)
 
 
-def legend(names: Sequence[str], width: float) -> Drawing:
-    """Return what rows look like: side by side in lines of a width, in which the longest names are cut."""
-    shapes: list[SvgPath | SvgText] = []
-    x, y = 0.0, LINE / 2
-    for i, name in enumerate(names):
-        text = fitting(name, width - SAMPLE - BESIDE)
-        end = x + SAMPLE + BESIDE + breadth(text)
-        if end > width and x:
-            x, y, end = 0.0, y + LINE, end - x
-        shapes += _sample(i, name, (x, y))
-        shapes.append(SvgText(at=(x + SAMPLE + BESIDE, y + 4), text=text))
-        x = end + BETWEEN
+def legend(names: Sequence[str], width: float) -> Panel:
+    """Return the looks of rows in equal columns, with names shortened to the width."""
+    texts = [fitting(name, width - SAMPLE - BESIDE) for name in names]
+    column = SAMPLE + BESIDE + BETWEEN + max(map(breadth, texts))
+    columns = min(len(texts), max(1, int((width + BETWEEN) // column)))
+    height = LINE * (ceil(len(texts) / columns) + 1)
+
+    def draw(canvas: Canvas) -> None:
+        for i, text in enumerate(texts):
+            x, y = column * (i % columns), LINE * (i // columns + 0.5)
+            _sample(canvas, i, x, y)
+            canvas.write(x + SAMPLE + BESIDE, y + 4, text)
+
     description = "Colour and mark of each row: " + ", ".join(names)
-    return Drawing(title="Legend", description=description, width=width, height=y + LINE, shapes=shapes)
+    return Panel(title="Legend", description=description, width=width, height=height, draw=draw)
 
 
-def _sample(index: int, name: str, at: Point) -> Iterator[SvgPath]:
-    style, (x, y) = series_style(index), at
-    yield SvgPath(parts=[[(x, y), (x + SAMPLE, y)]], stroke=style.paint, width=1.8, dash=style.dash)
-    yield SvgPath(
-        parts=[mark((x + SAMPLE / 2, y), style.corners)], fill=style.paint, stroke="sheet", title=name
-    )
+def _sample(canvas: Canvas, index: int, x: float, y: float) -> None:
+    from matplotlib.lines import Line2D  # noqa: PLC0415 - as above
+
+    style = series_style(index)
+    options = style.mark() | style.line()
+    canvas.add(Line2D([x, x + SAMPLE / 2, x + SAMPLE], [y] * 3, markevery=[1], **options))

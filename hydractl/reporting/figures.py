@@ -13,10 +13,10 @@ from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.plugins import functions_after
 from hydractl.reporting.chart import SEVERAL, WIDTH, Axis, Chart, Figure, Series, series_style
 from hydractl.reporting.comparison import Compared, Runtimes
-from hydractl.reporting.head_maps import head_map
+from hydractl.reporting.head_maps import head_map, heads_figure
 from hydractl.reporting.lineage import member_names
+from hydractl.reporting.matplotlib_figure import SMALL, Canvas, Panel, Point, breadth, fitting
 from hydractl.reporting.report_values import GROUPS, Quantity, number_text, written
-from hydractl.reporting.svg import TEXT, Drawing, Point, SvgPath, SvgText, breadth, fitting
 
 COST_METRICS = ("accuracy", "nll", "auroc")
 """Three panels stand side by side."""
@@ -56,7 +56,7 @@ def _cost(compared: Compared) -> Figure | None:
     )
 
 
-def _frontier(compared: Compared, cost: Quantity, quality: Quantity) -> Drawing | None:
+def _frontier(compared: Compared, cost: Quantity, quality: Quantity) -> Panel | None:
     """Return a chart of the rows that have both numbers, if there are two to compare."""
     rows = [
         (i, row, numbers)
@@ -66,7 +66,6 @@ def _frontier(compared: Compared, cost: Quantity, quality: Quantity) -> Drawing 
     if len(rows) < 2:
         return None
     metric, up = quality.metric, bool(quality.metric.higher_is_better)
-    ends = [x for _, _, numbers in rows for x in (numbers[quality].value, *(numbers[quality].interval or ()))]
     points = {row: (numbers[cost].value, numbers[quality].value) for _, row, numbers in rows}
     best = pareto(list(points.values()), up=up)
     return Chart(
@@ -77,12 +76,10 @@ def _frontier(compared: Compared, cost: Quantity, quality: Quantity) -> Drawing 
         ),
         x=Axis(
             label="multiply-accumulates",
-            high=max(1.0, *(1.1 * x for x, _ in points.values())),
+            low=0,
             written=lambda value: count(value).replace(".00", ""),
         ),
-        y=Axis.around(
-            f"{quality.heading}, {'higher' if up else 'lower'} is better", ends, written="{:.4g}".format
-        ),
+        y=Axis(label=f"{quality.heading}, {'higher' if up else 'lower'} is better"),
         series=[
             Series(
                 points=[points[row]],
@@ -94,7 +91,7 @@ def _frontier(compared: Compared, cost: Quantity, quality: Quantity) -> Drawing 
             for i, row, numbers in rows
         ],
         guides=[best] if len(best) > 1 else [],
-    ).drawing()
+    ).panel()
 
 
 def pareto(points: Sequence[Point], *, up: bool) -> list[Point]:
@@ -108,8 +105,8 @@ def pareto(points: Sequence[Point], *, up: bool) -> list[Point]:
 
 
 def _row_charts(
-    compared: Compared, chart: Callable[[int, str, Sequence[Curves]], Drawing | None]
-) -> Iterator[Drawing | None]:
+    compared: Compared, chart: Callable[[int, str, Sequence[Curves]], Panel | None]
+) -> Iterator[Panel | None]:
     """Yield a chart of each row that has curves, told its number, its name and its curves in every report."""
     for i, row in enumerate(compared.names):
         if row_curves := _curves(compared, row):
@@ -127,7 +124,7 @@ def _curves(compared: Compared, row: str) -> list[Curves]:
 
 
 def _reliability(compared: Compared) -> Figure | None:
-    def chart(i: int, row: str, row_curves: Sequence[Curves]) -> Drawing | None:
+    def chart(i: int, row: str, row_curves: Sequence[Curves]) -> Panel | None:
         bins = [bin_ for bin_ in pooled([curves.reliability for curves in row_curves]) if bin_[0]]
         if not bins:
             return None
@@ -139,8 +136,8 @@ def _reliability(compared: Compared) -> Figure | None:
             if calibration_error is None
             else f"{row}: ECE {written(ece.metric, calibration_error.value)}",
             description="; ".join(f"{n} at confidence {c:.3f}, accuracy {a:.3f}" for n, c, a in bins),
-            x=Axis(label="confidence"),
-            y=Axis(label="accuracy"),
+            x=Axis(label="confidence", low=0, high=1),
+            y=Axis(label="accuracy", low=0, high=1),
             series=[
                 Series(
                     points=[(c, a) for _, c, a in bins],
@@ -154,7 +151,7 @@ def _reliability(compared: Compared) -> Figure | None:
                 )
             ],
             guides=[DIAGONAL],
-        ).drawing()
+        ).panel()
 
     return Figure.unless_empty(
         "reliability",
@@ -178,22 +175,21 @@ def pooled(every: Sequence[Bins]) -> list[tuple[int, float, float]]:
 def _confidence(compared: Compared) -> Figure | None:
     sets = (ID_NAME, *compared.reports[0].near, *compared.reports[0].far)
 
-    def chart(_: int, row: str, row_curves: Sequence[Curves]) -> Drawing:
+    def chart(_: int, row: str, row_curves: Sequence[Curves]) -> Panel:
         shares = {name: _shares([curves.confidence[name] for curves in row_curves]) for name in sets}
-        high = max(max(set_shares) for set_shares in shares.values())
         return Chart(
             title=row,
             description="; ".join(
                 f"{name}: {100 * set_shares[-1]:.0f} % in the surest part"
                 for name, set_shares in shares.items()
             ),
-            x=Axis(label="confidence"),
-            y=Axis(label="share of samples", high=1.05 * high or 1.0),
+            x=Axis(label="confidence", low=0, high=1),
+            y=Axis(label="share of samples", low=0),
             series=[
                 Series(points=_steps(set_shares), style=series_style(i), titles=[name])
                 for i, (name, set_shares) in enumerate(shares.items())
             ],
-        ).drawing()
+        ).panel()
 
     return Figure.unless_empty(
         "confidence",
@@ -223,15 +219,15 @@ def _roc(compared: Compared) -> Figure | None:
     report = compared.reports[0]
     sets = dict.fromkeys(report.near, "near") | dict.fromkeys(report.far, "far")
 
-    def chart(name: str) -> Drawing:
+    def chart(name: str) -> Panel:
         return Chart(
             title=f"{name} ({sets[name]} OOD)",
             description="; ".join(_numbers(compared, Quantity("auroc", name))) or "ROC curves",
-            x=Axis(label="share of ID flagged"),
-            y=Axis(label="share of OOD flagged"),
+            x=Axis(label="share of ID flagged", low=0, high=1),
+            y=Axis(label="share of OOD flagged", low=0, high=1),
             series=_lines(compared, lambda curves: curves.roc[name]),
             guides=[DIAGONAL],
-        ).drawing()
+        ).panel()
 
     has_curves = any(_curves(compared, row) for row in compared.names)
     return Figure.unless_empty(
@@ -248,19 +244,18 @@ def _risk(compared: Compared) -> Figure | None:
     series = _lines(compared, lambda curves: curves.risk)
     if not series:
         return None
-    high = max(y for line in series for _, y in line.points)
     chart = Chart(
         title="Risk over coverage",
         description="; ".join(_numbers(compared, Quantity("accuracy"))) or "risk over coverage",
-        x=Axis(label="share answered, most confident first"),
-        y=Axis(label="share of these wrong", high=1.05 * high or 1.0, written="{:.3g}".format),
+        x=Axis(label="share answered, most confident first", low=0, high=1),
+        y=Axis(label="share of these wrong", low=0),
         series=series,
     )
     return Figure.unless_empty(
         "risk",
         "Risk and coverage",
         "Share of wrong answers if the model answers only its most confident predictions. Lower is better.",
-        [chart.drawing()],
+        [chart.panel()],
         compared.names,
     )
 
@@ -306,12 +301,7 @@ def _heads(compared: Compared) -> Figure | None:
         for name, masks in zip(_members(origin), origin.masks, strict=True)
         for tower, mask in masks.items()
     ]
-    return Figure.unless_empty(
-        "heads",
-        "Heads",
-        "Which attention heads each member keeps (dark), layer by layer from the top.",
-        maps,
-    )
+    return heads_figure(maps)
 
 
 def _members(origin: Origin) -> Sequence[str]:
@@ -341,16 +331,17 @@ def _runtime(compared: Compared) -> Figure | None:
     )
 
 
-def _bars(bars: Sequence[tuple[int, str, float, str]]) -> Drawing:
-    """Return a bar for each row, with what is said of it above."""
+def _bars(bars: Sequence[tuple[int, str, float, str]]) -> Panel:
+    """Return a bar for each row, below its name and label."""
     longest = max(value for _, _, value, _ in bars)
-    shapes: list[SvgPath | SvgText] = []
-    for place, (i, row, value, label) in enumerate(bars):
-        y = 14.0 + STEP * place
-        shapes.append(SvgText(at=(0, y), text=fitting(row, WIDTH - breadth(label, TEXT - 1) - LABEL_GAP)))
-        right = max(1.0, WIDTH * value / longest)
-        corners = [(0, y + 5), (right, y + 5), (right, y + 5 + BAR), (0, y + 5 + BAR)]
-        shapes.append(SvgPath(parts=[corners], fill=series_style(i).paint, title=f"{row}: {label}"))
-        shapes.append(SvgText(at=(WIDTH, y), text=label, anchor="end", paint="soft", size=TEXT - 1))
+    height = STEP * len(bars)
+
+    def draw(canvas: Canvas) -> None:
+        for place, (i, row, value, label) in enumerate(bars):
+            y, width = 14.0 + STEP * place, max(1.0, WIDTH * value / longest)
+            canvas.write(0, y, fitting(row, WIDTH - breadth(label, SMALL) - LABEL_GAP))
+            canvas.write(WIDTH, y, label, anchor="right", colour="soft", size=SMALL)
+            canvas.rectangles([(0, y + 5)], (width, BAR), series_style(i).paint, tooltip=f"{row}: {label}")
+
     description = "; ".join(f"{row}: {label}" for _, row, _, label in bars)
-    return Drawing(title="Time", description=description, width=WIDTH, height=STEP * len(bars), shapes=shapes)
+    return Panel(title="Time", description=description, width=WIDTH, height=height, draw=draw)

@@ -1,116 +1,111 @@
-"""Maps of the heads that a member keeps, layers by heads."""
+"""Maps of a number or a choice of each head, layers by heads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
+from typing import NamedTuple
 
 from hydractl.manifest.head_mask import TowerKeep
 from hydractl.messages import counted
-from hydractl.reporting.svg import TEXT, Drawing, Point, SvgPath, SvgText, fitting
+from hydractl.reporting.chart import Figure
+from hydractl.reporting.matplotlib_figure import SMALL, TEXT, Canvas, Panel, fitting
 
-CELL, GAP, MAP = 9.0, 1.0, 300.0
-"""The side of a head, what parts it from the next, and the most that a map of many takes."""
+CELL, MAP = 9.0, 300.0
+"""Side of a head's cell, and limit of a map's sides, in points."""
+INSIDE = 0.9
+"""Share of a cell that is filled."""
+LEFT = 30.0
 NARROWEST, ROOM = 150.0, 6.0
 """Two maps fit beside each other on a phone."""
-SHADES, PALE = 12, 1
-"""Steps of darkness, of which the palest can still be seen."""
+SHADES = 12
+"""Steps of darkness; the palest is visible."""
 
 
-def head_map(name: str, mask: TowerKeep, *, where: str = "") -> Drawing:
-    """Return the map of one tower of one member; `where` says of which model, if there are several."""
-    wide, high = min(CELL, MAP / mask.num_heads), min(CELL, MAP / mask.layers)
-    left, top = 24.0, 58.0 if where else 42.0
-    width = max(NARROWEST, left + wide * mask.num_heads + 12)
+class Shade(NamedTuple):
+    """Heads, as (layer, head), of one look; those of opacity 0 are outlined."""
 
-    def cells(heads: Sequence[Sequence[int]]) -> list[list[Point]]:
-        gap_x, gap_y = GAP * wide / CELL, GAP * high / CELL
-        return [
-            [(x, y), (x + wide - gap_x, y), (x + wide - gap_x, y + high - gap_y), (x, y + high - gap_y)]
-            for layer, head_numbers in enumerate(heads)
-            for x, y in ((left + wide * head, top + high * layer) for head in head_numbers)
-        ]
+    cells: Sequence[tuple[int, int]]
+    colour: str
+    opacity: float = 1.0
 
+
+def head_map(name: str, mask: TowerKeep, *, where: str = "") -> Panel:
+    """Return the map of the heads that a tower of a member keeps; `where` names the model, if there are several."""
     total = mask.num_heads * mask.layers
     summary = f"{total - mask.removed} of {counted(total, 'head')} kept"
-    bottom = top + high * mask.layers
-    shapes: list[SvgPath | SvgText] = [
-        SvgText(at=(0, 14), text=fitting(name, width - ROOM)),
-        SvgText(
-            at=(0, 30), text=fitting(where or summary, width - ROOM, TEXT - 1), paint="soft", size=TEXT - 1
-        ),
-        SvgPath(parts=cells(mask.drop), fill="rule"),
-        SvgPath(parts=cells(mask.keep), fill="c0", title=f"{name}: {summary}"),
-        SvgText(at=(left - 5, top + high * 0.8), text="0", anchor="end", paint="soft", size=TEXT - 2),
-    ]
-    if where:
-        shapes.append(SvgText(at=(0, 46), text=summary, paint="soft", size=TEXT - 1))
-    if mask.layers > 1:
-        last = str(mask.layers - 1)
-        shapes.append(
-            SvgText(at=(left - 5, bottom - high * 0.2), text=last, anchor="end", paint="soft", size=TEXT - 2)
-        )
     kept_by_layer = ", ".join(f"layer {i}: {len(keep)}" for i, keep in enumerate(mask.keep))
-    return Drawing(
+    drop, keep = (
+        [(layer, head) for layer, heads in enumerate(table) for head in heads]
+        for table in (mask.drop, mask.keep)
+    )
+    return _map(
+        (name, where, summary) if where else (name, summary),
+        (mask.layers, mask.num_heads),
+        (Shade(drop, "rule"), Shade(keep, "c0")),
         title=f"{where}: {name}" if where else name,
         description=f"{summary}; {kept_by_layer}",
-        width=width,
-        height=bottom + 14,
-        shapes=shapes,
     )
 
 
-def value_map(name: str, table: Sequence[Sequence[float | None]], *, most: float, where: str = "") -> Drawing:
-    """Return a map of a number of each head: the darker the nearer to `most`, which is above 0; heads that are gone are outlined."""
-    layers, heads = len(table), len(table[0])
-    wide, high = min(CELL, MAP / heads), min(CELL, MAP / layers)
-    left, top = 24.0, 58.0
-    width = max(NARROWEST, left + wide * heads + 12)
-    shades: dict[int, list[list[Point]]] = {}
-    removed_cells: list[list[Point]] = []
+def value_map(name: str, table: Sequence[Sequence[float | None]], *, most: float, where: str = "") -> Panel:
+    """Return a map of a number of each head, darkest at `most` (above 0). Removed heads are None, and outlined."""
+    cells: dict[int, list[tuple[int, int]]] = {}
     for layer, row in enumerate(table):
         for head, value in enumerate(row):
-            x, y = left + wide * head, top + high * layer
-            cell = [(x, y), (x + 0.9 * wide, y), (x + 0.9 * wide, y + 0.9 * high), (x, y + 0.9 * high)]
-            cells_of_shade = (
-                removed_cells
-                if value is None
-                else shades.setdefault(ceil(SHADES * min(value / most, 1.0)), [])
-            )
-            cells_of_shade.append(cell)
-    defined_values = [value for row in table for value in row if value is not None]
-    summary = (
-        f"from {min(defined_values):.2g} to {max(defined_values):.2g}"
-        if defined_values
-        else "no head is left"
-    )
-    shapes: list[SvgPath | SvgText] = [
-        SvgText(at=(0, 14), text=fitting(name, width - ROOM)),
-        SvgText(at=(0, 30), text=fitting(where, width - ROOM, TEXT - 1), paint="soft", size=TEXT - 1),
-        SvgText(at=(0, 46), text=summary, paint="soft", size=TEXT - 1),
-        SvgPath(parts=[[*cell, cell[0]] for cell in removed_cells], stroke="rule", width=0.75),
-        *(
-            SvgPath(parts=cells, fill="c0", opacity=max(shade, PALE) / SHADES)
-            for shade, cells in sorted(shades.items())
-        ),
-        SvgText(at=(left - 5, top + high * 0.8), text="0", anchor="end", paint="soft", size=TEXT - 2),
-    ]
-    bottom = top + high * layers
-    if layers > 1:
-        shapes.append(
-            SvgText(
-                at=(left - 5, bottom - high * 0.2),
-                text=str(layers - 1),
-                anchor="end",
-                paint="soft",
-                size=TEXT - 2,
-            )
-        )
+            shade = 0 if value is None else max(1, ceil(SHADES * min(value / most, 1.0)))
+            cells.setdefault(shade, []).append((layer, head))
+    numbers = [value for row in table for value in row if value is not None]
+    summary = f"from {min(numbers):.2g} to {max(numbers):.2g}" if numbers else "no head is left"
     layer_texts = "; ".join(
         f"layer {i}: " + ", ".join("gone" if value is None else f"{value:.2g}" for value in row)
         for i, row in enumerate(table)
     )
-    title = f"{where}: {name}" if where else name
-    return Drawing(
-        title=title, description=f"{summary}; {layer_texts}", width=width, height=bottom + 14, shapes=shapes
+    return _map(
+        (name, where, summary),
+        (len(table), len(table[0])),
+        [Shade(cells[shade], "c0" if shade else "rule", shade / SHADES) for shade in sorted(cells)],
+        title=f"{where}: {name}" if where else name,
+        description=f"{summary}; {layer_texts}",
     )
+
+
+def heads_figure(maps: Sequence[Panel]) -> Figure | None:
+    """Return a figure of maps of kept heads, or None if there are none."""
+    return Figure.unless_empty(
+        "heads",
+        "Heads",
+        "Which attention heads each member keeps (dark), layer by layer from the top.",
+        maps,
+    )
+
+
+def _map(
+    lines: Sequence[str], shape: tuple[int, int], shades: Sequence[Shade], *, title: str, description: str
+) -> Panel:
+    """Return a map of (layers, heads) below lines of text."""
+    layers, heads = shape
+    wide, high = min(CELL, MAP / heads), min(CELL, MAP / layers)
+    top = 18.0 + 16 * len(lines)
+    bottom = top + high * layers
+    width = max(NARROWEST, LEFT + wide * heads + 12)
+
+    def draw(canvas: Canvas) -> None:
+        for i, text in enumerate(lines):
+            size, colour = (SMALL, "soft") if i else (TEXT, "ink")
+            canvas.write(0, 14 + 16 * i, fitting(text, width - ROOM, size), size=size, colour=colour)
+        for layer, y in {0: top + 0.8 * high, layers - 1: bottom - 0.2 * high}.items():
+            canvas.write(LEFT - 5, y, str(layer), anchor="right", size=SMALL - 1, colour="soft")
+        canvas.write(LEFT - 5, top - 3, "layer", anchor="right", size=SMALL - 1, colour="soft")
+        canvas.write(LEFT, bottom + SMALL, "head", size=SMALL - 1, colour="soft")
+        for cells, colour, opacity in shades:
+            corners = [(LEFT + wide * head, top + high * layer) for layer, head in cells]
+            canvas.rectangles(
+                corners,
+                (INSIDE * wide, INSIDE * high),
+                colour,
+                tooltip=f"{title}: {lines[-1]}",
+                opacity=opacity,
+            )
+
+    return Panel(title=title, description=description, width=width, height=bottom + 20, draw=draw)

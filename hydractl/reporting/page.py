@@ -12,9 +12,9 @@ from importlib.resources import files
 from hydractl.errors import harmless
 from hydractl.reporting.chart import Figure, sample
 from hydractl.reporting.comparison import Compared
+from hydractl.reporting.matplotlib_figure import MARK, style, svg
 from hydractl.reporting.report_values import ReportTable
 from hydractl.reporting.sections import Section, checks, facts, lineages, sections, title
-from hydractl.reporting.svg import MARK, style, svg
 from hydractl.reporting.verdict import remarks, sentence, verdict_table
 from hydractl.version import __version__
 

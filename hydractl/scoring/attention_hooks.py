@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from typing_extensions import override
 
-from hydractl.families.attention import Attention
-from hydractl.families.attention_bias import NOTHING, AttentionExtras
+from hydractl.families.attention import NOTHING, Attention, AttentionExtras
 from hydractl.families.stream import Product
 from hydractl.families.tower import Model, Tower, Towers
 

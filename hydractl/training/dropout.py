@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hydractl.data.preprocess import sample_seed
-from hydractl.families.attention_bias import SharedDropout
+from hydractl.families.attention import SharedDropout
 from hydractl.families.tower import Tower
 
 NOT_DROPPED = ("attn_drop", "head_drop")

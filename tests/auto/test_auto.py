@@ -28,7 +28,7 @@ from hydractl.stages.evaluate.refs import NamedData
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.export import formats
 from hydractl.stages.export.config import ExportConfig
-from hydractl.stages.export.export_module import ExportModule
+from hydractl.stages.export.formats import ExportModule
 from hydractl.stages.export.run import run_export
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
@@ -333,8 +333,8 @@ def test_one_ood_score_wherever_the_model_runs(block, tmp_path):
 
 
 def test_classes_that_a_zero_shot_model_is_asked_by_are_not_renamed():
-    from hydractl.auto.arguments import relabelled
     from hydractl.auto.config import HydraConfig
+    from hydractl.auto.models import relabelled
 
     header = base(variant("transformers-clip-plain")).header
     asked = header.prompting.model_copy(update={"templates": ("a {label}",)})

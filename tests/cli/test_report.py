@@ -7,9 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hydractl.manifest.report import Report
 from hydractl.metrics.curves import PARTS
+from hydractl.stages.report.run import distinct_names
 from support.reports import seeded
 
 DATA = "digits::split=test,classes=0-6,limit=30"
@@ -198,3 +201,29 @@ def test_a_real_report_becomes_a_page(curved, call, tmp_path):
         for name in ("cost", "reliability", "confidence", "roc", "risk", "heads")
     )
     assert str(tmp_path.parent) not in text
+
+
+PATHS = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=4).map("/".join)
+
+
+@given(st.lists(PATHS, min_size=1, max_size=5))
+def test_short_names_tell_apart_what_names_do(names):
+    found = distinct_names(names)
+
+    assert len(set(found)) == len(set(names))
+    assert all(f"/{name}".endswith(f"/{short}") for name, short in zip(names, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["runs/0/scores.json"], ["scores.json"]),
+        (["x/taylor/s.json", "x/circuit/s.json", "m.json"], ["taylor/s.json", "circuit/s.json", "m.json"]),
+        (["s.json", "x/s.json"], ["s.json", "x/s.json"]),
+        (["x/s.json", "x/s.json"], ["s.json", "s.json"]),
+        (["out/hydra.st: a.st", "out/hydra.st: b.st"], ["hydra.st: a.st", "hydra.st: b.st"]),
+        (["folder/", "stdin"], ["folder/", "stdin"]),
+    ],
+)
+def test_names_lose_the_folders_that_say_nothing(names, shown):
+    assert distinct_names(names) == tuple(shown)

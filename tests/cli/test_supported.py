@@ -8,7 +8,7 @@ import pytest
 
 from hydractl.cli import supported
 from hydractl.families.registry import FAMILIES
-from hydractl.families.transformers.unsupported import REFUSED
+from hydractl.families.transformers.hf_models import REFUSED
 
 ROOT = Path(__file__).parents[2]
 EMPTY = f"# T\n\n{supported.START}\n{supported.END}\n\nafter\n"

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from hydractl.data.batches import Batch
-from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.registry import FAMILIES
-from hydractl.families.zero_shot import Contrast, unit
+from hydractl.families.tower import Contrast, largest_difference, unit
 from hydractl.fusion.feature_ood import Predictor, WithDefaultScore
 from hydractl.fusion.hydra import Hydra
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES

@@ -7,7 +7,7 @@ import torch
 
 import hydractl
 from hydractl.data import tokenize
-from hydractl.families.dummy_inputs import largest_difference, probe_inputs
+from hydractl.families.tower import largest_difference, probe_inputs
 from hydractl.manifest.header import Tokenization
 from hydractl.model_inputs import PIXELS, TEXTS
 from hydractl.stages.export import formats

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hydractl.data.batches import Batch
-from hydractl.families.batched_members import FeatureLinear
 from hydractl.families.registry import FAMILIES
-from hydractl.families.zero_shot import Contrast, unit
+from hydractl.families.stream import FeatureLinear
+from hydractl.families.tower import Contrast, unit
 from hydractl.fusion.feature_ood import FeatureExtractor
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.inference import responses

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.registry import FAMILIES
 from hydractl.families.stream import Stream
+from hydractl.families.tower import largest_difference
 from support.builders import base, over_classes
 from support.variants import PLAIN, VARIANTS
 

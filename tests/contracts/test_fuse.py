@@ -11,7 +11,7 @@ import torch
 
 import hydractl
 from hydractl.families.base import place_of
-from hydractl.families.dummy_inputs import largest_difference
+from hydractl.families.tower import largest_difference
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.loaded_model import load
 from hydractl.manifest.header import Fate
@@ -334,7 +334,7 @@ def test_a_fresh_process_gives_the_same_logits(tmp_path, python):
     sample.save(tmp_path / "base.st")
     code = (
         "import sys, torch, hydractl\n"
-        "from hydractl.families.dummy_inputs import probe_inputs\n"
+        "from hydractl.families.tower import probe_inputs\n"
         "from hydractl.checkpoint import Checkpoint\n"
         "torch.set_num_threads(1)\n"
         "for p in sys.argv[1:]:\n"

@@ -7,8 +7,8 @@ import torch
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.families.base import place_of
-from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.load import open_model
+from hydractl.families.tower import largest_difference
 from hydractl.fusion.build import stored_specs
 from hydractl.fusion.plan import split_members
 from hydractl.manifest.header import Fate

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.families.dummy_inputs import largest_difference
+from hydractl.families.tower import largest_difference
 from hydractl.fusion.loaded_model import load
 from hydractl.model_inputs import map_inputs
 from hydractl.stages.fuse.config import FuseConfig

@@ -7,9 +7,8 @@ import re
 import pytest
 import torch
 
-from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.load import open_model
-from hydractl.families.tower import Block
+from hydractl.families.tower import Block, largest_difference
 from hydractl.fusion.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse

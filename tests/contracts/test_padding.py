@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hydractl.families.attention import Attention
-from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.registry import FAMILIES
+from hydractl.families.tower import largest_difference
 from hydractl.fusion.hydra import Hydra
 from hydractl.manifest.header import Tokenization
 from hydractl.model_inputs import WORDS

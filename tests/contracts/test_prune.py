@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydractl.families.base import TensorRole
-from hydractl.families.dummy_inputs import largest_difference
+from hydractl.families.layout import TensorRole
+from hydractl.families.tower import largest_difference
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from support.builders import base, mask_file, over_classes
@@ -111,7 +111,9 @@ def test_a_member_reads_as_the_library_s_model_with_fewer_rows(variant):
             assert torch.equal(member.state[name], tensor)
             continue
         layer, heads = with_heads[name]
-        entries = heads.width(8)  # of keys and values there may be fewer heads, each for as many query heads
+        entries = heads.copies * (
+            1 if heads.one_entry else 8
+        )  # of keys and values there may be fewer heads, each for as many query heads
         sharing = 4 * entries // tensor.shape[heads.axis]
         kept = sorted({head // sharing for head in RAGGED["ragged"][layer]})
         parts = tensor.unflatten(

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - as everyone calls it
 
-from hydractl.families.dummy_inputs import largest_difference
-from hydractl.families.head_group import HeadGroup
+from hydractl.families.attention import HeadGroup
 from hydractl.families.registry import FAMILIES
+from hydractl.families.tower import largest_difference
 from hydractl.model_inputs import map_inputs
 from hydractl.training.dropout import set_dropout
 from support.builders import base, over_classes

@@ -23,7 +23,7 @@ from hydractl.data.preprocess import eval_transform, train_transform
 from hydractl.errors import DataError
 from hydractl.fusion.loaded_model import Encoder
 from hydractl.manifest.header import Preprocess
-from hydractl.stages.export.compare import undecoded
+from hydractl.stages.export.run import undecoded
 from hydractl.training.feeding import Planned, open_source
 
 HOW = Preprocess(input_size=(3, 8, 8), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))

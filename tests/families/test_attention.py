@@ -8,11 +8,9 @@ from hypothesis import strategies as st
 from timm.layers import Attention as TimmAttention
 from torch import nn
 
-from hydractl.families.attention import Attention
-from hydractl.families.attention_bias import AttentionExtras, PositionBias
-from hydractl.families.dummy_inputs import largest_difference
-from hydractl.families.head_group import HeadGroup, HeadParts
+from hydractl.families.attention import Attention, AttentionExtras, HeadGroup, HeadParts, PositionBias
 from hydractl.families.timm.modules import head_group
+from hydractl.families.tower import largest_difference
 
 ALL = (0, 1, 2, 3)
 

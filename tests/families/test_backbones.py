@@ -11,10 +11,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
-from hydractl.families.classifier import with_classifier
-from hydractl.families.dummy_inputs import largest_difference
-from hydractl.families.load import load_model, open_model
+from hydractl.families.load import load_model, open_model, with_classifier
 from hydractl.families.registry import FAMILIES
+from hydractl.families.tower import largest_difference
 from hydractl.runtime import digest_files
 from support.builders import base
 from support.text_folders import save_tokenizer

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from hydractl.families.attention_bias import QuietDropout
-from hydractl.families.batched_members import Sources, StackedLinear, StackedNorm, readers
-from hydractl.families.stream import applied
+from hydractl.families.attention import QuietDropout
+from hydractl.families.stream import Sources, StackedLinear, StackedNorm, applied, readers
 from support.builders import base
 from support.variants import VARIANTS
 

@@ -12,11 +12,11 @@ from PIL import Image
 from hydractl.data.preprocess import eval_transform, reading_differences
 from hydractl.errors import HydraError
 from hydractl.families.base import Described
-from hydractl.families.classifier import resized
-from hydractl.families.dummy_inputs import largest_difference
-from hydractl.families.openclip import config as openclip
+from hydractl.families.load import resized
+from hydractl.families.openclip import family as openclip
 from hydractl.families.registry import architecture_differences
 from hydractl.families.timm import models as timm
+from hydractl.families.tower import largest_difference
 from hydractl.families.transformers import hf_models as transformers
 from hydractl.manifest.header import Preprocess
 from support.builders import base

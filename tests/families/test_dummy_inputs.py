@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hydractl.families.dummy_inputs import largest_difference, probe_inputs
+from hydractl.families.tower import largest_difference, probe_inputs
 from support.builders import base
 
 

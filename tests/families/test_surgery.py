@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hydractl.families.surgery import part, without_weights
+from hydractl.families.tower import part, without_weights
 from support.builders import PLAIN, base
 
 

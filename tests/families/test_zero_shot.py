@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from hydractl.families.zero_shot import Contrast, unit
+from hydractl.families.tower import Contrast, unit
 
 SCALE = 64.0  # whose logarithm is nearly the same in all dtypes
 LOW = [torch.bfloat16, torch.float16]

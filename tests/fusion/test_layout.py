@@ -11,8 +11,8 @@ from PIL import Image
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from hydractl.families.batched_members import MemberParallel
-from hydractl.families.dummy_inputs import largest_difference
+from hydractl.families.stream import MemberParallel
+from hydractl.families.tower import largest_difference
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig

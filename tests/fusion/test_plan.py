@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydractl.families.timm.families import TIMM_VIT
+from hydractl.families.timm.models import TIMM_VIT
 from hydractl.fusion.plan import fused_spec, group_axis, member_widths, split_members, trunk_length
-from hydractl.fusion.slicing import kept_indices, prune_tensor, pruned_spec, unpruned_shape, zero_dropped
+from hydractl.fusion.slicing import prune_tensor, pruned_spec, unpruned_shape, zero_dropped
 from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Fate, FusePlan, Kind
 from hydractl.tensor_spec import TensorSpec
@@ -90,16 +90,16 @@ def test_lengths_that_do_not_add_up_are_refused():
             member_widths(TIMM_VIT, header, name, length)
 
 
-def test_kept_indices_by_hand():
+def test_indices_of_heads_by_hand():
     qkv, proj = TIMM_VIT.towers["vision"].heads[0], TIMM_VIT.towers["vision"].heads[-1]
     narrow, wide = (TowerHeads(layers=1, num_heads=3, head_dim=width) for width in (1, 2))
-    assert kept_indices(proj, (1,), wide).tolist() == [2, 3]
-    assert kept_indices(qkv, (0, 2), narrow).tolist() == [0, 2, 3, 5, 6, 8]
-    assert kept_indices(qkv, (), wide).tolist() == []
+    assert proj.index((1,), wide) == [2, 3]
+    assert qkv.index((0, 2), narrow) == [0, 2, 3, 5, 6, 8]
+    assert qkv.index((), wide) == []
     shared = TowerHeads(layers=1, num_heads=6, head_dim=2, key_heads=3)
     keys = replace(proj, shared=True)
-    assert kept_indices(keys, (0, 1, 4), shared).tolist() == [0, 1, 4, 5]
-    assert kept_indices(proj, (0, 4), shared).tolist() == [0, 1, 8, 9]
+    assert keys.index((0, 1, 4), shared) == [0, 1, 4, 5]
+    assert proj.index((0, 4), shared) == [0, 1, 8, 9]
 
 
 def test_zeroing_touches_the_output_projection_alone():
@@ -119,5 +119,5 @@ def test_a_tensor_of_another_width_is_refused():
         pruned_spec(TIMM_VIT, ARCHITECTURE, mask, "blocks.0.attn.qkv.bias", TensorSpec("F32", (95,)))
     with pytest.raises(ValueError, match="axis 1 should be 32"):
         pruned_spec(TIMM_VIT, ARCHITECTURE, mask, "blocks.0.attn.proj.weight", TensorSpec("F32", (32,)))
-    with pytest.raises(ValueError, match="its mask says that axis 0 is 24"):
+    with pytest.raises(ValueError, match="axis 0 should be 24 by its mask"):
         unpruned_shape(TIMM_VIT, ARCHITECTURE, mask, "blocks.0.attn.qkv.bias", TensorSpec("F32", (96,)))

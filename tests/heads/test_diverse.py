@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydractl.heads.member_masks import choose_diverse, eligible
+from hydractl.heads.masks import choose_diverse, eligible
 
 
 @st.composite

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hydractl.heads.knee import KneeResult, concave_majorant, fall_off
+from hydractl.heads.budget import KneeResult, concave_majorant, fall_off
 
 VALUES = st.lists(st.floats(-3, 3).map(lambda x: round(x, 3)), min_size=1, max_size=40)
 

@@ -8,15 +8,18 @@ import pytest
 from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
-from hydractl.heads.masks import all_heads, best_mask, dropped, shape_of
-from hydractl.heads.member_masks import (
+from hydractl.heads.masks import (
     Sampling,
+    all_heads,
+    best_mask,
     cluster_masks,
+    dropped,
     keep_every_layer,
     random_masks,
     random_masks_per_layer,
     representatives,
     sample_masks,
+    shape_of,
     share_before,
 )
 from hydractl.manifest.head_mask import HeadId, TowerKeep, TowerShape

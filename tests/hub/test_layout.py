@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hydractl.checkpoint import write_tensors
-from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.load import open_model
+from hydractl.families.tower import largest_difference
 from hydractl.fusion.loaded_model import load
 from hydractl.hub.layout import files_of, is_stock
 from hydractl.hub.model_outputs import publish_models

@@ -13,8 +13,8 @@ import pytest
 
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
+from hydractl.reporting.matplotlib_figure import PAINTS
 from hydractl.reporting.page import page
-from hydractl.reporting.svg import PAINTS
 from support.analysed import FIGURES, analysed
 from support.reports import examples, seeded
 
@@ -51,7 +51,7 @@ addEventListener("load", () => {
           each => [each.left, each.top, each.right, each.bottom]))),
       sheet: getComputedStyle(page.body).backgroundColor,
       letters: Math.min(...[...page.querySelectorAll("svg text")].map(
-        text => parseFloat(text.getAttribute("font-size")) * Math.hypot(text.getScreenCTM().a, text.getScreenCTM().b))),
+        text => parseFloat(getComputedStyle(text).fontSize) * Math.hypot(text.getScreenCTM().a, text.getScreenCTM().b))),
     };
   });
   const told = document.body.appendChild(document.createElement("pre"));

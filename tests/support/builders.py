@@ -11,9 +11,9 @@ import torch
 
 import support.trunks  # noqa: F401 - registers architectures
 from hydractl.checkpoint import write_tensors
-from hydractl.families.dummy_inputs import probe_inputs
 from hydractl.families.load import check_tensors
 from hydractl.families.registry import FAMILIES, expected_specs, with_problem_type
+from hydractl.families.tower import probe_inputs
 from hydractl.fusion.slicing import prune_tensor, zero_dropped
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep

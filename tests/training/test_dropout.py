@@ -10,7 +10,7 @@ from timm.layers import DropPath, PatchDropout
 from torch import nn
 
 from hydractl.data.preprocess import sample_seed
-from hydractl.families.attention_bias import SharedDropout
+from hydractl.families.attention import SharedDropout
 from hydractl.training.dropout import BatchDropout, set_dropout
 from support.builders import base
 from support.variants import variant

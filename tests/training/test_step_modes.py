@@ -7,7 +7,7 @@ import torch
 
 from hydractl import runtime
 from hydractl.errors import UsageError
-from hydractl.families.dummy_inputs import probe_inputs
+from hydractl.families.tower import probe_inputs
 from hydractl.model_inputs import map_inputs
 from hydractl.training import step_modes
 from hydractl.training.dropout import set_dropout

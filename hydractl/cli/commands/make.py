@@ -384,7 +384,7 @@ def _other_labels(config: MakeConfig) -> str:
     from hydractl.families.load import open_model
     from hydractl.progress import SILENT
     from hydractl.stages.importing.config import ImportConfig
-    from hydractl.stages.importing.metadata import Metadata
+    from hydractl.stages.importing.read import Metadata
     from hydractl.stages.importing.resolve import describe
 
     stored = [model for _, model in config.named_models if not from_script(model)]

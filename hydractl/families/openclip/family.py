@@ -1,35 +1,406 @@
-"""OpenCLIP's models with open_clip's own text transformers, and vision transformers of its own or timm's, classified zero-shot.
-
-Names in memory are those of the whole model, for both towers at once: of `CLIP`, whose text tower has no prefix, or of
-`CustomTextCLIP`, whose text tower is called `text`; an image tower of timm's is called `visual.trunk`. Their configurations
-look alike, so each family may describe all.
-"""
+"""open_clip's two-tower models: configurations, tokenizers, and the family."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import dataclasses
+import difflib
+import gzip
+import inspect
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
-from hydractl.families.base import SCALE, Described, Family, HeadTensor, TensorRole, TowerLayout
-from hydractl.families.config_checks import building, check_patches
-from hydractl.families.model_folder import COMMON_RULES
-from hydractl.families.openclip import config as configs
+from hydractl.families.base import COMMON_RULES, SCALE, Described, Family
+from hydractl.families.config_checks import building, check_options, check_patches
+from hydractl.families.layout import HeadTensor, TensorRole, TowerLayout
 from hydractl.families.timm.models import LAYOUT, tower_heads
+from hydractl.families.transformers.text import read_tokenizer
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.head_mask import TowerHeads, TowerKeep
-from hydractl.manifest.header import Architecture, Preprocess, Prompting
+from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
+from hydractl.manifest.tokenizers import is_python_tokenizer
 from hydractl.model_source import OPEN_CLIP_CONFIG
-from hydractl.strict_json import plain
+from hydractl.strict_json import compact, parse, plain
 
 if TYPE_CHECKING:
     import torch
+    from tokenizers import Tokenizer
 
     from hydractl.families.tower import Model
+
+
+DISTRIBUTION = "open_clip_torch"
+ANY = "openclip"
+PREFIX = "openclip:"
+TOWERS = ("vision", "text")
+CLIP_TOKENS = 49408
+SUPPORTED = (
+    "supported: open_clip's own VisionTransformer and TextTransformer, as in ViT-B-32 or ViT-L-14, and vision transformers "
+    "of timm, as in ViT-B-16-SigLIP"
+)
+UNCUT = {
+    "scale_heads": "each head has a scale parameter",
+    "scaled_cosine_attn": "cosine attention with a temperature per head",
+    "scale_attn_inner": "a norm over all heads, whose statistics change when a head is removed",
+}
+"""Options of attention that prevent the removal of heads, with the reason."""
+
+
+BESIDE = frozenset({"timm_model_pretrained", "hf_tokenizer_name", "tokenizer_kwargs", "tokenizer_mode"})
+"""Options of towers that are handled elsewhere, or that name a source of weights, which is not used."""
+LOADS = frozenset({"hf_model_name", "hf_model_pretrained", "hf_proj_type", "hf_pooler_type"})
+"""Options of a text tower that are read from the Hub."""
+TRAINING_ONLY = frozenset(
+    {"init_logit_bias", "init_logit_scale", "ls_init_value", "patch_dropout", "timm_drop", "timm_drop_path"}
+)
+"""Options that change neither the outputs of trained weights nor the tensors, unless they are None."""
+LONGEST = 4096
+"""Limit of text tokens; the constructor builds a causal mask with their square as size."""
+
+
+def library() -> Any:  # noqa: ANN401 - open_clip is untyped
+    """Return the package.
+
+    Raises:
+        UnsupportedModelError: If it is not installed.
+    """
+    try:
+        import open_clip
+    except ImportError as error:
+        raise UnsupportedModelError(
+            f"OpenCLIP models need open_clip, which cannot be imported: {error}",
+            hint="`pip install 'hydractl[openclip]'`",
+        ) from error
+    return open_clip
+
+
+def registered(name: str, options: Mapping[str, object]) -> dict[str, Any]:
+    """Return the configuration of a name in open_clip's registry, changed by options.
+
+    Args:
+        name: With the prefix `openclip:`; `openclip` alone is an empty configuration, all of which is in the options.
+        options: `embed_dim=64`, `vision.layers=3`, `text.width=32`, `custom_text=true`, ...
+
+    Raises:
+        UnsupportedModelError: If the registry does not have it.
+    """
+    open_clip, registry_name = library(), name.removeprefix(PREFIX)
+    names = open_clip.list_models()
+    if name != ANY and registry_name not in names:
+        close = difflib.get_close_matches(registry_name, names, n=3)
+        raise UnsupportedModelError(
+            f"open_clip has no model `{registry_name}`",
+            hint=f"did you mean {', '.join(f'`{PREFIX}{c}`' for c in close)}?" if close else None,
+        )
+    config: dict[str, Any] = {} if name == ANY else open_clip.get_model_config(registry_name)
+    for tower in TOWERS:
+        tower_config = options.get(f"{tower}_cfg") or {}
+        tower_options = {
+            k.removeprefix(f"{tower}."): v for k, v in options.items() if k.startswith(f"{tower}.")
+        }
+        config[f"{tower}_cfg"] = {
+            **config.get(f"{tower}_cfg", {}), **(tower_config if isinstance(tower_config, dict) else {}), **tower_options
+        }  # fmt: skip
+    return config | {k: v for k, v in options.items() if "." not in k and not k.endswith("_cfg")}
+
+
+def name_of(config: Mapping[str, object]) -> str:
+    """Return the registry's name of a configuration, or `openclip` for one that it does not have."""
+    open_clip = library()
+    named = (PREFIX + n for n in open_clip.list_models() if open_clip.get_model_config(n) == config)
+    return next(named, ANY)
+
+
+def evaluation_config(config: Mapping[str, Any]) -> Mapping[str, object]:
+    """Return what of a configuration changes the answers of trained weights, defaults filled in."""
+    full_config = {**config, "custom_text": is_custom(config)}
+    for name, kind in (("vision_cfg", library().CLIPVisionCfg), ("text_cfg", library().CLIPTextCfg)):
+        tower = dataclasses.asdict(kind(**config[name]))
+        full_config[name] = {k: v for k, v in tower.items() if k not in BESIDE | TRAINING_ONLY}
+    return {k: v for k, v in full_config.items() if k not in TRAINING_ONLY}
+
+
+def refusal(config: Mapping[str, Any]) -> str | None:
+    """Return why heads cannot be cut in a model with this configuration, or None."""
+    vision, text = config["vision_cfg"], config["text_cfg"]
+    if "multimodal_cfg" in config:
+        return "a CoCa model, which writes captions with a third stack of blocks"
+    if isinstance(vision.get("layers"), list | tuple):
+        return "its image tower is a ResNet (ModifiedResNet), which has no heads"
+    if hugging_face := text.get("hf_model_name"):
+        return f"its text tower is transformers' `{hugging_face}`; open_clip's own text transformers are supported"
+    if text.get("embed_cls"):
+        return "its text tower has a class token (embed_cls), as in CoCa"
+    if text.get("tokenizer_mode"):
+        return f"tokenizer mode `{text['tokenizer_mode']}`: texts end in a class token after the padding"
+    if text.get("proj_type") == "none" and text.get("width") != config.get("embed_dim"):
+        return "its text tower does not project (proj_type), and its width differs from its embeddings"
+    if config.get("nonscalar_logit_scale"):
+        return "its temperature is not a scalar (nonscalar_logit_scale)"
+    return _refusal_of_pooling(vision, text) or _refusal_of_attention(config)
+
+
+def _refusal_of_pooling(vision: Mapping[str, Any], text: Mapping[str, Any]) -> str | None:
+    pool = vision.get("attentional_pool")
+    if isinstance(pool, str):
+        return f"attentional pooling of kind `{pool}`: two poolers, and one embedding per query"
+    for tower, options in (("image", vision), ("text", text)):
+        if options.get("pool_type") == "none":
+            return f"its {tower} tower does not pool: it returns one embedding per token"
+    return None
+
+
+def _refusal_of_attention(config: Mapping[str, Any]) -> str | None:
+    for tower in TOWERS:
+        for option, reason in UNCUT.items():
+            if config[f"{tower}_cfg"].get(option):
+                return f"{option} of the {tower} tower: {reason}"
+    return None
+
+
+def refusal_of_timm(visual: Any) -> str | None:  # noqa: ANN401 - open_clip is untyped
+    """Return why heads cannot be cut in an image tower of timm's, on the meta device, or None if they can."""
+    import torch
+
+    from hydractl.families.timm.models import refusal_of_tower
+
+    if reason := refusal_of_tower(visual.trunk):
+        return reason
+    made_for = visual.trunk.patch_embed.img_size
+    if tuple(visual.image_size) != tuple(made_for):
+        try:  # some take images of any size
+            with torch.no_grad():
+                visual.trunk(torch.empty(1, 3, *visual.image_size, device="meta"))
+        except (AssertionError, RuntimeError):
+            return f"it accepts images of {made_for}, not of {visual.image_size}"
+    return None
+
+
+def timm_name(config: Mapping[str, Any]) -> str:
+    """Return the name of timm's model that is the image tower, empty where it is open_clip's own."""
+    return str(config["vision_cfg"].get("timm_model_name") or "")
+
+
+def text_sizes(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many tokens a text has, and how many different ones there are."""
+    kind = library().CLIPTextCfg
+    return tuple(
+        config["text_cfg"].get(name, getattr(kind, name)) for name in ("context_length", "vocab_size")
+    )
+
+
+def is_custom(config: Mapping[str, object]) -> bool:
+    """Return whether the text tower is a module of its own (`CustomTextCLIP`), whose names have the prefix `text.`."""
+    return bool(config.get("custom_text", False))
+
+
+def created(config: Mapping[str, Any], name: str, *, weights: bool = True) -> Any:  # noqa: ANN401 - as above
+    """Return the library's model, with random weights or with parameters on the meta device.
+
+    Raises:
+        UnsupportedModelError: If heads cannot be cut in it, it is told what is not for an architecture, or the library cannot
+            build it.
+    """
+    import torch
+
+    from hydractl.families.tower import without_weights
+
+    with building("open_clip", name):
+        if reason := refusal(config):
+            raise UnsupportedModelError(f"`{name}` is not supported: {reason}", hint=SUPPORTED)
+        make = library().CustomTextCLIP if is_custom(config) else library().CLIP
+        kwargs = _constructor_kwargs(config, name, inspect.signature(make).parameters.keys())
+        if weights:
+            return make(**kwargs)
+        # timm's constructors may run a part of the model, and know how to compute their buffers again
+        with torch.device("meta") if timm_name(config) else without_weights():
+            return make(**kwargs)
+
+
+def _constructor_kwargs(config: Mapping[str, Any], name: str, parameters: Collection[str]) -> dict[str, Any]:
+    """Return what of a configuration the constructor is told."""
+    options = {k: v for k, v in copy.deepcopy(dict(config)).items() if k != "custom_text"}
+    for tower, kind in (("vision", library().CLIPVisionCfg), ("text", library().CLIPTextCfg)):
+        tower_options = {k: v for k, v in options[f"{tower}_cfg"].items() if k not in BESIDE}
+        check_options(
+            name, tower_options, inspect.signature(kind).parameters.keys() - LOADS, prefix=f"{tower}."
+        )
+        options[f"{tower}_cfg"] = tower_options
+    top_level = {k: v for k, v in options.items() if not k.endswith("_cfg")}
+    check_options(name, top_level, set(parameters) - {"cast_dtype", "output_dict"})
+    if options["text_cfg"].get("context_length", 0) > LONGEST:
+        raise UnsupportedModelError(f"`{name}`: its texts have more than {LONGEST} tokens")
+    return options
+
+
+def random_state(config: Mapping[str, Any], name: str, seed: int) -> dict[str, torch.Tensor]:
+    """Return random weights by the library's own rules, a function of the seed alone."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return dict(created(config, name).state_dict())
+
+
+START, END = "<start_of_text>", "<end_of_text>"
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+CONTROLS = r"[\x00-\x08\x0b\x0e-\x1f\x7f\x{206a}-\x{206f}\x{feff}\x{fff9}-\x{fffc}]"
+REPAIRS = {
+    "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#39;": "'", "&apos;": "'", "&nbsp;": " ",
+    "ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "ſt", "ﬆ": "st",
+}  # fmt: skip
+"""Applied one after another, `&amp;` first, because open_clip resolves entities twice."""
+CLEAN = ("lower", "whitespace", "canonicalize")
+
+
+def tokenization(options: Mapping[str, Any], source: Path | None, sizes: tuple[int, int]) -> Tokenization:
+    """Return how texts are read.
+
+    Args:
+        options: The `text_cfg`.
+        source: The model's folder, a `tokenizer.json`, or None.
+        sizes: Tokens in a text, and tokens that the model knows.
+
+    Raises:
+        CheckpointError: If the folder's tokenizer is needed and cannot be read.
+        UnsupportedModelError: If texts are cleaned in an unknown way.
+    """
+    length, vocab_size = sizes
+    kwargs = options.get("tokenizer_kwargs") or {}
+    if not isinstance(kwargs, dict):
+        raise UnsupportedModelError("its tokenizer_kwargs are not an object")
+    named = bool(options.get("hf_tokenizer_name"))
+    clean = kwargs.get("clean", "whitespace" if named else "lower")
+    if clean not in CLEAN:
+        raise UnsupportedModelError(
+            f"texts cleaned by `{clean}` are not supported: open_clip has no such cleaning"
+        )
+    try:
+        how = Tokenization(max_length=length, pad_id=0, vocab_size=vocab_size, padding="max_length")
+    except ValidationError as error:
+        raise UnsupportedModelError(
+            f"its text preprocessing is not supported: {first_problem(error)}"
+        ) from error
+    if source is not None and (named or source.is_file()):
+        config = SimpleNamespace(vocab_size=vocab_size, pad_token_id=options.get("pad_id", 0))
+        folder_tokenization = read_tokenizer(source, config, max_length=length, padding="max_length")
+        text = folder_tokenization.tokenizer or ""
+        if is_python_tokenizer(text):
+            raise UnsupportedModelError(
+                f"{source}: its tokenizer exists only in Python, so open_clip's cleaning of texts cannot be added to it",
+                hint="give a `tokenizer.json`: `arch:openclip:NAME::tokenizer=PATH/tokenizer.json`",
+            )
+        text = _cleaned(_without_separator(text) if kwargs.get("strip_sep_token") else text, clean)
+        return how.model_copy(
+            update={
+                "tokenizer": text,
+                **{
+                    name: getattr(folder_tokenization, name)
+                    for name in ("pad_id", "max_length", "padding_side", "truncation_side")
+                },
+            }
+        )
+    if named or vocab_size < CLIP_TOKENS:
+        return how
+    return how.model_copy(update={"tokenizer": clip_tokenizer(clean)})
+
+
+@cache
+def clip_tokenizer(clean: str = "lower") -> str:
+    """Return the `tokenizer.json` of open_clip's SimpleTokenizer, from the vocabulary that it ships.
+
+    Args:
+        clean: `lower`, `whitespace` (capitals stay), or `canonicalize` (no punctuation either).
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, processors
+
+    symbols, merges = _vocabulary()
+    names = [*symbols, *(f"{s}</w>" for s in symbols), *("".join(pair) for pair in merges), START, END]
+    vocabulary = {name: i for i, name in enumerate(names)}
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>", fuse_unk=False)
+    )
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in (START, END)])
+    tokenizer.normalizer = _cleaning(clean)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORDS), behavior="removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{START} $A {END}", special_tokens=[(name, vocabulary[name]) for name in (START, END)]
+    )
+    return _compact(tokenizer)
+
+
+def _vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the symbols of the 256 bytes in the order of their ids, and the merges in theirs."""
+    shipped = library().tokenizer
+    with gzip.open(shipped.default_bpe(), "rt", encoding="utf-8") as file:
+        lines = file.read().split("\n")
+    symbols = list(shipped.bytes_to_unicode().values())
+    count = CLIP_TOKENS - 2 * len(symbols) - 2
+    pairs = [line.split() for line in lines[1 : count + 1]]
+    return symbols, [(first, second) for first, second in pairs]
+
+
+def _cleaning(clean: str) -> Any:  # noqa: ANN401 - tokenizers has no common type that mypy knows
+    from tokenizers import Regex, normalizers
+
+    steps: list[Any] = [normalizers.Replace(old, new) for old, new in REPAIRS.items()]
+    steps += [
+        normalizers.Replace(Regex("[\u02bc\u2018-\u201b]"), "'"),
+        normalizers.Replace(Regex("[\u201c-\u201f]"), '"'),
+        normalizers.Replace(Regex(CONTROLS), ""),
+        normalizers.NFC(),
+    ]
+    if clean == "canonicalize":
+        steps += [normalizers.Replace("_", " "), normalizers.Replace(Regex(r"[!-/:-@\[-`{-~]"), "")]
+    if clean != "whitespace":
+        steps.append(normalizers.Lowercase())
+    return normalizers.Sequence([*steps, normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()])
+
+
+def _cleaned(text: str, clean: str) -> str:
+    """Return the text of a `tokenizer.json` with open_clip's cleaning before its own."""
+    from tokenizers import Tokenizer, normalizers
+
+    tokenizer = Tokenizer.from_str(text)
+    normalizer = tokenizer.normalizer
+    tokenizer.normalizer = normalizers.Sequence(
+        [_cleaning(clean), *([] if normalizer is None else [normalizer])]
+    )
+    return _compact(tokenizer)
+
+
+def _without_separator(text: str) -> str:
+    """Return the text of a `tokenizer.json` that ends texts with a 0 where it had `[SEP]`.
+
+    Raises:
+        UnsupportedModelError: If it had none.
+    """
+    raw = parse(text)
+    ends = raw.get("post_processor") or {}
+    if ends.get("type") == "TemplateProcessing" and "[SEP]" in ends["special_tokens"]:
+        ends["special_tokens"]["[SEP]"]["ids"] = [0]
+    elif ends.get("type") == "BertProcessing":
+        ends["sep"][1] = 0
+    else:
+        raise UnsupportedModelError("its tokenizer has no `[SEP]` to strip (strip_sep_token)")
+    return compact(raw)
+
+
+def _compact(tokenizer: Tokenizer) -> str:
+    return compact(parse(tokenizer.to_str()))
+
 
 LIBRARY = FAMILY = "openclip"
 TIMM, CUSTOM_TEXT = "-timm", "-custom-text"
@@ -74,14 +445,14 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
         architecture: Architecture, mask: Mapping[str, TowerKeep], state: Mapping[str, torch.Tensor] | None
     ) -> Model:
         from hydractl.families.openclip.modules import wrap
-        from hydractl.families.surgery import cut_heads, fill
         from hydractl.families.timm.modules import complete
+        from hydractl.families.tower import cut_heads, fill
 
         config: dict[str, Any] = dict(architecture.config)
-        library = configs.created(config, architecture.name, weights=False)
+        library = created(config, architecture.name, weights=False)
         cut_heads(library, layouts, architecture, mask)
         fill(library, None if state is None else {k: v for k, v in state.items() if k != "class_embeddings"})
-        if configs.timm_name(config):
+        if timm_name(config):
             complete(library.visual.trunk)
         if config["vision_cfg"].get("pos_embed_type") == "sin_cos_2d":
             library.visual.positional_embedding.requires_grad_(requires_grad=False)
@@ -91,7 +462,7 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
 
     return Family(
         name=name,
-        library=configs.DISTRIBUTION,
+        library=DISTRIBUTION,
         covers=covers,
         refuses=refuses,
         towers=layouts,
@@ -99,18 +470,15 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
         matches_encoder=lambda _: False,
         # one of the four, which describes all
         claims=lambda name_in_registry: (
-            name == FAMILY
-            and (name_in_registry == configs.ANY or name_in_registry.startswith(configs.PREFIX))
+            name == FAMILY and (name_in_registry == ANY or name_in_registry.startswith(PREFIX))
         ),
         read_config=read_config,
         write_config=write_config,
         describe=describe,
         build=build,
-        initialise=lambda architecture, seed: configs.random_state(
-            architecture.config, architecture.name, seed
-        ),
-        evaluation_config=lambda architecture: configs.evaluation_config(architecture.config),
-        texts=lambda architecture: configs.text_sizes(architecture.config),
+        initialise=lambda architecture, seed: random_state(architecture.config, architecture.name, seed),
+        evaluation_config=lambda architecture: evaluation_config(architecture.config),
+        texts=lambda architecture: text_sizes(architecture.config),
         adopt=adopt,
         rules=COMMON_RULES,
         scalars=frozenset(SCALE),
@@ -126,7 +494,7 @@ def describe(name: str, options: Mapping[str, object]) -> Described:
     """
     config_options = dict(options)
     tokenizer = config_options.pop("tokenizer", None)
-    config = configs.registered(name, config_options)
+    config = registered(name, config_options)
     return _described(name, config, {}, tokenizer=None if tokenizer is None else Path(str(tokenizer)))
 
 
@@ -142,12 +510,12 @@ def read_config(config: Mapping[str, object], folder: Path) -> Described:
         raise CheckpointError(
             f"{folder}: model_cfg and preprocess_cfg of open_clip_config.json must be objects"
         )
-    for tower in configs.TOWERS:
+    for tower in TOWERS:
         if not isinstance(model.get(f"{tower}_cfg"), dict):
             raise CheckpointError(
                 f"{folder}: model_cfg.{tower}_cfg of open_clip_config.json is not an object"
             )
-    return _described(configs.name_of(model), model, images, tokenizer=folder)
+    return _described(name_of(model), model, images, tokenizer=folder)
 
 
 def write_config(described: Described) -> dict[str, Mapping[str, object]]:
@@ -171,7 +539,7 @@ def adopt(
 
     open_clip reads such files too: models were saved so before they had a `custom_text`.
     """
-    if configs.is_custom(architecture.config):
+    if is_custom(architecture.config):
         prefixes = (TEXT.block.partition(".")[0] + ".", *TEXT.embed, *TEXT.readout)
         state = {f"text.{k}" if k.startswith(prefixes) else k: v for k, v in state.items()}
     return dict(state)
@@ -180,11 +548,10 @@ def adopt(
 def _described(
     name: str, config: Mapping[str, Any], images: Mapping[str, Any], *, tokenizer: Path | None
 ) -> Described:
-    from hydractl.families.openclip.tokenizer import tokenization
 
-    library = configs.created(config, name, weights=False)
+    library = created(config, name, weights=False)
     with building("open_clip", name):
-        text = library.text if configs.is_custom(config) else library
+        text = library.text if is_custom(config) else library
         towers = {"text": _heads(text.transformer.resblocks), "vision": _image_heads(name, config, library)}
     return Described(
         architecture=Architecture(
@@ -213,13 +580,13 @@ def _image_heads(name: str, config: Mapping[str, Any], library: Any) -> TowerHea
     Raises:
         UnsupportedModelError: If it is timm's, and they cannot be cut in it.
     """
-    timm = configs.timm_name(config)
+    timm = timm_name(config)
     if not timm:
         check_patches(name, image=library.visual.image_size, patch=library.visual.patch_size)
         return _heads(library.visual.transformer.resblocks)
-    if reason := configs.refusal_of_timm(library.visual):
+    if reason := refusal_of_timm(library.visual):
         raise UnsupportedModelError(
-            f"`{name}` is not supported: its image tower is timm's `{timm}`: {reason}", hint=configs.SUPPORTED
+            f"`{name}` is not supported: its image tower is timm's `{timm}`: {reason}", hint=SUPPORTED
         )
     return tower_heads(library.visual.trunk)
 
@@ -229,8 +596,8 @@ def _family_name(config: object) -> str:
     if not isinstance(config, Mapping):
         return FAMILY
     vision = config.get("vision_cfg")
-    timm = isinstance(vision, Mapping) and configs.timm_name(config)
-    return f"{FAMILY}{TIMM if timm else ''}{CUSTOM_TEXT if configs.is_custom(config) else ''}"
+    timm = isinstance(vision, Mapping) and timm_name(config)
+    return f"{FAMILY}{TIMM if timm else ''}{CUSTOM_TEXT if is_custom(config) else ''}"
 
 
 def _images(size: tuple[int, int], preprocess_cfg: Mapping[str, Any]) -> Preprocess:

@@ -10,14 +10,20 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from hydractl.families.attention import Attention
-from hydractl.families.attention_bias import AttentionExtras
-from hydractl.families.head_group import HeadGroup, HeadParts
+from hydractl.families.attention import Attention, AttentionExtras, HeadGroup, HeadParts
 from hydractl.families.stream import Product, Stream, residual
-from hydractl.families.surgery import PRE_NORM, FunctionModule, HeadNumbers, part
 from hydractl.families.timm import modules as timm
-from hydractl.families.tower import Block, Model, Tower
-from hydractl.families.zero_shot import Contrast, unit
+from hydractl.families.tower import (
+    PRE_NORM,
+    Block,
+    Contrast,
+    FunctionModule,
+    HeadNumbers,
+    Model,
+    Tower,
+    part,
+    unit,
+)
 
 NAMES = {
     "attn.members.0.qkv.": "attn.in_proj_",

@@ -1,35 +1,47 @@
-"""What all families of timm have in common: configurations, preprocessing, refusals, building, random weights.
-
-A family of this library is a row that states which architectures are its own and what it refuses.
-"""
+"""timm's vision transformers: supported models, their folders, and their families."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import io
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.base import Described, HeadTensor, TensorRole, TowerLayout, projections_apart
-from hydractl.families.config_checks import building, check_options, check_patches
-from hydractl.families.model_folder import num_classes_of
+from hydractl.families.base import (
+    COMMON_RULES,
+    PROBLEM_RULE,
+    Described,
+    Family,
+    ModelFolder,
+    Rule,
+    class_names_of,
+    num_classes_of,
+    problem_type_of,
+)
+from hydractl.families.config_checks import building, check_options, check_patches, check_values
+from hydractl.families.layout import HeadTensor, TensorRole, TowerLayout, projections_apart
 from hydractl.manifest.document import first_problem
-from hydractl.manifest.head_mask import TowerHeads
+from hydractl.manifest.head_mask import TowerHeads, TowerKeep
 from hydractl.manifest.header import Architecture, Preprocess
 from hydractl.messages import did_you_mean
-from hydractl.strict_json import plain
+from hydractl.strict_json import compact, plain
 
 if TYPE_CHECKING:
     import torch
+
+    from hydractl.families.tower import Model
 
 
 LIBRARY = "timm"
@@ -376,3 +388,431 @@ def preprocess_of(cfg: Mapping[str, Any], size: Sequence[int]) -> Preprocess:
         raise UnsupportedModelError(f"its preprocessing is not supported: {first_problem(error)}") from error
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise UnsupportedModelError(f"its preprocessing has invalid mean or std: {error}") from error
+
+
+DEFAULT_CLASSES = 1000
+"""timm's number of classes if `config.json` has none."""
+TO_THE_MODEL = ("input_size", "num_classes")
+"""Fields of `pretrained_cfg` that timm passes to a constructor."""
+
+
+def read_config(row: TimmRow, config: Mapping[str, object], folder: Path) -> Described:
+    """Read a timm `config.json` as `timm.create_model("local-dir:FOLDER")` and `resolve_data_config` do.
+
+    Raises:
+        UnsupportedModelError: If it is not a timm configuration, or not of a supported model, or contradicts itself.
+    """
+    where = f"{folder}/config.json"
+    options, pretrained = _sections(config, where)
+    lacks = "" if _num_classes(options, pretrained) != 0 else "has no classifier: `num_classes` is 0"
+    if lacks:  # one class and the usual pooling stand in for those of a classifier to come
+        options = {k: v for k, v in options.items() if (k, v) != ("global_pool", "")} | {"num_classes": 1}
+        pretrained = {k: v for k, v in pretrained.items() if k != "label_names"}
+    name = untagged(str(config["architecture"]))  # a tag names settings, which the folder itself has
+    library = _created(name, options, pretrained)
+    check_covered(row, name, library)
+    options |= {
+        "num_classes": library.num_classes,
+        "in_chans": library.in_chans,
+        "img_size": list(library.patch_embed.img_size),
+    }
+    _check_pooling(where, config, library, lacks=bool(lacks))
+    preprocess = _preprocess(where, library, stated=pretrained.get("input_size") is not None)
+    try:
+        labels = class_names_of(_class_names(options, pretrained))
+    except ValueError:  # which the rules refuse, unless the classifier is replaced
+        labels = ()
+    return Described(
+        architecture=architecture_of(row, name, options, library),
+        preprocess=preprocess,
+        labels=labels,
+        lacks=lacks,
+    )
+
+
+def write_config(described: Described) -> dict[str, Mapping[str, object]] | None:
+    """Return a timm `config.json`; `num_classes` is no part of `model_args`, which transformers' wrapper gives it itself."""
+    architecture, how = described.architecture, cast("Preprocess", described.preprocess)
+    logits = cast("int", architecture.config["num_classes"])
+    arguments = {k: v for k, v in architecture.config.items() if k != "num_classes"}
+    if None in arguments.values():  # timm drops those, and has its default instead
+        return None
+    config: dict[str, object] = {
+        "architecture": architecture.name,
+        "num_classes": logits,
+        **({"label_names": list(described.labels[-logits:])} if described.labels else {}),
+        **problem_type_of(architecture),
+        **({"model_args": arguments} if arguments else {}),
+        "pretrained_cfg": {
+            "input_size": list(how.input_size),
+            "fixed_input_size": True,
+            "interpolation": how.interpolation,
+            "crop_pct": how.crop_pct,
+            "crop_mode": how.crop_mode,
+            "mean": list(how.mean),
+            "std": list(how.std),
+            "num_classes": logits,
+        },
+    }
+    return {"config.json": config}
+
+
+def _sections(config: Mapping[str, object], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return `model_args`, and `pretrained_cfg` with what the top level says in its place, without nulls.
+
+    An older `config.json` has no `pretrained_cfg`: all of it is one.
+
+    Raises:
+        UnsupportedModelError: If one is no object, or has a field that timm does not know or that cannot be written down.
+    """
+    from timm.models import PretrainedCfg
+
+    flat = "pretrained_cfg" not in config
+    options = {} if flat else config.get("model_args") or {}
+    pretrained = config if flat else config["pretrained_cfg"] or {}
+    if not isinstance(options, dict) or not isinstance(pretrained, dict):
+        raise UnsupportedModelError(f"{where}: `model_args` and `pretrained_cfg` must be objects")
+    pretrained = {**pretrained}
+    for name in ("num_classes", "label_names"):
+        if name in config:
+            pretrained[name] = config[name]
+    if "labels" in config:  # the name of `label_names` in older files
+        pretrained.setdefault("label_names", config["labels"])
+    if flat:
+        pretrained = {
+            k: v for k, v in pretrained.items() if k not in {"num_features", "labels", "problem_type"}
+        }
+    field_names = {field.name for field in dataclasses.fields(PretrainedCfg)}
+    if unknown := sorted(pretrained.keys() - field_names):
+        raise UnsupportedModelError(
+            f"{where}: `{unknown[0]}` is not a field of timm's `pretrained_cfg`"
+            + (", which is the whole file if it has no such key" if flat else ""),
+            hint='add `"pretrained_cfg": {...}` with the preprocessing of the model' if flat else None,
+        )
+    if None in options.values():
+        key = next(k for k, v in options.items() if v is None)
+        raise UnsupportedModelError(
+            f"{where}: `model_args.{key}` is null, which is not supported",
+            hint="leave it out for the architecture's default",
+        )
+    return {**options}, {k: v for k, v in pretrained.items() if v is not None}
+
+
+def _created(name: str, options: Mapping[str, object], pretrained: Mapping[str, object]) -> Any:  # noqa: ANN401 - timm is untyped
+    """Return the model that timm makes of a folder, on the meta device."""
+    for key in TO_THE_MODEL:
+        check_values(name, f"pretrained_cfg.{key}", pretrained.get(key))
+    # without the row's `build_options`: the class is not known before the model is there, and others do not take them
+    config = {"architecture": name, "model_args": {**options}, "pretrained_cfg": {**pretrained}}
+    with tempfile.TemporaryDirectory() as place:  # timm reads such a file from a folder alone
+        (Path(place) / "config.json").write_text(compact(config), encoding="utf-8")
+        return create(name, options, source=f"local-dir:{place}")
+
+
+def _num_classes(options: Mapping[str, Any], pretrained: Mapping[str, Any]) -> object:
+    return options.get("num_classes", pretrained.get("num_classes", DEFAULT_CLASSES))
+
+
+def _class_names(options: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the classes in the order of the logits; none where the folder has none.
+
+    Raises:
+        ValueError: If they do not fit the classes, with the reason.
+    """
+    from timm.data import CustomDatasetInfo
+
+    names, number = pretrained.get("label_names"), _num_classes(options, pretrained)
+    if not names:
+        return ()
+    if isinstance(names, Sequence) and not isinstance(names, str):
+        names = [str(name) for name in names]
+    try:
+        table = CustomDatasetInfo(names)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`label_names` are not class names: {error}") from error
+    if table.num_classes() != number:
+        raise ValueError(f"has {table.num_classes()} label names for {number} classes")
+    if absent := [i for i in range(table.num_classes()) if not table.has_label(i)]:
+        raise ValueError(f"`label_names` has no name for class {absent[0]}")
+    return tuple(table.index_to_label_name(i) for i in range(table.num_classes()))
+
+
+def _check_pooling(where: str, config: Mapping[str, object], library: Any, *, lacks: bool) -> None:  # noqa: ANN401 - as above
+    """Refuse a pooling at the top level, which timm does not read, if the model has another."""
+    stated = config.get("global_pool")
+    if stated and not lacks and stated != library.global_pool:
+        raise UnsupportedModelError(
+            f"{where}: `global_pool` is `{stated}`, but timm builds a model with "
+            f"`{library.global_pool}`, because it reads `global_pool` only in `model_args`",
+            hint=f'write `"model_args": {{"global_pool": "{stated}", ...}}` if the model was trained with it',
+        )
+
+
+def _preprocess(where: str, library: Any, *, stated: bool) -> Preprocess:  # noqa: ANN401 - as above
+    """Return how timm makes an input for a model of a folder.
+
+    Args:
+        where: The file, for messages.
+        library: The model.
+        stated: Whether the file says the size of inputs; if not, the size of a model that takes no other is taken.
+
+    Raises:
+        UnsupportedModelError: If the model does not take inputs of the stated size.
+    """
+    import timm
+
+    data = timm.data.resolve_data_config(model=library)
+    size, built = tuple(data["input_size"]), (library.in_chans, *library.patch_embed.img_size)
+    if size != built and not _accepts_images(library, size):
+        if stated:
+            raise UnsupportedModelError(
+                f"{where}: `input_size` is {size}, but timm builds a model for {built}",
+                hint="correct `input_size`, or `img_size` in `model_args`",
+            )
+        size = built
+    return preprocess_of(data, size)
+
+
+def _accepts_images(library: Any, size: Sequence[int]) -> bool:  # noqa: ANN401 - as above
+    import torch
+
+    try:
+        with torch.inference_mode():
+            library(torch.zeros(1, *size, device="meta"))
+    except (AssertionError, IndexError, RuntimeError, ValueError):  # classes differ in what they raise
+        return False
+    return True
+
+
+def _number_problem(folder: ModelFolder) -> str | None:
+    options, pretrained = _sections(folder.config, f"{folder.path}/config.json")
+    number, stored = options.get("num_classes"), pretrained.get("num_classes")
+    if number is None or stored is None or number == stored:
+        return None
+    return f"`num_classes` is {stored}, but {number} in `model_args`"
+
+
+def _names_problem(folder: ModelFolder) -> str | None:
+    options, pretrained = _sections(folder.config, f"{folder.path}/config.json")
+    if _num_classes(options, pretrained) == 0:
+        return None
+    try:
+        _class_names(options, pretrained)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _offset_problem(folder: ModelFolder) -> str | None:
+    _, pretrained = _sections(folder.config, f"{folder.path}/config.json")
+    offset = pretrained.get("label_offset")
+    return (
+        f"`label_offset` is {offset}: its classifier has classes that timm drops when it loads it"
+        if offset
+        else None
+    )
+
+
+RULES = (
+    *COMMON_RULES,
+    PROBLEM_RULE,
+    Rule(
+        library="timm",
+        name="`architecture`, `model_args`",
+        effect="passed to timm's `create_model`; unknown arguments are refused; a tag is ignored",
+    ),
+    Rule(
+        library="timm",
+        name="no `pretrained_cfg` (older form)",
+        effect="the whole file counts as `pretrained_cfg`, as in timm, and `labels` as `label_names`",
+    ),
+    Rule(
+        library="timm",
+        name="`mean`, `std`, `interpolation`, `crop_pct`, `crop_mode`",
+        effect=(
+            "used; missing values are timm's defaults (ImageNet's mean and std, `bicubic`, 0.875, "
+            "`center`), not the architecture's"
+        ),
+    ),
+    Rule(
+        library="timm",
+        name="`input_size`, `fixed_input_size`",
+        effect="used as in timm; refused if the model does not accept inputs of that size",
+    ),
+    Rule(
+        library="timm",
+        name="other fields of `pretrained_cfg`",
+        effect=(
+            "ignored, as they change no output in timm (`test_input_size`, `url`, ...); unknown fields are refused"
+        ),
+    ),
+    Rule(
+        library="timm",
+        name="`global_pool` at the top level",
+        effect="refused if timm builds a model with another pooling, because timm ignores it there",
+    ),
+    Rule(
+        library="timm",
+        name="`num_classes`",
+        effect="a single logit is the log odds of its class; contradicting numbers are refused, and `finetune` accepts the encoder",
+        problem=_number_problem,
+        as_backbone=True,
+    ),
+    Rule(
+        library="timm",
+        name="`label_names`",
+        effect=(
+            "class names as a list or an object with all class numbers; others are refused, and "
+            "repeated names give a warning"
+        ),
+        problem=_names_problem,
+        as_backbone=True,
+    ),
+    Rule(
+        library="timm",
+        name="`label_offset`",
+        effect="refused; `finetune` accepts the encoder",
+        problem=_offset_problem,
+        as_backbone=True,
+    ),
+)
+"""Treatment of the fields of timm's `config.json`."""
+
+
+# timm fills even meta tensors with random numbers, for most of the time that building takes
+SKIP_INIT = MappingProxyType({"weight_init": "skip"})
+
+
+def _odd_width(library: Any) -> str | None:  # noqa: ANN401 - timm is untyped
+    """Return why the library's own forward pass would fail, where its constructor does not notice."""
+    from hydractl.families.timm.modules import head_width
+
+    attention = library.blocks[0].attn
+    if attention.num_heads * head_width(attention) != library.embed_dim:
+        return f"its width {library.embed_dim} is not a multiple of its {attention.num_heads} heads"
+    return None
+
+
+def _refusal_of_eva(library: Any) -> str | None:  # noqa: ANN401 - as above
+    from hydractl.families.timm.modules import angles, head_width
+
+    if library.patch_drop is not None:
+        return "it drops patches and their rotary angles in training, separately for each sample"
+    for attention in (block.attn for block in library.blocks):
+        if getattr(attention, "num_kv_heads", attention.num_heads) != attention.num_heads:
+            return "grouped-query attention: several query heads share one key and value head"
+    if reason := _odd_width(library):
+        return reason
+    width = head_width(library.blocks[0].attn)
+    if library.rope is not None and angles(library).shape[-1] != 2 * width:
+        return f"its rotary embedding does not fit heads of width {width}"
+    return None
+
+
+def _family(row: TimmRow) -> Family:
+    """Return the family."""
+
+    def matches(config: Mapping[str, object]) -> bool:
+        # transformers' wrapper around timm has a `model_type`
+        is_timm_config = "architecture" in config and "model_type" not in config
+        return is_timm_config and row.claims(str(config["architecture"]))
+
+    def build(
+        architecture: Architecture, mask: Mapping[str, TowerKeep], state: Mapping[str, torch.Tensor] | None
+    ) -> Model:
+        from hydractl.families.timm.modules import wrap
+        from hydractl.families.tower import cut_heads, fill
+
+        library = covered(row, architecture.name, {**architecture.config, **row.build_options})
+        cut_heads(library, {TOWER: LAYOUT}, architecture, mask)
+        fill(library, state)
+        model = wrap(library, mask[TOWER].keep).eval()
+        model.answer.multi_label = architecture.task.by_label
+        return model
+
+    return Family(
+        name=row.name,
+        library=LIBRARY,
+        covers=row.covers,
+        refuses=row.refuses,
+        towers={TOWER: LAYOUT},
+        matches=matches,
+        matches_encoder=matches,
+        claims=row.claims,
+        read_config=lambda config, folder: read_config(row, config, folder),
+        write_config=write_config,
+        describe=lambda name, options: describe(row, name, options),
+        build=build,
+        initialise=initialise,
+        evaluation_config=lambda architecture: evaluation_config(row, architecture.name, architecture.config),
+        # names that timm's filter does not know are reported as they are
+        adopt=(lambda _, architecture, state: filtered(architecture, state) or dict(state))
+        if row.adopts
+        else None,
+        rules=RULES,
+        on_disk=row.on_disk,
+    )
+
+
+VIT = TimmRow(
+    name="timm-vit",
+    covers="`VisionTransformer`, `VisionTransformerDistilled`: ViT, DeiT, DINOv2, SigLIP, CLIP, AIMv2, hybrids",
+    refuses="talking heads; parallel blocks; differential attention; sub-LN (one norm over all heads)",
+    module="",
+    classes=("VisionTransformer", "VisionTransformerDistilled"),
+    blocks=("Block", "ResPostBlock"),
+    attentions=("Attention",),
+    otherwise="not a plain vision transformer",
+    build_options=SKIP_INIT,
+)
+ROWS = (
+    TimmRow(
+        name="timm-beit",
+        covers="`Beit`: BEiT, BEiT v2",
+        refuses="",
+        module="beit",
+        classes=("Beit",),
+        blocks=("Block",),
+        attentions=("Attention",),
+        otherwise="not timm's Beit",
+        refusal=_odd_width,
+        adopts=True,
+    ),
+    TimmRow(
+        name="timm-eva",
+        covers="`Eva`: EVA, EVA-02, DINOv3, perception encoder, ViTs with rotary embeddings",
+        refuses="sub-LN: one norm over all heads; grouped queries: heads share keys; patches dropped in training",
+        module="eva",
+        classes=("Eva",),
+        blocks=("EvaBlock", "EvaBlockPostNorm"),
+        attentions=("EvaAttention", "AttentionRope"),
+        otherwise="not timm's Eva",
+        refusal=_refusal_of_eva,
+        adopts=True,
+        on_disk=(  # OpenCLIP's, the perception encoder's and Sapiens' own names
+            (r"^visual\.(?:trunk\.)?", ""),
+            (r"^transformer\.resblocks\.", "blocks."),
+            (r"^ln_post\.", "norm."),
+            (r"\.ffn\.", ".mlp."),
+        ),
+    ),
+    TimmRow(
+        name="timm-relpos",
+        covers="`VisionTransformerRelPos`: ViTs with a table or a network of relative positions, one a layer or one for all",
+        refuses="",
+        module="vision_transformer_relpos",
+        classes=("VisionTransformerRelPos",),
+        blocks=("RelPosBlock", "ResPostRelPosBlock"),
+        attentions=("RelPosAttention",),
+        otherwise="not timm's VisionTransformerRelPos",
+        build_options=SKIP_INIT,
+    ),
+    VIT,
+)
+TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT = map(_family, ROWS)
+
+
+def refusal_of_tower(library: Any) -> str | None:  # noqa: ANN401 - as above
+    """Return why heads cannot be cut out of a model of any class, whatever it answers with, or None if they can."""
+    row = next((row for row in ROWS if type(library).__name__ in row.classes), VIT)
+    return refusal_of_trunk(row, library)

@@ -11,13 +11,26 @@ from timm.models import beit, deit, eva, vision_transformer, vision_transformer_
 from torch import nn
 from typing_extensions import override
 
-from hydractl.families.attention import Attention
-from hydractl.families.attention_bias import AttentionExtras, HeadBias, PositionBias, SharedDropout
-from hydractl.families.batched_members import only_rows, shallow_copy
-from hydractl.families.head_group import HeadGroup, HeadParts
-from hydractl.families.stream import Product, Stream, computed, residual
-from hydractl.families.surgery import PRE_NORM, FunctionModule, HeadNumbers, LayerScale, part
-from hydractl.families.tower import Block, Model, Tower
+from hydractl.families.attention import (
+    Attention,
+    AttentionExtras,
+    HeadBias,
+    HeadGroup,
+    HeadParts,
+    PositionBias,
+    SharedDropout,
+)
+from hydractl.families.stream import Product, Stream, computed, only_rows, residual, shallow_copy
+from hydractl.families.tower import (
+    PRE_NORM,
+    Block,
+    FunctionModule,
+    HeadNumbers,
+    LayerScale,
+    Model,
+    Tower,
+    part,
+)
 
 READOUT = ("norm", "attn_pool", "fc_norm", "head_drop", "head", "head_dist")
 NORMS_LAST = (

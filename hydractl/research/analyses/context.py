@@ -17,8 +17,7 @@ from torch import Tensor
 from hydractl.data.batches import Batch
 from hydractl.errors import InputError
 from hydractl.families.load import OpenModel, load_model
-from hydractl.families.tower import Model, Towers
-from hydractl.families.zero_shot import Contrast
+from hydractl.families.tower import Contrast, Model, Towers
 from hydractl.fusion.build import members_from_state
 from hydractl.fusion.inference import collected, responses
 from hydractl.fusion.prompts import prompts_of

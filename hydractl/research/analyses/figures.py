@@ -10,8 +10,8 @@ from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.reporting.chart import Axis, Chart, Figure, Series, series_style
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.head_maps import value_map
+from hydractl.reporting.matplotlib_figure import Panel
 from hydractl.reporting.report_values import GROUPS, Quantity, written
-from hydractl.reporting.svg import Drawing
 from hydractl.research.analyses.tables import RowAnalyses, member_name, of_size, rows_of
 from hydractl.research.corruptions.report import shift_figure
 from hydractl.research.schema import BaseWithFewerHeads, Plane, Pruned
@@ -40,16 +40,9 @@ def _proposition(compared: Compared, row_analyses: RowAnalyses) -> Figure | None
     )
 
 
-def _gaps(row: str, prunings: Sequence[Pruned], members: Sequence[int]) -> Drawing:
-    x = Axis.around(
-        "as the expansion has it, nats",
-        [0.0, *(pruned.expected for pruned in prunings)],
-        written="{:.3g}".format,
-    )
-    y = Axis.around(
-        "gap widened by, nats", [0.0, *(pruned.widened for pruned in prunings)], written="{:.3g}".format
-    )
-    shared_range = [max(x.low, y.low), min(x.high, y.high)]
+def _gaps(row: str, prunings: Sequence[Pruned], members: Sequence[int]) -> Panel:
+    expected = [0.0, *(pruned.expected for pruned in prunings)]
+    low, high = min(expected), max(expected)
     by_member = [[pruned for pruned in prunings if pruned.member == member] for member in members]
     return Chart(
         title=row,
@@ -57,8 +50,8 @@ def _gaps(row: str, prunings: Sequence[Pruned], members: Sequence[int]) -> Drawi
             f"member {pruned.member}, {pruned.corruption}: {pruned.widened:.3g}, expected {pruned.expected:.3g}"
             for pruned in prunings
         ),
-        x=x,
-        y=y,
+        x=Axis(label="as the expansion has it, nats"),
+        y=Axis(label="gap widened by, nats"),
         series=[
             Series(
                 points=[(pruned.expected, pruned.widened) for pruned in prunings_of_member],
@@ -69,8 +62,8 @@ def _gaps(row: str, prunings: Sequence[Pruned], members: Sequence[int]) -> Drawi
             )
             for i, prunings_of_member in enumerate(by_member)
         ],
-        guides=[[(end, end) for end in shared_range], [(x.low, 0.0), (x.high, 0.0)]],
-    ).drawing()
+        guides=[[(low, low), (high, high)], [(low, 0.0), (high, 0.0)]],
+    ).panel()
 
 
 def _pca(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
@@ -94,8 +87,7 @@ def _pca(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
     )
 
 
-def _plane(title: str, plane: Plane, sets: Sequence[str]) -> Drawing:
-    points = [point for set_points in plane.points.values() for point in set_points]
+def _plane(title: str, plane: Plane, sets: Sequence[str]) -> Panel:
     across, up = (
         f"component {i + 1}, {100 * share:.0f} % of variance" for i, share in enumerate(plane.variance)
     )
@@ -103,8 +95,8 @@ def _plane(title: str, plane: Plane, sets: Sequence[str]) -> Drawing:
         title=title,
         description=f"{len(plane.heads)} heads; "
         + "; ".join(f"{name}: distance {x:.3g} from ID" for name, x in plane.mahalanobis.items()),
-        x=Axis.around(across, [x for x, _ in points], written="{:.3g}".format),
-        y=Axis.around(up, [y for _, y in points], written="{:.3g}".format),
+        x=Axis(label=across),
+        y=Axis(label=up),
         series=[
             Series(
                 points=plane.points[name], style=series_style(i), kind="dots", opacity=FAINT, titles=[name]
@@ -112,7 +104,7 @@ def _plane(title: str, plane: Plane, sets: Sequence[str]) -> Drawing:
             for i, name in enumerate(sets)
             if name in plane.points
         ],
-    ).drawing()
+    ).panel()
 
 
 def _quantities(values: Sequence[str], means: Sequence[str]) -> list[Quantity]:
@@ -136,7 +128,7 @@ def _members(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
         return None
     first = sizes_by_row[0][2][0]
 
-    def chart(quantity: Quantity) -> Drawing | None:
+    def chart(quantity: Quantity) -> Panel | None:
         series: list[Series] = []
         for i, row, sizes in sizes_by_row:
             spreads = [(float(size.members), of_size(size, quantity)) for size in sizes]
@@ -168,7 +160,7 @@ def _fewer(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
     first = heads_by_row[0][1][0]
     names = list(dict.fromkeys((row.name, base.scores) for row, fewer in heads_by_row for base in fewer))
 
-    def chart(quantity: Quantity) -> Drawing | None:
+    def chart(quantity: Quantity) -> Panel | None:
         series = [
             Series(
                 points=_points(quantity, row, [base for base in fewer if base.scores == scores]),
@@ -204,10 +196,8 @@ def _points(quantity: Quantity, row: Row, fewer: Sequence[BaseWithFewerHeads]) -
 
 def _lines(
     quantity: Quantity, across: str, series: Sequence[Series], *, low: float, high: float
-) -> Drawing | None:
-    values = [y for line in series for _, y in line.points]
-    values += [end for line in series for span in line.spans if span is not None for end in span]
-    if not values:
+) -> Panel | None:
+    if not any(line.points for line in series):
         return None
     better = "higher" if quantity.metric.higher_is_better else "lower"
     return Chart(
@@ -219,9 +209,9 @@ def _lines(
             if line.kind == "line"
         ),
         x=Axis(label=across, low=low, high=high),
-        y=Axis.around(f"{quantity.heading}, {better} is better", values, written="{:.4g}".format),
+        y=Axis(label=f"{quantity.heading}, {better} is better"),
         series=series,
-    ).drawing()
+    ).panel()
 
 
 def _taylor(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:

@@ -26,7 +26,6 @@ from hydractl.families.base import place_of
 from hydractl.families.load import OpenModel
 from hydractl.families.tower import Model
 from hydractl.fusion.plan import split_members
-from hydractl.fusion.slicing import kept_indices
 from hydractl.manifest.head_mask import Mask
 from hydractl.manifest.header import Kind
 from hydractl.manifest.shift_groups import ID_NAME
@@ -120,7 +119,7 @@ def _unpruned(
         return weight if weight is not None and weight.shape == shape else None
     size, axis = base.header.architecture.towers[place.tower], place.heads.axis
     kept_heads = mask[place.tower].keep[place.layer]
-    index = kept_indices(place.heads, kept_heads, size)
+    index = torch.tensor(place.heads.index(kept_heads, size), dtype=torch.long)
     unpruned = weight.new_zeros(shape)
     if weight.shape != unpruned.index_select(axis, index).shape:
         return None

@@ -26,10 +26,8 @@ from typing_extensions import override
 from hydractl.data.datasets import Items
 from hydractl.data.encode import open_items
 from hydractl.errors import DataError, UnsupportedModelError
-from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.families.load import OpenModel
-from hydractl.families.tower import Towers
-from hydractl.families.zero_shot import Contrast, unit
+from hydractl.families.tower import Contrast, Towers, blank_inputs, unit
 from hydractl.fusion.build import load_any
 from hydractl.fusion.prompts import Classes, prompts_of
 from hydractl.manifest.header import Tokenization

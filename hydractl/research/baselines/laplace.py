@@ -25,9 +25,8 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.dummy_inputs import probe_inputs
 from hydractl.families.load import OpenModel
-from hydractl.families.tower import Towers
+from hydractl.families.tower import Towers, probe_inputs
 from hydractl.fusion.build import load_any
 from hydractl.fusion.prompts import Classes
 from hydractl.messages import counted

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from hydractl.data.preprocess import sample_seed
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.attention_bias import SharedDropout
+from hydractl.families.attention import SharedDropout
 from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.fusion.prompts import Classes

@@ -22,8 +22,7 @@ from hydractl.data.preprocess import reading_differences, sample_seed
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.load import OpenModel
 from hydractl.families.registry import architecture_differences
-from hydractl.families.tower import Towers
-from hydractl.families.zero_shot import Contrast
+from hydractl.families.tower import Contrast, Towers
 from hydractl.fusion.prompts import Classes
 from hydractl.messages import counted, quoted
 from hydractl.model_inputs import Inputs

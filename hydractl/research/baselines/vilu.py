@@ -24,8 +24,7 @@ from typing_extensions import override
 from hydractl.data.batches import epoch_order
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.load import OpenModel
-from hydractl.families.tower import Towers
-from hydractl.families.zero_shot import Contrast
+from hydractl.families.tower import Contrast, Towers
 from hydractl.fusion.prompts import Classes
 from hydractl.messages import counted
 from hydractl.metrics.cost import count_macs, macs_of

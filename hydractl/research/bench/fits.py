@@ -11,7 +11,7 @@ from hydractl.data.open_dataset import open_data
 from hydractl.errors import HydraError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.prompts import Classes
-from hydractl.heads.member_masks import check_enough
+from hydractl.heads.masks import check_enough
 from hydractl.messages import listed
 from hydractl.progress import Progress
 from hydractl.research.baselines.bayesvlm import check_pairs, text_settings

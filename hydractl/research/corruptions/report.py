@@ -123,22 +123,15 @@ def severity_chart(compared: Compared, quantity: Quantity) -> Chart:
         for row in report.rows
         if row.name == name
     ]
-    marks = [*_spans(compared, places)]
-    ends = [y for line in lines for _, y in line.points]
-    ends += [end for series in marks for span in series.spans for end in span or ()]
     return Chart(
         title=f"{quantity.label} under corruption",
         description="; ".join(
             f"{row}: {', '.join(number_text(metric, numbers[q]) for q in places if q in numbers)}"
             for row, numbers in compared.rows.items()
         ),
-        x=Axis(label="severity", high=5.0),
-        y=Axis.around(
-            f"{quantity.heading}, {'higher' if metric.higher_is_better else 'lower'} is better",
-            ends,
-            written="{:.4g}".format,
-        ),
-        series=(*lines, *marks),
+        x=Axis(label="severity"),
+        y=Axis(label=f"{quantity.heading}, {'higher' if metric.higher_is_better else 'lower'} is better"),
+        series=(*lines, *_spans(compared, places)),
     )
 
 
@@ -178,6 +171,6 @@ def shift_figure(compared: Compared) -> Figure | None:
         "shift",
         "Corruption",
         f"Quality on corrupted in-distribution data, as means over the corruptions. Severity 0 is the clean data{bars}.",
-        [chart.drawing() for chart in charts],
+        [chart.panel() for chart in charts],
         compared.names,
     )

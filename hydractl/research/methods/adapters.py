@@ -17,7 +17,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
-from hydractl.families.base import Place, TensorRole
+from hydractl.families.base import Place
+from hydractl.families.layout import TensorRole
 from hydractl.research.methods.options import BatchEnsemble, LoraEnsemble, Oba, SingularValues
 from hydractl.training.methods.adapter import Adapter
 from hydractl.training.weight_sites import Site, bias_of, make

@@ -19,7 +19,7 @@ from itertools import islice
 
 import torch
 
-from hydractl.families.head_group import HeadGroup
+from hydractl.families.attention import HeadGroup
 from hydractl.manifest.head_mask import HeadId
 from hydractl.model_inputs import Inputs, batch_of
 from hydractl.scoring.circuit.activation_cache import Streams

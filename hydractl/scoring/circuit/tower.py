@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from hydractl.families.head_group import HeadGroup
+from hydractl.families.attention import HeadGroup
 from hydractl.families.stream import Stream
 from hydractl.families.tower import Block, Model, Tower
 from hydractl.model_inputs import Inputs

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from hydractl.errors import DataError
-from hydractl.families.base import HeadTensor, TensorRole, place_of
+from hydractl.families.base import place_of
+from hydractl.families.layout import HeadTensor, TensorRole
 from hydractl.families.tower import Model
 from hydractl.metrics.per_sample import question_losses
 from hydractl.runtime import at_least_single

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from hydractl.errors import UsageError
-from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.families.stream import Stream
-from hydractl.families.tower import Block, Tower
+from hydractl.families.tower import Block, Tower, blank_inputs
 from hydractl.manifest.document import Value
 from hydractl.manifest.header import Preprocess, Tokenization, steps_to
 from hydractl.metrics.cost import count_parameters, macs_of

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from hydractl.errors import UsageError
-from hydractl.families.load import OpenModel
-from hydractl.families.weights_digest import fingerprint_of
+from hydractl.families.load import OpenModel, fingerprint_of
 from hydractl.fusion.build import load_any
 from hydractl.fusion.feature_ood import Predictor, Scores, default_score
 from hydractl.fusion.prompts import Classes, settle

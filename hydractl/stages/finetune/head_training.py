@@ -16,8 +16,7 @@ from hydractl.data.batches import Batch, BatchShare
 from hydractl.data.datasets import Items
 from hydractl.data.encode import encoded
 from hydractl.families.base import Family
-from hydractl.families.dummy_inputs import blank_inputs
-from hydractl.families.tower import Towers
+from hydractl.families.tower import Towers, blank_inputs
 from hydractl.fusion.feature_ood import give_head_inputs, heads_of
 from hydractl.metrics.cost import macs_of
 from hydractl.model_inputs import Inputs, inputs_like

@@ -13,7 +13,7 @@ from hydractl.data.batches import Batch
 from hydractl.data.datasets import UNASKED
 from hydractl.data.encode import encoded
 from hydractl.data.words import WordSet
-from hydractl.families.dummy_inputs import blank_inputs
+from hydractl.families.tower import blank_inputs
 from hydractl.messages import counted
 from hydractl.metrics.per_sample import question_losses
 from hydractl.metrics.spans import span_f1_of

@@ -14,7 +14,7 @@ from torch import nn
 
 from hydractl.checkpoint import write_tensors
 from hydractl.errors import CheckFailed, HubError, HydraError, InputError, UsageError
-from hydractl.families.dummy_inputs import blank_inputs
+from hydractl.families.tower import blank_inputs
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.header import Kind, samples_of
 from hydractl.metrics.cost import macs_of

@@ -12,8 +12,8 @@ import torch
 
 from hydractl.checkpoint import digest_together, write_checkpoint
 from hydractl.errors import CheckFailed
-from hydractl.families.dummy_inputs import TOLERANCE, largest_difference, probe_inputs
 from hydractl.families.load import OpenModel, open_model
+from hydractl.families.tower import TOLERANCE, largest_difference, probe_inputs
 from hydractl.fusion.plan import Fusion
 from hydractl.fusion.streaming import hydra_logits, member_logits
 from hydractl.hub.model_outputs import publish_models

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hydractl.checkpoint import write_tensors
 from hydractl.errors import CheckpointError, UsageError
-from hydractl.families.classifier import drawn_for
+from hydractl.families.load import drawn_for
 from hydractl.families.registry import FAMILIES, expected_specs
 from hydractl.heads.budget import total_heads
 from hydractl.hub.model_outputs import publish_models
@@ -18,15 +18,15 @@ from hydractl.processes.distributed import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_files
 from hydractl.stages.importing.config import ImportConfig
-from hydractl.stages.importing.match_keys import (
+from hydractl.stages.importing.read import Weights, files_of, read_weights
+from hydractl.stages.importing.resolve import (
     MatchedTensors,
     OtherClassesError,
     TrainedHeadError,
+    describe,
     fit,
     fit_encoder,
 )
-from hydractl.stages.importing.read import Weights, files_of, read_weights
-from hydractl.stages.importing.resolve import describe
 from hydractl.stages.shared.finite import check_finite
 from hydractl.stages.shared.outputs import check_models, claim
 from hydractl.stages.shared.provenance import make_step

@@ -1,32 +1,312 @@
-"""inspect: describes a file from its header, or a library's folder from its configuration files.
-
-Reads no tensors. Files need no model library; a folder is read by its library.
-"""
+"""inspect: describe a file of any kind, and compare a hydra's members with other files."""
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
-from hydractl.checkpoint import METADATA_KEY, Checkpoint
-from hydractl.errors import EDITED, CheckpointError, UsageError
-from hydractl.families.base import Family, place_of, place_on_disk
-from hydractl.families.registry import FAMILIES
+from pydantic import ValidationError
+
+from hydractl.checkpoint import METADATA_KEY, Checkpoint, ScratchFolder
+from hydractl.errors import (
+    EDITED,
+    CheckpointError,
+    HydraError,
+    InputError,
+    ManifestError,
+    UnsupportedModelError,
+    UsageError,
+)
+from hydractl.families.base import Described, Family, place_of, place_on_disk
+from hydractl.families.load import classifier_hint
+from hydractl.families.registry import FAMILIES, describe_folder, family_for_config
+from hydractl.families.transformers.hf_models import REFUSED
+from hydractl.heads.budget import total_heads
+from hydractl.heads.masks import total_kept
 from hydractl.manifest.document import Document
 from hydractl.manifest.guarantees import PredictionSets, Threshold
-from hydractl.manifest.head_mask import HeadScores
-from hydractl.manifest.header import Fate, FittedScores, Header, Step
+from hydractl.manifest.head_mask import HeadScores, Mask
+from hydractl.manifest.header import (
+    Architecture,
+    Fate,
+    FittedScores,
+    Header,
+    Preprocess,
+    Prompting,
+    Step,
+    Tokenization,
+)
+from hydractl.manifest.report import DOCUMENTS
 from hydractl.manifest.temperature import Temperature, TemperatureFields
-from hydractl.model_source import Located
+from hydractl.model_source import HUB_ID, Located, locate
+from hydractl.output.publish import is_stream
 from hydractl.progress import SILENT, Progress
 from hydractl.reporting.lineage import member_names
+from hydractl.runtime import CHUNK_BYTES, digest_text
 from hydractl.stages.inspect.config import InspectConfig
-from hydractl.stages.inspect.identity import ModelIdentity, identity_of, of_folder
-from hydractl.stages.inspect.open_any import open_local
 from hydractl.stages.shared.mask_selection import order_of
+from hydractl.strict_json import MAX_BYTES, NotJSONError, opened, parse, read_exactly, read_limited
 from hydractl.tensor_spec import TensorSpec
+from hydractl.training.resume import NAME, StateFile
+from hydractl.version import UPGRADE
+
+PICKLE_STARTS = (b"PK\x03\x04", b"\x80")
+TEXT_STARTS = b"\xef\xbb\xbf \t\r\n"
+
+
+def open_local(file: str) -> tuple[Checkpoint | Document, Located]:
+    """Open a file or folder, and say where it was found.
+
+    Raises:
+        CheckpointError: If a checkpoint is missing or malformed.
+        ManifestError: If a JSON file is none of ours, or malformed.
+        InputError: If it is neither, or cannot be read.
+    """
+    path = Path(file.removeprefix("local-dir:"))
+    is_id = HUB_ID.match(file) and path.suffix not in {".st", ".safetensors", ".json"}
+    if is_id and not path.exists():
+        raise CheckpointError(
+            f"{file}: no such file or folder",
+            hint="for a Hub id: `hf download ID --local-dir FOLDER`, then inspect the folder",
+        )
+    if (path / NAME).is_file():
+        return StateFile.read(path / NAME), Located(reference=file, path=path, weights=())
+    located = locate(file)
+    if located.path.is_dir():
+        return Checkpoint.open(located.path, shards=located.weights), located
+    return open_any(located.path), located
+
+
+def open_any(path: Path) -> Checkpoint | Document:
+    """Open a checkpoint, or read a JSON file of ours.
+
+    A stream is read to its end, so that its writer never meets a closed pipe; of a checkpoint that comes this way
+    nothing but the header can be read afterwards.
+
+    Args:
+        path: A file, a FIFO, or `-` for standard input.
+
+    Raises:
+        CheckpointError: If it is a malformed checkpoint, or a pickle.
+        ManifestError: If it is JSON but none of our files, or a malformed one.
+        InputError: If it is neither, or cannot be read.
+    """
+    try:
+        with opened(path) as source:
+            begin = read_exactly(source, 8)
+            if b"\0" in begin:  # the length of a safetensors header; a JSON text holds no zero byte
+                return _checkpoint(path, begin, source)
+            return _document(str(path), _text(str(path), begin, source))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _checkpoint(path: Path, begin: bytes, source: BinaryIO) -> Checkpoint:
+    if not is_stream(path):
+        return Checkpoint.open(path)
+    length = min(int.from_bytes(begin, "little"), MAX_BYTES)
+    folder = ScratchFolder()
+    hollow = folder.path / "header.safetensors"
+    with folder.file(hollow.name) as file:
+        size = file.write(begin) + file.write(read_exactly(source, length))
+        while piece := source.read(CHUNK_BYTES):
+            size += len(piece)
+        file.truncate(size)
+    try:
+        return Checkpoint.open(path, shards=[hollow])
+    except CheckpointError as error:
+        raise CheckpointError(error.message.replace(str(hollow), str(path)), hint=error.hint) from error
+
+
+def _text(where: str, begin: bytes, source: BinaryIO) -> str:
+    if not begin:
+        raise InputError(f"{where}: is empty", hint="check whether the command that writes it failed")
+    if begin.startswith(PICKLE_STARTS):
+        raise CheckpointError(
+            f"{where}: is a pickle or an archive, but hydractl reads only safetensors",
+            hint="convert it to a base: `hydractl import WEIGHTS --arch NAME -o base.st`",
+        )
+    if begin.lstrip(TEXT_STARTS)[:1] not in {b"{", b""}:
+        raise InputError(
+            f"{where}: is neither a safetensors file nor a JSON file of hydractl",
+            hint="give a checkpoint, scores, a head mask or a report",
+        )
+    try:
+        return (begin + read_limited(source)).decode()
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{where}: is not UTF-8 text") from error
+    except NotJSONError as error:
+        raise ManifestError(f"{where}: {error}") from error
+
+
+def _document(where: str, text: str) -> Document:
+    try:
+        raw = parse(text, keys_once=True)
+    except NotJSONError as error:
+        raise ManifestError(f"{where}: is not JSON: {error}") from error
+    classes_by_schema = {cls.schema_name(): cls for cls in DOCUMENTS.values()}
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    if not isinstance(schema, str) or schema not in classes_by_schema:
+        raise ManifestError(
+            f"{where}: has the unknown schema {json.dumps(schema)}",
+            hint=f"known schemas: {', '.join(f'`{name}`' for name in classes_by_schema)}; {UPGRADE}",
+        )
+    return classes_by_schema[schema].from_json(text, where=where)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelIdentity:
+    """Which model this is, as far as the file says.
+
+    Attributes:
+        name: Architecture, or what a folder's `config.json` calls it.
+        num_classes: How many.
+        labels: Their names.
+        architecture: The whole description; None for a foreign file.
+        preprocess: How an image or a text becomes an input; of a tokenizer only the digest.
+        prompting: Of a zero-shot model, how its classes become texts; likewise.
+        tokenizer_size: How many tokens its tokenizer knows, added ones included; the model may know more.
+        masks: For each member the kept heads of each tower; empty for a foreign file.
+        heads_kept: For each member, over all towers.
+        heads_total: Heads of the base.
+    """
+
+    name: str | None = None
+    num_classes: int | None = None
+    labels: tuple[str, ...] = ()
+    architecture: Architecture | None = None
+    preprocess: Preprocess | Tokenization | None = None
+    prompting: Prompting | None = None
+    tokenizer_size: int | None = None
+    masks: tuple[Mask, ...] = ()
+    heads_kept: tuple[int, ...] = ()
+    heads_total: int = 0
+
+
+class Foreign(NamedTuple):
+    """What a file or folder that hydractl did not write says of its model, and what to type next where that is not enough."""
+
+    identity: ModelIdentity
+    family: Family | None = None
+    hint: str | None = None
+
+
+def identity_of(
+    described: Header | Described, name: str | None = None, masks: tuple[Mask, ...] = ()
+) -> ModelIdentity:
+    """Return which model the header of a checkpoint of ours, or a family, says it is.
+
+    Args:
+        described: What is said.
+        name: What to call the architecture; None for its own name.
+        masks: Each member's; none for a model that keeps all of its heads.
+    """
+    total, prompting = total_heads(described.architecture.towers), described.prompting
+    return ModelIdentity(
+        name=name or described.architecture.name,
+        num_classes=described.architecture.num_classes or len(described.labels),
+        labels=described.labels,
+        architecture=described.architecture,
+        preprocess=_without_tokenizer_text(described.preprocess),
+        prompting=prompting
+        and prompting.model_copy(update={"tokenization": _without_tokenizer_text(prompting.tokenization)}),
+        tokenizer_size=_tokenizer_size(described.preprocess, prompting),
+        masks=masks,
+        heads_kept=tuple(map(total_kept, masks)) or (total,),
+        heads_total=total,
+    )
+
+
+def of_folder(
+    file: str, config: Mapping[str, object], folder: Path, specs: Mapping[str, TensorSpec]
+) -> Foreign:
+    """Return which model a library's folder holds: as the commands that use it will read it, else as its configuration says.
+
+    Args:
+        file: What the user named.
+        config: Its `config.json`, empty for a bare file.
+        folder: Where it lies.
+        specs: Its tensors.
+    """
+    try:
+        family = family_for_config(config, where=file)
+    except UnsupportedModelError:
+        return Foreign(_guessed(config), None, _hint(file, config))
+    try:
+        described = describe_folder(folder, config, specs)
+    except HydraError as error:
+        advice = f"{error.message.removesuffix('.')}; {error.hint}" if error.hint else error.message
+        return Foreign(_guessed(config), family, f"other commands cannot use it: {advice}")
+    identity = identity_of(described, _guessed(config).name)
+    if described.lacks:
+        advice = f"{described.lacks}; {classifier_hint(file)}"
+        return Foreign(replace(identity, num_classes=None), family, advice)
+    assumed = "it has no image preprocessing; the usual one of such models is used"
+    return Foreign(identity, family, "; ".join([*described.notes, *[assumed] * described.assumed]) or None)
+
+
+def _without_tokenizer_text(how: Preprocess | Tokenization) -> Preprocess | Tokenization:
+    """Return how an item becomes an input, with a tokenizer's digest in the place of its text, which nobody wants to read."""
+    if not isinstance(how, Tokenization) or how.tokenizer is None:
+        return how
+    return how.model_copy(update={"tokenizer": digest_text(how.tokenizer)})
+
+
+def _tokenizer_size(how: Preprocess | Tokenization, prompting: Prompting | None) -> int | None:
+    """Return how many tokens a tokenizer knows, added ones included; None without one, or where its text does not tell."""
+    texts = prompting.tokenization if prompting else how
+    if not isinstance(texts, Tokenization) or texts.tokenizer is None:
+        return None
+    with suppress(ValueError, KeyError, TypeError, AttributeError):  # a header says what it likes
+        raw = parse(texts.tokenizer)
+        vocabulary = raw["model"]["vocab"]  # {token: number}, or [[token, weight], ...]
+        tokens = {*vocabulary} if isinstance(vocabulary, dict) else {token for token, _ in vocabulary}
+        return len(tokens | {added["content"] for added in raw.get("added_tokens") or ()})
+    return None
+
+
+def _guessed(folder: Mapping[str, object]) -> ModelIdentity:
+    """Read what a library's `config.json` says without the library."""
+    classes = folder.get("architectures")
+    name = folder.get("architecture") or (classes[0] if isinstance(classes, list) and classes else None)
+    num_classes = folder.get("num_classes")
+    labels = folder.get("label_names")
+    pretrained_cfg = folder.get("pretrained_cfg")
+    preprocess_fields = (
+        {k: v for k, v in pretrained_cfg.items() if k in Preprocess.model_fields}
+        if isinstance(pretrained_cfg, dict)
+        else {}
+    )
+    try:
+        preprocess = Preprocess.model_validate_json(json.dumps(preprocess_fields))
+    except ValidationError:
+        preprocess = None
+    return ModelIdentity(
+        name=str(name) if name else None,
+        num_classes=num_classes if isinstance(num_classes, int) else None,
+        labels=tuple(str(label) for label in labels) if isinstance(labels, list) else (),
+        preprocess=preprocess,
+    )
+
+
+def _hint(file: str, folder: Mapping[str, object]) -> str:
+    kind = str(folder.get("model_type"))
+    if kind in REFUSED:
+        return f"models of type `{kind}` are not supported: {REFUSED[kind]}"
+    trained = folder.get("architectures")
+    covered = next((f.covers for f in FAMILIES.values() if f.matches({"model_type": kind})), None)
+    if covered is not None and isinstance(trained, list):
+        return f"its `config.json` is for {', '.join(map(str, trained))}; hydractl supports {covered}"
+    if folder:
+        return f"the model family in its `config.json` is not supported (supported: {', '.join(FAMILIES)})"
+    return f"it does not name its architecture; give it: `hydractl score {shlex.quote(str(file))} --arch NAME ...`"
+
 
 FOREIGN, PREDICTIONS = "foreign", "predictions"
 PART_ORDER = ("embed", "attention", "mlp", "norm", "readout", "head")

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families.load import OpenModel
-from hydractl.families.weights_digest import digest_weights
+from hydractl.families.load import OpenModel, digest_weights
 from hydractl.fusion.feature_ood import check_threshold, default_score
 from hydractl.fusion.predictions import Bound, WordPredictions, predictions_of
 from hydractl.fusion.prompts import Classes, with_class_names

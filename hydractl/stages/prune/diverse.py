@@ -21,7 +21,7 @@ from hydractl.families.attention import Attention
 from hydractl.families.load import OpenModel, load_model
 from hydractl.families.tower import Model
 from hydractl.fusion.feature_ood import FeatureExtractor
-from hydractl.heads.member_masks import choose_diverse
+from hydractl.heads.masks import choose_diverse
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.head_mask import HeadScores, Mask
 from hydractl.manifest.header import InputFile

@@ -16,14 +16,16 @@ from hydractl.families.load import OpenModel
 from hydractl.families.timm.models import untagged
 from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
 from hydractl.heads.budget import HeadBudget, total_heads
-from hydractl.heads.masks import full_mask, shape_of, total_kept
-from hydractl.heads.member_masks import (
+from hydractl.heads.masks import (
     Sampling,
     cluster_masks,
+    full_mask,
     random_masks,
     random_masks_per_layer,
     sample_masks,
+    shape_of,
     share_before,
+    total_kept,
 )
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.head_mask import (

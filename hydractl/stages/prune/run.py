@@ -9,10 +9,9 @@ from pathlib import Path
 
 from hydractl.checkpoint import write_checkpoint
 from hydractl.errors import CheckFailed, CheckpointError
-from hydractl.families.dummy_inputs import TOLERANCE, blank_inputs, largest_difference, probe_inputs
 from hydractl.families.load import OpenModel, build_checked, check_tensors, open_model
 from hydractl.families.registry import expected_specs
-from hydractl.families.tower import Model
+from hydractl.families.tower import TOLERANCE, Model, blank_inputs, largest_difference, probe_inputs
 from hydractl.fusion.streaming import hollow, streamed_logits
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept

@@ -17,9 +17,8 @@ from hydractl.progress import SILENT, Progress
 from hydractl.reporting.chart import Figure
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
-from hydractl.reporting.heads_figure import distinct_names
+from hydractl.reporting.matplotlib_figure import MARK, Panel, png, svg
 from hydractl.reporting.page import markdown, page
-from hydractl.reporting.svg import MARK, Drawing, png, svg
 from hydractl.reporting.verdict import judgements, remarks, sentence
 from hydractl.stages.report.config import PAGE, ReportConfig
 from hydractl.stages.shared.outputs import check_outputs, claim
@@ -145,7 +144,7 @@ def _pictures(
             "`--figures`: the reports have no curves to draw",
             hint="run `hydractl eval` again without `--no-curves`",
         )
-    kinds: dict[str, Callable[[Drawing], bytes]] = {
+    kinds: dict[str, Callable[[Panel], bytes]] = {
         ".png": png,
         ".svg": lambda sheet: svg(sheet, standalone=True).encode(),
     }
@@ -166,3 +165,18 @@ def _folder(config: ReportConfig) -> str | None:
         return None
     beside = Path() if config.out is None or is_stream(config.out) else config.out.parent
     return quote(Path(os.path.relpath(config.figures, beside)).as_posix())
+
+
+def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names without the leading folders that are not needed to tell them apart; equal names stay equal."""
+    return tuple(
+        _distinct_name(name, {other_name for other_name in names if other_name != name}) for name in names
+    )
+
+
+def _distinct_name(name: str, others: set[str]) -> str:
+    for begin in range(name.count("/"), 0, -1):
+        short = "/".join(name.split("/")[begin:])
+        if short and not any(f"/{other_name}".endswith(f"/{short}") for other_name in others):
+            return short
+    return name

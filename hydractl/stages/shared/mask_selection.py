@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydractl.errors import EDITED, ManifestError, UsageError
-from hydractl.heads.budget import HeadBudget, total_heads
-from hydractl.heads.knee import fall_off
-from hydractl.heads.masks import best_mask, best_mask_per_layer, removal_order, total_kept
-from hydractl.heads.member_masks import cluster_masks
+from hydractl.heads.budget import HeadBudget, fall_off, total_heads
+from hydractl.heads.masks import best_mask, best_mask_per_layer, cluster_masks, removal_order, total_kept
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.head_mask import HeadId, HeadScores, Shape, TowerKeep
 from hydractl.messages import counted

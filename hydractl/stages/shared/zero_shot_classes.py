@@ -172,7 +172,7 @@ def _short(text: str) -> str:
 
 def ask(model: Model, opened: OpenModel, classes: Classes | None) -> None:
     """Let a base or member answer about classes with both of its towers, so that heads of either matter."""
-    from hydractl.families.zero_shot import Contrast  # noqa: PLC0415 - opening a file must not load torch
+    from hydractl.families.tower import Contrast  # noqa: PLC0415 - opening a file must not load torch
 
     answer = model.answer
     if classes is not None and isinstance(answer, Contrast):
@@ -183,7 +183,7 @@ def with_classes(opened: OpenModel, classes: Classes) -> OpenModel:
     """Return a zero-shot base or member that stores its embeddings of the classes."""
     from hydractl.checkpoint import Checkpoint  # noqa: PLC0415 - nor `--help` pydantic
     from hydractl.families.load import load_model  # noqa: PLC0415 - as above
-    from hydractl.families.zero_shot import CLASS_EMBEDDINGS, settle_classes  # noqa: PLC0415 - as above
+    from hydractl.families.tower import CLASS_EMBEDDINGS, settle_classes  # noqa: PLC0415 - as above
 
     prompting = opened.header.prompting
     if prompting is None:

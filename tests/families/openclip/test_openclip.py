@@ -21,13 +21,10 @@ from hydractl.data.preprocess import eval_transform
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.base import place_of
-from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.load import load_model, open_model
-from hydractl.families.openclip.config import refusal, registered, timm_name
-from hydractl.families.openclip.family import describe
-from hydractl.families.openclip.tokenizer import clip_tokenizer
+from hydractl.families.openclip.family import clip_tokenizer, describe, refusal, registered, timm_name
 from hydractl.families.registry import family_for_config
-from hydractl.families.zero_shot import settle_classes
+from hydractl.families.tower import largest_difference, settle_classes
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Header, Kind
 from hydractl.model_source import locate

@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.base import place_of
-from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.load import load_model, open_model
 from hydractl.families.registry import family_for_config, family_for_name
-from hydractl.families.timm.families import TIMM_EVA, TIMM_VIT
+from hydractl.families.timm.models import TIMM_EVA, TIMM_VIT
+from hydractl.families.tower import largest_difference
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.loaded_model import load
 from support.builders import base
@@ -256,7 +256,7 @@ def test_a_folder_without_a_classifier_is_refused_by_name(tmp_path, capfd):
 
 def test_describing_the_family_loads_no_library():
     code = (
-        "import sys; from hydractl.families.timm.families import TIMM_EVA\n"
+        "import sys; from hydractl.families.timm.models import TIMM_EVA\n"
         "assert TIMM_EVA.towers; assert not {'torch', 'timm', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.families.dummy_inputs import largest_difference
+from hydractl.families.tower import largest_difference
 from hydractl.fusion.hydra import Hydra
 from support.builders import base
 from support.variants import variant

@@ -17,10 +17,10 @@ from timm.data import CustomDatasetInfo, create_transform, resolve_data_config
 
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import HydraError
-from hydractl.families.dummy_inputs import largest_difference
+from hydractl.families.base import COMMON_RULES
 from hydractl.families.load import load_model, open_model
-from hydractl.families.model_folder import COMMON_RULES
-from hydractl.families.timm.folder import RULES
+from hydractl.families.timm.models import RULES
+from hydractl.families.tower import largest_difference
 from support.builders import over_classes
 
 ARCH = "vit_tiny_patch16_384"  # whose own images are of another size than timm's default

@@ -8,10 +8,10 @@ from safetensors.torch import save_file
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import place_of
-from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.load import load_model, open_model
 from hydractl.families.registry import family_for_config, family_for_name
-from hydractl.families.timm.families import TIMM_BEIT, TIMM_RELPOS
+from hydractl.families.timm.models import TIMM_BEIT, TIMM_RELPOS
+from hydractl.families.tower import largest_difference
 from hydractl.fusion.hydra import Hydra
 from support.builders import base
 from support.variants import VARIANTS

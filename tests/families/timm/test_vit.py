@@ -7,7 +7,7 @@ import torch
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.registry import FAMILIES, family_for_config, family_of
-from hydractl.families.timm.families import TIMM_VIT
+from hydractl.families.timm.models import TIMM_VIT
 from support.builders import base
 from support.variants import PLAIN, TINY, variant
 

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.families.base import place_of
-from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.registry import FAMILIES, family_for_name
+from hydractl.families.tower import largest_difference
 from hydractl.progress import SILENT
 from hydractl.scoring.gradients.settings import TaylorSettings
 from hydractl.scoring.gradients.taylor import score_taylor

@@ -12,11 +12,10 @@ from safetensors.torch import load_file
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
 from hydractl.errors import UnsupportedModelError, UsageError
-from hydractl.families.classifier import with_classifier
-from hydractl.families.dummy_inputs import largest_difference
-from hydractl.families.load import load_model, open_model
+from hydractl.families.load import load_model, open_model, with_classifier
 from hydractl.families.registry import family_for_name
-from hydractl.families.transformers.unsupported import REFUSED
+from hydractl.families.tower import largest_difference
+from hydractl.families.transformers.hf_models import REFUSED
 from hydractl.heads.budget import HeadBudget
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerHeads, TowerScores

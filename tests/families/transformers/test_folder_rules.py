@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import HydraError
-from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.load import load_model, open_model
-from hydractl.families.transformers.folder_rules import RULES
+from hydractl.families.tower import largest_difference
+from hydractl.families.transformers.models import RULES
 from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.inspect.run import run_inspect
 from support.builders import over_classes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.registry import FAMILIES
+from hydractl.families.tower import largest_difference
 from hydractl.families.transformers.text import ROTATIONS
 from support.builders import base
 from support.kernels import kernels

@@ -110,7 +110,7 @@ def test_without_sentencepiece_the_package_is_named(tmp_path, monkeypatch):
     (tmp_path / "spiece.model").write_bytes(b"")
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        "hydractl.families.transformers.tokenizers.find_spec",
+        "hydractl.families.transformers.text.find_spec",
         lambda name: None if name == "sentencepiece" else find(name),
     )
 

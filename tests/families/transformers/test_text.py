@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 
 from hydractl.errors import UnsupportedModelError, UsageError
 from hydractl.families.base import name_in_memory, place_of
-from hydractl.families.dummy_inputs import blank_inputs, largest_difference
 from hydractl.families.load import load_model, open_model
 from hydractl.families.registry import FAMILIES, family_for_name
-from hydractl.families.transformers.unsupported import REFUSED
+from hydractl.families.tower import blank_inputs, largest_difference
+from hydractl.families.transformers.hf_models import REFUSED
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.loaded_model import load
 from hydractl.manifest.header import Tokenization

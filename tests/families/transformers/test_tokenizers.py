@@ -10,9 +10,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hydractl.data.tokenize import TokenBatches, encode_texts, tokenize
 from hydractl.errors import CheckpointError
-from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.load import load_model, open_model
 from hydractl.families.registry import FAMILIES
+from hydractl.families.tower import largest_difference
 from hydractl.hub.layout import files_of
 from hydractl.manifest.header import Tokenization
 from hydractl.stages.importing.config import ImportConfig

@@ -12,7 +12,7 @@ from PIL import Image
 
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import CheckpointError, UnsupportedModelError
-from hydractl.families.transformers.vision import default_preprocess, read_image_processor
+from hydractl.families.transformers.hf_models import default_preprocess, read_image_processor
 from hydractl.manifest.header import Preprocess
 
 SQUASH = {"image_processor_type": "ViTImageProcessor", "size": {"height": 24, "width": 16}}

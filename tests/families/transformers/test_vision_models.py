@@ -10,9 +10,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
-from hydractl.families.dummy_inputs import largest_difference
 from hydractl.families.load import load_model, open_model
 from hydractl.families.registry import FAMILIES, family_for_config
+from hydractl.families.tower import largest_difference
 from support.builders import base
 from support.variants import VARIANTS, variant
 

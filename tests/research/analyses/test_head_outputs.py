@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.families.zero_shot import Contrast, unit
+from hydractl.families.tower import Contrast, unit
 from hydractl.fusion.hydra import Hydra
 from hydractl.manifest.head_mask import HeadName
 from hydractl.model_inputs import map_inputs

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.attention_bias import SharedDropout
+from hydractl.families.attention import SharedDropout
 from hydractl.fusion.hydra import Hydra
 from hydractl.model_inputs import map_inputs
 from hydractl.research.baselines.mc_dropout import McDropout, PassDropout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from html.parser import HTMLParser
 from statistics import fmean, stdev
 
@@ -15,9 +16,9 @@ from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
+from hydractl.reporting.matplotlib_figure import svg
 from hydractl.reporting.page import page
 from hydractl.reporting.report_values import Quantity
-from hydractl.reporting.svg import SvgPath
 from hydractl.research.corruptions.measure import ShiftNumbers
 from support.reports import seeded
 
@@ -65,9 +66,10 @@ def test_every_interval_under_corruption_is_a_bar():
     def bars(report):
         compared = Compared.of({"a.json": report})
         (drawn,) = (figure for figure in figures(compared) if figure.name == "shift")
-        accuracy = drawn.panels[0].shapes
-        ends = [shape.parts[0] for shape in accuracy if isinstance(shape, SvgPath) and shape.width == 1.5]
-        return [(low, high) for low, high in ends if low[0] == high[0] and low[1] > high[1]]
+        paths = re.findall(
+            r'd="M ([\d.]+) ([\d.]+) \nL ([\d.]+) ([\d.]+) \n" style="[^"]*width: 1.5', svg(drawn.panels[0])
+        )
+        return [path for path in paths if path[0] == path[2] and float(path[1]) > float(path[3])]
 
     report = seeded(0, shift=True)
     without = [

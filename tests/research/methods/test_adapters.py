@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.families.base import TensorRole, place_of
+from hydractl.families.base import place_of
+from hydractl.families.layout import TensorRole
 from hydractl.research.methods.adapters import LowRank, Outer, Spectrum
 from hydractl.research.methods.options import BatchEnsemble, LoraEnsemble, Mimo, Oba, SingularValues
 from hydractl.training.methods.adapter import adapter_of, changed

@@ -10,7 +10,7 @@ import torch
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.families.dummy_inputs import blank_inputs
+from hydractl.families.tower import blank_inputs
 from hydractl.fusion.hydra import Hydra
 from hydractl.manifest.header import Header, InputFile, Step
 from hydractl.metrics.cost import count_macs

@@ -12,7 +12,7 @@ from hydractl.cli.app import main
 from hydractl.errors import UsageError
 from hydractl.stages.export import formats
 from hydractl.stages.export.config import ExportConfig
-from hydractl.stages.export.export_module import OUTPUTS
+from hydractl.stages.export.formats import OUTPUTS
 from hydractl.stages.export.run import run_export
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse

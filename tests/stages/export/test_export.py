@@ -20,11 +20,9 @@ from hydractl.fusion.hydra import HydraOutput
 from hydractl.manifest.header import Preprocess
 from hydractl.manifest.report import Report
 from hydractl.stages.export import formats
-from hydractl.stages.export.compare import pictures, prepared, trials
 from hydractl.stages.export.config import ExportConfig
-from hydractl.stages.export.export_module import OUTPUTS
-from hydractl.stages.export.pixel_input import FILTERS, Pixels
-from hydractl.stages.export.run import run_export
+from hydractl.stages.export.formats import FILTERS, OUTPUTS, Pixels
+from hydractl.stages.export.run import pictures, prepared, run_export, trials
 from hydractl.stages.fuse.config import FuseConfig, Measuring
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base

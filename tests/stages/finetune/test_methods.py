@@ -11,8 +11,8 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
 from hydractl.errors import OutputExists, UsageError
 from hydractl.families.base import place_of
-from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.families.load import load_model, open_model
+from hydractl.families.tower import blank_inputs
 from hydractl.metrics.cost import count_macs
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedModels

@@ -10,8 +10,8 @@ import torch
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.families.load import open_model
+from hydractl.families.tower import blank_inputs
 from hydractl.fusion.build import load_any
 from hydractl.manifest.header import Tokenization
 from hydractl.stages.finetune.config import FinetuneConfig

@@ -26,7 +26,7 @@ import torch
 
 from hydractl.errors import CheckpointError
 from hydractl.stages.importing import read
-from hydractl.stages.importing.records import PickleRecord, attributes, record_class, to_plain
+from hydractl.stages.importing.pickle_scan import PickleRecord, attributes, record_class, to_plain
 
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3)}
 

@@ -122,14 +122,14 @@ def _delete_tokenizer() -> None:
 
 ROWS = (
     Row(
-        "families/conversion.py",
+        "families/load.py",
         "if `{}` is its classifier: {}",
         PRUNE,
         "import timm/model.safetensors --arch timm --rename fc=head -o b.st",
         prepare=partial(rewrite, "timm/model.safetensors", lambda state: renamed(state, "head.", "fc.")),
     ),
     Row(
-        "families/conversion.py",
+        "families/load.py",
         "its tensors have a prefix, which `import` strips: {}",
         PRUNE,
         "import timm/model.safetensors --arch timm -o b.st",
@@ -162,7 +162,7 @@ ROWS = (
         f"prune {PLAIN} --strategy random --keep 3 -o o.st --arch {TINY},num_classes=7",
     ),
     Row(
-        "families/model_folder.py",
+        "families/base.py",
         "store plain floating-point weights: in transformers `model.dequantize().save_pretrained(FOLDER)`; after PyTorch's pruning "
         "`torch.nn.utils.prune.remove`",
         PRUNE,
@@ -175,18 +175,18 @@ ROWS = (
         ),
     ),
     Row(
-        "families/openclip/config.py",
+        "families/openclip/family.py",
         "`pip install 'hydractl[openclip]'`",
         test=f"{OPENCLIP_TEST}::test_without_open_clip_the_extra_is_named",
     ),
     Row(
-        "families/openclip/config.py",
+        "families/openclip/family.py",
         "did you mean {}?",
         "python from hydractl.families.load import open_model; open_model('arch:openclip:ViT-B-33')",
         "python from hydractl.families.load import open_model; open_model('arch:openclip:ViT-B-32')",
     ),
     Row(
-        "families/openclip/config.py",
+        "families/openclip/family.py",
         "supported: open_clip's own VisionTransformer and TextTransformer, as in ViT-B-32 or ViT-L-14, and vision transformers of "
         "timm, as in ViT-B-16-SigLIP",
         "python from hydractl.families.load import open_model; open_model('arch:openclip:RN50')",
@@ -388,7 +388,7 @@ ROWS = (
         mend=partial(edit, VIT_FILE, size={"height": 9, "width": 9}),
     ),
     Row(
-        "families/zero_shot.py",
+        "families/tower.py",
         'give them: `--classes cat,dog`, or in Python `hydractl.load(..., classes=["cat", "dog"])`',
         "python from hydractl.families.load import load_model, open_model; import torch; load_model(open_model('clip'))(torch.ones(1, 3, 12, 12))",
         "python import hydractl, torch; hydractl.load('clip', classes=['a', 'b'])(torch.ones(1, 3, 12, 12))",

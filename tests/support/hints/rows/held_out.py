@@ -169,11 +169,11 @@ ROWS = (
         files={"own.jsonl": '{"tokens": ["cat"], "ner_tags": ["B-x"]}\n{"tokens": [], "ner_tags": []}\n'},
     ),
     Row(
-        "families/openclip/tokenizer.py",
+        "families/openclip/family.py",
         "give a `tokenizer.json`: `arch:openclip:NAME::tokenizer=PATH/tokenizer.json`",
         _patched(
-            "hydractl.families.openclip.tokenizer.is_python_tokenizer",
-            "from pathlib import Path; from hydractl.families.openclip import tokenizer as t; "
+            "hydractl.families.openclip.family.is_python_tokenizer",
+            "from pathlib import Path; from hydractl.families.openclip import family as t; "
             "t.tokenization({'hf_tokenizer_name': 'x'}, Path('bert/tokenizer.json'), (8, 61))",
         ),
         "predict clip images/a --classes photo,drawing",
@@ -187,9 +187,9 @@ ROWS = (
         f"{EVAL} --device cpu -o o.json",
     ),
     Row(
-        "stages/export/compare.py",
+        "stages/export/run.py",
         "to accept that difference, add `--tolerance {}`",
-        "python from hydractl.stages.export.compare import require_near; require_near(0.01, 1e-4, inputs_name='x')",
+        "python from hydractl.stages.export.run import require_near; require_near(0.01, 1e-4, inputs_name='x')",
         "export base.st -o o.pt2 --tolerance NUMBER",
     ),
     Row(

@@ -39,20 +39,20 @@ def _drop_fate(header: dict[str, Any]) -> None:
 
 ROWS = (
     Row(
-        "auto/arguments.py",
+        "auto/models.py",
         "`hydractl finetune --num-classes N` replaces the classifier of a base",
         f"{AUTO}, num_labels=5)",
         f"{TUNE.replace('0-6', '0-4')} --num-classes 5 -o o.st",
         before=(HYDRA,),
     ),
     Row(
-        "auto/arguments.py",
+        "auto/models.py",
         '`hydractl.load(..., classes=["cat", "dog"])` sets other classes',
         test="tests/auto/test_auto.py::test_classes_that_a_zero_shot_model_is_asked_by_are_not_renamed",
     ),
-    Row("auto/arguments.py", "leave it out", f"{AUTO}, output_attentions=True)", f"{AUTO})", before=(HYDRA,)),
+    Row("auto/models.py", "leave it out", f"{AUTO}, output_attentions=True)", f"{AUTO})", before=(HYDRA,)),
     Row(
-        "auto/arguments.py",
+        "auto/models.py",
         'use one: `device_map="cuda:0"`',
         f"{AUTO}, device_map={{'a': 'cpu', 'b': 'meta'}})",
         f"{AUTO}, device_map='cpu')",
@@ -322,7 +322,7 @@ ROWS = (
     Row(
         "reporting/matplotlib_figure.py",
         "unset MPLBACKEND",
-        test="tests/reporting/test_heads_figure.py::test_a_backend_that_matplotlib_does_not_know_is_no_traceback",
+        test="tests/reporting/test_matplotlib_figure.py::test_a_backend_that_matplotlib_does_not_know_is_no_traceback",
     ),
     Row(
         "runtime.py",

@@ -12,7 +12,7 @@ SETTINGS, CHANGED, SELECTION, IMAGES, CLASSES = (
     f"stages/shared/{name}.py"
     for name in ("settings", "provenance", "mask_selection", "open_inputs", "zero_shot_classes")
 )
-REPORT, INSPECT, OPEN = "stages/report/config.py", "stages/inspect/config.py", "stages/inspect/open_any.py"
+REPORT, INSPECT, OPEN = "stages/report/config.py", "stages/inspect/config.py", "stages/inspect/run.py"
 PRUNE = "prune base.st --scores scores.json"
 EVAL = "eval base.st --data digits::classes=0-6,limit=9,split=test --no-latency --bootstrap 0"
 FUSE = "fuse m-0.st m-1.st"

@@ -1,0 +1,658 @@
+"""Modules of transformers' encoders as towers: common blocks, CLIP, DeBERTa, and text models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from hydractl.families.attention import (
+    Attention,
+    AttentionExtras,
+    HeadGroup,
+    HeadParts,
+    PositionBias,
+    Projection,
+    SharedDropout,
+    looked_up,
+)
+from hydractl.families.stream import Product, StackedLinear, Stream, residual
+from hydractl.families.tower import (
+    PRE_NORM,
+    Block,
+    Contrast,
+    FunctionModule,
+    HeadNumbers,
+    Hosted,
+    LayerScale,
+    Model,
+    Tower,
+    part,
+    unit,
+)
+from hydractl.families.transformers.encoder import EncoderNames, Paired, TextEncoderNames, heads_of
+from hydractl.model_inputs import WORDS
+
+FULL, LOCAL = "full_attention", "sliding_attention"
+"""Layer types: attention to all tokens, and to neighbouring tokens only."""
+
+
+class EncoderBlock(Block):
+    """What blocks have in common whatever the order of their norms.
+
+    Attributes:
+        kind: Which tokens the block's look at; the stream holds angles by it, and a mask where not all look at all.
+    """
+
+    kind = FULL
+
+    def __init__(self, layer: nn.Module, group: HeadGroup, encoder: EncoderNames) -> None:
+        super().__init__()
+        self.attn = Attention([group])
+        self.norm1, self.norm2 = (layer.get_submodule(name) for name in encoder.norms)
+        mlp = [layer.get_submodule(name) for name in encoder.mlp]
+        self.mlp = mlp[0] if len(mlp) == 1 else nn.Sequential(*mlp)
+        self.drop = _drop(layer, encoder, 1)
+        self.drop_path = layer.get_submodule("drop_path") if encoder.drop_path else nn.Identity()
+
+    @property
+    @override
+    def adds(self) -> bool:
+        return True
+
+    def side(self, stream: Stream) -> AttentionExtras:
+        """Return what attention needs beside the tokens, of what the stream has: mask, angles, bias, positions."""
+        context, constants = stream.context, stream.constants
+        mask = context.get(self.kind, context.get("mask"))
+        if not constants:
+            return AttentionExtras(mask)
+        return AttentionExtras(
+            mask, *(constants.get(name) for name in (self.kind, "bias", "positions", "rows"))
+        )
+
+
+class PostNormBlock(EncoderBlock):
+    """Attention, residual, norm; MLP, residual, norm (Vaswani et al. 2017)."""
+
+    @override
+    def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
+        return self.attn.heads(stream.tokens, queries, self.side(stream))
+
+    @override
+    def join(self, stream: Stream, y: torch.Tensor | Product) -> Stream:
+        x = self.norm1(residual(stream.tokens, y, self.drop_path))
+        return stream.with_tokens(self.norm2(residual(x, self.mlp(x), self.drop, self.drop_path)))
+
+
+class PreNormBlock(EncoderBlock):
+    """Norm, attention, scale, residual; norm, MLP, scale, residual."""
+
+    @property
+    @override
+    def feeds(self) -> Mapping[str, str]:
+        return PRE_NORM
+
+    def __init__(self, layer: nn.Module, group: HeadGroup, encoder: EncoderNames) -> None:
+        super().__init__(layer, group, encoder)
+        self.scale1, self.scale2 = (_scale(layer, name) for name in encoder.scales or ("", ""))
+
+    @override
+    def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
+        return self.attn.heads(self.norm1(stream.tokens), queries, self.side(stream))
+
+    @override
+    def join(self, stream: Stream, y: torch.Tensor | Product) -> Stream:
+        x = residual(stream.tokens, y, self.scale1, self.drop_path)
+        return stream.with_tokens(
+            residual(x, self.mlp(self.norm2(x)), self.drop, self.scale2, self.drop_path)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """What stands before and after the blocks of a tower.
+
+    Attributes:
+        embed: Make a `Stream` of inputs, given the library's model.
+        read: Make the tower's output (N, F) of a `Stream`, given the library's model.
+        reads: See `Tower`.
+    """
+
+    embed: Callable[[Any, Any], Stream]
+    read: Callable[[Any, Stream], torch.Tensor]
+    reads: slice | None = None
+
+
+def tower(
+    library: nn.Module,
+    encoder: EncoderNames,
+    head_numbers: HeadNumbers,
+    ends: Ends,
+    *,
+    group: Callable[[HeadParts, Any], HeadGroup] = lambda parts, _: HeadGroup(parts),
+    block: type[EncoderBlock] | None = None,
+) -> Tower:
+    """Return a tower whose parts are the library model's own modules.
+
+    Args:
+        library: The model, its tensors cut to the heads that are kept.
+        encoder: What it calls its parts.
+        head_numbers: Each layer's heads.
+        ends: What stands around the blocks.
+        group: Make a layer's heads of what all have and the library's layer.
+        block: What blocks are, where that is more than the order of their norms tells.
+    """
+    config: Any = library.get_submodule(encoder.model).config
+    make = block or (PostNormBlock if encoder.post_norm else PreNormBlock)
+    if (shared := _optional_part(library.get_submodule(encoder.model), encoder.shared_bias)) is not None:
+        shared.register_buffer("index", _index(shared), persistent=False)  # to be where the table is
+    before, after = encoder.before, (*encoder.after, *encoder.classifier)
+    layers: Any = library.get_submodule(encoder.blocks)
+    return Tower(
+        embed=FunctionModule(part(library, lambda name: f"{name}.".startswith(before)), ends.embed),
+        blocks=[
+            make(layer, group(_head_parts(layer, heads, encoder, config), layer), encoder)
+            for layer, heads in zip(layers, head_numbers, strict=True)
+        ],
+        readout=FunctionModule(part(library, lambda name: f"{name}.".startswith(after)), ends.read),
+        reads=ends.reads,
+        names=encoder.tensors(),
+    )
+
+
+def embed_images(host: nn.Module, images: torch.Tensor, encoder: EncoderNames) -> Stream:
+    """Return the stream of images (B, C, height, width): patches, prefix tokens, positions, norm.
+
+    A bias that all layers share is a constant `bias` (1, H, T, T).
+    """
+    model = host.get_submodule(encoder.model)
+    parts, shared = dict(model.named_children()), _optional_part(model, encoder.shared_bias)
+    tokens: Any = images
+    for name in encoder.embed:
+        tokens = parts[name](tokens) if name in parts else tokens
+    return Stream(
+        tokens[0] if isinstance(tokens, tuple) else tokens,  # data2vec's tells the grid, too
+        constants={}
+        if shared is None
+        else {"bias": looked_up(shared.relative_position_bias_table, shared.index)},
+    )
+
+
+def key_mask(texts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return which keys are tokens and not padding, (B, 1, 1, T); all are where no mask is given, as in the library."""
+    mask = texts.get("attention_mask")
+    token_mask = torch.ones_like(texts["input_ids"]) if mask is None else mask
+    return token_mask.bool()[:, None, None, :]
+
+
+def _head_parts(
+    layer: nn.Module,
+    head_numbers: tuple[int, ...],
+    encoder: EncoderNames,
+    config: Any,  # noqa: ANN401 - as above
+) -> HeadParts:
+    *inputs, proj = (cast("nn.Linear", layer.get_submodule(name)) for name in (*encoder.qkv, encoder.output))
+    fused, (q, k, v) = (inputs[0], (None,) * 3) if len(inputs) == 1 else (None, inputs)
+    shape, position_bias = heads_of(config), _optional_part(layer, encoder.bias)
+    norms = [_optional_part(layer, name) or nn.Identity() for name in encoder.head_norms or ("", "")]
+    return HeadParts(
+        head_numbers=head_numbers,
+        head_dim=shape.head_dim,
+        scale=shape.head_dim**-0.5,
+        sharing=shape.sharing,
+        q_norm=norms[0],
+        k_norm=norms[1],
+        qkv=fused,
+        q=q,
+        k=k,
+        v=v,
+        proj=proj,
+        proj_drop=_drop(layer, encoder, 0),
+        bias=None
+        if position_bias is None
+        else PositionBias(position_bias.relative_position_bias_table, _index(position_bias)),
+        dropout=getattr(config, encoder.attention_dropout),
+    )
+
+
+def _optional_part(holder: nn.Module, name: str) -> Any:  # noqa: ANN401 - as above
+    """Return a part that not all models have, None if it is not there."""
+    return dict(holder.named_modules()).get(name) if name else None
+
+
+def _index(bias: Any) -> torch.Tensor:  # noqa: ANN401 - as above
+    """Return what the library's bias of relative positions looks up, (T, T), for images of the size that it was made for.
+
+    A copy, as the library keeps its own for all who ask, which may have been made where nothing is trained.
+    """
+    index: torch.Tensor = bias.generate_relative_position_index(bias.window_size)
+    return index.clone()
+
+
+def _drop(layer: nn.Module, encoder: EncoderNames, after: int) -> nn.Module:
+    name = encoder.drops[after] if encoder.drops else ""
+    return layer.get_submodule(name) if name else nn.Identity()
+
+
+def _scale(layer: nn.Module, name: str) -> nn.Module:
+    gamma = attrgetter(name)(layer) if name else None  # BEiT has the number 1 for none, data2vec has None
+    return LayerScale(gamma) if isinstance(gamma, nn.Parameter) else nn.Identity()
+
+
+def set_aside(library: nn.Module, prefixes: tuple[str, ...]) -> None:
+    """Keep parameters that nothing depends on as buffers, which have no gradient and which training must not move.
+
+    Members that differ in them alone are the same.
+    """
+    for path, module in library.named_modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if f"{path}.{name}".startswith(prefixes):
+                del module._parameters[name]
+                module.register_buffer(name, parameter.detach())
+                module.__dict__["aside"] = {*module.__dict__.get("aside", ()), name}
+
+
+PICKS: Mapping[str, Callable[[Stream], torch.Tensor]] = MappingProxyType(
+    {
+        "first": lambda stream: stream.tokens[:, 0],
+        "last": lambda stream: stream.tokens[:, -1],
+        "end": lambda stream: stream.tokens[
+            torch.arange(len(stream.tokens), device=stream.tokens.device), stream.context["end"]
+        ],
+        "all": lambda stream: stream.tokens,
+    }
+)
+READS: Mapping[str, slice | None] = MappingProxyType({"first": slice(0, 1), "last": slice(-1, None)})
+
+
+def _embed_texts(host: nn.Module, texts: Mapping[str, torch.Tensor], paired: Paired) -> Stream:
+    """Return the stream of texts (B, T): tokens and positions, who may look at whom, and where texts end."""
+    model: Any = host.get_submodule(paired.encoder.model)
+    ids, context = texts["input_ids"], {}
+    if "attention_mask" in texts or paired.causal:
+        context["mask"] = key_mask(texts)
+    if paired.causal:
+        ones = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device)
+        context["mask"] = ones.tril() & context["mask"]
+    if paired.pick == "end":
+        context["end"] = _ends(model.config, ids)
+    extra_inputs = {name: texts[name] for name in paired.extra_inputs if name in texts}
+    return Stream(model.embeddings(input_ids=ids, **extra_inputs), context)
+
+
+def _ends(config: Any, ids: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - transformers is untyped
+    """Return where each text of ids (B, T) ends, (B,).
+
+    That its end is token 2 means the highest id of a text, as in checkpoints of old; MetaCLIP 2 really ends with 2.
+    """
+    end = config.eos_token_id
+    highest = end == 2 and config.model_type != "metaclip_2_text_model"
+    return (ids if highest else (ids == end).long()).argmax(dim=-1)
+
+
+def _read_pair(host: nn.Module, stream: Stream, paired: Paired) -> torch.Tensor:
+    """Return embeddings (N, F) of length one of a stream."""
+    x = PICKS[paired.pick](stream)
+    for name in paired.encoder.after:
+        x = host.get_submodule(name.removesuffix("."))(x)
+    return unit(x)
+
+
+def wrap(library: Any, towers: Mapping[str, Paired], head_numbers: Mapping[str, HeadNumbers]) -> Model:  # noqa: ANN401 - as above
+    """Return the model whose parts are the library model's own modules; `head_numbers` are each tower's and layer's heads."""
+    towers_by_name = {}
+    for name, paired in towers.items():
+        ends = Ends(
+            embed=partial(embed_images, encoder=paired.encoder)
+            if name == "vision"
+            else partial(_embed_texts, paired=paired),
+            read=partial(_read_pair, paired=paired),
+            reads=READS.get(paired.pick),
+        )
+        towers_by_name[name] = tower(library, paired.encoder, head_numbers[name], ends)
+    projection = library.get_submodule(towers["text"].encoder.after[-1].removesuffix("."))
+    return Model(
+        towers_by_name,
+        Contrast(
+            logit_scale=library.logit_scale,
+            logit_bias=library.logit_bias if "logit_bias" in library._parameters else None,
+            width=projection.out_features,
+        ),
+    )
+
+
+class DisentangledGroup(HeadGroup):
+    """Heads whose scores are three products: of words, of a word and a relative position, and the other way round."""
+
+    along_heads: ClassVar[tuple[str, ...]] = (*HeadGroup.along_heads, "pos_key", "pos_query")
+
+    def __init__(self, parts: HeadParts, layer: Any) -> None:  # noqa: ANN401 - transformers is untyped
+        """Take what relative positions need from the library's layer."""
+        attention = layer.attention.self
+        super().__init__(replace(parts, scale=_score_scale(attention)))
+        self.share = attention.share_att_key
+        self.kinds = tuple(kind for kind in ("c2p", "p2c") if kind in attention.pos_att_type)
+        self.pos_key: nn.Linear | None = getattr(attention, "pos_key_proj", None)
+        self.pos_query: nn.Linear | None = getattr(attention, "pos_query_proj", None)
+        self.pos_drop = (
+            SharedDropout(attention.pos_dropout.p) if attention.relative_attention else nn.Identity()
+        )
+
+    @override
+    def scores_bias(
+        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: AttentionExtras
+    ) -> torch.Tensor | None:
+        """Return the products with relative positions, scaled as the one of words is."""
+        if side.table is None or not self.kinds:
+            return super().scores_bias(q, k, queries, side)
+        table = self.pos_drop(side.table)
+        of_q, of_k, _ = self.projections()
+        lookup = cast("torch.Tensor", side.rows)[0]
+        rows = lookup if queries is None else lookup[queries]
+        index = rows.expand(*q.shape[:2], *rows.shape)
+        bias = torch.zeros((), dtype=q.dtype, device=q.device)
+        if "c2p" in self.kinds:
+            positions = self._heads_of(of_k if self.share else self.pos_key, table)
+            bias = bias + _multiply_by_member(torch.matmul, q * self.scale, positions.mT).gather(-1, index)
+        if "p2c" in self.kinds:
+            positions = self._heads_of(of_q if self.share else self.pos_query, table)
+            products = _multiply_by_member(
+                lambda keys, rows: torch.matmul(rows, keys), k.mT, positions * self.scale
+            )
+            bias = bias + products.gather(-2, index)
+        return bias if side.mask is None else bias.masked_fill(~side.mask, torch.finfo(q.dtype).min)
+
+    def _heads_of(
+        self, layer: Projection | nn.Linear | StackedLinear | None, table: torch.Tensor
+    ) -> torch.Tensor:
+        """Return (G, H, P, K) of the relative positions (1 or M, P, D)."""
+        assert layer is not None  # noqa: S101 - the library makes what its configuration asks for
+        members = self.members if len(table) == 1 else len(table)
+        return Projection(layer.weight, layer.bias).of(table.expand(members, -1, -1), self.heads)
+
+
+class ConvStep(Hosted):
+    """A convolution over neighbouring tokens of the embedding, added to what the first block makes of it."""
+
+    @override
+    def forward(self, x: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return tokens (N, T, D) of `embedded` and `tokens` (N, T, D) and the padding `mask` (N, 1, 1, T)."""
+        return cast("torch.Tensor", self.host(x["embedded"], x["tokens"], x["mask"][:, 0, 0].long()))
+
+
+class DebertaBlock(PostNormBlock):
+    """BERT's block; the first may be followed by a convolution."""
+
+    conv: nn.Module | None
+
+    def __init__(self, layer: nn.Module, group: HeadGroup, encoder: EncoderNames) -> None:
+        super().__init__(layer, group, encoder)
+        self.conv = None
+
+    @property
+    @override
+    def tokenwise(self) -> bool:
+        return self.conv is None
+
+    @override
+    def join(self, stream: Stream, y: torch.Tensor | Product) -> Stream:
+        out = super().join(stream, y)
+        if self.conv is None:
+            return out
+        parts = {"embedded": stream.tokens, "tokens": out.tokens, "mask": stream.context["mask"]}
+        return stream.with_tokens(self.conv(parts))
+
+
+def _multiply_by_member(
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, by_member: torch.Tensor
+) -> torch.Tensor:
+    """Return the products (N, H, ...) of x (N, H, ...) and what is a member's own, (G, H, ...)."""
+    if len(by_member) == 1:
+        return multiply(x, by_member)
+    return multiply(x.unflatten(0, (len(by_member), -1)), by_member.unsqueeze(1)).flatten(0, 1)
+
+
+def embed(host: Any, texts: Mapping[str, torch.Tensor], encoder: TextEncoderNames) -> Stream:  # noqa: ANN401 - as above
+    """Return the stream of texts (B, T) and their padding mask.
+
+    Constants are the relative positions (1, P, D), and which of them each query and key look up, (1, T, T).
+    """
+    deberta = host.get_submodule(encoder.model)
+    mask = key_mask(texts)
+    tokens = deberta.embeddings(
+        input_ids=texts["input_ids"],
+        token_type_ids=texts.get("token_type_ids"),
+        mask=mask[:, 0, 0].long(),
+    )
+    table = None if deberta.encoder is None else deberta.encoder.get_rel_embedding()
+    if table is None:
+        return Stream(tokens, {"mask": mask})
+    rows = (deberta.encoder.get_rel_pos(tokens) + len(table) // 2).clamp(0, len(table) - 1)
+    # a view of a parameter passes for one that wants a gradient even where none is computed
+    return Stream(tokens, {"mask": mask}, {"positions": table.clone().unsqueeze(0), "rows": rows})
+
+
+def convolve(tower: Tower, library: Any) -> None:  # noqa: ANN401 - as above
+    """Give the first block the convolution that follows it, if there is one; alone, it needs all tokens."""
+    conv, (first, *others) = library.deberta.encoder.conv, tower.layers()
+    if conv is not None and isinstance(first, DebertaBlock):
+        first.conv = ConvStep(conv)
+        tower.reads = tower.reads if others else None
+
+
+def _score_scale(attention: Any) -> float:  # noqa: ANN401 - as above
+    """Return 1 / sqrt(K times the products that are summed), the root rounded to single precision as the library's is."""
+    products = 1 + sum(kind in attention.pos_att_type for kind in ("c2p", "p2c"))
+    with torch.device("cpu"):
+        return 1 / torch.tensor(attention.attention_head_size * products, dtype=torch.float32).sqrt().item()
+
+
+Texts = Mapping[str, torch.Tensor]
+
+
+class RotatedGroup(HeadGroup):
+    """Heads whose queries and keys go through single precision on their way to be rotated, as the library has it."""
+
+    @override
+    def positioned(
+        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: AttentionExtras
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        rotated = super().positioned(q.float().to(wide), k.float().to(wide), queries, side)
+        return rotated[0].to(q.dtype), rotated[1].to(q.dtype)
+
+
+class ScaledGroup(RotatedGroup):
+    """Heads whose queries are scaled before they are rotated."""
+
+    def __init__(self, parts: HeadParts) -> None:
+        super().__init__(replace(parts, scale=1.0))
+        self.before = parts.scale
+
+    @override
+    def positioned(
+        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: AttentionExtras
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().positioned(q * self.before, k, queries, side)
+
+
+def _embed(host: nn.Module, texts: Texts, encoder: TextEncoderNames) -> Stream:
+    """Return the stream of texts (B, T), their padding mask, and what else blocks need of positions.
+
+    Constants are by the kind of layer its angles (1, 2, 1, T, K). In the context is, for all layers in which tokens look at
+    their neighbours only, one mask (N, 1, T, T).
+    """
+    model: Any = host.get_submodule(encoder.model)
+    first, *next_modules = encoder.embed
+    beside = {name: texts.get(name) for name in encoder.extra_inputs}
+    tokens = model.get_submodule(first)(texts["input_ids"], **beside)
+    for name in next_modules:
+        tokens = model.get_submodule(name)(tokens)
+    angles, masks = _angles(model, tokens, encoder) if encoder.rotary else {}, {"mask": key_mask(texts)}
+    if encoder.causal:
+        masks["last"] = _last(texts, masks["mask"], model.config.pad_token_id)
+        masks[FULL] = _near(masks["mask"], tokens.shape[1], ahead=0)
+    if LOCAL in angles:
+        window = model.config.sliding_window
+        masks[LOCAL] = (
+            _near(masks["mask"], window - 1, ahead=0)
+            if encoder.causal
+            else _near(masks["mask"], window, ahead=window)
+        )
+    return Stream(tokens, masks, angles)
+
+
+def _last(texts: Texts, mask: torch.Tensor, pad: int) -> torch.Tensor:
+    """Return where the last token of each text is, (N,), of the `mask` (N, 1, 1, T).
+
+    As in the library, the padding token does not count, which may also end a text.
+    """
+    tokens = mask[:, 0, 0] & (texts["input_ids"] != pad)
+    return (torch.arange(tokens.shape[1], device=tokens.device) * tokens).argmax(-1)
+
+
+def kinds_of(config: Any) -> Sequence[str]:  # noqa: ANN401 - transformers is untyped
+    """Return the kind of each layer, none where all look at all tokens."""
+    if kinds := getattr(config, "layer_types", None):
+        return tuple(kinds)
+    return (LOCAL,) * config.num_hidden_layers if getattr(config, "sliding_window", None) else ()
+
+
+def _angles(model: Any, tokens: torch.Tensor, encoder: TextEncoderNames) -> dict[str, torch.Tensor]:  # noqa: ANN401 - transformers is untyped
+    """Return the angles of `_embed`."""
+    rotary, at = model.get_submodule(encoder.rotary), torch.arange(tokens.shape[1], device=tokens.device)
+    kinds = kinds_of(model.config)
+    angles = (
+        dict.fromkeys(kinds or (FULL,), rotary(tokens, at[None]))
+        if encoder.causal or not kinds
+        else {kind: rotary(tokens, at[None], kind) for kind in dict.fromkeys(kinds)}
+    )
+    return {kind: torch.stack(pair, dim=1).unsqueeze(2) for kind, pair in angles.items()}
+
+
+def _near(mask: torch.Tensor, behind: int, *, ahead: int) -> torch.Tensor:
+    """Return which keys a query may look at, (N, 1, T, T): tokens of the `mask` (N, 1, 1, T) that are no further away.
+
+    And itself, or a padded query far from the text would look at nothing.
+    """
+    at = torch.arange(mask.shape[-1], device=mask.device)
+    distance = at[:, None] - at
+    return mask & (distance <= behind) & (distance >= -ahead) | (distance == 0)
+
+
+def _embed_biased(host: nn.Module, texts: Texts, encoder: TextEncoderNames) -> Stream:
+    """Return the stream of `_embed` with the bias of relative positions (1, H, T, T) of all heads of the base."""
+    stream = _embed(host, texts, encoder)
+    model: Any = host.get_submodule(encoder.model)
+    shape_probe = stream.tokens.new_empty(
+        1, stream.tokens.shape[1], 0
+    )  # no more is looked at than sizes and device
+    return Stream(stream.tokens, stream.context, {"bias": model.encoder.compute_position_bias(shape_probe)})
+
+
+def _embed_paired(host: nn.Module, texts: Texts, encoder: TextEncoderNames) -> Stream:
+    """Return the stream of `_embed` with the angles of neighbouring features, which the library has as sines and cosines."""
+    stream = _embed(host, texts, encoder)
+    model: Any = host.get_submodule(encoder.model)
+    sines, cosines = model.encoder.embed_positions(stream.tokens.shape[:2]).chunk(2, dim=-1)
+    angles = torch.stack((cosines, sines))[None, :, None].repeat_interleave(2, dim=-1)
+    return Stream(stream.tokens, stream.context, {FULL: angles})
+
+
+def _embed_words(
+    host: nn.Module, texts: Texts, encoder: TextEncoderNames, embed: Callable[..., Stream]
+) -> Stream:
+    """Return the stream of another `embed`, with the first token of each word (N, Q) where that is given, -1 for none."""
+    stream = embed(host, texts, encoder)
+    words = texts.get(WORDS)
+    return stream if words is None else replace(stream, context={**stream.context, WORDS: words})
+
+
+def _read(host: nn.Module, stream: Stream, encoder: TextEncoderNames, pooling: str) -> torch.Tensor:
+    """Return logits of what stands after the blocks, run in turn: (N, C), or of each word or token (N, Q or T, C)."""
+    x = stream.tokens
+    for name in encoder.final:
+        x = host.get_submodule(f"{encoder.model}.{name}")(x)
+    if pooling == "mean":
+        x = stream.mean(x)
+    elif pooling not in {"own", "late", "last", "none"}:
+        x = x[:, 0]
+    for name in (*encoder.projection, *encoder.head):
+        x = x.relu() if name == "relu" else host.get_submodule(name)(x)
+    if pooling == "last":
+        return x[torch.arange(x.shape[0], device=x.device), stream.context["last"]]
+    if pooling == "none" and (words := stream.context.get(WORDS)) is not None:
+        return x.gather(1, words.clamp(min=0).unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+    return stream.mean(x) if pooling == "late" else x
+
+
+def _scaled_before(parts: HeadParts, layer: Any) -> HeadGroup:  # noqa: ANN401 - as above
+    """Return heads that scale queries before they rotate them, if they do rotate them."""
+    return (
+        ScaledGroup(parts) if layer.attention.self.position_embedding_type == "rotary" else HeadGroup(parts)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """What of an encoder is code.
+
+    Attributes:
+        embed: Make a `Stream` of texts, given the library's model, the texts and the `encoder`.
+        group: See `tower`.
+        block: See `tower`.
+    """
+
+    embed: Callable[..., Stream] = _embed
+    group: Callable[[HeadParts, Any], HeadGroup] = lambda parts, _: HeadGroup(parts)
+    block: type[EncoderBlock] | None = None
+
+
+CODE: Mapping[str, Code] = MappingProxyType(
+    {
+        "": Code(),
+        "shared bias": Code(embed=_embed_biased),
+        "rotated in single precision": Code(group=lambda parts, _: RotatedGroup(parts)),
+        "scaled before": Code(group=_scaled_before),
+        "pairs": Code(
+            embed=_embed_paired, group=lambda parts, _: HeadGroup(replace(parts, rotation="pairs"))
+        ),
+        "disentangled": Code(embed=embed, group=DisentangledGroup, block=DebertaBlock),
+    }
+)
+
+
+def wrap_text(library: nn.Module, head_numbers: HeadNumbers, encoder: TextEncoderNames) -> Model:
+    """Return the model whose parts are the library model's own modules; `head_numbers` are each layer's heads."""
+    config: Any = library.config
+    set_aside(library, tuple(f"{encoder.model}.{name}." for name in encoder.unread))
+    encoder = _without_absent(library, encoder)
+    pooling = config.classifier_pooling if encoder.pooling == "option" else encoder.pooling
+    code = CODE[encoder.code]
+    ends = Ends(
+        embed=partial(_embed_words, encoder=encoder, embed=code.embed)
+        if pooling == "none"
+        else partial(code.embed, encoder=encoder),
+        read=partial(_read, encoder=encoder, pooling=pooling),
+        reads=None if pooling in {"mean", "late", "last", "none"} else slice(0, 1),
+    )
+    text_tower = tower(library, encoder, head_numbers, ends, group=code.group, block=code.block)
+    for block, kind in zip(cast("list[EncoderBlock]", text_tower.layers()), kinds_of(config), strict=False):
+        block.kind = kind
+    if encoder.code == "disentangled":
+        convolve(text_tower, library)
+    return Model({"text": text_tower})
+
+
+def _without_absent(library: nn.Module, encoder: TextEncoderNames) -> TextEncoderNames:
+    """Return the encoder without what a configuration may leave out: a projection of embeddings, rotary angles."""
+    module_names = {name for name, _ in library.get_submodule(encoder.model).named_modules()}
+    embed = tuple(name for name in encoder.embed if name in module_names)
+    return replace(encoder, embed=embed, rotary=encoder.rotary if encoder.rotary in module_names else "")
