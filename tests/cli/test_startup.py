@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from hydractl.cli.app import COMMANDS, COMPLETE
+from support.analysed import RESEARCH
 from support.terminal import in_terminal
 
 HEAVY = (
@@ -27,7 +28,6 @@ HEAVY = (
 PROBE = """
 import sys
 from hydractl.cli.app import main
-from support.analysed import RESEARCH
 for argv in {lines!r}:
     assert main(argv) == {code}, f"exit code of {{argv}}"
     if loaded := sorted(set({heavy!r}) & set(sys.modules)):
