@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[3]
 BASH, ZSH, FISH = (ROOT / "completions" / name for name in ("hydractl.bash", "_hydractl", "hydractl.fish"))
 
 
+@pytest.mark.skipif(not RESEARCH, reason="the files list commands of research")
 def test_the_files_are_in_date():
     made = files()
 
