@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.hints.table import Row
 
 CONFIG, FIT, ROWS_FILE, SOURCES = (
-    f"stages/predict/{name}.py" for name in ("config", "fit_scores", "rows", "sources")
+    f"stages/predict/{name}.py" for name in ("config", "run", "rows", "sources")
 )
 TRAIN, VAL = "digits::classes=0-6,limit=56", "digits::classes=0-6,limit=56,split=val"
 EVAL = "eval base.st --data digits::classes=0-6,limit=21,split=test --no-latency --bootstrap 0 -q"
