@@ -336,7 +336,7 @@ def test_what_is_typed_wrongly_is_refused(pipeline, call, more, text):
 
 
 def test_examples_are_the_files_that_there_are(call):
-    there = {path.stem for path in (Path(runs.__file__).parent / "examples").glob("*.toml")}
+    there = {path.stem for path in (Path(runs.__file__).parents[1] / "examples").glob("*.toml")}
 
     assert {*runs.Example} == there
     assert f"<{'|'.join(runs.Example)}>" in call("run", "-h").out

@@ -152,13 +152,6 @@ ROWS = (
     Row(PATHS, "choose another name with `{}`", f"{FUSE} -o m-0.st", f"{FUSE} -o o.st"),
     Row(
         PATHS,
-        "create it: `mkdir -p {}`",
-        f"{FUSE} -o no/o.st",
-        f"{FUSE} -o no/o.st",
-        mend=lambda: Path("no").mkdir(),
-    ),
-    Row(
-        PATHS,
         "give a file in it: `{} {}/NAME`",
         "score base.st --method random -o images",
         "score base.st --method random -o images/o.json",
