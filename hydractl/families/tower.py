@@ -17,14 +17,13 @@ from hydractl.errors import EDITED, CheckpointError
 from hydractl.families.attention import Attention, QuietDropout
 from hydractl.families.layout import TowerLayout, select_heads
 from hydractl.families.stream import MemberParallel, Product, Sources, Stream, all_same, computed, share
-from hydractl.manifest.header import Header, Preprocess, Tokenization
 from hydractl.manifest.temperature import Temperature
 from hydractl.model_inputs import TEXTS, Inputs, batch_of, checked_inputs, map_inputs, repeat_batch
 from hydractl.runtime import at_least_single
 
 if TYPE_CHECKING:
     from hydractl.manifest.head_mask import TowerKeep
-    from hydractl.manifest.header import Architecture
+    from hydractl.manifest.header import Architecture, Header, Preprocess, Tokenization
 
 
 class Block(nn.Module):
@@ -602,8 +601,10 @@ class Contrast(OutputHead):
         """
         del towers
         if isinstance(inputs, Mapping):
-            texts = {name: x for name, x in inputs.items() if name in TEXTS}
-            return {"text": texts, "vision": inputs["pixel_values"]}
+            return {
+                "text": {name: x for name, x in inputs.items() if name in TEXTS},
+                "vision": inputs["pixel_values"],
+            }
         if self.class_embeddings is not None:
             return {"vision": inputs}
         if self.prompts is None:
@@ -677,6 +678,8 @@ def probe_inputs(header: Header, *, batch: int = 2, seed: int = 0) -> Inputs:
     but the first of random length, so that padding is part of what is compared; a second segment begins halfway. A zero-shot
     model is asked about images (B, ...) and texts (B, ...): its logits are (B, B).
     """
+    from hydractl.manifest.header import Tokenization
+
     generator = torch.Generator().manual_seed(seed)
     how = header.preprocess
     if isinstance(how, Tokenization):
@@ -703,6 +706,8 @@ def _texts(how: Tokenization, batch: int, generator: torch.Generator) -> dict[st
 
 def blank_inputs(how: Preprocess | Tokenization, batch: int, *, device: torch.device | str) -> Inputs:
     """Return inputs to measure cost with: images (B, C, height, width), or texts of `BLANK_TOKENS` tokens at most."""
+    from hydractl.manifest.header import Tokenization
+
     if not isinstance(how, Tokenization):
         return torch.zeros(batch, *how.input_size, device=device)
     ids = torch.zeros(batch, min(BLANK_TOKENS, how.max_length), dtype=torch.long, device=device)

@@ -187,6 +187,5 @@ def _knee(values: Sequence[float]) -> int | None:
     """Return the knee of a concave decreasing curve."""
     from kneed import KneeLocator  # noqa: PLC0415 - loads matplotlib
 
-    places = range(len(values))
-    knee = KneeLocator(places, values, S=1.0, curve="concave", direction="decreasing").knee
+    knee = KneeLocator(range(len(values)), values, S=1.0, curve="concave", direction="decreasing").knee
     return None if knee is None else int(knee)

@@ -275,7 +275,12 @@ def _notes(files: Sequence[str], reports: Sequence[Report], over: str) -> Iterat
     if len(reports) == 1:
         yield from _of_one(reports[0])
     else:
-        yield from _of_sets(reports) if over == SETS else _of_seeds(files, reports)
+        sets = (
+            f"Numbers are means over {len(reports)} data sets with equal weights. Brackets hold their 95 % intervals, which follow "
+            "from those of the sets (square-and-add) and hold for these sets and models. Means of OOD metrics have none, because sets "
+            "may share OOD samples."
+        )
+        yield from (sets,) if over == SETS else _of_seeds(files, reports)
         if 0 < sum(any(row.curves for row in report.rows) for report in reports) < len(reports):
             yield "Curves are drawn where every report has them: `hydractl eval --no-curves` was given for some."
     yield from (
@@ -309,14 +314,6 @@ def _of_one(report: Report) -> Iterator[str]:
             f"Intervals of differences from {listed(unpaired)} follow from the intervals of both models, as if each had its own "
             "samples (square-and-add). They are too wide rather than too narrow."
         )
-
-
-def _of_sets(reports: Sequence[Report]) -> Iterator[str]:
-    yield (
-        f"Numbers are means over {len(reports)} data sets with equal weights. Brackets hold their 95 % intervals, which follow from those "
-        "of the sets (square-and-add) and hold for these sets and models. Means of OOD metrics have none, because sets may share OOD "
-        "samples."
-    )
 
 
 def _of_seeds(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import sqrt
 
-from hydractl.manifest.report import Bins, Curves, Line, Origin
+from hydractl.manifest.report import Bins, Curves, Line
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import count, counted
 from hydractl.metrics.metric_spec import MetricNeeds
@@ -298,14 +298,12 @@ def _heads(compared: Compared) -> Figure | None:
         head_map(f"{name}, {tower}" if len(masks) > 1 else name, mask, where=", ".join(where))
         for file, row, origin in pruned
         for where in [[file] * (len(compared.files) > 1) + [row.name] * several]
-        for name, masks in zip(_members(origin), origin.masks, strict=True)
+        for name, masks in zip(
+            member_names(origin) if len(origin.masks) > 1 else [origin.name], origin.masks, strict=True
+        )
         for tower, mask in masks.items()
     ]
     return heads_figure(maps)
-
-
-def _members(origin: Origin) -> Sequence[str]:
-    return member_names(origin) if len(origin.masks) > 1 else [origin.name]
 
 
 def _runtime(compared: Compared) -> Figure | None:

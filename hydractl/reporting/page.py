@@ -27,7 +27,12 @@ def page(compared: Compared, figures: Sequence[Figure]) -> str:
     """Return the page of HTML. What is of the user is text in it, whatever it says."""
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - `--help` does without
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_safe_text)
+    # texts lose unsafe characters before they are escaped; our own markup is of another type
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: harmless(value) if type(value) is str else value,
+    )
     template = environment.from_string(files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8"))
     by_name = {figure.name: figure for figure in figures}
     return template.render(
@@ -55,11 +60,6 @@ def _filled(compared: Compared, by_name: Collection[str]) -> Iterator[Section]:
         figures = tuple(name for name in section.figures if name in by_name)
         if section.tables or figures:
             yield section._replace(figures=figures)
-
-
-def _safe_text(value: object) -> object:
-    """Return what the template shows of a value: a text of somebody else without unsafe characters, before it is escaped."""
-    return harmless(value) if type(value) is str else value  # not what is markup of ours
 
 
 def markdown(compared: Compared, figures: Sequence[Figure], folder: str | None) -> str:

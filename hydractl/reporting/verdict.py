@@ -117,7 +117,10 @@ def sentence(compared: Compared) -> str:
 def _sentences(compared: Compared) -> Iterator[str]:
     """Yield the verdict in fewer and fewer words. The last sentence names no model, so that its length is bounded."""
     first, others = compared.names[0], [*compared.differences]
-    labels_by_row = {row: _labels(by_quantity) for row, by_quantity in judgements(compared).items()}
+    labels_by_row = {
+        row: {word: [q.label for q in words if words[q] == word] for word in {*words.values()}}
+        for row, words in judgements(compared).items()
+    }
     if not others:
         unknown = "is the only model on this page, so there is no comparison"
         yield from (f"{first} {unknown}.", f"The model {unknown}.")
@@ -136,11 +139,6 @@ def _sentences(compared: Compared) -> Iterator[str]:
     judgement = ", ".join(f"{word} in {counts[word]}" for word in WORDS if counts[word])
     yield f"{first} against {counted(len(others), 'model')}, {counted(counts.total(), 'comparison')}: {judgement}."
     yield f"The first model against the others, {counted(counts.total(), 'comparison')}: {judgement}."
-
-
-def _labels(words: Mapping[Quantity, str]) -> dict[str, list[str]]:
-    """Return the labels of the quantities of each word."""
-    return {word: [q.label for q in words if words[q] == word] for word in {*words.values()}}
 
 
 def _in_words(compared: Compared, row: str, labels: dict[str, list[str]]) -> str:

@@ -289,8 +289,12 @@ def tokenization(options: Mapping[str, Any], source: Path | None, sizes: tuple[i
             f"its text preprocessing is not supported: {first_problem(error)}"
         ) from error
     if source is not None and (named or source.is_file()):
-        config = SimpleNamespace(vocab_size=vocab_size, pad_token_id=options.get("pad_id", 0))
-        folder_tokenization = read_tokenizer(source, config, max_length=length, padding="max_length")
+        folder_tokenization = read_tokenizer(
+            source,
+            SimpleNamespace(vocab_size=vocab_size, pad_token_id=options.get("pad_id", 0)),
+            max_length=length,
+            padding="max_length",
+        )
         text = folder_tokenization.tokenizer or ""
         if is_python_tokenizer(text):
             raise UnsupportedModelError(
@@ -457,8 +461,9 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
         if config["vision_cfg"].get("pos_embed_type") == "sin_cos_2d":
             library.visual.positional_embedding.requires_grad_(requires_grad=False)
         classes = None if state is None else state.get("class_embeddings")
-        head_numbers = {tower: keep.keep for tower, keep in mask.items()}
-        return wrap(library, head_numbers, classes, width=config["embed_dim"]).eval()
+        return wrap(
+            library, {tower: keep.keep for tower, keep in mask.items()}, classes, width=config["embed_dim"]
+        ).eval()
 
     return Family(
         name=name,
@@ -595,8 +600,7 @@ def _family_name(config: object) -> str:
     """Return the name of the family that reads a model's configuration."""
     if not isinstance(config, Mapping):
         return FAMILY
-    vision = config.get("vision_cfg")
-    timm = isinstance(vision, Mapping) and timm_name(config)
+    timm = isinstance(config.get("vision_cfg"), Mapping) and timm_name(config)
     return f"{FAMILY}{TIMM if timm else ''}{CUSTOM_TEXT if is_custom(config) else ''}"
 
 

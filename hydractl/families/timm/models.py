@@ -148,15 +148,7 @@ class TimmRow:
 
 
 def check_known(name: str, others: Iterable[str] = ()) -> None:
-    """Refuse a name that is none of timm's.
-
-    Args:
-        name: Of an architecture.
-        others: Names that may have been meant, of other libraries' architectures.
-
-    Raises:
-        UnsupportedModelError: With the nearest name.
-    """
+    """Raise UnsupportedModelError for a name that timm lacks, with the nearest of timm's names and of `others`."""
     import timm
 
     if not timm.is_model(name):
@@ -172,13 +164,13 @@ def untagged(name: str) -> str:
 def create(
     name: str, options: Mapping[str, object], *, device: str = "meta", source: str | None = None
 ) -> Any:  # noqa: ANN401 - timm is untyped
-    """Return timm's model, on a device where its weights cost nothing if none is said.
+    """Return timm's model.
 
     Args:
-        name: Of its architecture.
-        options: For its constructor.
-        device: Where its weights are.
-        source: Where timm reads the architecture and its options, in place of both: `local-dir:FOLDER`.
+        name: Name of the architecture.
+        options: Options of the constructor.
+        device: Device of the weights.
+        source: `local-dir:FOLDER`, from which timm reads architecture and options instead.
 
     Raises:
         UnsupportedModelError: If timm has no such architecture, or cannot build it with these options.
@@ -188,10 +180,8 @@ def create(
 
     check_known(name)
     check_options(name, options, _known_options())
-    with (
-        building(LIBRARY, name),
-        torch.device(device),
-    ):  # buffers too: a convolutional stem runs to find out its size
+    # buffers are on the device too: a convolutional stem runs to find out its size
+    with building(LIBRARY, name), torch.device(device):
         return timm.create_model(source or name, pretrained=False, **plain({} if source else options))
 
 
@@ -226,11 +216,7 @@ def covered(row: TimmRow, name: str, options: Mapping[str, object]) -> Any:  # n
 
 
 def check_covered(row: TimmRow, name: str, library: Any) -> None:  # noqa: ANN401 - timm is untyped
-    """Refuse a model that heads cannot be cut in.
-
-    Raises:
-        UnsupportedModelError: With the reason.
-    """
+    """Raise UnsupportedModelError, with the reason, for a model that heads cannot be cut in."""
     reason = refusal(row, library)
     if reason is not None:
         raise UnsupportedModelError(f"`{name}` is not supported: {reason}", hint=SUPPORTED)
@@ -499,7 +485,6 @@ def _sections(config: Mapping[str, object], where: str) -> tuple[dict[str, Any],
 
 
 def _created(name: str, options: Mapping[str, object], pretrained: Mapping[str, object]) -> Any:  # noqa: ANN401 - timm is untyped
-    """Return the model that timm makes of a folder, on the meta device."""
     for key in TO_THE_MODEL:
         check_values(name, f"pretrained_cfg.{key}", pretrained.get(key))
     # without the row's `build_options`: the class is not known before the model is there, and others do not take them
@@ -551,10 +536,7 @@ def _check_pooling(where: str, config: Mapping[str, object], library: Any, *, la
 def _preprocess(where: str, library: Any, *, stated: bool) -> Preprocess:  # noqa: ANN401 - as above
     """Return how timm makes an input for a model of a folder.
 
-    Args:
-        where: The file, for messages.
-        library: The model.
-        stated: Whether the file says the size of inputs; if not, the size of a model that takes no other is taken.
+    `stated`: the file has the size of inputs. Otherwise the size of a model with a fixed size is used.
 
     Raises:
         UnsupportedModelError: If the model does not take inputs of the stated size.
@@ -710,8 +692,6 @@ def _refusal_of_eva(library: Any) -> str | None:  # noqa: ANN401 - as above
 
 
 def _family(row: TimmRow) -> Family:
-    """Return the family."""
-
     def matches(config: Mapping[str, object]) -> bool:
         # transformers' wrapper around timm has a `model_type`
         is_timm_config = "architecture" in config and "model_type" not in config

@@ -177,8 +177,10 @@ def read(library: Any, stream: Stream) -> torch.Tensor:  # noqa: ANN401 - as abo
 
 def blocks(library: Any, head_numbers: HeadNumbers) -> list[TimmBlock]:  # noqa: ANN401 - as above
     """Return the blocks of timm's model, whose tensors are already cut."""
-    pairs = enumerate(zip(library.blocks, head_numbers, strict=True))
-    return [TimmBlock(block, heads, layer=i) for i, (block, heads) in pairs]
+    return [
+        TimmBlock(block, heads, layer=i)
+        for i, (block, heads) in enumerate(zip(library.blocks, head_numbers, strict=True))
+    ]
 
 
 def block_names(library: Any, prefix: str = "") -> Mapping[str, str]:  # noqa: ANN401 - as above

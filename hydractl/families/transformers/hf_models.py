@@ -204,8 +204,12 @@ def _known_keys(config_class: Any) -> frozenset[str]:  # noqa: ANN401 - untyped
     """Return what an architecture may be told: what its configuration declares, or is known to look for."""
     with quiet():
         declared = config_class().to_dict().keys()
-    undeclared = UNDECLARED.get(config_class.model_type, ())
-    names = {*declared, *config_class.attribute_map, *undeclared, "num_labels"}
+    names = {
+        *declared,
+        *config_class.attribute_map,
+        *UNDECLARED.get(config_class.model_type, ()),
+        "num_labels",
+    }
     old = OLD_ROPE if "rope_parameters" in names else ()
     return frozenset({*names, *old} - {*NOT_ARCHITECTURE, "model_type"} | {*LABELS})
 

@@ -486,8 +486,7 @@ def family_of_row(row: FamilyRow) -> Family:
             )
         cut_heads(library, row.towers, architecture, mask)
         fill(library, None if state is None else {k: v for k, v in state.items() if k != CLASS_EMBEDDINGS})
-        head_numbers = {tower: keep.keep for tower, keep in mask.items()}
-        model = row.of(architecture).wrap(library, head_numbers).eval()
+        model = row.of(architecture).wrap(library, {tower: keep.keep for tower, keep in mask.items()}).eval()
         model.answer.multi_label = architecture.task.by_label
         if state is not None and CLASS_EMBEDDINGS in state and isinstance(model.answer, Contrast):
             # never a parameter: classes are not trained
@@ -548,9 +547,11 @@ def _read_config(row: FamilyRow, config: Mapping[str, object], folder: Path) -> 
         return described
     if (by_token := row.by_token()) is not None and by_token.classes[name] in trained:
         return answering(described, TOKENS)
-    may_classify = not (row.zero_shot or _has_head(trained[0]))
-    lacks = f"is a {trained[0]}, which is not a classifier"
-    described = replace(described, lacks=lacks, may_classify=may_classify)
+    # a classifier of tokens or of choices has tensors of the same names
+    may_classify = not (row.zero_shot or trained[0].endswith(("Classification", "MultipleChoice")))
+    described = replace(
+        described, lacks=f"is a {trained[0]}, which is not a classifier", may_classify=may_classify
+    )
     return (
         with_sentence_settings(described, ModelFolder(path=folder, config=config))
         if "text" in row.towers
@@ -558,31 +559,22 @@ def _read_config(row: FamilyRow, config: Mapping[str, object], folder: Path) -> 
     )
 
 
-def _has_head(model_class: str) -> bool:
-    """Return whether a class has a classifier of another kind, of tokens or of choices: its tensors have the same names."""
-    return model_class.endswith(("Classification", "MultipleChoice"))
-
-
 def _write_config(row: FamilyRow, described: Described) -> dict[str, Mapping[str, object]] | None:
     architecture, how = described.architecture, described.preprocess
     # files of image processors cannot select Pillow
     if architecture.pooling is not None or getattr(how, "resize_backend", None) == "pillow":
         return None
+    # a single logit is that of the second class
+    logits = cast("int", architecture.config.get("num_labels", 0))
     config: dict[str, object] = {
         "architectures": [row.class_of(architecture)],
         "model_type": row.model_type(architecture.name),
         **{key: setting for key, setting in architecture.config.items() if key not in NOT_WRITTEN},
-        **({} if row.zero_shot else hf_models.labels_as_config(_logit_names(described))),
+        **({} if row.zero_shot else hf_models.labels_as_config(named(described.labels[-logits:], logits))),
         **problem_type_of(architecture),
     }
     images = {FILES[0]: write_image_processor(how)} if isinstance(how, Preprocess) else {}
     return {"config.json": config, **images}
-
-
-def _logit_names(described: Described) -> tuple[str, ...]:
-    """Return the names of a classifier's logits, of which a single one is the second class."""
-    logits = cast("int", described.architecture.config["num_labels"])
-    return named(described.labels[-logits:], logits)
 
 
 def named(labels: Sequence[str], count: int) -> tuple[str, ...]:

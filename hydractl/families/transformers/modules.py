@@ -491,8 +491,9 @@ def _embed(host: nn.Module, texts: Texts, encoder: TextEncoderNames) -> Stream:
     """
     model: Any = host.get_submodule(encoder.model)
     first, *next_modules = encoder.embed
-    beside = {name: texts.get(name) for name in encoder.extra_inputs}
-    tokens = model.get_submodule(first)(texts["input_ids"], **beside)
+    tokens = model.get_submodule(first)(
+        texts["input_ids"], **{name: texts.get(name) for name in encoder.extra_inputs}
+    )
     for name in next_modules:
         tokens = model.get_submodule(name)(tokens)
     angles, masks = _angles(model, tokens, encoder) if encoder.rotary else {}, {"mask": key_mask(texts)}

@@ -68,8 +68,10 @@ class PairRow(FamilyRow):
     @property
     @override
     def towers(self) -> Mapping[str, TowerLayout]:
-        vision = replace(self.vision.encoder.layout(), head=ANSWER)
-        return {"text": self.text.encoder.layout(), "vision": vision}
+        return {
+            "text": self.text.encoder.layout(),
+            "vision": replace(self.vision.encoder.layout(), head=ANSWER),
+        }
 
     @property
     @override

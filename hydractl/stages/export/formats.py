@@ -91,26 +91,10 @@ LARGEST_INT16 = (1 << 15) - 0.5
 """Upper bound of a weight in torchvision, before rounding to 16 bits."""
 
 
-def _box(x: Tensor) -> Tensor:
-    return ((x > -0.5) & (x <= 0.5)).to(x.dtype)
-
-
-def _bilinear(x: Tensor) -> Tensor:
-    return (1 - x.abs()).clamp(min=0)
-
-
-def _hamming(x: Tensor) -> Tensor:
-    return torch.where(x.abs() < 1, _sinc(x) * (0.54 + 0.46 * torch.cos(math.pi * x)), 0.0)
-
-
 def _bicubic(x: Tensor) -> Tensor:
     x = x.abs()
     near, far = (1.5 * x - 2.5) * x * x + 1, (((x - 5) * x + 8) * x - 4) * -0.5
     return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
-
-
-def _lanczos(x: Tensor) -> Tensor:
-    return torch.where((x >= -3) & (x < 3), _sinc(x) * _sinc(x / 3), 0.0)
 
 
 def _sinc(x: Tensor) -> Tensor:
@@ -127,11 +111,13 @@ class Filter(NamedTuple):
 
 FILTERS: Mapping[str, Filter] = MappingProxyType(
     {
-        "box": Filter(_box, 0.5),
-        "bilinear": Filter(_bilinear, 1.0),
-        "hamming": Filter(_hamming, 1.0),
+        "box": Filter(lambda x: ((x > -0.5) & (x <= 0.5)).to(x.dtype), 0.5),
+        "bilinear": Filter(lambda x: (1 - x.abs()).clamp(min=0), 1.0),
+        "hamming": Filter(
+            lambda x: torch.where(x.abs() < 1, _sinc(x) * (0.54 + 0.46 * torch.cos(math.pi * x)), 0.0), 1.0
+        ),
         "bicubic": Filter(_bicubic, 2.0),
-        "lanczos": Filter(_lanczos, 3.0),
+        "lanczos": Filter(lambda x: torch.where((x >= -3) & (x < 3), _sinc(x) * _sinc(x / 3), 0.0), 3.0),
     }
 )
 """Interpolations that are weighted sums. `nearest` is not: the pixel it takes depends on how Pillow's loop rounds."""

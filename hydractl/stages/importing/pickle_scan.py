@@ -262,9 +262,6 @@ class _Rehearsal(pickle._Unpickler):  # C's own sizes its memory by numbers in t
             raise TooMuchError(f"a tensor of shape {shape}"[:MAX_SHOWN_CHARACTERS])
         return True
 
-    def _set_items(self) -> None:
-        self._check_keys(self.pop_mark()[::2])  # type: ignore[attr-defined]
-
     def _set_item(self) -> None:
         _, key = self.stack.pop(), self.stack.pop()  # type: ignore[attr-defined]
         self._check_keys([key])
@@ -274,12 +271,6 @@ class _Rehearsal(pickle._Unpickler):  # C's own sizes its memory by numbers in t
         if not isinstance(holder, dict | _Container) or not all(map(_is_plain, keys)):
             raise NeedsCodeError("dict")
         self._filled(holder, dict)
-
-    def _append_items(self) -> None:
-        self._extend(self.pop_mark())  # type: ignore[attr-defined]
-
-    def _append_item(self) -> None:
-        self._extend([self.stack.pop()])  # type: ignore[attr-defined]
 
     def _extend(self, items: list[object]) -> None:
         holder = self.stack[-1]  # type: ignore[attr-defined]
@@ -304,14 +295,15 @@ class _Rehearsal(pickle._Unpickler):  # C's own sizes its memory by numbers in t
         self.append(cls(*args))  # type: ignore[attr-defined]
 
 
-for _operation, _method in {
-    pickle.SETITEMS: _Rehearsal._set_items,
+_OPERATIONS: Mapping[bytes, Callable[[Any], None]] = {
+    pickle.SETITEMS: lambda reader: reader._check_keys(reader.pop_mark()[::2]),
     pickle.SETITEM: _Rehearsal._set_item,
-    pickle.APPENDS: _Rehearsal._append_items,
-    pickle.APPEND: _Rehearsal._append_item,
+    pickle.APPENDS: lambda reader: reader._extend(reader.pop_mark()),
+    pickle.APPEND: lambda reader: reader._extend([reader.stack.pop()]),
     pickle.BUILD: _Rehearsal._build,
     pickle.NEWOBJ: _Rehearsal._new,
-}.items():
+}
+for _operation, _method in _OPERATIONS.items():
     _Rehearsal.dispatch[_operation[0]] = _method
 for _operation in (
     pickle.BYTEARRAY8,
@@ -332,26 +324,15 @@ def _is_plain(value: object) -> bool:
     )
 
 
-def _of_type(_: _Rehearsal, args: tuple[Any, ...]) -> bool:
-    """Return whether a tensor of a class of its own is made as others are."""
-    function, _type, tensor_args = args[:3]
-    return isinstance(function, _Named) and function.name in TENSORS and bool(function(*tensor_args))
-
-
-def _pairs(_: _Rehearsal, args: tuple[Any, ...]) -> bool:
-    return not args or all(len(pair) == 2 and _is_plain(pair[0]) for pair in args[0])
-
-
-def _items(_: _Rehearsal, args: tuple[Any, ...]) -> bool:
-    return not args or (isinstance(args[0], list) and all(map(_is_plain, args[0])))
-
-
 FILLED = frozenset({"builtins.dict", "collections.defaultdict"})
 CONTAINERS = frozenset({"collections.OrderedDict", "collections.Counter", "argparse.Namespace"})
 TENSORS = frozenset(f"torch._utils._rebuild_tensor{version}" for version in ("", "_v2", "_v3"))
 CALLS: Mapping[str, Callable[[_Rehearsal, tuple[Any, ...]], bool]] = {
     **dict.fromkeys(TENSORS, _Rehearsal.tensor),
-    "torch._tensor._rebuild_from_type_v2": _of_type,
+    # a tensor of a class of its own: function, class, arguments of the function
+    "torch._tensor._rebuild_from_type_v2": lambda _, args: (
+        isinstance(args[0], _Named) and args[0].name in TENSORS and bool(args[0](*args[2]))
+    ),
     **dict.fromkeys(
         (
             "torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state",
@@ -361,8 +342,10 @@ CALLS: Mapping[str, Callable[[_Rehearsal, tuple[Any, ...]], bool]] = {
         lambda _, args: True,  # noqa: ARG005 - called as all are
     ),
     "_codecs.encode": lambda _, args: args[1:] == ("latin1",),
-    "builtins.set": _items,
-    "collections.OrderedDict": _pairs,
+    "builtins.set": lambda _, args: not args or (isinstance(args[0], list) and all(map(_is_plain, args[0]))),
+    "collections.OrderedDict": lambda _, args: (
+        not args or all(len(pair) == 2 and _is_plain(pair[0]) for pair in args[0])
+    ),
     "collections.Counter": lambda _, args: not args or isinstance(args[0], dict),
     "argparse.Namespace": lambda _, args: not args,
 }  # fmt: skip

@@ -499,7 +499,9 @@ def _without_prefix(
     probe = max(required, key=len)
     prefixes = {name.removesuffix(probe) for name in tensors if name == probe or name.endswith(f".{probe}")}
     beneath = {p: {k.removeprefix(p): v for k, v in tensors.items() if k.startswith(p)} for p in prefixes}
-    fitting = sorted((p for p in prefixes if fits(beneath[p].keys())), key=_rank)
+    fitting = sorted(
+        (p for p in prefixes if fits(beneath[p].keys())), key=lambda p: (not _is_usual(p), p.count("."), p)
+    )
     if not fitting:
         return None
     prefix = fitting[0]
@@ -510,11 +512,6 @@ def _without_prefix(
         )
     left_out = tuple(k for k in tensors if not k.startswith(prefix))
     return MatchedTensors(tensors=beneath[prefix], prefix=prefix, left_out=left_out)
-
-
-def _rank(prefix: str) -> tuple[bool, int, str]:
-    """Return what prefixes are sorted by: usual ones first, the shortest of them first."""
-    return not _is_usual(prefix), prefix.count("."), prefix
 
 
 def _is_usual(prefix: str) -> bool:

@@ -99,7 +99,19 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
         progress.step(f"Writing {config.out}")
         with publish_models(output_lock) as begin:
             write_tensors(begin(config.out, header), fitted.tensors, header=header)
-        return _report(config, header, weights, fitted)
+        return ImportReport(
+            path=config.out,
+            architecture=header.architecture.name,
+            num_classes=header.architecture.num_classes,
+            heads=total_heads(header.architecture.towers),
+            tensors=len(fitted.tensors),
+            parameters=sum(tensor.numel() for tensor in fitted.tensors.values()),
+            size_bytes=sum(tensor.numel() * tensor.element_size() for tensor in fitted.tensors.values()),
+            wrapper=weights.wrapper,
+            prefix=fitted.prefix,
+            left_out=fitted.left_out,
+            converted=fitted.converted,
+        )
 
 
 def _files_beside(config: ImportConfig) -> list[Path]:
@@ -237,20 +249,3 @@ def _with_step(
         results={"wrapper": weights.wrapper, "prefix": fitted.prefix, "converted": fitted.converted},
     )
     return header.model_copy(update={"made_by": step})
-
-
-def _report(config: ImportConfig, header: Header, weights: Weights, fitted: MatchedTensors) -> ImportReport:
-    architecture = header.architecture
-    return ImportReport(
-        path=config.out,
-        architecture=architecture.name,
-        num_classes=architecture.num_classes,
-        heads=total_heads(architecture.towers),
-        tensors=len(fitted.tensors),
-        parameters=sum(tensor.numel() for tensor in fitted.tensors.values()),
-        size_bytes=sum(tensor.numel() * tensor.element_size() for tensor in fitted.tensors.values()),
-        wrapper=weights.wrapper,
-        prefix=fitted.prefix,
-        left_out=fitted.left_out,
-        converted=fitted.converted,
-    )

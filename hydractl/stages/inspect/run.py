@@ -564,14 +564,10 @@ def _predictions(specs: Mapping[str, TensorSpec]) -> SavedPredictions | None:
 def _part(family: Family | None, name: str, *, ours: bool) -> str:
     """Return what a tensor belongs to; in files that are not ours it has the name that its library gives it on disk."""
     if family is None:
-        return _stem(name)
+        # up to three levels of the name, without the numbers of layers
+        levels = ["*" if part.isdecimal() else part for part in name.split(".")]
+        return ".".join(levels[: max(1, min(3, len(levels) - 1))])
     return (place_of if ours else place_on_disk)(family, name).part
-
-
-def _stem(name: str) -> str:
-    """Return what a tensor of an unknown family belongs to: its name to three levels, layer numbers left out."""
-    levels = ["*" if part.isdecimal() else part for part in name.split(".")]
-    return ".".join(levels[: max(1, min(3, len(levels) - 1))])
 
 
 def _fused(header: Header, lines: tuple[TensorLine, ...]) -> Fused | None:

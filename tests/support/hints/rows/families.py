@@ -234,7 +234,7 @@ ROWS = (
         prepare=partial(edit, "bert/config.json", model_type="zzzzzz"),
     ),
     Row(
-        f"{TIMM}/folder.py",
+        f"{TIMM}/models.py",
         'add `"pretrained_cfg": {}` with the preprocessing of the model',
         PRUNE,
         PRUNE,
@@ -242,7 +242,7 @@ ROWS = (
         mend=_mend_flat,
     ),
     Row(
-        f"{TIMM}/folder.py",
+        f"{TIMM}/models.py",
         "correct `input_size`, or `img_size` in `model_args`",
         PRUNE,
         PRUNE,
@@ -252,7 +252,7 @@ ROWS = (
         mend=partial(nested, "timm/config.json", "pretrained_cfg", input_size=[1, 8, 8]),
     ),
     Row(
-        f"{TIMM}/folder.py",
+        f"{TIMM}/models.py",
         "leave it out for the architecture's default",
         PRUNE,
         PRUNE,
@@ -260,7 +260,7 @@ ROWS = (
         mend=partial(nested, "timm/config.json", "model_args", mlp_ratio=...),
     ),
     Row(
-        f"{TIMM}/folder.py",
+        f"{TIMM}/models.py",
         'write `"model_args": {"global_pool": "{}", ...}` if the model was trained with it',
         PRUNE,
         PRUNE,
@@ -280,7 +280,7 @@ ROWS = (
         "predict arch:vit_tiny_patch16_224 images",
     ),
     Row(
-        f"{HF}/folder_rules.py",
+        f"{HF}/models.py",
         "save only the encoder: `SentenceTransformer(FOLDER)[0].auto_model.save_pretrained(OTHER)`, and its tokenizer likewise",
         "finetune words --data texts.jsonl --val texts.jsonl --steps 1 -o b.st",
         "finetune words --data texts.jsonl --val texts.jsonl --steps 1 -o b.st",
@@ -288,7 +288,7 @@ ROWS = (
         mend=lambda: Path("words/modules.json").unlink(),
     ),
     Row(
-        f"{HF}/folder_rules.py",
+        f"{HF}/models.py",
         'write it as `"id2label": {}`, with a name for every class',
         PREDICT_WORDS,
         PREDICT_WORDS,
@@ -327,7 +327,7 @@ ROWS = (
         "python from hydractl.families.load import open_model; open_model('arch:bert::pooling=mean')",
     ),
     Row(
-        f"{HF}/tokenizers.py",
+        f"{HF}/text.py",
         "a text model needs `tokenizer.json` or its vocabulary in the folder of its weights: `tokenizer.save_pretrained(FOLDER)`",
         PREDICT_WORDS,
         PREDICT_WORDS,
@@ -335,7 +335,7 @@ ROWS = (
         mend=lambda: [shutil.copy(path, "bert") for path in Path("multi").glob("*token*")],
     ),
     Row(
-        f"{HF}/vision.py",
+        f"{HF}/hf_models.py",
         "correct `size` or `crop_size` in preprocessor_config.json",
         PREDICT_VIT,
         PREDICT_VIT,
@@ -343,7 +343,7 @@ ROWS = (
         mend=partial(edit, VIT_FILE, size={"height": 8, "width": 8}),
     ),
     Row(
-        f"{HF}/vision.py",
+        f"{HF}/hf_models.py",
         "correct `{}`, or move it away to use the usual preprocessing of such models",
         PREDICT_VIT,
         PREDICT_VIT,
@@ -351,7 +351,7 @@ ROWS = (
         mend=lambda: Path(VIT_FILE).unlink(),
     ),
     Row(
-        f"{HF}/vision.py",
+        f"{HF}/hf_models.py",
         "supported: a `height` and a `width`, or a `shortest_edge` and a square crop",
         PREDICT_VIT,
         PREDICT_VIT,
@@ -365,7 +365,7 @@ ROWS = (
         ),
     ),
     Row(
-        f"{HF}/vision.py",
+        f"{HF}/hf_models.py",
         "supported: {}",
         PREDICT_VIT,
         PREDICT_VIT,
@@ -373,7 +373,7 @@ ROWS = (
         mend=partial(edit, VIT_FILE, image_processor_type="ViTImageProcessor"),
     ),
     Row(
-        f"{HF}/vision.py",
+        f"{HF}/hf_models.py",
         "the crop must keep the same fraction of both sides, and no more than all of it",
         PREDICT_VIT,
         PREDICT_VIT,

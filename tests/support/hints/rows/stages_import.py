@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 CONFIG, MATCH, READ, RESOLVE, RUN = (
-    f"stages/importing/{name}.py" for name in ("config", "match_keys", "read", "resolve", "run")
+    f"stages/importing/{name}.py" for name in ("config", "resolve", "read", "resolve", "run")
 )
 SIZES = "img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=3,num_heads=4"
 TINY = f"vit_tiny_patch16_224::{SIZES}"
