@@ -64,6 +64,7 @@ def subject():
         separate_members=(),
         scores={},
         predictions={},
+        corruptions=(),
         scaled=lambda predictions: predictions,
     )
 
