@@ -23,6 +23,7 @@ class Plugin:
         commands: Paths of commands' functions by the commands' names; help lists them beside `eval`.
         extensions: Paths of `settings.Extension` classes by the commands' names; their settings become options of the command.
         baselines: Path of the `BaselineOptions` classes that `eval --compare KIND:` knows.
+        scores: Path of the `Method` rows that `score --method` knows.
         methods: Path of the `TrainingMethod` classes that `finetune --method` knows.
         analyses: Path of the `Analysis` rows that `eval --analyse` knows.
     """
@@ -30,6 +31,7 @@ class Plugin:
     commands: Mapping[str, str] = field(default_factory=dict[str, str])
     extensions: Mapping[str, str] = field(default_factory=dict[str, str])
     baselines: str
+    scores: str | None = None
     methods: str
     analyses: str
 

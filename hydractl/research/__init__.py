@@ -5,6 +5,8 @@ from hydractl.plugins import Plugin
 PLUGIN = Plugin(
     commands={"bench": "hydractl.research.bench.command:bench"},
     baselines="hydractl.research.baselines.options:BASELINES",
+    extensions={"score": "hydractl.research.scores.options:TrainedWeights"},
+    scores="hydractl.research.scores.options:METHODS",
     methods="hydractl.research.methods.options:METHODS",
     analyses="hydractl.research.analyses.registry:ANALYSES",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias, TypeVar
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
     from hydractl.manifest.head_mask import HeadName, Removal, TowerHeads
     from hydractl.manifest.header import Architecture
-    from hydractl.training.feeding.feed import Feed
-    from hydractl.training.resume import Snapshot, StateFolder
 
 S = TypeVar("S", bound=Settings)
 Memory: TypeAlias = "Mapping[str, tuple[float, ...]]"
@@ -56,36 +54,19 @@ class Log:
         baseline: Objective with all heads from an interrupted run, None if there is none.
         recorded: Removals of that run.
         memory: State of its search after the last removal.
+        run_log: Log of figures, for experiment trackers.
     """
 
     baseline: float | None = None
     recorded: tuple[Removal, ...] = ()
     memory: Memory = field(default_factory=lambda: NOTHING_LEARNT)
+    run_log: RunLog = NO_LOG
 
     def begin(self, baseline: float) -> None:
         """Record the objective with all heads, before the first new removal."""
 
     def record(self, removal: Removal, memory: Memory = NOTHING_LEARNT) -> None:
         """Record a removal and the state of the search, before the next removal begins."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateTraining:
-    """Resources of a method that trains.
-
-    Attributes:
-        feed: Shuffled batches of the ID data; decodes them only once if possible.
-        folder: Folder for the state of an unfinished run; None to save nothing.
-        start: State to resume from; None to start from the beginning.
-        keeps_weights: Whether trained weights are saved.
-        run_log: Log of figures, for experiment trackers.
-    """
-
-    feed: Callable[[], Feed]
-    folder: StateFolder | None = None
-    start: Snapshot | None = None
-    keeps_weights: bool = False
-    run_log: RunLog = NO_LOG
 
 
 class Features(Protocol):
@@ -121,7 +102,7 @@ class ScoreJob:
         compiles: Name of the model in messages if it is compiled; None to not compile.
         log: Log of removals of greedy methods.
         team: Process group.
-        training: Resources for methods that train.
+        training: Resources of a method that trains, as its `MethodRun` returns them.
         features: Of `model`, whose towers then give them beside the logits; None unless the settings need them.
     """
 
@@ -140,7 +121,7 @@ class ScoreJob:
     compiles: str | None = None
     log: Log = field(default_factory=Log)
     team: ProcessGroup = field(default_factory=ProcessGroup)
-    training: GateTraining | None = None
+    training: object = None
     features: Features | None = None
 
     @property
@@ -213,7 +194,7 @@ class Method:
         seeded: Whether scores depend on the seed, apart from the choice of samples.
         searches: Whether it searches circuits, so that its memory can be bounded, its cost estimated and the model
             compiled.
-        trains: Whether scores are learned in shuffled epochs over the data.
+        method_run: Path of a `MethodRun` class, for methods that train.
         as_given: Whether batches keep the order of the data; otherwise texts are sorted by length.
     """
 
@@ -224,5 +205,5 @@ class Method:
     needs_data: bool = True
     seeded: bool = False
     searches: bool = False
-    trains: bool = False
+    method_run: str | None = None
     as_given: bool = False

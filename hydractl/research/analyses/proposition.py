@@ -33,7 +33,7 @@ from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.research.analyses.load_models import single
 from hydractl.runtime import on_device
-from hydractl.scoring.gradients.weight_gradients import losses_of
+from hydractl.scoring.gradients import losses_of
 from hydractl.stages.evaluate.analyses.context import AnalysisContext, ModelOfRow
 
 PROBES = 8

@@ -9,9 +9,9 @@ import torch
 from hydractl.manifest.analyses import HeadTable
 from hydractl.progress import SILENT
 from hydractl.research.analyses.load_models import LabelledBatches, members_of
-from hydractl.scoring.gradients.settings import TaylorSettings
-from hydractl.scoring.gradients.taylor import score_taylor
 from hydractl.scoring.job import ScoreJob
+from hydractl.scoring.settings import TaylorSettings
+from hydractl.scoring.taylor import score_taylor
 from hydractl.stages.evaluate.analyses.context import AnalysisContext
 
 

@@ -1,40 +1,124 @@
-"""A model that loses heads, and an objective's value without each further one.
+"""The objective of a model with some heads removed, and without each further head.
 
-Algorithm 1 runs the whole model for every candidate; here a candidate in layer l costs the part of a pass from layer l on:
+Algorithm 1 runs the whole model for every candidate. Here a candidate in layer l costs the part of a pass from layer l on:
 
-- the stream that enters each layer is computed once a batch, for all candidates, and may be kept from one evaluation to
-  the next;
-- a head's own term is subtracted from the layer's attention output, which is not computed again;
-- the last block computes only the tokens that the readout reads;
-- heads that are gone are cut out, not masked.
+- The stream that enters each layer is computed once per batch for all candidates, and may be stored from one evaluation
+  to the next.
+- The term of a head is subtracted from the attention output of its layer, which is not computed again.
+- The last block computes only the tokens that the readout reads.
+- Removed heads are cut out, not masked.
 
-Candidates of one layer run side by side on the batch axis.
+Candidates of one layer run in one batch.
+
+Axes: k candidates, B batch, C classes, D features.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import NamedTuple, TypeAlias
 
 import torch
 
+from hydractl.errors import DataError
 from hydractl.families.head_group import HeadGroup
 from hydractl.manifest.head_mask import HeadId
-from hydractl.model_inputs import Inputs, batch_of
-from hydractl.scoring.circuit.activation_cache import Streams
-from hydractl.scoring.circuit.gather import CircuitBatch, Gatherer
+from hydractl.model_inputs import Inputs, batch_of, without_absent
 from hydractl.scoring.circuit.memory_budget import MemoryBudget
-from hydractl.scoring.circuit.outcomes import Outcomes, guessed
+from hydractl.scoring.circuit.outcomes import SCORE, Outcomes, Yardstick, guessed, outcomes_read
 from hydractl.scoring.circuit.tower import (
     CandidateHeads,
     LayerInput,
+    Streams,
     compile_joins,
     heads_of,
     iterate_ablations,
     with_all_heads,
 )
 from hydractl.scoring.job import ScoreJob
+from hydractl.scoring.objective import parse_objective
+from hydractl.scoring.settings import CircuitSettings
+
+
+class CircuitBatch(NamedTuple):
+    """One batch of a set of data.
+
+    Attributes:
+        role: `id` or `ood`.
+        number: Its own among all batches of the set, whichever process has it.
+        inputs: What the model is asked.
+        labels: Of its samples, None for OOD data.
+    """
+
+    role: str
+    number: int
+    inputs: Inputs
+    labels: torch.Tensor | None
+
+
+AnswersOf: TypeAlias = "Callable[[CircuitBatch], Iterable[torch.Tensor]]"
+"""Gives candidates' logits (k, B, C) on a batch, or (k, B, C + D) with their features."""
+
+
+class Gatherer:
+    """The data of a job, and what its objective reads of answers to them."""
+
+    def __init__(self, job: ScoreJob, room: MemoryBudget) -> None:
+        """Take over a job's data; traits are gathered too if the room keeps streams."""
+        settings = job.set_for(CircuitSettings)
+        self.yardstick = Yardstick(parse_objective(settings.objective), settings.ood_score, job.features)
+        self.team, self.room = job.team, room
+        self.data = {"id": job.id_data, "ood": job.ood_data if settings.needs_ood else ()}
+        self.kinds = (self.yardstick.outcomes, self.yardstick.traits)[: 2 if room.keeps else 1]
+
+    def gather(self, answers_of: AnswersOf) -> tuple[Outcomes, Outcomes]:
+        """Return outcomes; and traits, where those are gathered."""
+        gathered_kinds: list[dict[str, dict[str, torch.Tensor]]] = [{} for _ in self.kinds]
+        for role, data in self.data.items():
+            names = (
+                self.yardstick.names(labelled=role == "id"),
+                outcomes_read(self.yardstick.objective, labelled=role == "id"),
+            )
+            local_kinds: list[dict[str, list[torch.Tensor]]] = [
+                {name: [] for name in names[kind]} for kind in range(len(self.kinds))
+            ]
+            for i, samples in enumerate(data):
+                batch = CircuitBatch(role, i * self.team.world + self.team.rank, *samples)
+                parts = [
+                    [kind(answers, batch.labels) for kind in self.kinds]
+                    for answers in (
+                        without_absent(_finite(answers), batch.inputs)
+                        for answers in self.room.grouped(answers_of(batch))
+                    )
+                ]
+                for local, shares in zip(local_kinds, zip(*parts, strict=True), strict=True):
+                    for name, batches in local.items():
+                        batches.append(torch.cat([share[name] for share in shares]))
+            for by_role, local in zip(gathered_kinds, local_kinds, strict=True):
+                gathered = {name: self.team.in_order(batches) for name, batches in local.items()}
+                by_role[role] = {name: torch.cat(every, dim=-1) for name, every in gathered.items() if every}
+        outcomes, traits = (
+            Outcomes(kind["id"], kind["ood"]) for kind in (gathered_kinds[0], gathered_kinds[-1])
+        )
+        outcomes = self.yardstick.fitted(outcomes)
+        if self.yardstick.features is not None:
+            # the trait of a fitted score is the score itself
+            traits = Outcomes(
+                *(
+                    {**of_role, SCORE: scored[SCORE].float()}
+                    for of_role, scored in zip(traits, outcomes, strict=True)
+                )
+            )
+        return outcomes, traits
+
+
+def _finite(answers: torch.Tensor) -> torch.Tensor:
+    if not answers.isfinite().all():
+        raise DataError("the outputs of the model are not finite on these data")
+    return answers
+
 
 FEATURE_BYTES = 16
 """For one feature of a sample: float32, before and after those of all batches are put together, and float64 to fit on."""

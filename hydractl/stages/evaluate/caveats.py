@@ -23,7 +23,7 @@ from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_ranking import TPR
 from hydractl.metrics.ood_scores import MSP, SCORES
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
-from hydractl.scoring.circuit.objective import parse_objective
+from hydractl.scoring.objective import parse_objective
 from hydractl.stages.evaluate.baselines.registry import BASELINES
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.fail_if import OPTION

@@ -13,30 +13,66 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+import torch
 from pydantic import TypeAdapter
 from typing_extensions import override
 
+from hydractl.data.datasets import Items
 from hydractl.errors import ManifestError, reason_of
+from hydractl.families.load import OpenModel
 from hydractl.manifest.head_mask import HeadId, HeadScores, Removal, Shape
 from hydractl.messages import counted
 from hydractl.output.atomic_write import append, is_stream, publish_text
+from hydractl.output.locks import OutputLock
 from hydractl.output.sync import has_content
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
 from hydractl.runtime import digest_text
-from hydractl.scoring.job import NOTHING_LEARNT, Log, Memory
+from hydractl.scoring.job import NOTHING_LEARNT, Log, Memory, Ranking
 from hydractl.stages.score.config import ScoreConfig
-from hydractl.stages.score.training import settings_of
 from hydractl.stages.shared.outputs import first_line
 from hydractl.strict_json import compact, parse, read_limited
 from hydractl.training.resume import DROPPED, FORCED, OTHERS, OtherRunError
-from hydractl.training.run_log import NO_LOG, RunLog
-from hydractl.training.run_settings import changes, stored_texts
+from hydractl.training.run_settings import changes, stored_texts, texts_of
 
 SCHEMA = "hydractl.journal/1"
 MEMORY, CHAIN = "memory", "chain"
 _NUMBER: TypeAdapter[float | None] = TypeAdapter(float | None)
 _MEMORY: TypeAdapter[dict[str, tuple[float, ...]]] = TypeAdapter(dict[str, tuple[float, ...]])
+
+
+class MethodRun:
+    """Steps of a run that only some methods have. This class is for methods without: it writes the scores."""
+
+    resumes = False
+    """Whether an interrupted training is resumed."""
+
+    def check(self, config: ScoreConfig, opened: OpenModel, claim: OutputLock) -> None:
+        """Refuse a model that the method cannot train, and outputs that cannot be written, before data are read."""
+
+    def open_state(
+        self, config: ScoreConfig, opened: OpenModel, document: HeadScores, progress: Progress
+    ) -> None:
+        """Open the state of an interrupted training of the scores of `document`."""
+
+    def training(self, config: ScoreConfig, opened: OpenModel, items: Items, labels: torch.Tensor) -> object:
+        """Return the training resources of the job, from the selected ID data and their labels (N,)."""
+
+    def publish(
+        self,
+        config: ScoreConfig,
+        opened: OpenModel,
+        scores: HeadScores,
+        ranking: Ranking,
+        claim: OutputLock,
+    ) -> HeadScores:
+        """Write the scores and return them."""
+        del opened, ranking
+        publish_text(config.out, scores.to_json(), claim)
+        return scores
+
+    def clear_state(self) -> None:
+        """Remove the state of the training."""
 
 
 @dataclass(kw_only=True)
@@ -54,8 +90,6 @@ class ScoreJournal(Log):
     settings: Mapping[str, str] = field(default_factory=dict)
     chain: str = ""
     """Digest of the last line."""
-    run_log: RunLog = NO_LOG
-    """Log of objectives by the number of removed heads."""
     removals: int = 0
     """Number of removals that are logged, or were on disk."""
 
@@ -115,6 +149,19 @@ class ScoreJournal(Log):
         """Remove the journal: its output is there."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+
+
+def settings_of(document: HeadScores) -> dict[str, str]:
+    """Return the settings that determine the scores as a refusal names them; models and data with names and digests."""
+    inputs = {"model": document.model, **{f"{role} data": data for role, data in document.data.items()}}
+    return texts_of(
+        {"method": document.method, "objective": document.objective, **document.options}
+        | {
+            name: f"{fingerprint.reference[-30:]} ({fingerprint.sha256[:19]})"
+            for name, fingerprint in inputs.items()
+        }
+        | {"tool": document.tool}
+    )
 
 
 def _document(removal: Removal, memory: Memory) -> dict[str, object]:

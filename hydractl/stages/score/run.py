@@ -19,17 +19,15 @@ from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.head_mask import HeadScores, TowerHeads, TowerScores
 from hydractl.manifest.header import Architecture, Kind, samples_of
 from hydractl.messages import counted
-from hydractl.output.locks import OutputLock
 from hydractl.plugins import load
 from hydractl.processes.distributed import ProcessGroup, own_device, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype
-from hydractl.scoring.circuit.density import check_halves
+from hydractl.scoring.circuit.outcomes import check_halves
 from hydractl.scoring.job import Ranking, Samples, ScoreJob
 from hydractl.scoring.settings import BudgetMeaning
 from hydractl.stages.score.config import ScoreConfig, ScoreReport
-from hydractl.stages.score.journal import open_journal
-from hydractl.stages.score.training import State, check_training, offered, open_state, publish_scores
+from hydractl.stages.score.journal import MethodRun, open_journal
 from hydractl.stages.shared.command_config import config_digest, recorded_argv
 from hydractl.stages.shared.finite import check_finite
 from hydractl.stages.shared.mask_selection import quota_of
@@ -68,16 +66,24 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
         claim(config, [config.out] * team.leads, progress) as output_lock,
     ):
         opened = open_base(config)
+        method_run: MethodRun = load(config.entry.method_run)() if config.entry.method_run else MethodRun()
         if team.leads:  # once: another process may come here when the first one has written
-            _check_outputs(config, opened, output_lock)
+            check_outputs(
+                [config.out],
+                force=output_lock.may_replace,
+                models=[opened],
+                data=config.references.values(),
+                files=[config.naming.file],
+            )
+            method_run.check(config, opened, output_lock)
         scored = scored_towers(config, opened.header.architecture)
         keep, removals = amounts(config, scored, progress)
         inputs = open_inputs(config, opened, progress)
         document = _describe(config, inputs, team, _options(config, inputs, keep=keep, removals=removals))
         journal = open_journal(config, document, heads=scored, team=team, progress=progress)
-        state = open_state(config, opened, document, progress)
+        method_run.open_state(config, opened, document, progress)
         team.in_order(())  # all have read the state before one writes it
-        job = make_job(config, inputs, team, state, progress)
+        job = make_job(config, inputs, team, method_run, progress)
         job = replace(job, keep=keep, budget=removals, free=config.budget is None, log=journal)
         progress.step(f"Scoring {counted(total_heads(scored), 'head')} by {config.method}")
         with open_run_log(
@@ -85,24 +91,29 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
             config.log_dir,
             out=config.out,
             options={"model": config.model, "method": config.method, **document.options},
-            resumes=bool(journal.recorded or state.resumes),
+            resumes=bool(journal.recorded or method_run.resumes),
             leads=team.leads,
         ) as journal.run_log:
-            if job.training is not None:
-                job = replace(job, training=replace(job.training, run_log=journal.run_log))
-            ranking = _rank(config, job, state, progress)
+            try:
+                ranking: Ranking = load(config.entry.run)(job, progress)
+            except (
+                CheckFailed
+            ):  # a training that failed would fail again; data that cannot be read now may be later
+                if team.leads:
+                    method_run.clear_state()
+                raise
         scores = _add_ranking(config, opened, document, ranking)
         if team.leads:
-            scores = publish_scores(config, opened, scores, ranking, claim=output_lock)
+            scores = method_run.publish(config, opened, scores, ranking, output_lock)
             journal.discard()
-            state.clear()
+            method_run.clear_state()
     return ScoreReport(
         path=config.out,
         scores=scores,
         resumed_from=len(journal.recorded),
         default_budget=config.budget is None
         and config.settings.budget_means not in {BudgetMeaning.NOTHING, BudgetMeaning.CHOICE},
-        trained=config.trained,
+        paths=config.output_files(),
     )
 
 
@@ -132,17 +143,6 @@ def open_base(config: ScoreConfig) -> OpenModel:
             hint="use another method, such as `--method taylor`",
         )
     return opened
-
-
-def _check_outputs(config: ScoreConfig, opened: OpenModel, output_lock: OutputLock) -> None:
-    check_outputs(
-        [config.out],
-        force=output_lock.may_replace,
-        models=[opened],
-        data=config.references.values(),
-        files=[config.naming.file],
-    )
-    check_training(config, opened, output_lock)
 
 
 def scored_towers(config: ScoreConfig, architecture: Architecture) -> dict[str, TowerHeads]:
@@ -237,7 +237,7 @@ def _describe(
 
 
 def make_job(
-    config: ScoreConfig, inputs: ScoreInputs, team: ProcessGroup, state: State, progress: Progress
+    config: ScoreConfig, inputs: ScoreInputs, team: ProcessGroup, method_run: MethodRun, progress: Progress
 ) -> ScoreJob:
     """Return the job of the method, without its amounts and its log."""
     opened, device = inputs.opened, own_device(config.device)
@@ -248,7 +248,7 @@ def make_job(
     like = torch.empty(0, device=device, dtype=model.dtype)
     deal = BatchShare(team.rank, team.world, as_given=config.entry.as_given)
     batches: dict[str, Iterable[Samples]] = {}
-    training = None
+    training: object = None
     for role, item_set in inputs.sets.items():
         labels = labels_of(opened, item_set, inputs.classes, progress)[0] if role == "id" else None
         indices = None if labels is None else _drawn_indices(config, item_set)
@@ -258,8 +258,9 @@ def make_job(
         batches[role] = RepeatedBatches(cached, labels, like)
         if labels is not None and config.settings.needs_features:
             check_halves(labels if indices is None else labels[indices])
-        if labels is not None and config.entry.trains:
-            training = offered(config, opened, item_set, labels, indices=indices, state=state)
+        if labels is not None:
+            chosen = list(range(len(item_set))) if indices is None else indices.tolist()
+            training = method_run.training(config, opened, item_set.subset(chosen), labels[chosen])
     return ScoreJob(
         model=model,
         family=opened.family,
@@ -284,20 +285,6 @@ def _drawn_indices(config: ScoreConfig, item_set: Items) -> torch.Tensor | None:
     if config.limit is None or config.limit >= len(item_set):
         return None
     return epoch_order(len(item_set), seed=config.seed, epoch=0)[: config.limit].sort().values
-
-
-def _rank(config: ScoreConfig, job: ScoreJob, state: State, progress: Progress) -> Ranking:
-    """Run the method; a training that failed would fail again, so it leaves nothing to go on with.
-
-    Data that cannot be read now may be so later.
-    """
-    try:
-        ranking: Ranking = load(config.entry.run)(job, progress)
-    except CheckFailed:
-        if job.team.leads:
-            state.clear()
-        raise
-    return ranking
 
 
 def _add_ranking(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import pairwise_distances
 
-from hydractl.scoring.cahp.clusters import (
+from hydractl.scoring.cahp import (
     Clustering,
     KneeSource,
     find_knee,

@@ -8,8 +8,8 @@ from sklearn.metrics import adjusted_rand_score
 from threadpoolctl import threadpool_limits
 
 from hydractl.errors import DataError
-from hydractl.scoring.cahp.clusters import embed, fitting_perplexity, group_points, principal_start
-from hydractl.scoring.cahp.profile import Form, HeadDistances
+from hydractl.scoring.cahp import embed, fitting_perplexity, group_points, principal_start
+from hydractl.scoring.head_profiles import Form, HeadDistances
 
 DOUBLE = torch.float64
 KINDS = 4
