@@ -24,7 +24,7 @@ class Plugin:
         extensions: Paths of `settings.Extension` classes by the commands' names; their settings become options of the command.
         baselines: Path of the `BaselineOptions` classes that `eval --compare KIND:` knows.
         scores: Path of the `Method` rows that `score --method` knows.
-        methods: Path of the `TrainingMethod` classes that `finetune --method` knows.
+        one_network_methods: Values of `method` in the lineage of hydras that train as one network with several classifiers.
         analyses: Path of the `Analysis` rows that `eval --analyse` knows.
     """
 
@@ -32,7 +32,7 @@ class Plugin:
     extensions: Mapping[str, str] = field(default_factory=dict[str, str])
     baselines: str
     scores: str | None = None
-    methods: str
+    one_network_methods: tuple[str, ...] = ()
     analyses: str
 
 

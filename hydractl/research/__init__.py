@@ -5,8 +5,11 @@ from hydractl.plugins import Plugin
 PLUGIN = Plugin(
     commands={"bench": "hydractl.research.bench.command:bench"},
     baselines="hydractl.research.baselines.options:BASELINES",
-    extensions={"score": "hydractl.research.scores.options:TrainedWeights"},
+    extensions={
+        "finetune": "hydractl.research.methods.options:TrainingOptions",
+        "score": "hydractl.research.scores.options:TrainedWeights",
+    },
     scores="hydractl.research.scores.options:METHODS",
-    methods="hydractl.research.methods.options:METHODS",
+    one_network_methods=("mimo",),
     analyses="hydractl.research.analyses.registry:ANALYSES",
 )

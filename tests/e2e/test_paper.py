@@ -12,8 +12,8 @@ import pytest
 from scipy import stats
 
 from hydractl.data.open_dataset import open_data
+from hydractl.research.methods.options import parse_method
 from hydractl.research.methods.packed import narrow_reference
-from hydractl.training.methods.registry import parse_method
 from support.commands import check_plan
 
 ROOT = Path(__file__).parents[2]

@@ -10,15 +10,16 @@ import pytest
 
 from hydractl.cli.app import COMMANDS, function_of
 from hydractl.plugins import load, plugins
+from hydractl.research.methods.options import METHODS
+from hydractl.scoring.methods import METHODS as METHODS_OF_SCORE
 from hydractl.stages.evaluate.analyses.settings import ANALYSES
 from hydractl.stages.evaluate.baselines.registry import BASELINES
-from hydractl.training.methods.registry import METHODS
 
 TABLES = """
 import sys
 from hydractl.stages.evaluate.analyses.settings import ANALYSES
 from hydractl.stages.evaluate.baselines.registry import BASELINES
-from hydractl.training.methods.registry import METHODS
+from hydractl.research.methods.options import METHODS
 print(len(ANALYSES), len(BASELINES), len(METHODS), "torch" in sys.modules)
 """
 
@@ -27,7 +28,8 @@ def test_tables_have_all_rows_of_research():
     (research,) = plugins()
 
     assert [*BASELINES] == [options.KIND for options in load(research.baselines)]
-    assert [*METHODS] == [method.KIND for method in load(research.methods)]
+    assert {*research.one_network_methods} <= {*METHODS}
+    assert all(METHODS_OF_SCORE[method.name] == method for method in load(research.scores))
     assert [*ANALYSES] == [analysis.name for analysis in load(research.analyses)]
     assert {*research.commands} <= {*COMMANDS}
 
@@ -40,7 +42,7 @@ def test_a_baseline_names_a_module_that_checks_and_builds(kind):
     assert callable(module.build)
 
 
-@pytest.mark.parametrize("kind", [kind for kind, method in METHODS.items() if method.ADAPTER is not None])
+@pytest.mark.parametrize("kind", METHODS)
 def test_a_method_names_its_adapter(kind):
     assert callable(load(METHODS[kind].ADAPTER))
 

@@ -80,12 +80,18 @@ class GateRun(MethodRun):
 
     @override
     def training(
-        self, config: ScoreConfig, opened: OpenModel, items: Items, labels: torch.Tensor
+        self,
+        config: ScoreConfig,
+        opened: OpenModel,
+        items: Items,
+        labels: torch.Tensor,
+        indices: torch.Tensor | None,
     ) -> GateTraining:
+        chosen = list(range(len(items))) if indices is None else indices.tolist()
         feed = partial(
             ItemFeed.open,
-            items,
-            labels.tolist(),
+            items.subset(chosen),
+            labels[chosen].tolist(),
             opened.header.preprocess,
             augment=(),
             batch_size=config.batch_size,

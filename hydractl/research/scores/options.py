@@ -40,7 +40,9 @@ class MichelSettings(Settings):
     normalize: str = by_default(
         "layer",
         replace(
-            NORMALIZE, help=NORMALIZE.help.replace("default: none", "default: layer for michel, else none")
+            NORMALIZE,
+            help=NORMALIZE.help.replace("default: none", "default: layer for michel, else none"),
+            after="recompute",
         ),
     )
     recompute: int = setting(

@@ -26,7 +26,7 @@ from hydractl.output.scratch import scratch_tensor
 from hydractl.processes.distributed import start_team
 from hydractl.progress import Progress
 from hydractl.stages.finetune.prepare import EVAL_BATCH, TrainingPlan
-from hydractl.stages.finetune.trainable import Together, TrainableModel, load_trainable
+from hydractl.stages.finetune.trainable import Together, TrainableModel
 from hydractl.training.accelerator import Engine
 from hydractl.training.feeding.sources import InputSource, Planned
 from hydractl.training.recipes.recipe import Recipe
@@ -76,7 +76,13 @@ def items_to_encode(work: TrainingPlan, engine: Engine) -> Items | None:
     recipe, repels = work.config.recipe, work.config.repulsion is not None
     by_word = work.header.architecture.task.by_word
     changes = (
-        recipe.augment or work.mixing or work.teachers or repels or work.adapter or engine.shards or by_word
+        recipe.augment
+        or work.mixing
+        or work.teachers
+        or repels
+        or not work.training.trains_all
+        or engine.shards
+        or by_word
     )
     items = work.train.items
     return None if changes or not work.trains_head or isinstance(items, Shuffled) else items
@@ -84,7 +90,7 @@ def items_to_encode(work: TrainingPlan, engine: Engine) -> Items | None:
 
 def frozen_encoder(work: TrainingPlan, engine: Engine) -> Towers:
     """Return the model in evaluation mode on its device, with the inputs of its classifiers (M, B, F) as output."""
-    model = _towers_of(load_trainable(work).module).eval()
+    model = _towers_of(work.load().module).eval()
     give_head_inputs(model, work.opened.family)
     return model.to(engine.device)
 
@@ -171,8 +177,6 @@ def _classified(heads: Sequence[nn.Module], features: Tensor) -> Tensor:
 
 def head_macs(work: TrainingPlan, features: KeptFeatures, samples: int) -> int:
     """Return the multiply-accumulates of one pass of the encoder over all data, and of three passes of the classifiers per training sample."""
-    encoder = macs_of(
-        load_trainable(work).module.eval(), blank_inputs(work.header.preprocess, 1, device="meta")
-    )
-    heads = macs_of(on_features(load_trainable(work)).module.eval(), features.train[:1].to("meta"))
+    encoder = macs_of(work.load().module.eval(), blank_inputs(work.header.preprocess, 1, device="meta"))
+    heads = macs_of(on_features(work.load()).module.eval(), features.train[:1].to("meta"))
     return len(features.train) * encoder + 3 * samples * heads

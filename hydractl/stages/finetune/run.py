@@ -24,16 +24,17 @@ from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_text, versions
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.head_training import KeptFeatures, head_macs, items_to_encode, keep_features
-from hydractl.stages.finetune.job import build, open_job, val_batches, validate
-from hydractl.stages.finetune.prepare import TrainingPlan, prepare
-from hydractl.stages.finetune.trainable import (
-    check_initial_weights,
-    is_own,
+from hydractl.stages.finetune.job import (
+    build,
     load_output,
-    load_trainable,
+    open_job,
     output_tensors,
+    val_batches,
+    validate,
     warn_equal,
 )
+from hydractl.stages.finetune.prepare import TrainingPlan, prepare
+from hydractl.stages.shared.finite import check_finite, check_weights
 from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import claim, resumable, resume_hint
 from hydractl.training import fsdp
@@ -104,7 +105,10 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
     ):
         work = prepare(config, progress, output_lock)
         follow_leader("claim")
-        check_initial_weights(work)
+        # training cannot repair weights that are not finite
+        check_finite(work.initial_tensors(), where=config.model)
+        for teacher in work.teachers:
+            check_weights(teacher)
         folder = _state_folder(work)
         start = _resume(config, folder, progress)
         with (
@@ -144,11 +148,8 @@ def _check_fsdp(config: FinetuneConfig, *, shards: bool) -> None:
             "`--compile` and `--use_fsdp` exclude each other: a sharded model cannot be compiled as one graph",
             hint="leave one of them out",
         )
-    if shards and config.trains_by is not None and config.trains_by.ADAPTER is not None:
-        raise UsageError(
-            "`--method` and `--use_fsdp` exclude each other: weights that a method computes cannot be sharded",
-            hint="leave out `--use_fsdp`",
-        )
+    if shards:
+        config.extension.check_sharding()
 
 
 def _state_folder(work: TrainingPlan) -> StateFolder | None:
@@ -241,7 +242,7 @@ def _report(
         total_steps=job.total,
         trained_parameters=sum(t.numel() for t in trained.weights.values()),
         frozen_parameters=sum(t.numel() for t in tensors[0].values())
-        - sum(t.numel() for n, t in trained.weights.items() if is_own(n)),
+        - sum(t.numel() for n, t in trained.weights.items() if work.training.is_own(n)),
         training_macs=macs,
         resumed_from=start.position.step if start.weights or start.winner else None,
     )
@@ -250,11 +251,11 @@ def _report(
 def _training_macs(work: TrainingPlan, features: KeptFeatures | None, steps: int, per_epoch: int) -> int:
     """Return three forward passes for each sample that weights have seen after so many steps; on features, of the classifiers."""
     epochs, last_steps = divmod(steps, per_epoch)
-    times = work.adapter.repeat if work.adapter is not None else 1 if work.config.repulsion is None else 2
+    times = work.training.repeat if work.config.repulsion is None else 2
     samples = epochs * len(work.train.items) + last_steps * work.config.recipe.batch_size
     if features is not None:
         return head_macs(work, features, samples)
-    model = load_trainable(work).module.eval()
+    model = work.load().module.eval()
     return 3 * times * samples * macs_of(model, blank_inputs(work.header.preprocess, 1, device="meta"))
 
 

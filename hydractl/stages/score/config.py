@@ -181,5 +181,9 @@ class ScoreReport:
     scores: HeadScores
     resumed_from: int
     default_budget: bool
-    paths: tuple[Path, ...]
-    """Files written."""
+    trained: Path | None = None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Files written."""
+        return (self.path,) if self.trained is None else (self.path, self.trained)

@@ -55,8 +55,15 @@ class MethodRun:
     ) -> None:
         """Open the state of an interrupted training of the scores of `document`."""
 
-    def training(self, config: ScoreConfig, opened: OpenModel, items: Items, labels: torch.Tensor) -> object:
-        """Return the training resources of the job, from the selected ID data and their labels (N,)."""
+    def training(
+        self,
+        config: ScoreConfig,
+        opened: OpenModel,
+        items: Items,
+        labels: torch.Tensor,
+        indices: torch.Tensor | None,
+    ) -> object:
+        """Return the training resources of the job, from the ID data at `indices` (None for all) and labels (N,) of all items."""
 
     def publish(
         self,

@@ -42,11 +42,23 @@ LEAST_KEPT = {BudgetMeaning.KEPT: 1, BudgetMeaning.CHOICE: 1}
 
 
 class ScoreInputs(NamedTuple):
-    """A base, its data sets by role, and the classes of a zero-shot model."""
+    """Inputs of a method.
+
+    Attributes:
+        opened: The base.
+        sets: Its data sets by role.
+        classes: The classes of a zero-shot model.
+        scored: The towers to score.
+        keep: Number of heads that each layer keeps, for methods that score layer by layer.
+        removals: Total number of heads to remove, for greedy methods.
+    """
 
     opened: OpenModel
     sets: Mapping[str, Items]
     classes: Classes | None
+    scored: Mapping[str, TowerHeads]
+    keep: int
+    removals: int
 
 
 def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
@@ -78,13 +90,14 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
             method_run.check(config, opened, output_lock)
         scored = scored_towers(config, opened.header.architecture)
         keep, removals = amounts(config, scored, progress)
-        inputs = open_inputs(config, opened, progress)
-        document = _describe(config, inputs, team, _options(config, inputs, keep=keep, removals=removals))
+        sets = open_sets(opened, config.references, progress, workers=config.num_workers)
+        classes = config.naming.classes(opened, data=sets["id"].class_names if "id" in sets else ())
+        inputs = ScoreInputs(opened, sets, classes, scored, keep, removals)
+        document = _describe(config, inputs, team)
         journal = open_journal(config, document, heads=scored, team=team, progress=progress)
         method_run.open_state(config, opened, document, progress)
         team.in_order(())  # all have read the state before one writes it
-        job = make_job(config, inputs, team, method_run, progress)
-        job = replace(job, keep=keep, budget=removals, free=config.budget is None, log=journal)
+        job = replace(make_job(config, inputs, team, method_run, progress), log=journal)
         progress.step(f"Scoring {counted(total_heads(scored), 'head')} by {config.method}")
         with open_run_log(
             config.log_to,
@@ -96,9 +109,8 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
         ) as journal.run_log:
             try:
                 ranking: Ranking = load(config.entry.run)(job, progress)
-            except (
-                CheckFailed
-            ):  # a training that failed would fail again; data that cannot be read now may be later
+            except CheckFailed:
+                # a training that failed would fail again; data that cannot be read now may be readable later
                 if team.leads:
                     method_run.clear_state()
                 raise
@@ -113,7 +125,7 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
         resumed_from=len(journal.recorded),
         default_budget=config.budget is None
         and config.settings.budget_means not in {BudgetMeaning.NOTHING, BudgetMeaning.CHOICE},
-        paths=config.output_files(),
+        trained=next((path for path in config.output_files() if path != config.out), None),
     )
 
 
@@ -181,23 +193,15 @@ def amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Pro
     return keep, removals
 
 
-def open_inputs(config: ScoreConfig, opened: OpenModel, progress: Progress) -> ScoreInputs:
-    """Open the data of a method, and determine the classes from the data, the user or the model."""
-    sets = open_sets(opened, config.references, progress, workers=config.num_workers)
-    classes = config.naming.classes(opened, data=sets["id"].class_names if "id" in sets else ())
-    return ScoreInputs(opened, sets, classes)
-
-
-def _options(config: ScoreConfig, inputs: ScoreInputs, *, keep: int, removals: int) -> dict[str, OptionValue]:
+def _options(config: ScoreConfig, inputs: ScoreInputs) -> dict[str, OptionValue]:
     """Return the options that shape the scores, and no others."""
     means, reads, classes = config.settings.budget_means, config.entry.needs_data, inputs.classes
     counts_kept = means == BudgetMeaning.KEPT or (means == BudgetMeaning.CHOICE and config.budget is not None)
-    heads = total_heads(scored_towers(config, inputs.opened.header.architecture))
     options: dict[str, OptionValue] = {
         **config.settings.options(),
-        "removals": removals if means == BudgetMeaning.REMOVALS else None,
-        "keep": keep if means == BudgetMeaning.KEEP else None,
-        "kept": heads - removals if counts_kept else None,
+        "removals": inputs.removals if means == BudgetMeaning.REMOVALS else None,
+        "keep": inputs.keep if means == BudgetMeaning.KEEP else None,
+        "kept": total_heads(inputs.scored) - inputs.removals if counts_kept else None,
         "seed": config.seed if config.entry.seeded or config.limit is not None else None,
         "batch_size": config.batch_size if reads else None,
         "limit": config.limit if reads else None,
@@ -210,9 +214,7 @@ def _options(config: ScoreConfig, inputs: ScoreInputs, *, keep: int, removals: i
     return {name: option for name, option in options.items() if option is not None}
 
 
-def _describe(
-    config: ScoreConfig, inputs: ScoreInputs, team: ProcessGroup, options: dict[str, OptionValue]
-) -> HeadScores:
+def _describe(config: ScoreConfig, inputs: ScoreInputs, team: ProcessGroup) -> HeadScores:
     """Return the scores file without its scores: everything that decides them."""
     files = {
         role: data_input(item_set, team, _drawn_indices(config, item_set) if role == "id" else None)
@@ -221,7 +223,7 @@ def _describe(
     return HeadScores(
         method=config.method,
         objective=config.settings.objective,
-        options=options,
+        options=_options(config, inputs),
         model=Fingerprint(reference=inputs.opened.as_input().name, sha256=inputs.opened.checkpoint.digest),
         architecture=inputs.opened.header.architecture.name,
         data={
@@ -239,7 +241,7 @@ def _describe(
 def make_job(
     config: ScoreConfig, inputs: ScoreInputs, team: ProcessGroup, method_run: MethodRun, progress: Progress
 ) -> ScoreJob:
-    """Return the job of the method, without its amounts and its log."""
+    """Return the job of the method, without its log."""
     opened, device = inputs.opened, own_device(config.device)
     model = load_model(opened, dtype=torch_dtype(config.dtype) if config.dtype else None)
     check_finite(model.library_state(), where=config.model, dtype=config.dtype)
@@ -256,11 +258,10 @@ def make_job(
             item_set, opened.header.preprocess, batch_size=config.batch_size, indices=indices, deal=deal
         )
         batches[role] = RepeatedBatches(cached, labels, like)
-        if labels is not None and config.settings.needs_features:
-            check_halves(labels if indices is None else labels[indices])
         if labels is not None:
-            chosen = list(range(len(item_set))) if indices is None else indices.tolist()
-            training = method_run.training(config, opened, item_set.subset(chosen), labels[chosen])
+            training = method_run.training(config, opened, item_set, labels, indices)
+            if config.settings.needs_features:
+                check_halves(labels if indices is None else labels[indices])
     return ScoreJob(
         model=model,
         family=opened.family,
@@ -268,7 +269,10 @@ def make_job(
         id_data=batches.get("id", ()),
         ood_data=batches.get("ood", ()),
         settings=config.settings,
-        towers=tuple(scored_towers(config, opened.header.architecture)),
+        keep=inputs.keep,
+        budget=inputs.removals,
+        free=config.budget is None,
+        towers=tuple(inputs.scored),
         seed=config.seed,
         max_memory=config.max_memory,
         compiles=config.model if config.compile else None,

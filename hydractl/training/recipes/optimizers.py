@@ -12,7 +12,6 @@ from torch import nn
 
 from hydractl.training.fsdp import in_parts, like
 from hydractl.training.recipes.recipe import Recipe
-from hydractl.training.weight_sites import ORIGINAL
 
 PEAK = "peak"
 """Key of a parameter group's own peak learning rate."""
@@ -65,8 +64,8 @@ def make_optimizer(
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:
-    """Return whether weight decay applies: to what is called a weight and is no vector, also where a weight is made of it."""
-    return parameter.ndim >= 2 and name.removesuffix(ORIGINAL).endswith("weight")
+    """Return whether weight decay applies: to weights that are not vectors, also to originals of torch's parametrizations."""
+    return parameter.ndim >= 2 and name.removesuffix(".original").endswith("weight")
 
 
 def optimizer_tensors(

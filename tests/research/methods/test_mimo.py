@@ -14,12 +14,12 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.families.base import Place
+from hydractl.research.methods.adapter import Site, make
 from hydractl.research.methods.mimo import MimoFeed, Slots, stack_images
 from hydractl.research.methods.options import Mimo
 from hydractl.training.accelerator import Share
 from hydractl.training.feeding.feed import ItemFeed
-from hydractl.training.methods.adapter import adapter_of
-from hydractl.training.weight_sites import Site, make
+from support.adapters import adapter_of
 from support.builders import base
 
 
@@ -113,4 +113,4 @@ def test_only_plain_convolutions_of_the_embedding_see_several_images():
     }
     sites["blocks"] = Site(name="blocks", layer=kinds[0], place=Place(tower="vision", layer=0, part="mlp"))
 
-    assert adapter_of(Mimo(), 2).own(sites, [*sites]) == ["0.weight"]
+    assert adapter_of(Mimo(), base().header).own(sites, [*sites]) == ["0.weight"]

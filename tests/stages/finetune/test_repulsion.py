@@ -87,7 +87,6 @@ def test_repulsion_needs_a_hydra_of_images(hydra, tmp_path):
     ("changes", "said"),
     [
         ({"batches": "own"}, "--batches"),
-        ({"method": "lora-ensemble"}, "--method"),
         ({"repulsion": 0.0}, "must be above 0"),
     ],
 )

@@ -64,7 +64,7 @@ def test_rows_are_counted_and_the_lineage_is_that_of_a_file(served):
     whole = Path("out.st").read_bytes()
     run_finetune(config("again.st"))
     assert Path("again.st").read_bytes() == whole
-    for change in ({"data": f"{STREAM},buffer=21"}, {"order_seed": 1}):
+    for change in ({"data": f"{STREAM},buffer=21"}, {"seed": 1}):
         run_finetune(config("other.st", force=True, **change))
         assert Path("other.st").read_bytes() != whole
 

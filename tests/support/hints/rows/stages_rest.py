@@ -130,7 +130,7 @@ ROWS = (
         "finetune bert --data texts.jsonl --val texts.jsonl --steps 1 -o o.st",
     ),
     Row(
-        "stages/finetune/trainable.py",
+        "stages/finetune/job.py",
         "lower `--lr`, or add `--clip 1.0`",
         f"{TUNE} --lr 1e38 --optimizer sgd -o o.st",
         f"{TUNE} --lr 1e-4 -o o.st",

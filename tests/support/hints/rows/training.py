@@ -55,19 +55,19 @@ ROWS = (
         f"{TUNE} --steps 4 --lr 1e-4",
     ),
     Row(
-        "training/methods/adapter.py",
+        "research/methods/adapter.py",
         "leave out `--method`, or give a base or a member",
         f"finetune hydra.st {DATA} -o o.st --steps 1 --method lora-ensemble",
         f"finetune base.st {DATA} -o o.st --steps 1 --method lora-ensemble",
     ),
     Row(
-        "training/methods/adapter.py",
+        "research/methods/adapter.py",
         "train more layers without `--train`, `--last-blocks` and `--freeze-blocks`, or use another method",
         f"{ONE} --method lora-ensemble --train head",
         f"{ONE} --method lora-ensemble",
     ),
     Row(
-        "training/methods/registry.py",
+        "research/methods/options.py",
         "choose from {}",
         f"{ONE} --method zzz",
         f"{ONE} --method lora-ensemble",

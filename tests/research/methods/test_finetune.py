@@ -14,6 +14,7 @@ from hydractl.families.base import place_of
 from hydractl.families.dummy_inputs import blank_inputs
 from hydractl.families.load import load_model, open_model
 from hydractl.metrics.cost import count_macs
+from hydractl.research.methods.options import TrainingOptions
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
@@ -34,7 +35,13 @@ ONE_MODEL = ("lora-ensemble::rank=2", "singular-values")
 
 def config(out, model, method, **changes):
     given = {"data": DataRef.parse(TRAIN), "val": DataRef.parse(VAL), "recipe": RECIPE, "device": "cpu"}
-    return FinetuneConfig(model=str(model), out=out, method=method, **(given | changes))
+    options = {"method": method, "order_seed": changes.pop("order_seed", None)}
+    return FinetuneConfig(
+        model=str(model),
+        out=out,
+        extensions=() if method is None else (TrainingOptions(**options),),
+        **(given | changes),
+    )
 
 
 def tensors(path):
@@ -282,6 +289,11 @@ def test_what_does_not_go_together_is_refused(tmp_path, model, monkeypatch):
     with pytest.raises(UsageError, match="`--method` and `--use_fsdp` exclude each other"):
         run_finetune(config(tmp_path / "out.st", model, "lora-ensemble"))
     assert not (tmp_path / "out.st").exists()
+
+
+def test_a_method_excludes_repulsion(tmp_path):
+    with pytest.raises(UsageError, match="`--repulsion` and `--method` exclude each other"):
+        config(tmp_path / "out.st", "base.st", "lora-ensemble", repulsion=0.1)
 
 
 @pytest.mark.parametrize(
