@@ -32,12 +32,11 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.stages.prune.config import DiverseConfig, PruneConfig
+from hydractl.stages.prune.config import DiverseConfig, Diversity, PruneConfig, Strategy
 from hydractl.stages.prune.run import run_prune
-from hydractl.stages.prune.strategy import Diversity, Strategy
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -61,7 +61,7 @@ class Whole(CommandConfig):
 
 @pytest.fixture
 def extended(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
-    plugin = Plugin(extensions={"some": f"{__name__}:Added"}, baselines="", methods="", analyses="")
+    plugin = Plugin(extensions={"some": f"{__name__}:Added"}, baselines="", analyses="")
     monkeypatch.setattr(settings, "plugins", lambda: (plugin,))
 
     @dataclass(frozen=True, slots=True, kw_only=True)

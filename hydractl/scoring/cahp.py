@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from typing import NamedTuple
 
 import kmedoids
@@ -33,26 +32,27 @@ SEEDS = 2**32
 def score_cahp(job: ScoreJob, progress: Progress) -> Ranking:
     """Group the heads of a tower and score each by its salience (CAHP, arXiv 2606.19150, steps 1 to 6).
 
-     1. Each head's attention on each sample, without padding, becomes a signature.
-     2. The profile of a head has the Jeffries-Matusita distance of its signatures for each pair of classes
-    . 3. t-SNE maps each profile to a point in the plane, or profiles are compared
-     directly. 4. Salience is |∂L/∂ξ| of gates on heads, averaged over batches and min-max scaled over all heads: 1 is the
-     most salient. 5. k-medoids runs for every k; the knee of the mean simplified silhouette selects k,
-     unless a budget fixes it. 6. The heads of a group are sorted by decreasing salience, or by increasing distance to the
-     medoid. Groups are sorted by their first heads; ties go to the lower head.
+    1. Each head's attention on each sample, without padding, becomes a signature.
+    2. The profile of a head has the Jeffries-Matusita distance of its signatures for each pair of classes.
+    3. t-SNE maps each profile to a point in the plane, or profiles are compared directly.
+    4. Salience is |∂L/∂ξ| of gates on heads, averaged over batches and min-max scaled over all heads: 1 is the most
+       salient.
+    5. k-medoids runs for every k. The knee of the mean simplified silhouette selects k, unless a budget fixes it.
+    6. The heads of a group are sorted by decreasing salience, or by increasing distance to the medoid. Groups are sorted by
+       their first heads; ties go to the lower head.
 
-     The reader of the clusters decides which heads are kept and that no layer is empty (step 7).
+    The reader of the clusters decides which heads are kept and that no layer is empty (step 7).
 
-     Salience uses the first batches in the order of the data, as in the authors' code; `--salience-share 1` uses all.
+    Salience uses the first batches in the order of the data, as in the authors' code; `--salience-share 1` uses all.
 
-     Only one tower can be scored, and its inputs must be the samples. A profile describes how a head's attention depends
-     on the class of a sample, and profiles are comparable because they use the same tokens of the same samples. A text
-     tower with the same prompts for every sample does not separate classes of samples, so a zero-shot model needs
-     `--towers vision`.
+    Only one tower can be scored, and its inputs must be the samples. A profile describes how a head's attention depends
+    on the class of a sample, and profiles are comparable because they use the same tokens of the same samples. A text
+    tower with the same prompts for every sample does not separate classes of samples, so a zero-shot model needs
+    `--towers vision`.
 
     Raises:
-         UsageError: If there are several towers, or the inputs of the tower are not the samples.
-         DataError: If the data are not suitable, or the tower has too few heads.
+        UsageError: If there are several towers, or the inputs of the tower are not the samples.
+        DataError: If the data are not suitable, or the tower has too few heads.
     """
     job = replace(job, seed=job.seed % SEEDS)
     settings = job.set_for(CahpSettings)
@@ -76,7 +76,7 @@ def score_cahp(job: ScoreJob, progress: Progress) -> Ranking:
     return Ranking(
         scores={tower: salience},
         clusters=_clusters(tower, grouped, torch.tensor(salience, dtype=torch.float64), distances, settings),
-        results={"form": compared.form.value, **results, **cluster_results},
+        results={"form": "gram" if compared.profiles is None else "direct", **results, **cluster_results},
     )
 
 
@@ -146,7 +146,7 @@ def _grouped(
     grouped = (
         groups[knee.k - 2] if knee.k - 2 < len(groups) else group_points(distances, knee.k, seed=job.seed)
     )
-    choice_of_k: dict[str, OptionValue] = {"k": knee.k, "k_from": knee.source.value, "degree": knee.degree}
+    choice_of_k: dict[str, OptionValue] = {"k": knee.k, "k_from": knee.source, "degree": knee.degree}
     return grouped, choice_of_k | {"mss": tuple(curve)}
 
 
@@ -154,25 +154,18 @@ def _clusters(
     tower: str, grouped: Clustering, salience: torch.Tensor, distances: torch.Tensor, settings: CahpSettings
 ) -> tuple[tuple[HeadName, ...], ...]:
     """Return the heads of each group in order."""
+    by_medoid = settings.representative == "medoid"
+    keys = distances.T if by_medoid else -salience.flatten().expand_as(distances)
     orders = []
     for medoid, members in zip(grouped.medoids, grouped.members(), strict=True):
-        ranks = {i: _rank(i, medoid, salience, distances, settings) for i in members}
-        orders.append(sorted(members, key=lambda i, ranks=ranks: ranks[i]))  # type: ignore[misc]
+        # the medoid is first even if a head of a lower number has the same place
+        ranks = {i: (by_medoid and i != medoid, float(keys[medoid, i]), i) for i in members}
+        orders.append(sorted(members, key=ranks.__getitem__))
     width = salience.shape[1]
     return tuple(
         tuple(HeadName(tower=tower, layer=i // width, head=i % width) for i in order)
         for order in sorted(orders)
     )
-
-
-def _rank(
-    head: int, medoid: int, salience: torch.Tensor, distances: torch.Tensor, settings: CahpSettings
-) -> tuple[float, int]:
-    """Return the sort key of a group's heads."""
-    if settings.representative == "medoid":
-        # the medoid leads even if a head of a lower number lies on the same spot
-        return (-1.0 if head == medoid else float(distances[head, medoid]), head)
-    return (-float(salience.flatten()[head]), head)
 
 
 STEPS = 1000
@@ -262,21 +255,13 @@ class Knee(NamedTuple):
 
     Attributes:
         k: The number.
-        source: How it was found.
+        source: `kneed`, or `chord` for the highest point above the line from the first to the last point of a curve without a knee.
         degree: Of the polynomial that smoothed the curve.
     """
 
     k: int
-    source: KneeSource
+    source: str
     degree: int
-
-
-class KneeSource(StrEnum):
-    """How a knee was found."""
-
-    KNEED = "kneed"
-    CHORD = "chord"
-    """There is none; the highest point above the line from the curve's first to its last."""
 
 
 def group_points(distances: torch.Tensor, k: int, *, seed: int) -> Clustering:
@@ -366,7 +351,7 @@ def find_knee(curve: Sequence[float], *, degree: int) -> Knee:
             polynomial_degree=degree,
         ).knee
     if knee is not None:
-        return Knee(int(knee), KneeSource.KNEED, degree)
+        return Knee(int(knee), "kneed", degree)
     rise = (curve[-1] - curve[0]) / max(1, len(curve) - 1)
     above = [mss - curve[0] - rise * i for i, mss in enumerate(curve)]
-    return Knee(2 + max(range(len(curve)), key=lambda i: (above[i], -i)), KneeSource.CHORD, degree)
+    return Knee(2 + max(range(len(curve)), key=lambda i: (above[i], -i)), "chord", degree)

@@ -10,7 +10,6 @@ C classes of the data, P = C (C - 1) / 2 pairs of classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
 
@@ -208,26 +207,15 @@ BLOCK_BYTES = 8 << 20
 """Size of its blocks then, in bytes: large enough for a matrix product, small enough for the cache."""
 
 
-class Form(StrEnum):
-    """How profiles were compared."""
-
-    DIRECT = "direct"
-    """All profiles are stored."""
-    GRAM = "gram"
-    """Only inner products are stored, summed over blocks of class pairs."""
-
-
 class HeadDistances(NamedTuple):
     """How far heads are apart; float64, on the CPU.
 
     Attributes:
-        form: How this was found.
         distances: Euclidean, between profiles: (N, N), symmetric, zeros on the diagonal.
-        profiles: (N, P D), classes' pairs in lexicographic order; None in the Gram form.
-        gram: Inner products (N, N) of the profiles minus their mean over heads; None in the direct form.
+        profiles: (N, P D), pairs of classes in lexicographic order; None if only inner products are stored.
+        gram: Inner products (N, N) of the profiles minus their mean over heads; None if profiles are stored.
     """
 
-    form: Form
     distances: torch.Tensor
     profiles: torch.Tensor | None = None
     gram: torch.Tensor | None = None
@@ -251,10 +239,10 @@ def compare(moments: SignatureMoments, progress: Progress, *, device: torch.devi
         )
     if 8 * heads * width * (classes * (classes - 1) // 2) <= DIRECT_BYTES:
         profiles = torch.cat([block.transpose(0, 1).flatten(1) for block in _blocks(moments)], dim=1)
-        compared = HeadDistances(Form.DIRECT, torch.from_numpy(cdist(profiles, profiles)), profiles=profiles)
+        compared = HeadDistances(torch.from_numpy(cdist(profiles, profiles)), profiles=profiles)
     else:
         gram = _gram(moments, progress, device=device)
-        compared = HeadDistances(Form.GRAM, gram_distances(gram), gram=gram)
+        compared = HeadDistances(gram_distances(gram), gram=gram)
     if not compared.distances.isfinite().all():
         raise DataError("the distances between heads are not finite")
     if not compared.distances.any():

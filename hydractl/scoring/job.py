@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, TypeVar
 
 from hydractl.errors import DataError
 from hydractl.families.base import Family
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from hydractl.families.tower import Model
+    from hydractl.fusion.features import FeatureExtractor
     from hydractl.manifest.document import OptionValue
     from hydractl.manifest.head_mask import HeadName, Removal, TowerHeads
     from hydractl.manifest.header import Architecture
@@ -26,7 +27,6 @@ S = TypeVar("S", bound=Settings)
 Memory: TypeAlias = "Mapping[str, tuple[float, ...]]"
 """State that a search needs to resume: lists of numbers by name."""
 NOTHING_LEARNT: Memory = MappingProxyType({})
-NO_RESULTS: Mapping[str, OptionValue] = MappingProxyType({})
 
 
 class Samples(NamedTuple):
@@ -69,19 +69,6 @@ class Log:
         """Record a removal and the state of the search, before the next removal begins."""
 
 
-class Features(Protocol):
-    """Reads the inputs of a model's classifier from the outputs of its towers."""
-
-    @property
-    def width(self) -> int:
-        """D, the number of features."""
-        ...
-
-    def features_of(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the features (k, B, D) of towers' outputs (k or 1, B, F), for k or 1 variants of a model."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class ScoreJob:
     """A model to score, with data and settings.
@@ -122,7 +109,7 @@ class ScoreJob:
     log: Log = field(default_factory=Log)
     team: ProcessGroup = field(default_factory=ProcessGroup)
     training: object = None
-    features: Features | None = None
+    features: FeatureExtractor | None = None
 
     @property
     def scored(self) -> Mapping[str, TowerHeads]:
@@ -169,7 +156,7 @@ class Ranking:
         removals: Sequence[Removal],
         *,
         baseline: float | None,
-        results: Mapping[str, OptionValue] = NO_RESULTS,
+        results: Mapping[str, OptionValue] | None = None,
     ) -> Self:
         """Return the ranking of a greedy method: scores are the number of earlier removals, or the budget for kept heads."""
         tables = {
@@ -178,7 +165,7 @@ class Ranking:
         }
         for step, removal in enumerate(removals):
             tables[removal.tower][removal.layer][removal.head] = float(step)
-        return cls(scores=tables, removals=tuple(removals), baseline=baseline, results=dict(results))
+        return cls(scores=tables, removals=tuple(removals), baseline=baseline, results=dict(results or {}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

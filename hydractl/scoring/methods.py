@@ -69,15 +69,10 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 )
 
 
-def _of_all() -> tuple[Option, ...]:
-    """Return the settings of all methods by panel; settings with the same name appear once."""
-    by_name = {d.name: d for method in METHODS.values() for d in Option.of(method.settings)}
-    places = dict.fromkeys((*PANELS, *(d.setting.panel for d in by_name.values())))
-    return tuple(sorted(by_name.values(), key=lambda d: [*places].index(d.setting.panel)))
-
-
-SETTINGS = _of_all()
-"""Every setting of every method, as an option."""
+_BY_NAME = {option.name: option for method in METHODS.values() for option in Option.of(method.settings)}
+_PANELS = [*dict.fromkeys((*PANELS, *(option.setting.panel for option in _BY_NAME.values())))]
+SETTINGS = tuple(sorted(_BY_NAME.values(), key=lambda option: _PANELS.index(option.setting.panel)))
+"""Every setting of every method as an option, by panel. Settings of one name appear once."""
 
 
 def settings_for(method: str, options: Mapping[str, OptionValue]) -> Settings:

@@ -58,17 +58,11 @@ class Settings(CheckedSettings):
         """Whether the inputs of the classifier are needed."""
         return False
 
-    @property
-    def trains_weights(self) -> bool:
-        """Whether the model's weights are trained."""
-        return False
-
     def options(self) -> dict[str, OptionValue]:
         """Return the settings that a scores file records."""
         return {k: v for k, v in asdict(self).items() if k != "objective" and v is not None}
 
 
-SEARCHES = ("exact", "lazy")
 OBJECTIVE_SCORES = (*OF_ONE, ENERGY_DENSITY)
 """OOD scores that an objective may use: of a single model, by its logits or by the default of fused models."""
 
@@ -96,7 +90,7 @@ class CircuitSettings(Settings):
         "lazy",
         "Evaluate only promising heads at each removal (lazy, default: 2 to 4 times faster; no difference was found on "
         "held-out data), or every head (exact: Algorithm 1).",
-        choices=SEARCHES,
+        choices=("exact", "lazy"),
         panel=CIRCUIT,
     )
 

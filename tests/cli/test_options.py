@@ -33,7 +33,7 @@ from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.push.config import PushConfig
 from hydractl.stages.report.config import ReportConfig
 from hydractl.stages.score.config import ScoreConfig
-from hydractl.training.recipes.presets import RECIPES
+from hydractl.training.recipe import RECIPES
 
 CONFIGS = {
     "bench": BenchConfig,

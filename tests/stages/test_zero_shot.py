@@ -41,7 +41,7 @@ from hydractl.stages.shared.zero_shot_classes import (
     settle,
     with_classes,
 )
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from support.builders import base as classifier
 from support.heard import Heard
 from support.pairs import ARCHITECTURES, WORDS, pair, write_tokenizer

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import nn
@@ -36,9 +37,8 @@ MADE, ORIGINAL = ".parametrizations.", ".original"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A linear layer or a convolution with a weight, its name in the library's model and its place."""
+    """A linear layer or a convolution with a weight, and its place in the library's model."""
 
-    name: str
     layer: nn.Linear | nn.Conv2d
     place: Place
 
@@ -57,10 +57,7 @@ def sites_of(family: Family, model: nn.Module, state: Mapping[str, torch.Tensor]
         for layer in model.modules()
         if isinstance(layer, nn.Linear | nn.Conv2d) and layer.weight.numel() and id(layer.weight) in names
     }
-    return {
-        name: Site(name=name, layer=layer, place=place_of(family, name))
-        for name, layer in sorted(layers.items())
-    }
+    return {name: Site(layer=layer, place=place_of(family, name)) for name, layer in sorted(layers.items())}
 
 
 def make(site: Site, how: nn.Module, *, trains: bool = False) -> None:
@@ -128,6 +125,10 @@ class SeededTraining(Training):
         engine: Engine,
         progress: Progress,
     ) -> Feed:
+        return self.seeded(feed)
+
+    def seeded(self, feed: ItemFeed) -> ItemFeed:
+        """Return the batches with the seed of the order."""
         seed = self.options.order_seed
         return feed if seed is None else replace(feed, seed=seed)
 
@@ -150,23 +151,19 @@ class Adapter(SeededTraining):
     def __init__(self, config: FinetuneConfig, header: Header) -> None:
         super().__init__(config, header)
         self.members = len(header.masks)
-        self.model = config.model
-        method = self.options.trains_by
-        if method is None:
-            raise TypeError("an adapter needs a method")
-        self.method: TrainingMethod = method
+        self.method = cast("TrainingMethod", self.options.trains_by)
 
-    @override
     def check_model(self) -> None:
         """Refuse a hydra by default, because it has several weights in the place of one."""
         if self.header.plan is not None:
             raise UsageError(
-                f"`--method {self.method.KIND}`: {self.model} is a hydra, but the method trains a single model",
+                f"`--method {self.method.KIND}`: {self.config.model} is a hydra, but the method trains a single model",
                 hint="leave out `--method`, or give a base or a member",
             )
 
     @override
-    def check_task(self, task: Task, data: str) -> None:
+    def check(self, task: Task, data: str) -> None:
+        self.check_model()
         if not task.has_one_question:
             raise UsageError(
                 f"`--method {self.options.method}`: trains models that answer one label, but `--data {data}` has {task.labels}",
@@ -217,10 +214,14 @@ class Adapter(SeededTraining):
         engine: Engine,
         progress: Progress,
     ) -> Feed:
-        seeded = super().open_feed(feed, load, names, engine, progress)
-        if self.inspected_batches and isinstance(seeded, ItemFeed):
+        seeded = self.seeded(feed)
+        if self.inspected_batches:
             self._inspect(seeded, load(), names, engine, progress)
-        return seeded
+        return self.wrap(seeded)
+
+    def wrap(self, feed: ItemFeed) -> Feed:
+        """Return the batches of training, derived from the batches of the data."""
+        return feed
 
     def _inspect(
         self,
@@ -282,4 +283,3 @@ class Adapter(SeededTraining):
             names: Names of tensors that may train.
             generator: Draws initial values; models that train together continue it in turn.
         """
-        raise NotImplementedError

@@ -8,10 +8,11 @@ Axes: M slots, B batch, D width, C channels, P side of a patch or rows of a piec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import nn
@@ -23,12 +24,11 @@ from hydractl.errors import UsageError
 from hydractl.families.base import Family, Place
 from hydractl.manifest.header import Fate, Header, Tokenization
 from hydractl.model_inputs import Inputs, split_inputs
-from hydractl.progress import Progress
 from hydractl.research.methods.adapter import Adapter, Site, make
 from hydractl.research.methods.options import Mimo
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.trainable import Together, TrainableModel
-from hydractl.training.accelerator import Engine, Share
+from hydractl.training.accelerator import Share
 from hydractl.training.feeding.feed import Feed, ItemFeed, Piece
 
 
@@ -114,12 +114,12 @@ class MimoAdapter(Adapter):
     @override
     def check_base(self) -> None:
         if isinstance(self.header.preprocess, Tokenization):
-            raise UsageError(f"`--method mimo`: {self.model} reads texts, but the method needs images")
+            raise UsageError(f"`--method mimo`: {self.config.model} reads texts, but the method needs images")
 
     @override
     def check_model(self) -> None:
         self.check_base()
-        model, header = self.model, self.header
+        model, header = self.config.model, self.header
         depth = sum(tower.layers for tower in header.architecture.towers.values())
         if header.plan is None or header.plan.trunk < depth or Fate.GROUPED not in header.plan.fates.values():
             raise UsageError(
@@ -132,23 +132,11 @@ class MimoAdapter(Adapter):
         self, family: Family, header: Header, state: Mapping[str, torch.Tensor], *, where: str
     ) -> TrainableModel:
         subject = super().load(family, header, state, where=where)
-        if not isinstance(subject.module, Together):
-            raise TypeError("MIMO trains a hydra")
-        return replace(subject, module=SideBySide(subject.module.hydra))
+        return replace(subject, module=SideBySide(cast("Together", subject.module).hydra))
 
     @override
-    def open_feed(
-        self,
-        feed: ItemFeed,
-        load: Callable[[], TrainableModel],
-        names: Collection[str],
-        engine: Engine,
-        progress: Progress,
-    ) -> Feed:
-        images = super().open_feed(feed, load, names, engine, progress)
-        if not isinstance(images, ItemFeed):
-            raise TypeError("MIMO reads batches of the data")
-        return MimoFeed(feed=images, slots=self.members, repeat=self.repeat, rho=self.method.rho)
+    def wrap(self, feed: ItemFeed) -> Feed:
+        return MimoFeed(feed=feed, slots=self.members, repeat=self.repeat, rho=self.method.rho)
 
     @override
     def fits(self, site: Site) -> bool:

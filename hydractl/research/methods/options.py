@@ -17,7 +17,7 @@ from hydractl.plugins import load
 from hydractl.settings import CheckedSettings, Setting, by_default, check, required, setting
 from hydractl.stages.finetune.extension import SEEDS, FinetuneExtension
 from hydractl.stages.shared import settings as shared
-from hydractl.training.recipes.recipe import TRAINED_PARTS
+from hydractl.training.recipe import TRAINED_PARTS
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
@@ -45,13 +45,6 @@ class TrainingMethod(CheckedSettings):
     def models(self) -> int:
         """Number of models that a run makes."""
         return 1
-
-    def check_model(self, model: str) -> None:
-        """Refuse a model by its reference.
-
-        Raises:
-            UsageError: If the method cannot train it.
-        """
 
     def reference(self, model: str) -> str:
         """Return the reference of the model that trains in the place of MODEL.
@@ -176,7 +169,7 @@ class Packed(TrainingMethod):
     )
 
     @override
-    def check_model(self, model: str) -> None:
+    def reference(self, model: str) -> str:
         if not model.startswith("arch:"):
             raise UsageError(
                 f"`--method packed`: {model} has weights, but its members are narrow models that train from "
@@ -184,8 +177,6 @@ class Packed(TrainingMethod):
                 hint="give an architecture: `arch:NAME[::K=V,...]`",
             )
 
-    @override
-    def reference(self, model: str) -> str:
         narrow_reference: str = load("hydractl.research.methods.packed:narrow_reference")(model, self)
         return narrow_reference
 
@@ -267,7 +258,7 @@ class TrainingOptions(FinetuneExtension):
     def check_config(self, config: Any) -> None:
         if (method := self.trains_by) is None:
             return
-        method.check_model(config.model)
+        method.reference(config.model)  # raises if the method cannot train the model
         if config.repulsion is not None:
             raise UsageError(
                 "`--repulsion` and `--method` exclude each other: members of a method are trained as it says",

@@ -5,20 +5,15 @@ Axes: N heads of all scored towers, of which K are kept.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 from typing_extensions import override
 
 from hydractl.heads.budget import total_heads
 from hydractl.progress import Progress
-from hydractl.research.scores.gates import (
-    Gates,
-    initial_draws,
-    joint_weights,
-    step_uniform,
-    tables,
-    train_gates,
-)
+from hydractl.research.scores.gates import Gates, initial_draws, step_uniform, train_gates
 from hydractl.research.scores.options import DspSettings
 from hydractl.runtime import on_device
 from hydractl.scoring.job import Ranking, ScoreJob
@@ -48,16 +43,11 @@ def score_dsp(job: ScoreJob, progress: Progress) -> Ranking:
             cooldown=max(1, round(settings.cooldown * steps)),
         )
 
-    learned = train_gates(job, settings, make, progress)
-    return Ranking(
-        scores=tables(learned.model.gates.scores, job.scored),
-        results={
-            "kept": keep,
-            "training_accuracy": learned.metrics.accuracy,
-            "training_nll": learned.metrics.nll,
-            "steps": learned.steps,
-        },
-        weights=joint_weights(learned.model) if settings.trains_weights else None,
+    model, ranking = train_gates(job, settings, make, progress)
+    return replace(
+        ranking,
+        results={"kept": keep, **ranking.results},
+        weights=model.weights() if settings.trains_weights else None,
     )
 
 

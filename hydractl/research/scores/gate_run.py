@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from typing_extensions import override
@@ -20,7 +21,7 @@ from hydractl.output.atomic_write import Digested, is_stream, publish_together
 from hydractl.output.locks import OutputLock
 from hydractl.progress import Progress
 from hydractl.research.scores.gates import GateTraining
-from hydractl.research.scores.options import TrainedWeights
+from hydractl.research.scores.options import GateSettings, TrainedWeights
 from hydractl.runtime import digest_text, versions
 from hydractl.scoring.job import Ranking
 from hydractl.stages.score.config import ScoreConfig
@@ -35,18 +36,12 @@ from hydractl.training.resume import Snapshot, StateFolder
 class GateRun(MethodRun):
     """Trains gates from shuffled batches. The state is saved beside the output; an output stream has none."""
 
-    def __init__(self) -> None:
-        self.folder: StateFolder | None = None
-        self.start: Snapshot | None = None
-
-    @property
-    def resumes(self) -> bool:  # type: ignore[override]  # read only
-        """Whether an interrupted training is resumed."""
-        return self.start is not None and bool(self.start.weights)
+    folder: StateFolder | None = None
+    start: Snapshot | None = None
 
     @override
     def check(self, config: ScoreConfig, opened: OpenModel, claim: OutputLock) -> None:
-        if config.settings.trains_weights and opened.header.prompting is not None:
+        if cast("GateSettings", config.settings).trains_weights and opened.header.prompting is not None:
             raise UsageError(
                 f"{config.model}: is a zero-shot model, whose weights cannot be trained",
                 hint="add `--training pipelined`",
@@ -77,6 +72,7 @@ class GateRun(MethodRun):
             settings_of(document) | libraries,
         )
         self.start = self.folder.resumed(force=config.force, others=config.if_changed, progress=progress)
+        self.resumes = bool(self.start.weights)
 
     @override
     def training(

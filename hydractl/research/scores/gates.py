@@ -23,13 +23,13 @@ from hydractl.processes.distributed import world_size
 from hydractl.progress import Progress
 from hydractl.research.scores.options import GateSettings
 from hydractl.scoring.attention_hooks import Gated
-from hydractl.scoring.job import ScoreJob
+from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.training.accelerator import Share, start_engine
 from hydractl.training.evaluate import metrics_of, tally
 from hydractl.training.loop import Trained, train
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from hydractl.training.resume import Metrics, Snapshot, StateFolder
-from hydractl.training.trainer import Job
+from hydractl.training.trainer import Job, copy_weights
 
 if TYPE_CHECKING:
     from hydractl.manifest.head_mask import TowerHeads
@@ -83,6 +83,10 @@ class GatedModel(nn.Module):
             tap.gate = gate
         logits: torch.Tensor = self.model(inputs)
         return logits
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return the tensors without the gates by the library's names."""
+        return {name: tensor.detach() for name, tensor in self.model.library_state().items()}
 
     @torch.no_grad()
     def absorb(self, gates: torch.Tensor) -> None:
@@ -154,21 +158,6 @@ class GateTraining:
     keeps_weights: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
-    """Result of the training.
-
-    Attributes:
-        model: In evaluation mode, on the CPU, fp32, with its gates.
-        metrics: Metrics of the gated model in evaluation mode, on the training data.
-        steps: Number of steps.
-    """
-
-    model: GatedModel
-    metrics: Metrics
-    steps: int
-
-
 def train_gates(
     job: ScoreJob,
     settings: GateSettings,
@@ -176,7 +165,7 @@ def train_gates(
     progress: Progress,
     *,
     penalty: Callable[[Gates], torch.Tensor] | None = None,
-) -> Learned:
+) -> tuple[GatedModel, Ranking]:
     """Train gates, and with `joint` training also the model's weights; the job's model does not change.
 
     AdamW without weight decay trains the gates at `gate_lr` and the weights at `weights_lr`; both decrease linearly to 0,
@@ -189,6 +178,9 @@ def train_gates(
         make: Returns the initial gates, given the number of steps.
         progress: Receives epochs, and a warning if trained weights will be discarded.
         penalty: Term added to the loss of each batch.
+
+    Returns:
+        The gated model in evaluation mode, on the CPU, fp32; and the scores with metrics of the gated model on the training data.
 
     Raises:
         CheckFailed: If outputs or gates are not finite.
@@ -232,7 +224,10 @@ def train_gates(
         feed=feed,
         loss=lambda logits, labels: question_losses(logits.float(), labels),
         evaluate=_measure(job),
-        probe=_probe(feed),
+        # one training sample, the same in every process
+        probe=map_inputs(
+            lambda x: x[:1], next(feed.steps(0, 1, Share(first=0, pieces=1, total=1)))[0].inputs
+        ),
         recipe=recipe,
         seed=job.seed,
         rates=dict.fromkeys(names, settings.gate_lr),
@@ -244,15 +239,15 @@ def train_gates(
     )
     trained = _trained(job.training, work, job.model.device, progress, settings=settings)
     model = build()
-    _restore(model, trained.weights)
+    copy_weights(model, trained.weights)
     if not all(p.isfinite().all() for p in model.parameters()):
         raise _diverged(settings)
-    return Learned(model=model.eval(), metrics=trained.metrics, steps=trained.step)
-
-
-def joint_weights(model: GatedModel) -> dict[str, torch.Tensor]:
-    """Return a gated model's tensors without its gates, under the library's names."""
-    return {name: tensor.detach() for name, tensor in model.model.library_state().items()}
+    results = {
+        "training_accuracy": trained.metrics.accuracy,
+        "training_nll": trained.metrics.nll,
+        "steps": trained.step,
+    }
+    return model.eval(), Ranking(scores=tables(model.gates.scores, job.scored), results=results)
 
 
 def _trained(
@@ -286,18 +281,6 @@ def _gates_of(model: nn.Module) -> Gates:
     if not isinstance(model, GatedModel):
         raise TypeError(f"expected a gated model, got {type(model).__name__}")
     return model.gates
-
-
-def _restore(model: GatedModel, weights: Mapping[str, torch.Tensor]) -> None:
-    parameters = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, tensor in weights.items():
-            parameters[name].copy_(tensor)
-
-
-def _probe(feed: Feed) -> torch.Tensor | Mapping[str, torch.Tensor]:
-    """Return the inputs of one training sample, whatever this process's share."""
-    return map_inputs(lambda x: x[:1], next(feed.steps(0, 1, Share(first=0, pieces=1, total=1)))[0].inputs)
 
 
 def _measure(job: ScoreJob) -> Callable[[nn.Module], Metrics | None]:

@@ -17,7 +17,7 @@ from hydractl.progress import Progress
 from hydractl.research.scores.options import HeadmapSettings
 from hydractl.scoring.attention_hooks import heads_left, keep_heads
 from hydractl.scoring.circuit.memory_budget import MemoryBudget
-from hydractl.scoring.circuit.tower import LayerInput, without
+from hydractl.scoring.circuit.tower import LayerInput, iterate_ablations
 from hydractl.scoring.gradients import losses_of, not_finite, sample_losses
 from hydractl.scoring.job import Ranking, Samples, ScoreJob
 
@@ -148,7 +148,8 @@ def _without_each(tower: Tower, layer: int, stream: Stream, room: MemoryBudget) 
         stream = stream.with_tokens(stream.tokens[:, queries])
     full_outputs = tower.resume(block.join(stream, y), layer + 1).unsqueeze(0)
     heads = range(block.attn.groups()[0].heads)
-    return torch.cat([full_outputs, *without(tower, layer, LayerInput(block, stream, z, y), heads, room)])
+    ablations = iterate_ablations(tower, layer, LayerInput(block, stream, z, y), heads, room)
+    return torch.cat([full_outputs, *(ablation.outputs for ablation in ablations)])
 
 
 def _advanced(tower: Tower, layer: int, streams: Sequence[Stream | None]) -> list[Stream | None]:

@@ -6,20 +6,14 @@ Axes: N heads of all scored towers.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import nn
 from typing_extensions import override
 
 from hydractl.progress import Progress
-from hydractl.research.scores.gates import (
-    Gates,
-    initial_draws,
-    joint_weights,
-    step_uniform,
-    tables,
-    train_gates,
-)
+from hydractl.research.scores.gates import Gates, initial_draws, step_uniform, train_gates
 from hydractl.research.scores.options import L0Settings
 from hydractl.runtime import on_device
 from hydractl.scoring.job import Ranking, ScoreJob
@@ -49,26 +43,20 @@ def score_l0(job: ScoreJob, progress: Progress) -> Ranking:
     settings = job.set_for(L0Settings)
     sizes = [t.num_heads for t in job.scored.values() for _ in range(t.layers)]
     first = initial_draws(sizes, seed=job.seed)
-    learned = train_gates(
+    model, ranking = train_gates(
         job,
         settings,
         lambda _total: HardConcrete(first),
         progress,
         penalty=lambda gates: settings.penalty * openness(gates.scores).sum(),
     )
-    model = learned.model
     log_alpha = model.gates.scores.detach()
     if settings.trains_weights:
         model.absorb(hard_concrete(log_alpha))
-    return Ranking(
-        scores=tables(log_alpha, job.scored),
-        results={
-            "open": int((log_alpha > CLOSED).sum()),
-            "training_accuracy": learned.metrics.accuracy,
-            "training_nll": learned.metrics.nll,
-            "steps": learned.steps,
-        },
-        weights=joint_weights(model) if settings.trains_weights else None,
+    return replace(
+        ranking,
+        results={"open": int((log_alpha > CLOSED).sum()), **ranking.results},
+        weights=model.weights() if settings.trains_weights else None,
     )
 
 

@@ -254,7 +254,8 @@ def remove_lowest(
     removals = list(recorded[: len(recorded) // at_once * at_once])
     for removal in removals:
         remove_head(job.model, removal.id)
-    importance = _measured(job, measure, removed=len(removals))
+    # after the last step no scores are needed
+    importance = measure() if len(removals) < job.budget else HeadImportance({}, mean_loss(job))
     baseline = -importance.loss if job.log.baseline is None else job.log.baseline
     job.log.begin(baseline)
     steps = range(len(removals), job.budget, at_once)
@@ -262,7 +263,8 @@ def remove_lowest(
         lowest = _lowest(job, importance.tables)[: min(at_once, job.budget - begin)]
         for head in lowest:
             remove_head(job.model, head)
-        importance = _measured(job, measure, removed=begin + len(lowest))
+        left = begin + len(lowest) < job.budget
+        importance = measure() if left else HeadImportance({}, mean_loss(job))
         for head in lowest:
             removal = Removal(tower=head.tower, layer=head.layer, head=head.head, objective=-importance.loss)
             if len(removals) >= len(
@@ -271,11 +273,6 @@ def remove_lowest(
                 job.log.record(removal)
             removals.append(removal)
     return Ranking.of_removals(job, removals, baseline=baseline)
-
-
-def _measured(job: ScoreJob, measure: Callable[[], HeadImportance], *, removed: int) -> HeadImportance:
-    """Return scores where a further step needs them, and else the loss alone."""
-    return measure() if removed < job.budget else HeadImportance({}, mean_loss(job))
 
 
 def _lowest(job: ScoreJob, tables: Tables) -> list[HeadId]:

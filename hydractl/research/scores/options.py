@@ -205,8 +205,8 @@ class TrainedWeights(Extension):
 
     @override
     def check_config(self, config: Any) -> None:
-        if self.trained is not None and not config.settings.trains_weights:
-            learns = isinstance(config.settings, GateSettings)
+        learns = isinstance(config.settings, GateSettings)
+        if self.trained is not None and not (learns and config.settings.trains_weights):
             raise UsageError(
                 f"`--trained {self.trained}`: no weights are trained by `--method {config.method}`"
                 + (" and `--training pipelined`" if learns else ""),

@@ -9,7 +9,7 @@ Axes: k candidates, B or N batch, T tokens, H heads, K head width, D width, F ou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -225,16 +225,17 @@ def with_all_heads(
 
 
 class CandidateHeads(NamedTuple):
-    """Heads of a tower: its name, and for each layer their positions among those that are left, or `around` them among all."""
+    """Heads of a tower.
+
+    Attributes:
+        tower: Name of the tower.
+        heads: For each layer their positions among the remaining heads, or with `around` among all heads.
+        around: Whether heads that were removed are among them.
+    """
 
     tower: str
-    heads: Mapping[int, tuple[int, ...]]
+    heads: tuple[tuple[int, ...], ...]
     around: bool = False
-
-    @property
-    def key(self) -> Hashable:
-        """The same for the same heads."""
-        return self.tower, tuple(sorted(self.heads.items())), self.around
 
 
 class Ablation(NamedTuple):
@@ -270,14 +271,6 @@ class Ablation(NamedTuple):
         return self.attention_outputs.numel() * self.attention_outputs.element_size() + sum(
             entered.size for entered in self.later
         )
-
-
-def without(
-    tower: Tower, layer: int, entered: LayerInput, positions: Sequence[int], room: MemoryBudget
-) -> Iterator[torch.Tensor]:
-    """Yield the tower's outputs (k, N, F) without each of a layer's heads at `positions`, several heads side by side."""
-    for ablation in iterate_ablations(tower, layer, entered, positions, room, trails=False):
-        yield ablation.outputs
 
 
 def iterate_ablations(

@@ -32,8 +32,7 @@ from hydractl.settings import (
 from hydractl.stages.finetune.extension import SEEDS, FinetuneExtension
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig
-from hydractl.training.recipes.presets import RECIPES, recipe_of
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import RECIPES, Recipe, recipe_of
 from hydractl.training.run_log import check_log
 
 if TYPE_CHECKING:
@@ -218,17 +217,13 @@ class FinetuneConfig(CommandConfig):
     @override
     def outputs(self) -> tuple[Path, ...]:
         """Return the path of each output model."""
-        if self.models == 1 and "{i}" in self.out.name:
+        models = self.extension.models
+        if models == 1 and "{i}" in self.out.name:
             raise UsageError(
                 f"`-o {self.out}`: `{{i}}` numbers several models, but this command makes one",
                 hint="leave out `{i}` from the name",
             )
-        return (self.out,) if self.models == 1 else shared.numbered(self.out, self.models)
-
-    @property
-    def models(self) -> int:
-        """Number of models that train together without being a hydra."""
-        return self.extension.models
+        return (self.out,) if models == 1 else shared.numbered(self.out, models)
 
     @property
     def has_own_batches(self) -> bool:
@@ -260,16 +255,6 @@ class FinetuneConfig(CommandConfig):
             | ({"compile": True} if self.compile else {})
             | ({} if self.repulsion is None else {"repulsion": self.repulsion})
         )
-
-    @property
-    def keep_head(self) -> bool:
-        """Whether the model's classifier must be kept."""
-        return self.recipe.reset_head is False
-
-    @property
-    def reset_head(self) -> bool:
-        """Whether the model's classifier must be replaced."""
-        return self.recipe.reset_head is True
 
     @property
     def tokens(self) -> int | None:

@@ -29,8 +29,8 @@ from hydractl.stages.finetune.prepare import EVAL_BATCH, TrainingPlan
 from hydractl.stages.finetune.trainable import Together, TrainableModel
 from hydractl.training.accelerator import Engine
 from hydractl.training.feeding.sources import InputSource, Planned
-from hydractl.training.recipes.recipe import Recipe
-from hydractl.training.step_modes import begin_training
+from hydractl.training.recipe import Recipe
+from hydractl.training.trainer import begin_training
 
 
 def begin_head_training(model: nn.Module, *, family: Family) -> None:
@@ -88,13 +88,6 @@ def items_to_encode(work: TrainingPlan, engine: Engine) -> Items | None:
     return None if changes or not work.trains_head or isinstance(items, Shuffled) else items
 
 
-def frozen_encoder(work: TrainingPlan, engine: Engine) -> Towers:
-    """Return the model in evaluation mode on its device, with the inputs of its classifiers (M, B, F) as output."""
-    model = _towers_of(work.load().module).eval()
-    give_head_inputs(model, work.opened.family)
-    return model.to(engine.device)
-
-
 def features_of(model: Towers, batch: Batch[Inputs], recipe: Recipe) -> tuple[Tensor, Tensor]:
     """Return the indices (B,) of a batch's samples and their features (B, M, F), float32, on the CPU."""
     autocast = torch.autocast(model.device.type, torch.bfloat16, enabled=recipe.precision == "bf16")
@@ -116,7 +109,9 @@ def keep_features(work: TrainingPlan, items: Items, engine: Engine, progress: Pr
         DataError: If an item cannot be read.
         OutputError: If the disk has no room for the features.
     """
-    model = frozen_encoder(work, engine)
+    model = _towers_of(work.load().module).eval()
+    give_head_inputs(model, work.opened.family)  # outputs (M, B, F)
+    model = model.to(engine.device)
     shape = model.member_logits(blank_inputs(work.header.preprocess, 1, device=engine.device)).shape[::2]
     progress.step("Running the frozen encoder once and storing its features")
     with start_team(engine.device) as team:
@@ -161,7 +156,7 @@ def on_features(subject: TrainableModel) -> TrainableModel:
         logits = _towers_of(module).answer.class_logits(outputs)
         return module.answer(logits) if isinstance(module, Together) else logits.squeeze(0)
 
-    vars(module)["forward"] = forward  # names of parameters stay, as in `step_modes`
+    vars(module)["forward"] = forward  # names of parameters stay, as in `training.trainer`
     return subject
 
 

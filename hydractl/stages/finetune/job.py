@@ -29,11 +29,10 @@ from hydractl.training.accelerator import Engine
 from hydractl.training.dropout import HAS_LAYERS_FOR, set_dropout
 from hydractl.training.evaluate import classifier_metrics
 from hydractl.training.feeding.feed import Feed, ItemFeed, MemberFeeds
-from hydractl.training.recipes.parameter_groups import rate_scales
-from hydractl.training.repulsion import Repulsion
+from hydractl.training.losses import Repulsion
+from hydractl.training.optimizers import rate_scales
 from hydractl.training.resume import Metrics
-from hydractl.training.step_modes import begin_training
-from hydractl.training.trainer import Job
+from hydractl.training.trainer import Job, begin_training, copy_weights
 
 
 def open_job(
@@ -89,11 +88,6 @@ def val_batches(work: TrainingPlan, features: KeptFeatures | None) -> Iterable[B
     return encoded(work.val.items, work.how, batch_size=EVAL_BATCH)
 
 
-def validate(work: TrainingPlan, engine: Engine, model: nn.Module) -> Metrics | None:
-    """Return a model's metrics on the validation data."""
-    return measure_of(work, engine, val_batches(work, None))(model)
-
-
 def measure_of(
     work: TrainingPlan, engine: Engine, batches: Iterable[Batch[Inputs]]
 ) -> Callable[[nn.Module], Metrics | None]:
@@ -127,7 +121,7 @@ def _job(
             work.header,
             partial(question_losses, label_smoothing=recipe.label_smoothing),
             by_member=not isinstance(feed, ItemFeed),
-            several=config.models > 1,
+            several=config.extension.models > 1,
         ),
         evaluate=measure_of(work, engine, batches),
         probe=blank_inputs(work.header.preprocess, 1, device="cpu")
@@ -204,13 +198,13 @@ def _stay_equal(subject: TrainableModel, job: Job, device: torch.device) -> bool
         log_probs = log_probs * job.lesson.targets(inputs_on(job.probe, device)).cpu()
     log_probs.sum().backward()
     return any(
-        all(_same_gradient(tensor.grad, second[n].grad) for n, tensor in first.items())
+        all(
+            tensor.grad is (other := second[n].grad)
+            or (tensor.grad is not None and other is not None and torch.equal(tensor.grad, other))
+            for n, tensor in first.items()
+        )
         for first, second in twins
     )
-
-
-def _same_gradient(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
-    return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 
 def output_tensors(
@@ -222,10 +216,7 @@ def output_tensors(
         CheckFailed: If a weight does not fit its dtype.
     """
     subject = work.build()
-    parameters = dict(subject.module.named_parameters())
-    with torch.no_grad():
-        for name, tensor in trained_weights.items():
-            parameters[name].copy_(tensor)
+    copy_weights(subject.module, trained_weights)
     hint = "lower `--lr`, or add `--clip 1.0`"
     return [
         stored_tensors(work.opened.checkpoint, state, trained=work.names, hint=hint)

@@ -45,10 +45,9 @@ from hydractl.stages.shared.open_inputs import identified, overlap
 from hydractl.stages.shared.outputs import check_models
 from hydractl.training.dropout import HAS_LAYERS_FOR
 from hydractl.training.feeding.mixup import Mixing
-from hydractl.training.recipes.parameter_groups import reset_head, trainable
-from hydractl.training.recipes.presets import FOR_IMAGES, RECIPES
-from hydractl.training.recipes.recipe import PARTS, Recipe
-from hydractl.training.step_modes import keeps_statistics
+from hydractl.training.optimizers import reset_head, trainable
+from hydractl.training.recipe import FOR_IMAGES, PARTS, RECIPES, Recipe
+from hydractl.training.trainer import keeps_statistics
 
 T = TypeVar("T", bound="Items | Shuffled")
 EVAL_BATCH = 256
@@ -99,7 +98,7 @@ class TrainingPlan:
     def initial_tensors(self) -> dict[str, Tensor]:
         """Return the tensors at the start of training."""
         state = self.opened.checkpoint.tensors()
-        resets = self.config.reset_head and self.config.head_seed is None
+        resets = self.config.recipe.reset_head and self.config.head_seed is None
         return reset_head(self.opened.family, state) if resets else state
 
     def load(self) -> TrainableModel:
@@ -157,8 +156,7 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
     _check_apart(config, header)
     _check_repulsion(config, header, how)
     training = open_training(config, opened.header)
-    training.check_model()
-    training.check_task(items.task, items.name)
+    training.check(items.task, items.name)
     names = trained_names(opened, training)
     _check_layers(config, header, opened.family, progress)
     labelled, header = _training(items, header, progress)

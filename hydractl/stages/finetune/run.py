@@ -6,7 +6,6 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,22 +26,20 @@ from hydractl.stages.finetune.head_training import KeptFeatures, head_macs, item
 from hydractl.stages.finetune.job import (
     build,
     load_output,
+    measure_of,
     open_job,
     output_tensors,
     val_batches,
-    validate,
     warn_equal,
 )
 from hydractl.stages.finetune.prepare import TrainingPlan, prepare
 from hydractl.stages.shared.finite import check_finite, check_weights
 from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import claim, resumable, resume_hint
-from hydractl.training import fsdp
-from hydractl.training.accelerator import Engine, start_engine
+from hydractl.training.accelerator import Engine, launcher_uses_fsdp, start_engine
 from hydractl.training.loop import Trained, train
-from hydractl.training.resume import Metrics, Snapshot, StateFolder
+from hydractl.training.resume import Metrics, Snapshot, StateFolder, texts_of
 from hydractl.training.run_log import open_run_log
-from hydractl.training.run_settings import texts_of
 from hydractl.training.trainer import Job
 from hydractl.version import __version__
 
@@ -97,7 +94,7 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
         CheckFailed: If training diverged.
         OutputExists: If the output or the state of another run already exists, or another command is writing it.
     """
-    leads, shards = rank() == 0, fsdp.launcher_uses_fsdp()
+    leads, shards = rank() == 0, launcher_uses_fsdp()
     _check_fsdp(config, shards=shards)
     with (
         resumable(config.out, force=config.force),
@@ -110,7 +107,9 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
         for teacher in work.teachers:
             check_weights(teacher)
         folder = _state_folder(work)
-        start = _resume(config, folder, progress)
+        start = Snapshot()
+        if folder is not None:
+            start = folder.resumed(force=config.force, others=config.if_changed, progress=progress)
         with (
             _settling_state(config, folder, leads=leads),
             start_engine(config.device, precision=config.recipe.precision, shards=shards) as engine,
@@ -132,7 +131,7 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
             with log as run_log:
                 trained = train(replace(job, run_log=run_log), engine, progress, folder=folder, start=start)
             tensors = output_tensors(work, trained.weights)
-            evaluate = job.evaluate if features is None else partial(validate, work, engine)
+            evaluate = job.evaluate if features is None else measure_of(work, engine, val_batches(work, None))
             trained = replace(trained, metrics=_final_metrics(work, engine, trained, tensors, evaluate))
             macs = _training_macs(work, features, trained.step, job.feed.steps_per_epoch)
             report = _report(work, job, trained, tensors, start, macs)
@@ -171,13 +170,6 @@ def _state_folder(work: TrainingPlan) -> StateFolder | None:
         digest_text(json.dumps(depends_on, sort_keys=True)),
         texts_of({**options, "seed": seed, **files, **libraries}),
     )
-
-
-def _resume(config: FinetuneConfig, folder: StateFolder | None, progress: Progress) -> Snapshot:
-    """Return where training begins or goes on."""
-    if folder is None:
-        return Snapshot()
-    return folder.resumed(force=config.force, others=config.if_changed, progress=progress)
 
 
 @contextlib.contextmanager
@@ -232,7 +224,7 @@ def _report(
     config = work.config
     return FinetuneReport(
         path=config.out,
-        members=config.outputs() if config.models > 1 else (),
+        members=config.outputs() if config.extension.models > 1 else (),
         kind=work.header.kind,
         accuracy=trained.metrics.accuracy,
         nll=trained.metrics.nll,

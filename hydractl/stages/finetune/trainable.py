@@ -139,11 +139,8 @@ class Training:
     def check_base(self) -> None:
         """Refuse a base, before it is fused, whose hydra cannot be trained this way."""
 
-    def check_model(self) -> None:
-        """Refuse a model that cannot be trained this way."""
-
-    def check_task(self, task: Task, data: str) -> None:
-        """Refuse training data, named `data`, of a task that cannot be trained this way."""
+    def check(self, task: Task, data: str) -> None:
+        """Refuse a model, or training data named `data` of a task, that cannot be trained this way."""
 
     def select(
         self, family: Family, model: nn.Module, state: Mapping[str, torch.Tensor], names: Collection[str]
@@ -204,8 +201,7 @@ class Training:
 
     def join(self, modules: Sequence[nn.Module]) -> nn.Module:
         """Return the module whose predictions are those of the written models."""
-        (module,) = modules
-        return module
+        return modules[0]
 
 
 def of_each(header: Header, loss: Loss, *, by_member: bool = False, several: bool = False) -> Loss:

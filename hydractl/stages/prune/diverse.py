@@ -37,8 +37,7 @@ from hydractl.scoring.circuit.outcomes import Outcomes, Yardstick, check_halves
 from hydractl.scoring.job import Samples
 from hydractl.scoring.objective import AVERAGE, parse_objective
 from hydractl.scoring.settings import OBJECTIVE_SCORES
-from hydractl.stages.prune.config import DiverseConfig
-from hydractl.stages.prune.strategy import Diversity
+from hydractl.stages.prune.config import DiverseConfig, Diversity
 from hydractl.stages.shared.open_inputs import RepeatedBatches, data_input, labels_of, open_sets
 from hydractl.stages.shared.zero_shot_classes import ask
 

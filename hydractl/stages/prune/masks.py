@@ -19,11 +19,9 @@ from hydractl.messages import counted
 from hydractl.output.atomic_write import is_stream
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
-from hydractl.stages.prune.config import PruneConfig, needs_pool
+from hydractl.stages.prune.config import PruneConfig, Strategy, needs_pool
 from hydractl.stages.prune.diverse import DiverseReport
-from hydractl.stages.prune.key_groups import in_groups
-from hydractl.stages.prune.sample_masks import STRATEGIES, DrawnMasks, Material, check_pool
-from hydractl.stages.prune.strategy import Strategy
+from hydractl.stages.prune.sample_masks import STRATEGIES, DrawnMasks, Material, check_pool, in_groups
 from hydractl.stages.shared.mask_selection import Quota, own_quota, quota_of
 from hydractl.stages.shared.output_record import TOOL, document_input, scoring_step
 

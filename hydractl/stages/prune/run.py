@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+import torch
+
 from hydractl.checkpoint import write_checkpoint
 from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.dummy_inputs import TOLERANCE, blank_inputs, largest_difference, probe_inputs
 from hydractl.families.load import OpenModel, build_checked, check_tensors, open_model
 from hydractl.families.registry import expected_specs
 from hydractl.families.tower import Model
+from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
 from hydractl.fusion.streaming import hollow, streamed_logits
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept
 from hydractl.hub.model_outputs import publish_models
-from hydractl.manifest.head_mask import Mask
-from hydractl.manifest.header import Header, Kind, samples_of
+from hydractl.manifest.head_mask import HeadMask, Mask
+from hydractl.manifest.header import Header, InputFile, Kind, samples_of
 from hydractl.messages import quoted
 from hydractl.metrics.cost import macs_of
 from hydractl.model_inputs import Inputs
@@ -29,12 +32,67 @@ from hydractl.runtime import torch_dtype
 from hydractl.stages.prune.config import PruneConfig, mask_path
 from hydractl.stages.prune.diverse import DiverseReport
 from hydractl.stages.prune.masks import Chosen, choose_masks
-from hydractl.stages.prune.plan import Plan
-from hydractl.stages.shared.finite import check_weights, warn_temperature
+from hydractl.stages.shared.finite import as_stored, check_weights, warn_temperature
 from hydractl.stages.shared.image_preprocessing import warn_of_folder
 from hydractl.stages.shared.output_record import make_step
 from hydractl.stages.shared.outputs import check_models, claim
-from hydractl.tensor_spec import TensorSpec
+from hydractl.tensor_spec import Chunks, TensorSpec, tensor_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A member to be.
+
+    Attributes:
+        opened: The base.
+        mask: The heads that stay.
+        path: Where it goes.
+        sources: What the mask came from.
+        specs: Its tensors, as they are stored.
+    """
+
+    opened: OpenModel
+    mask: HeadMask
+    path: Path
+    sources: tuple[InputFile, ...]
+    specs: Mapping[str, TensorSpec]
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return a tensor as it is stored.
+
+        Raises:
+            CheckFailed: If its dtype is too small for a number.
+        """
+        opened, spec = self.opened, self.specs[name]
+        base_tensor = opened.checkpoint.tensor(name)
+        member_tensor = prune_tensor(
+            opened.family, opened.header.architecture, self.mask.towers, name, base_tensor
+        )
+        larger = spec.dtype == "F16" and "`--dtype bf16` or `--dtype fp32` can represent larger numbers"
+        return as_stored(
+            name, member_tensor, spec, hint=larger or "leave `--dtype` out to keep the stored numbers"
+        )
+
+    def masked(self, name: str) -> torch.Tensor:
+        """Return the base's tensor that the member's must equal: heads zeroed, numbers rounded as they are stored, in fp32.
+
+        What that dtype is too small for stays: it is in a head that goes, or `tensor` refuses it.
+        """
+        opened, spec = self.opened, self.specs[name]
+        base_tensor = opened.checkpoint.tensor(name)
+        if spec.is_floating:
+            rounded, base_tensor = base_tensor.to(spec.torch_dtype).float(), base_tensor.float()
+            base_tensor = torch.where(rounded.isfinite(), rounded, base_tensor)
+        return zero_dropped(opened.family, opened.header.architecture, self.mask.towers, {name: base_tensor})[
+            name
+        ]
+
+    def chunks(self, name: str) -> Chunks:
+        """Return a tensor's bytes, those of the base where nothing changes; raises as `tensor`."""
+        stored = self.opened.checkpoint
+        if stored.specs[name] == self.specs[name]:
+            return [stored.spans[name]]
+        return [tensor_bytes(self.tensor(name))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,8 +219,15 @@ def _plan_members(config: PruneConfig, opened: OpenModel, choice: Chosen) -> lis
             k: TensorSpec("F32" if k in exact else name, s.shape) if s.is_floating else s
             for k, s in specs.items()
         }
+    family, architecture = opened.family, opened.header.architecture
     return [
-        Plan.of(opened, mask, specs, path=path, sources=sources)
+        Plan(
+            opened=opened,
+            mask=mask,
+            path=path,
+            sources=sources,
+            specs={n: pruned_spec(family, architecture, mask.towers, n, spec) for n, spec in specs.items()},
+        )
         for mask, path, sources in zip(choice.masks, config.outputs(), choice.sources, strict=True)
     ]
 

@@ -1,14 +1,16 @@
-"""What each strategy does: scores, a quota and a seed become masks."""
+"""Masks of each strategy from scores, a quota and a seed. With `--whole-groups`, groups of heads that share keys take the place of heads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
+from typing import cast
 
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel
-from hydractl.heads.budget import total_heads
+from hydractl.heads.budget import HeadBudget, total_heads
 from hydractl.heads.masks import total_kept
 from hydractl.heads.member_masks import (
     Sampling,
@@ -19,16 +21,74 @@ from hydractl.heads.member_masks import (
     share_before,
 )
 from hydractl.manifest.document import OptionValue
-from hydractl.manifest.head_mask import HeadScores, Mask, Shape, TowerKeep
+from hydractl.manifest.head_mask import HeadScores, Mask, Shape, TowerKeep, TowerScores, TowerShape
 from hydractl.manifest.header import InputFile
 from hydractl.messages import counted
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
-from hydractl.stages.prune.config import PruneConfig
+from hydractl.stages.prune.config import PruneConfig, Strategy
 from hydractl.stages.prune.diverse import DiverseReport, Session, choose
-from hydractl.stages.prune.strategy import Strategy
 from hydractl.stages.shared.finite import check_weights
-from hydractl.stages.shared.mask_selection import Quota, check_long_enough, clusters_of, mask_of, order_of
+from hydractl.stages.shared.mask_selection import (
+    Quota,
+    check_long_enough,
+    clusters_of,
+    mask_of,
+    order_of,
+    quota_of,
+)
+
+
+def in_groups(material: Material) -> Material:
+    """Return what a strategy works on with groups in place of heads; a group's score is the mean of its heads'.
+
+    Raises:
+        UsageError: If heads share no keys, or a number of heads is not one of whole groups.
+    """
+    sharing, config = material.sharing, material.config
+    budget = cast("HeadBudget", config.budget)  # as the configuration sees to
+    if sharing == 1:
+        raise UsageError(
+            f"`--whole-groups`: each head of {material.opened.reference} has keys of its own",
+            hint="leave it out",
+        )
+
+    def groups(option: str, count: int | None) -> int | None:
+        if count is not None and count % sharing:
+            raise UsageError(
+                f"`{option} {count}`: is no number of whole groups, as {sharing} heads share keys",
+                hint=f"for example `{option} {count + sharing - count % sharing}`",
+            )
+        return None if count is None else count // sharing
+
+    in_all = replace(
+        budget,
+        keep_per_layer=groups("--keep", budget.keep_per_layer),
+        remove=groups("--remove", budget.remove),
+    )
+    shape = {n: TowerShape(size.layers, size.num_heads // sharing) for n, size in material.shape.items()}
+    return replace(
+        material,
+        config=replace(config, budget=in_all, pool=groups("--pool", config.pool)),
+        scores=tuple(_means(scores, sharing) for scores in material.scores),
+        shape=shape,
+        quotas=(quota_of(in_all, shape),) * len(material.quotas),
+    )
+
+
+def _means(scores: HeadScores, sharing: int) -> HeadScores:
+    """Return the scores of groups; a greedy order of heads is none of groups."""
+    towers = {
+        name: TowerScores(
+            scores=tuple(
+                tuple(fmean(row[i : i + sharing]) for i in range(0, len(row), sharing))
+                for row in table.scores
+            )
+        )
+        for name, table in scores.towers.items()
+    }
+    return scores.model_copy(update={"towers": towers, "removals": None})
+
 
 TOO_ALIKE = "use fewer `--members`, or an earlier layer in `--diverge-from`"
 

@@ -32,8 +32,7 @@ from hydractl.scoring.job import NOTHING_LEARNT, Log, Memory, Ranking
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.shared.outputs import first_line
 from hydractl.strict_json import compact, parse, read_limited
-from hydractl.training.resume import DROPPED, FORCED, OTHERS, OtherRunError
-from hydractl.training.run_settings import changes, stored_texts, texts_of
+from hydractl.training.resume import DROPPED, FORCED, OTHERS, OtherRunError, changes, stored_texts, texts_of
 
 SCHEMA = "hydractl.journal/1"
 MEMORY, CHAIN = "memory", "chain"

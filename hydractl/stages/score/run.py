@@ -114,7 +114,22 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
                 if team.leads:
                     method_run.clear_state()
                 raise
-        scores = _add_ranking(config, opened, document, ranking)
+        towers = {
+            name: TowerScores(scores=tuple(tuple(row) for row in table))
+            for name, table in ranking.scores.items()
+        }
+        scores = document.model_copy(
+            update={
+                "towers": towers,
+                "removals": ranking.removals,
+                "baseline": ranking.baseline,
+                "clusters": ranking.clusters,
+                "results": dict(ranking.results),
+                "versions": library_versions(opened.family),
+                "config_digest": config_digest(config),
+                "argv": recorded_argv(config),
+            }
+        )
         if team.leads:
             scores = method_run.publish(config, opened, scores, ranking, output_lock)
             journal.discard()
@@ -289,24 +304,3 @@ def _drawn_indices(config: ScoreConfig, item_set: Items) -> torch.Tensor | None:
     if config.limit is None or config.limit >= len(item_set):
         return None
     return epoch_order(len(item_set), seed=config.seed, epoch=0)[: config.limit].sort().values
-
-
-def _add_ranking(
-    config: ScoreConfig, opened: OpenModel, document: HeadScores, ranking: Ranking
-) -> HeadScores:
-    """Return the scores file with its scores, and what made it."""
-    towers = {
-        name: TowerScores(scores=tuple(tuple(row) for row in table)) for name, table in ranking.scores.items()
-    }
-    return document.model_copy(
-        update={
-            "towers": towers,
-            "removals": ranking.removals,
-            "baseline": ranking.baseline,
-            "clusters": ranking.clusters,
-            "results": dict(ranking.results),
-            "versions": library_versions(opened.family),
-            "config_digest": config_digest(config),
-            "argv": recorded_argv(config),
-        }
-    )

@@ -18,7 +18,7 @@ from hydractl.data.encode import Reading
 from hydractl.data.preprocess import sample_seed
 from hydractl.errors import UsageError
 from hydractl.manifest.header import Tokenization
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 
 TWO_SHARES = 2
 SWITCH_PROBABILITY = 0.5

@@ -20,7 +20,7 @@ from hydractl.research.methods.options import (
     method_reference,
     parse_method,
 )
-from hydractl.training.recipes.optimizers import decays
+from hydractl.training.optimizers import decays
 from support.adapters import adapter_of
 from support.builders import Sample, base
 from support.variants import BERT, TIMM_VIT, TINY, TINY_TEXT, TINY_VISION_TOWER, VISION_TOWER, Variant

@@ -22,8 +22,7 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.training import fsdp
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from support.builders import base
 from support.heard import Cut
 
@@ -285,7 +284,7 @@ def test_what_does_not_go_together_is_refused(tmp_path, model, monkeypatch):
         run_finetune(
             config(tmp_path / "out.st", model, "lora-ensemble", recipe=replace(RECIPE, train=("head",)))
         )
-    monkeypatch.setattr(fsdp, "launcher_uses_fsdp", lambda: True)
+    monkeypatch.setattr("hydractl.stages.finetune.run.launcher_uses_fsdp", lambda: True)
     with pytest.raises(UsageError, match="`--method` and `--use_fsdp` exclude each other"):
         run_finetune(config(tmp_path / "out.st", model, "lora-ensemble"))
     assert not (tmp_path / "out.st").exists()

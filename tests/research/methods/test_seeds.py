@@ -10,7 +10,7 @@ from hydractl.data.reference import DataRef
 from hydractl.research.methods.options import TrainingOptions
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
 RECIPE = Recipe(lr=(1e-3,), epochs=1, batch_size=16, augment=("shift",), dropout=0.1)

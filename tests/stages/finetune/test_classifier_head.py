@@ -20,7 +20,7 @@ from hydractl.output.locks import OutputLock
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.prepare import prepare
 from hydractl.stages.finetune.run import run_finetune
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from support.builders import base
 from support.heard import Heard
 from support.text_folders import save_text_model

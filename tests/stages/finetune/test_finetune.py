@@ -30,7 +30,7 @@ from hydractl.stages.finetune import run as stage
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.prepare import prepare
 from hydractl.stages.finetune.run import run_finetune
-from hydractl.training.recipes.recipe import PARTS, Recipe
+from hydractl.training.recipe import PARTS, Recipe
 from support.builders import base
 from support.heard import Cut, Heard
 from support.pictures import digits_folder, unreadable

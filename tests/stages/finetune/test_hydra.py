@@ -23,10 +23,9 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.stages.prune.config import PruneConfig
+from hydractl.stages.prune.config import PruneConfig, Strategy
 from hydractl.stages.prune.run import run_prune
-from hydractl.stages.prune.strategy import Strategy
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from support.builders import base
 from support.heard import Cut
 from support.variants import variant

@@ -17,7 +17,7 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.shared.up_to_date import check_up_to_date
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from support.heard import Cut, Heard
 from support.lake import TEXTS, Lake, image, of_images, of_texts, serve, stored, text
 from support.text_folders import save_text_model

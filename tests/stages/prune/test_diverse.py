@@ -21,9 +21,8 @@ from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.scoring.settings import CircuitSettings
 from hydractl.stages.evaluate.caveats import tuned_on_ood
 from hydractl.stages.prune import diverse
-from hydractl.stages.prune.config import DiverseConfig, PruneConfig
+from hydractl.stages.prune.config import DiverseConfig, Diversity, PruneConfig, Strategy
 from hydractl.stages.prune.run import run_prune
-from hydractl.stages.prune.strategy import Diversity, Strategy
 from hydractl.stages.shared.zero_shot_classes import Classes, Naming, ask
 from support.builders import base, sha
 from support.pairs import pair

@@ -19,7 +19,7 @@ from hydractl.training.accelerator import Share
 from hydractl.training.feeding import mixup
 from hydractl.training.feeding.feed import ItemFeed
 from hydractl.training.feeding.mixup import Mixing
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 
 PREPROCESS = Preprocess(input_size=(1, 8, 8), mean=(0.5,), std=(0.5,))
 WHOLE = Share(0, 1, 1)

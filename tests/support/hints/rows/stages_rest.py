@@ -162,7 +162,7 @@ ROWS = (
         test="tests/stages/prune/test_diverse.py::test_probabilities_that_would_not_fit_are_refused_with_a_number_that_fits",
     ),
     Row(
-        "stages/prune/key_groups.py",
+        "stages/prune/sample_masks.py",
         "for example `{} {}`",
         "prune grouped.st --strategy random --keep 3 --whole-groups -o o.st",
         "prune grouped.st --strategy random --keep 4 --whole-groups -o o.st",
@@ -193,7 +193,7 @@ ROWS = (
         before=("score clip --method random --towers text -q -o t.json",),
     ),
     Row(
-        "stages/prune/plan.py",
+        "stages/prune/run.py",
         "leave `--dtype` out to keep the stored numbers",
         f"{PRUNE} --dtype bf16",
         PRUNE,

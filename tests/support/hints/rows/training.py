@@ -39,12 +39,12 @@ ROWS = (
         f"{TEXTS} --label-smoothing 0.1",
     ),
     Row(
-        "training/fsdp.py",
+        "training/accelerator.py",
         "leave it out to use DDP",
         test="tests/stages/finetune/test_many.py::test_what_parts_cannot_do_is_refused",
     ),
     Row(
-        "training/fsdp.py",
+        "training/accelerator.py",
         "leave out `--fsdp_offload_params`",
         test="tests/stages/finetune/test_many.py::test_what_parts_cannot_do_is_refused",
     ),
@@ -94,7 +94,7 @@ ROWS = (
     Row(
         PRESETS,
         "use one of {}",
-        "python from hydractl.training.recipes.presets import recipe_of; recipe_of('zzz', {})",
+        "python from hydractl.training.recipe import recipe_of; recipe_of('zzz', {})",
         f"{ONE} --recipe vit-finetune",
     ),
     Row(

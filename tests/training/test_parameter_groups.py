@@ -10,8 +10,8 @@ from timm.optim import param_groups_layer_decay
 
 from hydractl.errors import UsageError
 from hydractl.families.base import place_of
-from hydractl.training.recipes.parameter_groups import rate_scales, reset_head, trainable
-from hydractl.training.recipes.recipe import PARTS, Recipe
+from hydractl.training.optimizers import rate_scales, reset_head, trainable
+from hydractl.training.recipe import PARTS, Recipe
 from support.builders import base
 from support.variants import VARIANTS
 

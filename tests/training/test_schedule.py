@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hydractl.settings import declared
-from hydractl.training.recipes.optimizers import lr_factor
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.optimizers import lr_factor
+from hydractl.training.recipe import Recipe
 
 SCHEDULES = declared(Recipe)["schedule"].choices
 

@@ -9,7 +9,7 @@ from timm.optim import param_groups_weight_decay
 from torch import nn
 from transformers import BertConfig, BertModel, Trainer
 
-from hydractl.training.recipes.optimizers import (
+from hydractl.training.optimizers import (
     PEAK,
     SCALE,
     decays,
@@ -17,7 +17,7 @@ from hydractl.training.recipes.optimizers import (
     optimizer_tensors,
     restore_optimizer,
 )
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from support.variants import TINY
 
 

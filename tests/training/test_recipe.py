@@ -10,9 +10,8 @@ from hydractl.families.base import place_of
 from hydractl.families.registry import family_for_name
 from hydractl.heads.masks import full_mask
 from hydractl.parsing import words
-from hydractl.training.recipes.parameter_groups import trainable
-from hydractl.training.recipes.presets import RECIPES, recipe_of
-from hydractl.training.recipes.recipe import PARTS, Recipe, parse_rates, parse_warmup
+from hydractl.training.optimizers import trainable
+from hydractl.training.recipe import PARTS, RECIPES, Recipe, parse_rates, parse_warmup, recipe_of
 
 TINY = "vit_tiny_patch16_224"
 OPTIONS = {
