@@ -6,7 +6,7 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-CONFIG, TRAINING = (f"stages/score/{name}.py" for name in ("config", "training"))
+CONFIG = "stages/score/config.py"
 DIGITS = "digits::classes=0-6,limit=14"
 SCORE = f"score base.st --data {DIGITS} -o o.json"
 CIRCUIT = f"{SCORE} --method circuit --remove 1"
@@ -104,13 +104,13 @@ ROWS = (
         f"{CIRCUIT} --objective acc",
     ),
     Row(
-        CONFIG,
+        "research/scores/options.py",
         "add `--training joint`",
         f"{GATES} --trained t.st",
         f"{GATES} --trained t.st --training joint",
     ),
     Row(
-        CONFIG,
+        "research/scores/options.py",
         "it applies to `--method l0` and `--method dsp`",
         f"{SCORE} --method taylor --trained t.st",
         f"{SCORE} --method l0 --epochs 1 --batch-size 8 --training joint --trained t.st",
@@ -148,13 +148,13 @@ ROWS = (
         "score multi --data labels.jsonl --method taylor -o o.json",
     ),
     Row(
-        TRAINING,
+        "research/scores/gate_run.py",
         "add `--training pipelined`",
         "score clip --data pictures.jsonl --classes a,b --method l0 --epochs 1 --batch-size 4 --training joint -o o.json",
         "score clip --data pictures.jsonl --classes a,b --method l0 --epochs 1 --batch-size 4 --training pipelined -o o.json",
     ),
     Row(
-        TRAINING,
+        "research/scores/gate_run.py",
         "name a file",
         f"{GATES} --training joint --trained -",
         f"{GATES} --training joint --trained t.st",

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-RECIPE, PRESETS, GROUPS, LOG, RESUME = (
-    f"training/{name}.py"
-    for name in ("recipes/recipe", "recipes/presets", "recipes/parameter_groups", "run_log", "resume")
+RECIPE, OPTIMIZERS, LOG, RESUME = (
+    f"training/{name}.py" for name in ("recipe", "optimizers", "run_log", "resume")
 )
 DATA = "--data digits::classes=0-6,limit=16 --val digits::classes=0-6,limit=14,split=val --batch-size 8"
 TUNE = f"finetune base.st {DATA} -o o.st"
@@ -72,27 +71,27 @@ ROWS = (
         f"{ONE} --method zzz",
         f"{ONE} --method lora-ensemble",
     ),
-    Row(GROUPS, "add `{} {}`", f"{ONE} --last-blocks 9", f"{ONE} --last-blocks 2"),
+    Row(OPTIMIZERS, "add `{} {}`", f"{ONE} --last-blocks 9", f"{ONE} --last-blocks 2"),
     Row(
-        GROUPS,
+        OPTIMIZERS,
         "train more with `--train` or `{}`",
         f"{ONE} --train mlp --last-blocks 0",
         f"{ONE} --train mlp --last-blocks 1",
     ),
     Row(
-        PRESETS,
+        RECIPE,
         "leave one of them out",
         f"{TUNE} --epochs 2 --early-stop 1 --keep-last",
         f"{TUNE} --epochs 2 --early-stop 1",
     ),
     Row(
-        PRESETS,
+        RECIPE,
         "leave out `embed` from `--train`",
         f"{ONE} --train embed,mlp --last-blocks 1",
         f"{ONE} --train mlp --last-blocks 1",
     ),
     Row(
-        PRESETS,
+        RECIPE,
         "use one of {}",
         "python from hydractl.training.recipe import recipe_of; recipe_of('zzz', {})",
         f"{ONE} --recipe vit-finetune",
