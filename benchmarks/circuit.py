@@ -31,8 +31,8 @@ from hydractl.families.load import load_model, open_model
 from hydractl.manifest.head_mask import HeadId
 from hydractl.runtime import pick_device
 from hydractl.scoring.circuit.ablation import Circuit
-from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.job import Samples, ScoreJob
+from hydractl.scoring.settings import CircuitSettings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support import naive  # the oracle lives with the tests

@@ -22,7 +22,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
 from hydractl.stages.finetune import run as stage
 from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.training.recipes.recipe import PARTS, Recipe
+from hydractl.training.recipe import PARTS, Recipe
 
 MODEL = "arch:vit_tiny_patch16_224"
 TOLERANCE = 1e-5

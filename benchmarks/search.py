@@ -57,9 +57,9 @@ from hydractl.manifest.report import Report
 from hydractl.progress import SILENT, Silent
 from hydractl.scoring import circuit
 from hydractl.scoring.circuit.ablation import Circuit
-from hydractl.scoring.circuit.method import score_circuit
-from hydractl.scoring.circuit.settings import CircuitSettings
+from hydractl.scoring.circuit.search import score_circuit
 from hydractl.scoring.job import Ranking, ScoreJob
+from hydractl.scoring.settings import CircuitSettings
 from hydractl.stages.shared.open_inputs import RepeatedBatches, open_reader
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

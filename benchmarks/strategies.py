@@ -36,7 +36,7 @@ from hydractl.stages.prune.config import DiverseConfig, Diversity, PruneConfig, 
 from hydractl.stages.prune.run import run_prune
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -37,7 +37,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.stages.finetune import run as finetune
 from hydractl.stages.finetune.config import TEMPERATURE, WEIGHT
-from hydractl.training.distillation import DistillationLoss
+from hydractl.training.losses import DistillationLoss
 from hydractl.training.trainer import Job
 
 MOVE = 0.1

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hydractl.stages.score.run import run_score as score
     from hydractl.stages.shared.settings import Images
     from hydractl.stages.shared.zero_shot_classes import Naming
-    from hydractl.training.recipes.recipe import Recipe
+    from hydractl.training.recipe import Recipe
 
 __all__ = [
     "DiverseConfig",
@@ -81,7 +81,7 @@ _PLACES = {
     "Predictions": "hydractl.fusion.predictions",
     "PruneConfig": "hydractl.stages.prune.config",
     "PushConfig": "hydractl.stages.push.config",
-    "Recipe": "hydractl.training.recipes.recipe",
+    "Recipe": "hydractl.training.recipe",
     "ReportConfig": "hydractl.stages.report.config",
     "ScoreConfig": "hydractl.stages.score.config",
     "SetOptions": "hydractl.stages.evaluate.config",

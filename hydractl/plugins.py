@@ -23,7 +23,8 @@ class Plugin:
         commands: Paths of commands' functions by the commands' names; help lists them beside `eval`.
         extensions: Paths of `settings.Extension` classes by the commands' names; their settings become options of the command.
         rows: Path of the `RowSyntax` of rows that `eval --compare` derives from models.
-        methods: Path of the `TrainingMethod` classes that `finetune --method` knows.
+        scores: Path of the `Method` rows that `score --method` knows.
+        one_network_methods: Values of `method` in the lineage of hydras that train as one network with several classifiers.
         fields: Paths of pydantic models by the names of the models of `manifest.report` that inherit their fields.
         scopes: Path of an object with the names of further scopes of labelled data: `title(scope)` and `judged`, the scope of the verdict.
         sections: Path of functions from a `Compared` report to a `Section` of its pages, by the name of the section before.
@@ -33,7 +34,8 @@ class Plugin:
     commands: Mapping[str, str] = field(default_factory=dict[str, str])
     extensions: Mapping[str, str] = field(default_factory=dict[str, str])
     rows: str = ""
-    methods: str = ""
+    scores: str = ""
+    one_network_methods: tuple[str, ...] = ()
     fields: Mapping[str, str] = field(default_factory=dict[str, str])
     scopes: str = ""
     sections: str = ""

@@ -34,7 +34,7 @@ from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.score.config import ScoreConfig
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 
 SETTINGS = [m.settings for m in METHODS.values()]
 DECLARING = [ScoreConfig, PruneConfig, DiverseConfig, FinetuneConfig, Recipe, FuseConfig, EvalConfig, InspectConfig,

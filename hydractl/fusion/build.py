@@ -58,21 +58,6 @@ def members_of(header: Header, states: Sequence[Mapping[str, torch.Tensor]], *, 
     return members
 
 
-def copies_of(
-    header: Header,
-    state: Mapping[str, torch.Tensor],
-    copies: int,
-    *,
-    where: str,
-    dtype: torch.dtype | None = None,
-) -> list[Model]:
-    """Build several copies of a base or a member that share all parameters; see `in_one_dtype`."""
-    family = family_of(header.architecture)
-    if copies > 1:
-        state = {name: _parameter(tensor) for name, tensor in in_one_dtype(family, state, dtype).items()}
-    return [build_checked(family, header, state, where=where, dtype=dtype) for _ in range(copies)]
-
-
 def member_headers(header: Header) -> list[Header]:
     """Return the header of each member of a hydra; for a base or a member, its own header."""
     if header.plan is None:

@@ -5,8 +5,13 @@ from hydractl.plugins import Plugin
 PLUGIN = Plugin(
     commands={"bench": "hydractl.research.bench.command:bench"},
     rows="hydractl.research.baselines.options:ROWS",
-    methods="hydractl.research.methods.options:METHODS",
-    extensions={"eval": "hydractl.research.evaluation:ResearchEval"},
+    scores="hydractl.research.scores.options:METHODS",
+    one_network_methods=("mimo",),
+    extensions={
+        "eval": "hydractl.research.evaluation:ResearchEval",
+        "finetune": "hydractl.research.methods.options:TrainingOptions",
+        "score": "hydractl.research.scores.options:TrainedWeights",
+    },
     fields={
         "Row": "hydractl.research.schema:RowFields",
         "Difference": "hydractl.research.schema:DifferenceFields",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, TypeVar
 
 from hydractl.errors import DataError
 from hydractl.families.base import Family
@@ -18,17 +18,15 @@ if TYPE_CHECKING:
     import torch
 
     from hydractl.families.tower import Model
+    from hydractl.fusion.feature_ood import FeatureExtractor
     from hydractl.manifest.document import OptionValue
     from hydractl.manifest.head_mask import HeadName, Removal, TowerHeads
     from hydractl.manifest.header import Architecture
-    from hydractl.training.feeding import Feed
-    from hydractl.training.resume import Snapshot, StateFolder
 
 S = TypeVar("S", bound=Settings)
 Memory: TypeAlias = "Mapping[str, tuple[float, ...]]"
 """State that a search needs to resume: lists of numbers by name."""
 NOTHING_LEARNT: Memory = MappingProxyType({})
-NO_RESULTS: Mapping[str, OptionValue] = MappingProxyType({})
 
 
 class Samples(NamedTuple):
@@ -56,49 +54,19 @@ class Log:
         baseline: Objective with all heads from an interrupted run, None if there is none.
         recorded: Removals of that run.
         memory: State of its search after the last removal.
+        run_log: Log of figures, for experiment trackers.
     """
 
     baseline: float | None = None
     recorded: tuple[Removal, ...] = ()
     memory: Memory = field(default_factory=lambda: NOTHING_LEARNT)
+    run_log: RunLog = NO_LOG
 
     def begin(self, baseline: float) -> None:
         """Record the objective with all heads, before the first new removal."""
 
     def record(self, removal: Removal, memory: Memory = NOTHING_LEARNT) -> None:
         """Record a removal and the state of the search, before the next removal begins."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateTraining:
-    """Resources of a method that trains.
-
-    Attributes:
-        feed: Shuffled batches of the ID data; decodes them only once if possible.
-        folder: Folder for the state of an unfinished run; None to save nothing.
-        start: State to resume from; None to start from the beginning.
-        keeps_weights: Whether trained weights are saved.
-        run_log: Log of figures, for experiment trackers.
-    """
-
-    feed: Callable[[], Feed]
-    folder: StateFolder | None = None
-    start: Snapshot | None = None
-    keeps_weights: bool = False
-    run_log: RunLog = NO_LOG
-
-
-class Features(Protocol):
-    """Reads the inputs of a model's classifier from the outputs of its towers."""
-
-    @property
-    def width(self) -> int:
-        """D, the number of features."""
-        ...
-
-    def features_of(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the features (k, B, D) of towers' outputs (k or 1, B, F), for k or 1 variants of a model."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +89,7 @@ class ScoreJob:
         compiles: Name of the model in messages if it is compiled; None to not compile.
         log: Log of removals of greedy methods.
         team: Process group.
-        training: Resources for methods that train.
+        training: Resources of a method that trains, as its `MethodRun` returns them.
         features: Of `model`, whose towers then give them beside the logits; None unless the settings need them.
     """
 
@@ -140,8 +108,8 @@ class ScoreJob:
     compiles: str | None = None
     log: Log = field(default_factory=Log)
     team: ProcessGroup = field(default_factory=ProcessGroup)
-    training: GateTraining | None = None
-    features: Features | None = None
+    training: object = None
+    features: FeatureExtractor | None = None
 
     @property
     def scored(self) -> Mapping[str, TowerHeads]:
@@ -188,7 +156,7 @@ class Ranking:
         removals: Sequence[Removal],
         *,
         baseline: float | None,
-        results: Mapping[str, OptionValue] = NO_RESULTS,
+        results: Mapping[str, OptionValue] | None = None,
     ) -> Self:
         """Return the ranking of a greedy method: scores are the number of earlier removals, or the budget for kept heads."""
         tables = {
@@ -197,7 +165,7 @@ class Ranking:
         }
         for step, removal in enumerate(removals):
             tables[removal.tower][removal.layer][removal.head] = float(step)
-        return cls(scores=tables, removals=tuple(removals), baseline=baseline, results=dict(results))
+        return cls(scores=tables, removals=tuple(removals), baseline=baseline, results=dict(results or {}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +181,7 @@ class Method:
         seeded: Whether scores depend on the seed, apart from the choice of samples.
         searches: Whether it searches circuits, so that its memory can be bounded, its cost estimated and the model
             compiled.
-        trains: Whether scores are learned in shuffled epochs over the data.
+        method_run: Path of a `MethodRun` class, for methods that train.
         as_given: Whether batches keep the order of the data; otherwise texts are sorted by length.
     """
 
@@ -224,5 +192,5 @@ class Method:
     needs_data: bool = True
     seeded: bool = False
     searches: bool = False
-    trains: bool = False
+    method_run: str | None = None
     as_given: bool = False

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
 from hydractl.messages import did_you_mean
-from hydractl.scoring.cahp.settings import CahpSettings
-from hydractl.scoring.circuit.settings import CircuitSettings
-from hydractl.scoring.gates.settings import DspSettings, L0Settings
-from hydractl.scoring.gradients.settings import (
-    HeadmapSettings,
+from hydractl.plugins import load, plugins
+from hydractl.scoring.job import Method
+from hydractl.scoring.settings import (
+    PANELS,
+    CahpSettings,
+    CircuitSettings,
     MagnitudeSettings,
-    MichelSettings,
+    Settings,
     TaylorSettings,
 )
-from hydractl.scoring.job import Method
-from hydractl.scoring.settings import PANELS, Settings
 from hydractl.settings import Option, declared, long_option
 
 if TYPE_CHECKING:
@@ -32,80 +31,48 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             Method(
                 name="circuit",
                 summary="greedy removal by an objective on validation data",
-                run="hydractl.scoring.circuit.method:score_circuit",
+                run="hydractl.scoring.circuit.search:score_circuit",
                 settings=CircuitSettings,
                 searches=True,
             ),
             Method(
                 name="taylor",
                 summary="|weight × gradient| of q, k and v",
-                run="hydractl.scoring.gradients.taylor:score_taylor",
+                run="hydractl.scoring.taylor:score_taylor",
                 settings=TaylorSettings,
-            ),
-            Method(
-                name="michel",
-                summary="mean |∂loss/∂gate| of heads (Michel et al. 2019)",
-                run="hydractl.scoring.gradients.michel:score_michel",
-                settings=MichelSettings,
-            ),
-            Method(
-                name="headmap",
-                summary="loss increase when a head is masked (HeadMap)",
-                run="hydractl.scoring.headmap:score_headmap",
-                settings=HeadmapSettings,
             ),
             Method(
                 name="cahp",
                 summary="one head of each group of similar heads; determines the number of groups (CAHP)",
-                run="hydractl.scoring.cahp.method:score_cahp",
+                run="hydractl.scoring.cahp:score_cahp",
                 settings=CahpSettings,
                 seeded=True,  # t-SNE, and the first medoids
                 as_given=True,  # the salience is of the first batches
             ),
             Method(
-                name="l0",
-                summary="gates closed by a penalty (Voita et al. 2019)",
-                run="hydractl.scoring.gates.l0:score_l0",
-                settings=L0Settings,
-                seeded=True,  # the first gates, their noise and the order of the data
-                trains=True,
-            ),
-            Method(
-                name="dsp",
-                summary="gates of which K remain open (Li et al. 2021)",
-                run="hydractl.scoring.gates.dsp:score_dsp",
-                settings=DspSettings,
-                seeded=True,
-                trains=True,
-            ),
-            Method(
                 name="magnitude",
                 summary="mean |weight|, a control",
-                run="hydractl.scoring.baselines:score_magnitude",
+                run="hydractl.scoring.controls:score_magnitude",
                 settings=MagnitudeSettings,
                 needs_data=False,
             ),
             Method(
                 name="random",
                 summary="random scores, a control",
-                run="hydractl.scoring.baselines:score_random",
+                run="hydractl.scoring.controls:score_random",
                 needs_data=False,
                 seeded=True,
             ),
+            *(method for plugin in plugins() if plugin.scores for method in load(plugin.scores)),
         )
     }
 )
 
 
-def _of_all() -> tuple[Option, ...]:
-    """Return the settings of all methods by panel; settings with the same name appear once."""
-    by_name = {d.name: d for method in METHODS.values() for d in Option.of(method.settings)}
-    places = dict.fromkeys((*PANELS, *(d.setting.panel for d in by_name.values())))
-    return tuple(sorted(by_name.values(), key=lambda d: [*places].index(d.setting.panel)))
-
-
-SETTINGS = _of_all()
-"""Every setting of every method, as an option."""
+_BY_NAME = {option.name: option for method in METHODS.values() for option in Option.of(method.settings)}
+_PANELS = [*dict.fromkeys((*PANELS, *(option.setting.panel for option in _BY_NAME.values())))]
+SETTINGS = tuple(sorted(_BY_NAME.values(), key=lambda option: _PANELS.index(option.setting.panel)))
+"""Every setting of every method as an option, by panel. Settings of one name appear once."""
 
 
 def settings_for(method: str, options: Mapping[str, OptionValue]) -> Settings:

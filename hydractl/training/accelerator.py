@@ -1,4 +1,8 @@
-"""accelerate, with types: devices, ranks, autocast, and what has to be said to DDP."""
+"""Training through accelerate: devices, ranks, autocast, DDP, and torch's FSDP block by block.
+
+`accelerate launch --use_fsdp` asks for FSDP. The weights of a block are then whole only while it computes; files hold whole
+tensors. Every process takes part whenever a tensor is gathered, also in forward passes for which it has no batch.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hydractl.errors import UsageError
+from hydractl.families.tower import Tower
 from hydractl.processes.distributed import (
     PATIENCE_S,
     meeting,
@@ -23,7 +29,101 @@ from hydractl.processes.distributed import (
     world_size,
 )
 from hydractl.runtime import pick_device
-from hydractl.training import fsdp
+from hydractl.training.run_log import without_variables
+
+USE_FSDP, OFFLOAD = "ACCELERATE_USE_FSDP", "FSDP_OFFLOAD_PARAMS"
+
+
+def launcher_uses_fsdp() -> bool:
+    """Return whether a launcher asks several processes for it.
+
+    Raises:
+        UsageError: If it asks for what there is not.
+    """
+    if os.environ.get(USE_FSDP, "").lower() != "true" or world_size() == 1:
+        return False
+    if os.environ.get(OFFLOAD, "").lower() == "true":
+        raise UsageError("offloading of weights is not supported", hint="leave out `--fsdp_offload_params`")
+    try:
+        from torch.distributed.fsdp._common_utils import collect_grad_tensors  # noqa: F401, PLC0415 - what looks into a stream
+    except ImportError as error:
+        raise UsageError(
+            f"`--use_fsdp` needs a newer torch than {torch.__version__}", hint="leave it out to use DDP"
+        ) from error
+    return True
+
+
+def shard(model: nn.Module, device: torch.device, world: int) -> None:
+    """Leave each process its part of a model's parameters, which are other objects of the same names then.
+
+    Args:
+        model: On any device, the same in every process.
+        device: Where it computes.
+        world: How many processes there are.
+    """
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - few need it
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - as above
+
+    mesh = init_device_mesh(device.type, (world,))
+    for tower in [module for module in model.modules() if isinstance(module, Tower)]:
+        for block in tower.layers():
+            fully_shard(block, mesh=mesh)
+    forward = model.forward
+    # logits that are a view of others would lose what tells that gradients are on their way, were they changed in place
+    vars(model)["forward"] = lambda *args: forward(*args).clone()
+    fully_shard(model, mesh=mesh)
+
+
+def exchange(model: nn.Module, *, sync: bool) -> None:
+    """Say whether the next backward pass exchanges gradients, or keeps them for one that does."""
+    from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 - as above
+
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(sync)
+
+
+def part_again(model: nn.Module) -> None:
+    """Drop what a forward pass without a backward pass has left whole."""
+    from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 - as above
+
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
+def in_parts(tensor: torch.Tensor) -> bool:
+    """Return whether this process has but a part of a tensor; without loading what few need."""
+    return hasattr(tensor, "full_tensor")
+
+
+def made_whole(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors as files have them, on the CPU where they lay in parts; all processes call this."""
+    return {n: cast("Any", t).full_tensor().cpu() if in_parts(t) else t for n, t in tensors.items()}
+
+
+def copy_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return copies where tensors lie."""
+    copies = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+    copy_into(copies.values(), tensors.values())
+    return copies
+
+
+def copy_into(targets: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) -> None:
+    """Copy tensors all at once: on a GPU by a few kernels, however many there are."""
+    torch._foreach_copy_([*map(_local, targets)], [*map(_local, sources)])
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return cast("Any", tensor).to_local() if in_parts(tensor) else tensor
+
+
+def like(parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
+    """Return this process's part of a whole tensor of a parameter's shape; a tensor of another shape as it is."""
+    if not in_parts(parameter) or tensor.shape != parameter.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415 - as above
+
+    sharded, on_device = cast("Any", parameter), tensor.to(parameter.device)
+    return distribute_tensor(on_device, sharded.device_mesh, sharded.placements, src_data_rank=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +210,7 @@ class Engine:
                 model, evaluation_mode=True, device_placement=not self.shards
             )
             if self.shards:
-                fsdp.shard(prepared, self.device, self.world)
+                shard(prepared, self.device, self.world)
             return cast("nn.Module", prepared)
         if self.world > 1:
             for parameter in model.parameters():
@@ -121,7 +221,7 @@ class Engine:
     def backward(self, loss: torch.Tensor, model: nn.Module, *, sync: bool) -> None:
         """Add the gradients of `loss`, exchanging them between processes only with `sync`."""
         if self.shards:
-            fsdp.exchange(model, sync=sync)
+            exchange(model, sync=sync)
         with contextlib.nullcontext() if sync or self.shards else self._accelerator.no_sync(model):
             self._accelerator.backward(loss)
         if not self.shards:  # those of parts lie side by side in one storage
@@ -220,20 +320,6 @@ class OrderedGradients:
 
 
 @contextlib.contextmanager
-def _told_by_us_alone() -> Iterator[None]:
-    """Keep from accelerate what a launcher or a shell says to it within the block.
-
-    It would divide losses, compile, cast, or leave the device that was chosen, and no file would tell.
-    """
-    names = [name for name in os.environ if name.startswith("ACCELERATE_")]
-    before = {name: os.environ.pop(name) for name in names}
-    try:
-        yield
-    finally:
-        os.environ.update(before)
-
-
-@contextlib.contextmanager
 def start_engine(device: str, *, precision: str, shards: bool = False) -> Iterator[Engine]:
     """Start accelerate for one stage, and leave no trace of it in the process.
 
@@ -268,7 +354,8 @@ def start_engine(device: str, *, precision: str, shards: bool = False) -> Iterat
         )
     mixed = "bf16" if precision == "bf16" else "no"
     on_one = torch.cuda.device(chosen) if ":" in device else contextlib.nullcontext()
-    with voice, on_one, _told_by_us_alone():
+    # variables of a launcher or a shell would divide losses, compile, cast, or change the device
+    with voice, on_one, without_variables():
         accelerator = Accelerator(cpu=chosen.type == "cpu", mixed_precision=mixed)
         try:
             yield Engine(accelerator, shards=shards)

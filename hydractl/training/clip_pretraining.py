@@ -162,7 +162,9 @@ def _learn(
         for chosen in torch.randperm(len(labels))[: batches * config.batch_size].chunk(batches):
             written = torch.randint(len(config.templates), (len(chosen),))
             captions = {name: x[labels[chosen], written] for name, x in texts.items()}
-            loss = model(pixel_values=_mirrored(pixels[chosen]), return_loss=True, **captions).loss
+            images = pixels[chosen]
+            mirrored = torch.where(torch.rand(len(images), 1, 1, 1) < 0.5, images.flip(-1), images)
+            loss = model(pixel_values=mirrored, return_loss=True, **captions).loss
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -180,11 +182,6 @@ def _rate(step: int, steps: int) -> float:
         if progress < WARM_UP
         else (1 + math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP))) / 2
     )
-
-
-def _mirrored(images: torch.Tensor) -> torch.Tensor:
-    """Return images (B, C, height, width), each mirrored or not."""
-    return torch.where(torch.rand(len(images), 1, 1, 1) < 0.5, images.flip(-1), images)
 
 
 def _image_processor(size: int) -> dict[str, object]:

@@ -136,16 +136,11 @@ def _path_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module, floa
     ]
 
 
-def _takes_dropout(model: nn.Module) -> bool:
-    return any(name not in NOT_DROPPED for _, name, _ in dropout_layers(model))
-
-
-def _takes_path(model: nn.Module) -> bool:
-    return any(share > 0 for *_, share in _path_layers(model))
-
-
 HAS_LAYERS_FOR: Mapping[str, Callable[[nn.Module], bool]] = MappingProxyType(
-    {"dropout": _takes_dropout, "drop_path": _takes_path}
+    {
+        "dropout": lambda model: any(name not in NOT_DROPPED for _, name, _ in dropout_layers(model)),
+        "drop_path": lambda model: any(share > 0 for *_, share in _path_layers(model)),
+    }
 )
 """For each dropout setting of a recipe, whether a model has a layer that it changes; call it before `set_dropout`."""
 

@@ -36,7 +36,7 @@ from hydractl.errors import UsageError
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.model_inputs import WORDS, Inputs
 from hydractl.training.accelerator import Share
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 
 TWO_SHARES = 2
 SWITCH_PROBABILITY = 0.5

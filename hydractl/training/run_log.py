@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,7 +133,12 @@ def open_run_log(
     with contextlib.ExitStack() as stack:
         started = [stack.enter_context(_started(tracker, places[tracker])) for tracker in names]
         if not record:
-            configuration = {k: _plain(option) for k, option in options.items() if option is not None}
+            # trackers accept no tuples
+            configuration = {
+                k: ",".join(map(str, option)) if isinstance(option, tuple) else option
+                for k, option in options.items()
+                if option is not None
+            }
             for tracker in started:
                 with _asking(tracker.name):
                     tracker.store_init_configuration(configuration)
@@ -169,7 +174,8 @@ def _asking(name: str) -> Iterator[None]:
         # standard output is reserved for the command's result
         with (
             contextlib.redirect_stdout(sys.stderr),
-            _without_launcher() if needs_state else contextlib.nullcontext(),
+            # the processes of this run are already connected
+            without_variables(LAUNCHER) if needs_state else contextlib.nullcontext(),
         ):
             if needs_state:
                 PartialState(cpu=True)
@@ -185,10 +191,10 @@ def _asking(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_launcher() -> Iterator[None]:
-    """Hide the launcher's variables from accelerate: the processes of this run are already connected."""
-    names = [name for name in os.environ if name.startswith("ACCELERATE_") or name in LAUNCHER]
-    before = {name: os.environ.pop(name) for name in names}
+def without_variables(names: Collection[str] = ()) -> Iterator[None]:
+    """Hide the environment variables of accelerate, and `names`, within the block."""
+    hidden = [name for name in os.environ if name.startswith("ACCELERATE_") or name in names]
+    before = {name: os.environ.pop(name) for name in hidden}
     try:
         yield
     finally:
@@ -208,8 +214,3 @@ def _read(path: Path) -> dict[str, str]:
     if not isinstance(record, dict) or not all(isinstance(v, str) for v in record.values()):
         raise InputError(f"{path}: does not hold the name of a run", hint="choose another `--log-dir`")
     return record
-
-
-def _plain(option: OptionValue) -> str | int | float | bool | None:
-    """Return an option as a type that trackers accept."""
-    return ",".join(map(str, option)) if isinstance(option, tuple) else option

@@ -1,21 +1,37 @@
-"""One candidate of a learning-rate grid: its model, its optimiser, a step, an evaluation."""
+"""One candidate of a learning-rate grid: its model, its optimiser, a step, means of its weights, an evaluation.
+
+Recomputation and compilation replace forward passes on the modules, so that names of parameters stay, and only while
+gradients are recorded in training. Results do not depend on them.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
 
+from hydractl.families.stream import Stream
+from hydractl.families.tower import Tower
 from hydractl.model_inputs import Inputs, inputs_on
-from hydractl.runtime import on_device
-from hydractl.training.accelerator import Engine, OrderedGradients
+from hydractl.processes.signals import signals_held
+from hydractl.runtime import compiled, on_device
+from hydractl.training.accelerator import (
+    Engine,
+    OrderedGradients,
+    copy_into,
+    copy_tensors,
+    like,
+    made_whole,
+    part_again,
+)
 from hydractl.training.dropout import set_dropout
-from hydractl.training.fsdp import copy_tensors, like, made_whole, part_again
-from hydractl.training.recipes.optimizers import (
+from hydractl.training.optimizers import (
     PEAK,
     SCALE,
     lr_factor,
@@ -23,16 +39,147 @@ from hydractl.training.recipes.optimizers import (
     optimizer_tensors,
     restore_optimizer,
 )
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from hydractl.training.run_log import NO_LOG, RunLog
-from hydractl.training.step_modes import begin_training, compile_step, recompute_blocks
-from hydractl.training.weight_averaging import Average, share_of
 
 if TYPE_CHECKING:
-    from hydractl.training.distillation import DistillationLoss
     from hydractl.training.feeding import Feed, Piece
-    from hydractl.training.repulsion import Repulsion
+    from hydractl.training.losses import DistillationLoss, Repulsion
     from hydractl.training.resume import Metrics, Snapshot
+
+
+WARMUP_POWER = 2 / 3
+
+
+def share_of(recipe: Recipe, step: int, *, total: int, steps_per_epoch: int) -> float:
+    """Return what the weights after a step count in the mean, in [0, 1]; 1 where it begins.
+
+    With `ema` that is 1 - d of `Recipe.ema`. With `swa` it is 1 / n for the n-th weights that are averaged, so that all
+    count alike; 0 for those that are not, and before it begins.
+
+    Args:
+        recipe: Has one of the two.
+        step: How many steps the weights have taken, 1 <= step <= total.
+        total: All steps.
+        steps_per_epoch: So many are an epoch.
+    """
+    if recipe.ema is not None:
+        return max(1 - recipe.ema, float(step**-WARMUP_POWER))
+    start = recipe.swa_start(total, steps_per_epoch)
+    if step < start or (step % steps_per_epoch and step != total):
+        return 0.0
+    return 1 / (1 + -(-(step - start) // steps_per_epoch))
+
+
+class Average:
+    """The mean of a model's weights, beside those that train.
+
+    Attributes:
+        tensors: The mean by name, on the model's device; empty until it begins.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take up a mean.
+
+        Args:
+            parameters: What trains, by name, where it trains.
+            tensors: The mean so far; empty at the beginning.
+        """
+        self.parameters = parameters
+        # in the order of the parameters: both are walked side by side, and a file has an order of its own
+        self.tensors = {
+            n: like(p, tensors[n]).to(p.device, copy=True) for n, p in parameters.items() if tensors
+        }
+        self._swapped = False
+
+    def add(self, share: float) -> None:
+        """Let the weights as they are now count a share of the mean, which begins with a share of 1."""
+        current = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        if share == 1:
+            self.tensors = copy_tensors(current)
+        elif share:
+            get_ema_multi_avg_fn(1 - share)(list(self.tensors.values()), list(current.values()), None)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Give the model the mean for weights within the block; an interruption finds its own back."""
+        try:
+            with signals_held():
+                self._swap()
+            yield
+        finally:
+            with signals_held():
+                if self._swapped:
+                    self._swap()
+
+    def _swap(self) -> None:
+        weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        mean, self.tensors = self.tensors, copy_tensors(weights)
+        copy_into(weights.values(), mean.values())
+        self._swapped = not self._swapped
+
+
+def recompute_blocks(model: nn.Module) -> None:
+    """Let the backward pass run each block's forward pass again, so that only what goes from block to block is held till then.
+
+    The same numbers come again, drops included: gradients are the same to the last bit.
+    """
+    for tower in model.modules():
+        for block in tower.layers() if isinstance(tower, Tower) else ():
+            _run_instead(block, _checkpointed)
+
+
+def compile_step(model: nn.Module, *, name: str) -> None:
+    """Compile the forward and the backward pass of training, as one graph.
+
+    Args:
+        model: On its device, in the dtype that it trains in.
+        name: What messages call it.
+
+    Raises:
+        UsageError: When it runs, if it is not one graph, or this machine cannot compile.
+    """
+    run = compiled(model.forward, name=name)
+    _run_instead(model, lambda _, *args: run(*args))
+
+
+def _checkpointed(forward: Callable[..., Stream], stream: Stream, *args: Any) -> Stream:  # noqa: ANN401 - as the block's
+    # the tokens by themselves tell on which device the state of random numbers is to be kept
+    def run(tokens: torch.Tensor) -> Stream:
+        return forward(stream.with_tokens(tokens), *args)
+
+    recomputed: Stream = checkpoint(run, stream.tokens, use_reentrant=False)
+    return recomputed
+
+
+def _run_instead(module: nn.Module, run: Callable[..., Any]) -> None:
+    """Let `run`, given a module's forward pass and its arguments, stand for that where gradients are recorded in training."""
+    forward = module.forward
+
+    def chosen(*args: Any) -> Any:  # noqa: ANN401 - as the module's
+        return run(forward, *args) if module.training and torch.is_grad_enabled() else forward(*args)
+
+    vars(module)["forward"] = chosen
+
+
+def begin_training(model: nn.Module) -> None:
+    """Switch a model to training but for layers with running statistics, which stay in evaluation; their weights train.
+
+    Batch norm in training mode makes a sample hang on the others of its piece, and changes buffers that are no parameters:
+    results would hang on pieces and processes, and a file would hold other statistics than were validated.
+    """
+    model.train()
+    for module in _with_statistics(model):
+        module.eval()
+
+
+def keeps_statistics(model: nn.Module) -> bool:
+    """Return whether a model has layers that `begin_training` leaves in evaluation."""
+    return bool(_with_statistics(model))
+
+
+def _with_statistics(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if getattr(module, "track_running_stats", False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +259,7 @@ class TrainingRun:
         model = job.build()
         freeze_unused(model, job.probe)
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        with torch.no_grad():
-            for name, tensor in snapshot.weights.items():
-                self.parameters[name].copy_(tensor)
+        copy_weights(model, snapshot.weights)
         self.noise = set_dropout(model, job.recipe.dropout, path=job.recipe.drop_path)
         self.model = model if engine.shards else model.to(engine.device)
         if job.recomputes:
@@ -241,6 +386,14 @@ class TrainingRun:
             average={} if self.average is None else gather(self.average.tensors),
             best=gather(self.best),
         )
+
+
+@torch.no_grad()
+def copy_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy weights into the parameters of the same names."""
+    parameters = dict(model.named_parameters())
+    for name, tensor in weights.items():
+        parameters[name].copy_(tensor)
 
 
 def freeze_unused(model: nn.Module, probe: Inputs) -> None:

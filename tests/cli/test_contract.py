@@ -245,7 +245,7 @@ MEMORY = {
 }
 HUNGRY = {
     **COMMANDS,
-    "score": ("score", "base.st", "--method", "michel", "--data", "digits::classes=0-6,limit=3", "--device", "cpu", "-o", "new.json"),
+    "score": ("score", "base.st", "--method", "taylor", "--data", "digits::classes=0-6,limit=3", "--device", "cpu", "-o", "new.json"),
 }  # fmt: skip
 
 

@@ -12,8 +12,7 @@ from hydractl.manifest.header import Kind
 from hydractl.stages.finetune import run as stage
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import FinetuneReport
-from hydractl.training.recipes.presets import RECIPES, recipe_of
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import RECIPES, Recipe, recipe_of
 
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
 TRAIN, VAL = "digits::split=train,classes=0-6,limit=32", "digits::split=val,classes=0-6,limit=16"

@@ -34,7 +34,7 @@ from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.predict import run as predicting
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from support.builders import base
 from support.hub import Hub, serve
 from support.together import as_processes, together

@@ -29,7 +29,7 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from support.builders import base
 
 HOW = Preprocess(input_size=(3, 8, 6), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))

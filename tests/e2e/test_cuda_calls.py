@@ -25,11 +25,11 @@ MOST = {"pruned": 1.12, "tuned": 1.25}
 WAITS = {
     "finetune": {"training.loop._steps": 2, "training.evaluate.tally": 2, "runtime.wait_for": 1},  # 2 epochs
     "score": {
-        "scoring.gradients.weight_gradients.mean_gradient": 6,  # 3 layers: whether it is finite, and the loss
-        "scoring.gradients.taylor._l1.<locals>.<dictcomp>": 3,
+        "scoring.gradients.mean_gradient": 6,  # 3 layers: whether it is finite, and the loss
+        "scoring.taylor._l1.<locals>.<dictcomp>": 3,
     },
     "cahp": {  # labels and moments of 4 batches, and gradients
-        "scoring.cahp.moments.signatures": 4,
+        "scoring.head_profiles.signatures": 4,
         "runtime.wait_for": 12,
     },
     "prune": {"runtime.wait_for": 12},  # 3 candidates on 4 batches

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from hydractl.data.open_dataset import open_data
-from hydractl.training.methods.registry import parse_method
+from hydractl.research.methods.options import parse_method
 from support.commands import check_plan
 
 packed = pytest.importorskip("hydractl.research.methods.packed")

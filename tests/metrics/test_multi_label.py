@@ -28,7 +28,7 @@ from hydractl.metrics.temperature import divisor, fit_label_temperatures, fit_te
 from hydractl.progress import SILENT
 from hydractl.stages.shared.predictions import Scaling
 from hydractl.tasks import MULTI_LABEL
-from hydractl.training.distillation import DistillationLoss
+from hydractl.training.losses import DistillationLoss
 
 CHOSEN = (
     "accuracy",

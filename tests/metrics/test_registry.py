@@ -7,7 +7,7 @@ import pytest
 from hydractl.errors import UsageError
 from hydractl.metrics.metric_spec import Metric, MetricNeeds
 from hydractl.metrics.registry import ALIASES, METRICS, by_name, choose_metrics, metric_named
-from hydractl.scoring.circuit.objective import TERMS, parse_objective
+from hydractl.scoring.objective import TERMS, parse_objective
 
 
 def test_every_entry_is_found_under_its_own_name():

@@ -14,14 +14,15 @@ from hydractl.research.analyses.options import ANALYSES, Analysing
 from hydractl.research.baselines.options import BASELINES
 from hydractl.research.bench.config import BenchConfig
 from hydractl.research.evaluation import ResearchEval
+from hydractl.research.methods.options import METHODS
+from hydractl.scoring.methods import METHODS as METHODS_OF_SCORE
 from hydractl.settings import declared
-from hydractl.training.methods.registry import METHODS
 
 TABLES = """
 import sys
 from hydractl.research.analyses.options import ANALYSES, Analysing
 from hydractl.research.baselines.options import BASELINES
-from hydractl.training.methods.registry import METHODS
+from hydractl.research.methods.options import METHODS
 print(len(ANALYSES), len(BASELINES), len(METHODS), "torch" in sys.modules)
 """
 
@@ -30,7 +31,8 @@ def test_tables_have_all_rows_of_research():
     (research,) = plugins()
 
     assert load(research.rows).kinds == (*BASELINES,)
-    assert [*METHODS] == [method.KIND for method in load(research.methods)]
+    assert {*research.one_network_methods} <= {*METHODS}
+    assert all(METHODS_OF_SCORE[method.name] == method for method in load(research.scores))
     assert {*research.commands} <= {*COMMANDS}
 
 
@@ -42,7 +44,7 @@ def test_a_baseline_names_a_module_that_checks_and_builds(kind):
     assert callable(module.build)
 
 
-@pytest.mark.parametrize("kind", [kind for kind, method in METHODS.items() if method.ADAPTER is not None])
+@pytest.mark.parametrize("kind", METHODS)
 def test_a_method_names_its_adapter(kind):
     assert callable(load(METHODS[kind].ADAPTER))
 

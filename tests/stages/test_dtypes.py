@@ -67,7 +67,7 @@ def test_it_is_measured_and_scored_as_in_fp32(model, tmp_path):
     for dtype in (None, "fp32"):
         out = tmp_path / f"{dtype}.json"
         run_score(
-            ScoreConfig(model=str(model), method="michel", data=DATA, device="cpu", dtype=dtype, out=out)
+            ScoreConfig(model=str(model), method="taylor", data=DATA, device="cpu", dtype=dtype, out=out)
         )
         towers.append(HeadScores.read(out).towers)
     assert towers[0] == towers[1]

@@ -20,7 +20,7 @@ from hydractl.stages.prune.run import run_prune
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from hydractl.stages.shared.settings import Images, parse_size
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from support.builders import base, mask_file
 from support.heard import Heard
 from support.variants import variant

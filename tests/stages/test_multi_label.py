@@ -27,6 +27,7 @@ from hydractl.hub.layout import is_stock
 from hydractl.manifest.temperature import Temperature
 from hydractl.metrics.per_sample import Responses
 from hydractl.metrics.temperature import fit_label_temperatures
+from hydractl.scoring.methods import METHODS
 from hydractl.stages.evaluate.config import EvalConfig, SetOptions
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
@@ -38,7 +39,7 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from support.heard import Heard
 from support.text_folders import save_text_model
 from support.variants import of_depth, variant
@@ -166,11 +167,7 @@ def test_a_hydra_learns_from_teachers_label_by_label(place):
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        ("taylor", ()),
-        ("michel", ()),
-        ("headmap", ()),
-        ("l0", ()),
-        ("dsp", ()),
+        *((name, ()) for name in METHODS if name not in {"circuit", "cahp", "magnitude", "random"}),
         ("circuit", ("--objective", "avg", "--ood", "letters::limit=20")),
         ("circuit", ("--objective", "acc-ece", "--max-memory", "1MB", "--search", "exact")),
     ],

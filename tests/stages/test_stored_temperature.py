@@ -26,7 +26,7 @@ from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from support.builders import Sample, base, mask_file
 from support.variants import PLAIN, variant
 

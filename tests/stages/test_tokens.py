@@ -22,6 +22,7 @@ from hydractl.families.load import open_model
 from hydractl.hub.layout import is_stock
 from hydractl.manifest.temperature import Temperature
 from hydractl.metrics.ood_scores import SCORES
+from hydractl.scoring.methods import METHODS
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
@@ -31,7 +32,7 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from support.heard import Heard
 from support.text_folders import edit_config, save_text_model
 from support.variants import variant
@@ -430,7 +431,7 @@ def test_a_threshold_accepts_texts_and_an_error_in_one_word_is_an_error(place, t
     assert again.accepted.tolist() == [bool(again.scores["entropy"][0] < threshold.below)]
 
 
-@pytest.mark.parametrize("method", ["taylor", "michel", "headmap", "l0", "dsp", "circuit"])
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in {"cahp", "magnitude", "random"}])
 def test_heads_are_scored_by_words(place, tmp_path, method):
     ood = ("--ood", place / "long.jsonl") if method == "circuit" else ()
     run(

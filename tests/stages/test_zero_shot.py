@@ -22,7 +22,7 @@ from hydractl.fusion.slicing import zero_dropped
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import Fate, Kind, Prompting
-from hydractl.scoring.circuit import activation_cache as circuit_streams
+from hydractl.scoring.circuit import tower
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
@@ -35,7 +35,7 @@ from hydractl.stages.prune.run import run_prune
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from hydractl.stages.shared.zero_shot_classes import Naming, ask, with_classes
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from support.builders import base as classifier
 from support.heard import Heard
 from support.pairs import ARCHITECTURES, WORDS, pair, write_tokenizer
@@ -327,13 +327,13 @@ def test_a_step_runs_the_vision_tower_once_a_batch_and_the_text_tower_once(
     work, tmp_path, monkeypatch, max_memory
 ):
     """Where memory has a bound, as on a GPU, the first batch of each data set is tried before anything else."""
-    seen, own = [], circuit_streams.entering
+    seen, own = [], tower.entering
 
     def entering(tower, inputs, *known):
         seen.append(isinstance(inputs, dict))
         return own(tower, inputs, *known)
 
-    monkeypatch.setattr(circuit_streams, "entering", entering)
+    monkeypatch.setattr(tower, "entering", entering)
     batches, tried = -(-40 // 16) + -(-20 // 16), 2 * (max_memory is not None)
     for towers in ((), ("vision",), ("text",)):
         seen.clear()

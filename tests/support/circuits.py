@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from hydractl.model_inputs import cut_batch, map_inputs
-from hydractl.scoring.circuit import lazy_greedy
-from hydractl.scoring.circuit.local_search import Swaps
+from hydractl.scoring.circuit import search
+from hydractl.scoring.circuit.search import Swaps
 from hydractl.scoring.job import Log, Samples, ScoreJob
 from support.jobs import DOUBLE, labels_for, model_for
 
@@ -41,12 +41,12 @@ def job_for(sample, data, **changes):
 
 
 @contextmanager
-def lazy_constants(*, recheck=lazy_greedy.RECHECK, doubt=lazy_greedy.DOUBT, swaps=None):
+def lazy_constants(*, recheck=search.RECHECK, doubt=search.DOUBT, swaps=None):
     """Set the constants of lazy search, and the largest number of swaps, for a block."""
     run = Swaps.run
     with (
-        patch.object(lazy_greedy, "RECHECK", recheck),
-        patch.object(lazy_greedy, "DOUBT", doubt),
+        patch.object(search, "RECHECK", recheck),
+        patch.object(search, "DOUBT", doubt),
         patch.object(Swaps, "run", lambda self, trials: run(self, trials if swaps is None else swaps)),
     ):
         yield

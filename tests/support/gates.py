@@ -10,7 +10,8 @@ import torch
 from hydractl.families.base import place_of
 from hydractl.families.layout import TensorRole
 from hydractl.model_inputs import map_inputs
-from hydractl.scoring.job import GateTraining, Samples, ScoreJob
+from hydractl.research.scores.gates import GateTraining
+from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.training.feeding import Piece
 from support.builders import base
 from support.variants import variant

@@ -27,7 +27,7 @@ def config(model, out, *, val=40, given, recipe):
     """Return six steps of fine-tuning, evaluated and saved after every second."""
     from hydractl.data.reference import DataRef
     from hydractl.stages.finetune.config import FinetuneConfig
-    from hydractl.training.recipes.recipe import Recipe
+    from hydractl.training.recipe import Recipe
 
     # keys' biases cancel in the softmax, so their gradients are rounding errors, which AdamW would scale up
     base = Recipe(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.training.distillation import DistillationLoss
+from hydractl.training.losses import DistillationLoss
 
 generator = torch.Generator().manual_seed(0)
 LABELLED = torch.rand(5, generator=generator)

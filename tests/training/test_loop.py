@@ -15,7 +15,7 @@ from hydractl.progress import SILENT
 from hydractl.training.accelerator import start_engine
 from hydractl.training.feeding import Piece
 from hydractl.training.loop import train
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from hydractl.training.resume import Metrics, Snapshot, StateFolder
 from hydractl.training.trainer import Job, freeze_unused
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from hydractl.training.repulsion import CELLS, Repulsion, agreement, with_permuted_patches
+from hydractl.training.losses import CELLS, Repulsion, agreement, with_permuted_patches
 
 GENERATOR = torch.Generator().manual_seed(0)
 PROBS = (3 * torch.randn(4, 5, 7, generator=GENERATOR)).softmax(-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hydractl.training.run_settings import changes, stored_texts, texts_of
+from hydractl.training.resume import changes, stored_texts, texts_of
 
 
 def test_settings_are_short_texts():

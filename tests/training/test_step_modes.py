@@ -9,7 +9,7 @@ from hydractl import runtime
 from hydractl.errors import UsageError
 from hydractl.families.tower import probe_inputs
 from hydractl.model_inputs import map_inputs
-from hydractl.training import step_modes
+from hydractl.training import trainer
 from hydractl.training.dropout import set_dropout
 from support.builders import base
 from support.variants import TIMM_VIT, TINY, Variant, variant
@@ -59,7 +59,7 @@ def same(one, other):
 )
 def test_blocks_that_run_again_give_the_same_gradients_and_hold_less(name, autocast):
     plain, held = step(name, autocast=autocast)
-    again, less = step(name, [step_modes.recompute_blocks], autocast=autocast)
+    again, less = step(name, [trainer.recompute_blocks], autocast=autocast)
 
     assert same(again, plain)
     assert less < held / 2
@@ -73,7 +73,7 @@ def test_blocks_run_again_only_where_a_step_is_taken(training, recorded, times):
     blocks = model.tower().layers()
     for block in blocks:
         block.norm1.register_forward_pre_hook(lambda *_: calls.append(1))
-    step_modes.recompute_blocks(model)
+    trainer.recompute_blocks(model)
 
     with torch.set_grad_enabled(recorded):
         outputs = model.train(training)(probe_inputs(base().header))
@@ -88,7 +88,7 @@ def test_a_compiled_step_gives_the_same_gradients(monkeypatch):
     monkeypatch.setattr(runtime, "BACKEND", "eager")
     plain, _ = step(SHALLOW)
 
-    compiled, _ = step(SHALLOW, [lambda model: step_modes.compile_step(model, name="it")])
+    compiled, _ = step(SHALLOW, [lambda model: trainer.compile_step(model, name="it")])
 
     assert same(compiled, plain)
 
@@ -103,7 +103,7 @@ def test_a_step_that_is_no_single_graph_is_refused(monkeypatch):
         return forward(x)
 
     vars(model)["forward"] = broken
-    step_modes.compile_step(model, name="it")
+    trainer.compile_step(model, name="it")
 
     with pytest.raises(UsageError, match="`--compile`: it cannot be compiled here"):
         model.train()(probe_inputs(base().header))

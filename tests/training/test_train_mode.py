@@ -7,7 +7,7 @@ import torch
 from timm.layers import BatchNormAct2d
 from torch import nn
 
-from hydractl.training.step_modes import begin_training
+from hydractl.training.trainer import begin_training
 
 
 @pytest.mark.parametrize("norm", [

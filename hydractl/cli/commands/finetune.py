@@ -34,8 +34,6 @@ def finetune(config: FinetuneConfig, terminal: Terminal) -> None:
         --recipe vit-finetune -o tuned.st
       hydractl finetune arch:vit_tiny_patch16_224 \
         --data train/ --val val/ -o base.st
-      hydractl finetune base.st --data train/ --val val/ \
-        --method lora-ensemble --lr 1e-3 -o lora.st
     """
     from hydractl.stages.finetune.run import run_finetune
 

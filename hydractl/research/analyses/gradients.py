@@ -41,10 +41,10 @@ from hydractl.research.analyses.context import (
 from hydractl.research.corruptions.names import Corruption
 from hydractl.research.schema import HeadTable, Pruned
 from hydractl.runtime import on_device
-from hydractl.scoring.gradients.settings import TaylorSettings
-from hydractl.scoring.gradients.taylor import score_taylor
-from hydractl.scoring.gradients.weight_gradients import losses_of
+from hydractl.scoring.gradients import losses_of
 from hydractl.scoring.job import ScoreJob
+from hydractl.scoring.settings import TaylorSettings
+from hydractl.scoring.taylor import score_taylor
 
 PROBES = 8
 

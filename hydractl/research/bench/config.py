@@ -20,8 +20,7 @@ from hydractl.stages.finetune.config import RECIPE
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
-from hydractl.training.recipes.presets import recipe_of
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe, recipe_of
 
 ALL = "all"
 EVERY = tuple(name for name, plan in PLANS.items() if not plan.named)

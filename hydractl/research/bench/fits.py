@@ -20,10 +20,11 @@ from hydractl.research.baselines.rows import check_baseline
 from hydractl.research.bench.config import BenchConfig
 from hydractl.research.bench.measure import Sets
 from hydractl.research.bench.rows import PLANS, Rival, SharedSettings
+from hydractl.research.methods.options import TrainingOptions
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.selective_threshold import check_stores
 from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.stages.finetune.prepare import check_classes, check_trains, open_trained
+from hydractl.stages.finetune.prepare import check_classes, open_trained, open_training, trained_names
 from hydractl.stages.prune.config import PruneConfig
 
 
@@ -100,11 +101,13 @@ class _RivalChecker:
             val=self.config.val,
             out=Path(out.replace("{i}", "0") if "repeat" in stage else out),  # the first of a repeated stage
             recipe=self.config.recipe,
-            method=None if method is None else str(method),
+            extensions=() if method is None else (TrainingOptions(method=str(method)),),
         )
         opened = open_trained(config)
         self.sets.open(config.data, opened)
-        check_trains(config, opened)
+        training = open_training(config, opened.header)
+        training.check_base()
+        trained_names(opened, training)
 
     def _prunes(self, stage: StageOptions) -> None:
         try:

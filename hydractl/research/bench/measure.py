@@ -23,7 +23,7 @@ from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 
 FEW_STEPS, MORE_STEPS = 2, 10
 """Steps that are timed; their difference leaves out what a command does besides. What only the first command does is not timed."""

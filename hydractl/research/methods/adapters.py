@@ -9,7 +9,7 @@ What makes weights is a parametrization of torch. Axes: O outputs, D inputs, P p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -17,11 +17,16 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
-from hydractl.families.base import Place
+from hydractl.families.base import Family, Place
 from hydractl.families.layout import TensorRole
+from hydractl.families.load import build_checked, in_one_dtype
+from hydractl.manifest.header import Header
+from hydractl.metrics.per_sample import ensemble_log_probs
+from hydractl.model_inputs import Inputs
+from hydractl.research.methods.adapter import Adapter, Site, bias_of, make
 from hydractl.research.methods.options import BatchEnsemble, LoraEnsemble, Oba, SingularValues
-from hydractl.training.methods.adapter import Adapter
-from hydractl.training.weight_sites import Site, bias_of, make
+from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.trainable import TrainableModel
 
 _LEAST = 1e-6
 """Added to the largest importance of a layer before it divides, as there."""
@@ -55,8 +60,8 @@ class SingularValueAdapter(Adapter):
 
     method: SingularValues
 
-    def __init__(self, method: SingularValues, members: int) -> None:
-        super().__init__(method, members)
+    def __init__(self, config: FinetuneConfig, header: Header) -> None:
+        super().__init__(config, header)
         self.parts: dict[
             str, tuple[torch.Tensor, ...]
         ] = {}  # a decomposition takes long, and is the same each time
@@ -88,9 +93,9 @@ class ObaAdapter(Adapter):
 
     method: Oba
 
-    def __init__(self, method: Oba, members: int) -> None:
-        super().__init__(method, members)
-        self.data = method.batches
+    def __init__(self, config: FinetuneConfig, header: Header) -> None:
+        super().__init__(config, header)
+        self.inspected_batches = self.method.batches
         self.masks: dict[str, torch.Tensor] = {}
 
     @override
@@ -114,6 +119,34 @@ class BatchEnsembleAdapter(Adapter):
     method: BatchEnsemble
 
     @override
+    def load(
+        self, family: Family, header: Header, state: Mapping[str, torch.Tensor], *, where: str
+    ) -> TrainableModel:
+        """Build the members, which share all parameters."""
+        shared = {
+            name: nn.Parameter(tensor) if tensor.is_floating_point() else tensor
+            for name, tensor in in_one_dtype(family, state, torch.float32).items()
+        }
+        members = [
+            build_checked(family, header, shared, where=where, dtype=torch.float32)
+            for _ in range(self.method.members)
+        ]
+        states = tuple(member.library_state() for member in members)
+        return TrainableModel(module=Jointly(members), states=states, header=header, family=family)
+
+    @override
+    def models_of(self, subject: TrainableModel) -> list[nn.Module]:
+        return [*cast("Jointly", subject.module).members]
+
+    @override
+    def is_own(self, parameter: str) -> bool:
+        return parameter.startswith("members.0.") and super().is_own(parameter)
+
+    @override
+    def join(self, modules: Sequence[nn.Module]) -> nn.Module:
+        return Jointly(modules)
+
+    @override
     def fits(self, site: Site) -> bool:
         return isinstance(site.layer, nn.Linear) and (
             site.place.layer is not None or site.place.part == "head"
@@ -134,6 +167,20 @@ class BatchEnsembleAdapter(Adapter):
             if layer.bias is not None and bias_of(name) in names:
                 layer.bias = nn.Parameter(layer.bias.detach().clone())
             make(sites[name], Outer(r, s), trains=True)
+
+
+class Jointly(nn.Module):
+    """Models that train together and may hold some parameters in common."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    @override
+    def forward(self, inputs: Inputs) -> torch.Tensor:
+        """Return what `Together` does."""
+        logits = torch.stack([member(inputs) for member in self.members])
+        return logits if self.training else ensemble_log_probs(logits.log_softmax(-1))
 
 
 def importances(

@@ -8,9 +8,11 @@ Axes: M slots, B batch, D width, C channels, P side of a patch or rows of a piec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import nn
@@ -19,20 +21,23 @@ from typing_extensions import override
 
 from hydractl.data.preprocess import sample_seed
 from hydractl.errors import UsageError
-from hydractl.families.base import Place
+from hydractl.families.base import Family, Place
 from hydractl.manifest.header import Fate, Header, Tokenization
+from hydractl.model_inputs import Inputs, split_inputs
+from hydractl.research.methods.adapter import Adapter, Site, make
 from hydractl.research.methods.options import Mimo
+from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.trainable import Together, TrainableModel
 from hydractl.training.accelerator import Share
 from hydractl.training.feeding import Feed, ItemFeed, Piece
-from hydractl.training.methods.adapter import Adapter, SideBySide
-from hydractl.training.weight_sites import Site, make
 
 
-class Slots(SideBySide):
+class Slots(nn.Module):
     """The sum of the weights that a convolution has for each slot.
 
     Attributes:
-        slot_weight: Those, (M, D, C, P, P).
+        slot_weight: Weights of the slots, (M, D, C, P, P).
+        images: Images that the slots see, M times (B, C, height, width); None if all see the same image.
     """
 
     def __init__(self, weight: torch.Tensor, members: int) -> None:
@@ -43,8 +48,18 @@ class Slots(SideBySide):
             members: M.
         """
         super().__init__()
+        self.images: Sequence[torch.Tensor] | None = None
         dealt = torch.arange(len(weight)) % members == torch.arange(members)[:, None]
         self.slot_weight = nn.Parameter(weight.detach() * dealt[..., None, None, None])
+
+    @contextmanager
+    def seeing(self, images: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Let each slot see an image of its own within the context."""
+        self.images = images
+        try:
+            yield
+        finally:
+            self.images = None
 
     @override
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
@@ -72,23 +87,39 @@ def _stacked(layer: nn.Conv2d, slots: Slots, x: torch.Tensor) -> torch.Tensor:
     return run(torch.cat([*slots.images], dim=1), slots.slot_weight.movedim(0, 1).flatten(1, 2))
 
 
+class SideBySide(Together):
+    """A hydra whose members see different images in training, in one pass of one network."""
+
+    @override
+    def forward(self, inputs: Inputs) -> torch.Tensor:
+        slots = [module for module in self.hydra.modules() if isinstance(module, Slots)]
+        if not self.training or not slots:
+            return super().forward(inputs)
+        images = [x for x in split_inputs(inputs, self.hydra.members) if isinstance(x, torch.Tensor)]
+        with ExitStack() as stack:
+            for slot in slots:
+                stack.enter_context(slot.seeing(images))
+            return self.answer(self.hydra.member_logits(images[0]))
+
+
 class MimoAdapter(Adapter):
-    """Lets members of a hydra see an image each, side by side."""
+    """Trains members of a hydra on different images, side by side."""
 
     method: Mimo
 
-    def __init__(self, method: Mimo, members: int) -> None:
-        super().__init__(method, members)
-        self.repeat = method.repeat
+    def __init__(self, config: FinetuneConfig, header: Header) -> None:
+        super().__init__(config, header)
+        self.repeat = self.method.repeat
 
     @override
-    def check_base(self, model: str, header: Header) -> None:
-        if isinstance(header.preprocess, Tokenization):
-            raise UsageError(f"`--method mimo`: {model} reads texts, but the method needs images")
+    def check_base(self) -> None:
+        if isinstance(self.header.preprocess, Tokenization):
+            raise UsageError(f"`--method mimo`: {self.config.model} reads texts, but the method needs images")
 
     @override
-    def check(self, model: str, header: Header) -> None:
-        self.check_base(model, header)
+    def check_model(self) -> None:
+        self.check_base()
+        model, header = self.config.model, self.header
         depth = sum(tower.layers for tower in header.architecture.towers.values())
         if header.plan is None or header.plan.trunk < depth or Fate.GROUPED not in header.plan.fates.values():
             raise UsageError(
@@ -97,7 +128,14 @@ class MimoAdapter(Adapter):
             )
 
     @override
-    def feed(self, feed: ItemFeed) -> Feed:
+    def load(
+        self, family: Family, header: Header, state: Mapping[str, torch.Tensor], *, where: str
+    ) -> TrainableModel:
+        subject = super().load(family, header, state, where=where)
+        return replace(subject, module=SideBySide(cast("Together", subject.module).hydra))
+
+    @override
+    def wrap(self, feed: ItemFeed) -> Feed:
         return MimoFeed(feed=feed, slots=self.members, repeat=self.repeat, rho=self.method.rho)
 
     @override

@@ -1,20 +1,58 @@
-"""The options of each method of `finetune --method NAME::OPTIONS`. Importing this module does not load torch."""
+"""Options of research for `finetune`: seeds, and the methods of `--method NAME::OPTIONS`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import ClassVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
 from hydractl.errors import UsageError
-from hydractl.parsing import number, whole_number
+from hydractl.messages import did_you_mean
+from hydractl.parsing import number, whole_number, written
 from hydractl.plugins import load
-from hydractl.settings import Setting, required, setting
-from hydractl.training.methods.base import TrainingMethod
+from hydractl.settings import CheckedSettings, Setting, by_default, check, required, setting
+from hydractl.stages.finetune.extension import SEEDS, FinetuneExtension
+from hydractl.stages.shared import settings as shared
+from hydractl.training.recipe import TRAINED_PARTS
+
+if TYPE_CHECKING:
+    from hydractl.manifest.document import OptionValue
 
 _real = partial(number, "option")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingMethod(CheckedSettings):
+    """Options of a method: a subclass is a frozen dataclass of declared settings.
+
+    Attributes:
+        KIND: Name in `--method`.
+        EXAMPLE: Example in hints.
+        ADAPTER: Path of the class of its training.
+        TAKES_TEACHERS: Whether its models can learn from teachers.
+    """
+
+    KIND: ClassVar[str]
+    EXAMPLE: ClassVar[str]
+    ADAPTER: ClassVar[str] = "hydractl.research.methods.adapter:SeededTraining"
+    TAKES_TEACHERS: ClassVar[bool] = True
+
+    @property
+    def models(self) -> int:
+        """Number of models that a run makes."""
+        return 1
+
+    def reference(self, model: str) -> str:
+        """Return the reference of the model that trains in the place of MODEL.
+
+        Raises:
+            UsageError: If MODEL has none.
+        """
+        return model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +142,6 @@ class Mimo(TrainingMethod):
     EXAMPLE: ClassVar = "mimo::rho=0.5,repeat=4"
     ADAPTER: ClassVar = "hydractl.research.methods.mimo:MimoAdapter"
     TAKES_TEACHERS: ClassVar = False
-    ONE_NETWORK: ClassVar = True
 
     rho: float = setting(
         0.5, "Share of rows that all see alike.", parse=_real, low=0.0, high=1.0, option_names=("rho",)
@@ -132,7 +169,7 @@ class Packed(TrainingMethod):
     )
 
     @override
-    def check_model(self, model: str) -> None:
+    def reference(self, model: str) -> str:
         if not model.startswith("arch:"):
             raise UsageError(
                 f"`--method packed`: {model} has weights, but its members are narrow models that train from "
@@ -140,10 +177,116 @@ class Packed(TrainingMethod):
                 hint="give an architecture: `arch:NAME[::K=V,...]`",
             )
 
-    @override
-    def reference(self, model: str) -> str:
         narrow_reference: str = load("hydractl.research.methods.packed:narrow_reference")(model, self)
         return narrow_reference
 
 
-METHODS = (LoraEnsemble, SingularValues, Oba, BatchEnsemble, Mimo, Packed)
+METHODS: Mapping[str, type[TrainingMethod]] = MappingProxyType(
+    {method.KIND: method for method in (LoraEnsemble, SingularValues, Oba, BatchEnsemble, Mimo, Packed)}
+)
+
+
+def parse_method(text: str) -> TrainingMethod:
+    """Return the method of `NAME::option=value,...`.
+
+    Raises:
+        UsageError: If the method or an option is unknown, or an option is out of range.
+    """
+    name, _, options = text.partition("::")
+    if name not in METHODS:
+        hint = did_you_mean(name, METHODS) or f"choose from {', '.join(METHODS)}"
+        raise UsageError(f"`--method {name}`: unknown", hint=hint)
+    kind = METHODS[name]
+    method: TrainingMethod = written(
+        kind, options, where=f"--method {text}", called=name, example=kind.EXAMPLE
+    )
+    return method
+
+
+def method_reference(method: TrainingMethod) -> str:
+    """Return the text of a method with all its options."""
+    options = ",".join(f"{key}={number:g}" for key, number in asdict(method).items())
+    return f"{method.KIND}::{options}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions(FinetuneExtension):
+    """Options of `finetune` for methods of other papers, and for seeds of single sources of randomness."""
+
+    method: str | None = setting(
+        None,
+        f"Train by another method: {', '.join(METHODS)} (docs/rivals.md).",
+        metavar="NAME[::K=V,...]",
+        suggestions=tuple(METHODS),
+        panel=TRAINED_PARTS,
+        after="reset_head",
+    )
+    order_seed: int | None = by_default(
+        None,
+        replace(
+            shared.SEED,
+            help="Seed of data order and augmentation (default: `--seed`).",
+            panel=SEEDS,
+            after="seed",
+        ),
+    )
+    dropout_seed: int | None = by_default(
+        None,
+        replace(shared.SEED, help="Seed of dropout (default: `--seed`).", panel=SEEDS, after="order_seed"),
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        self.trains_by  # noqa: B018 - refuses a wrong text
+
+    @property
+    def trains_by(self) -> TrainingMethod | None:
+        """The method; None for full fine-tuning."""
+        return None if self.method is None else parse_method(self.method)
+
+    @property
+    @override
+    def models(self) -> int:
+        return 1 if self.trains_by is None else self.trains_by.models
+
+    @property
+    @override
+    def training(self) -> str:
+        return TrainingMethod.ADAPTER if self.trains_by is None else self.trains_by.ADAPTER
+
+    @override
+    def check_config(self, config: Any) -> None:
+        if (method := self.trains_by) is None:
+            return
+        method.reference(config.model)  # raises if the method cannot train the model
+        if config.repulsion is not None:
+            raise UsageError(
+                "`--repulsion` and `--method` exclude each other: members of a method are trained as it says",
+                hint="leave one of them out",
+            )
+        if config.teacher and not method.TAKES_TEACHERS:
+            raise UsageError(
+                f"`--method {self.method}` and `--teacher` exclude each other: members of that "
+                "method train on labels only",
+                hint="leave one of them out",
+            )
+
+    @override
+    def check_sharding(self) -> None:
+        if self.training != TrainingMethod.ADAPTER:
+            raise UsageError(
+                "`--method` and `--use_fsdp` exclude each other: weights that a method computes cannot be sharded",
+                hint="leave out `--use_fsdp`",
+            )
+
+    @override
+    def reference(self, model: str) -> str:
+        return model if self.trains_by is None else self.trains_by.reference(model)
+
+    @override
+    def recorded(self) -> dict[str, OptionValue]:
+        return {
+            "order_seed": self.order_seed,
+            "dropout_seed": self.dropout_seed,
+            "method": None if self.trains_by is None else method_reference(self.trains_by),
+        }

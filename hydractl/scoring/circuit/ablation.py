@@ -1,40 +1,72 @@
-"""A model that loses heads, and an objective's value without each further one.
+"""The objective of a model with some heads removed, and without each further head.
 
-Algorithm 1 runs the whole model for every candidate; here a candidate in layer l costs the part of a pass from layer l on:
+Algorithm 1 runs the whole model for every candidate. Here a candidate in layer l costs the part of a pass from layer l on:
 
-- the stream that enters each layer is computed once a batch, for all candidates, and may be kept from one evaluation to
-  the next;
-- a head's own term is subtracted from the layer's attention output, which is not computed again;
-- the last block computes only the tokens that the readout reads;
-- heads that are gone are cut out, not masked.
+- The stream that enters each layer is computed once per batch for all candidates, and may be stored from one evaluation
+  to the next.
+- The term of a head is subtracted from the attention output of its layer, which is not computed again.
+- The last block computes only the tokens that the readout reads.
+- Removed heads are cut out, not masked.
 
-Candidates of one layer run side by side on the batch axis.
+Candidates of one layer run in one batch.
+
+Axes: k candidates, B batch, C classes, D features.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import NamedTuple, TypeAlias
 
 import torch
 
+from hydractl.errors import DataError
 from hydractl.families.attention import HeadGroup
 from hydractl.manifest.head_mask import HeadId
-from hydractl.model_inputs import Inputs, batch_of
-from hydractl.scoring.circuit.activation_cache import Streams
-from hydractl.scoring.circuit.gather import CircuitBatch, Gatherer
+from hydractl.model_inputs import Inputs, batch_of, without_absent
 from hydractl.scoring.circuit.memory_budget import MemoryBudget
-from hydractl.scoring.circuit.outcomes import Outcomes, guessed
+from hydractl.scoring.circuit.outcomes import SCORE, Outcomes, Yardstick, guessed, outcomes_read
 from hydractl.scoring.circuit.tower import (
     CandidateHeads,
     LayerInput,
+    Streams,
     compile_joins,
     heads_of,
     iterate_ablations,
     with_all_heads,
 )
 from hydractl.scoring.job import ScoreJob
+from hydractl.scoring.objective import parse_objective
+from hydractl.scoring.settings import CircuitSettings
+
+
+class CircuitBatch(NamedTuple):
+    """One batch of a set of data.
+
+    Attributes:
+        role: `id` or `ood`.
+        number: Its own among all batches of the set, whichever process has it.
+        inputs: What the model is asked.
+        labels: Of its samples, None for OOD data.
+    """
+
+    role: str
+    number: int
+    inputs: Inputs
+    labels: torch.Tensor | None
+
+
+AnswersOf: TypeAlias = "Callable[[CircuitBatch], Iterable[torch.Tensor]]"
+"""Gives candidates' logits (k, B, C) on a batch, or (k, B, C + D) with their features."""
+
+
+def _finite(answers: torch.Tensor) -> torch.Tensor:
+    if not answers.isfinite().all():
+        raise DataError("the outputs of the model are not finite on these data")
+    return answers
+
 
 FEATURE_BYTES = 16
 """For one feature of a sample: float32, before and after those of all batches are put together, and float64 to fit on."""
@@ -73,13 +105,18 @@ class Circuit:
             keeps_streams=keeps_streams,
             holds_features=job.features is not None,
         )
-        self.gatherer = Gatherer(job, self.room)
-        self.yardstick, self.data, self.team = self.gatherer.yardstick, self.gatherer.data, job.team
+        settings = job.set_for(CircuitSettings)
+        self.yardstick = Yardstick(parse_objective(settings.objective), settings.ood_score, job.features)
+        self.team = job.team
+        self.data = {"id": job.id_data, "ood": job.ood_data if settings.needs_ood else ()}
+        self._kinds = (self.yardstick.outcomes, self.yardstick.traits)[: 2 if keeps_streams else 1]
         self._groups = {
             name: [block.attn.groups()[0] for block in job.model.tower(name).layers()] for name in self.left
         }
         self._held: dict[Hashable, tuple[torch.Tensor, list[torch.Tensor]]] = {}
-        self._streams = Streams(self.room.kept // max(1, self.batches()) if keeps_streams else 0)
+        in_all = (self.team.in_order([torch.empty(0) for _ in data]) for data in self.data.values())
+        # counting reads all data once
+        self._streams = Streams(self.room.kept // max(1, sum(map(len, in_all))) if keeps_streams else 0)
         self._whole: tuple[Outcomes, Outcomes] | None = None
         self._at_once: int | None = None
         if job.features is not None:
@@ -141,9 +178,49 @@ class Circuit:
         fixed_outputs: dict[str, torch.Tensor] = {}
         self._toggle(later)
         try:
-            return self.gatherer.gather(lambda batch: [self._answered(batch, first, fixed_outputs)])
+            return self._gather(lambda batch: [self._answered(batch, first, fixed_outputs)])
         finally:
             self._toggle(later)
+
+    def _gather(self, answers_of: AnswersOf) -> tuple[Outcomes, Outcomes]:
+        """Return outcomes, and traits if streams are kept, over the batches of all processes."""
+        gathered_kinds: list[dict[str, dict[str, torch.Tensor]]] = [{} for _ in self._kinds]
+        for role, data in self.data.items():
+            names = (
+                self.yardstick.names(labelled=role == "id"),
+                outcomes_read(self.yardstick.objective, labelled=role == "id"),
+            )
+            local_kinds: list[dict[str, list[torch.Tensor]]] = [
+                {name: [] for name in names[kind]} for kind in range(len(self._kinds))
+            ]
+            for i, samples in enumerate(data):
+                batch = CircuitBatch(role, i * self.team.world + self.team.rank, *samples)
+                parts = [
+                    [kind(answers, batch.labels) for kind in self._kinds]
+                    for answers in (
+                        without_absent(_finite(answers), batch.inputs)
+                        for answers in self.room.grouped(answers_of(batch))
+                    )
+                ]
+                for local, shares in zip(local_kinds, zip(*parts, strict=True), strict=True):
+                    for name, batches in local.items():
+                        batches.append(torch.cat([share[name] for share in shares]))
+            for by_role, local in zip(gathered_kinds, local_kinds, strict=True):
+                gathered = {name: self.team.in_order(batches) for name, batches in local.items()}
+                by_role[role] = {name: torch.cat(every, dim=-1) for name, every in gathered.items() if every}
+        outcomes, traits = (
+            Outcomes(kind["id"], kind["ood"]) for kind in (gathered_kinds[0], gathered_kinds[-1])
+        )
+        outcomes = self.yardstick.fitted(outcomes)
+        if self.yardstick.features is not None:
+            # the trait of a fitted score is the score itself
+            traits = Outcomes(
+                *(
+                    {**of_role, SCORE: scored[SCORE].float()}
+                    for of_role, scored in zip(traits, outcomes, strict=True)
+                )
+            )
+        return outcomes, traits
 
     def _toggle(self, heads: Iterable[HeadId]) -> None:
         """Cut heads out or put them back."""
@@ -160,7 +237,7 @@ class Circuit:
     def evaluate(self) -> tuple[Outcomes, Outcomes]:
         """Return what the circuit as it is makes of the data: outcomes and traits of one candidate."""
         if self._whole is None:
-            self._whole = self.gatherer.gather(lambda batch: [self._answered(batch, {}, {})])
+            self._whole = self._gather(lambda batch: [self._answered(batch, {}, {})])
         return self._whole
 
     def candidate_values(self) -> dict[HeadId, float]:
@@ -188,7 +265,7 @@ class Circuit:
             ordered = [
                 HeadId(candidates.tower, i, h)
                 for candidates in picks
-                for i, positions in candidates.heads.items()
+                for i, positions in enumerate(candidates.heads)
                 for h in positions
             ]
             _, traits = self._candidates(picks)
@@ -198,7 +275,7 @@ class Circuit:
 
     def _candidates(self, picks: Sequence[CandidateHeads]) -> tuple[Outcomes, Outcomes]:
         """Return outcomes and traits of candidates at once."""
-        return self.gatherer.gather(lambda batch: self._without(batch, picks))
+        return self._gather(lambda batch: self._without(batch, picks))
 
     def _shares(self, heads: Sequence[HeadId]) -> list[Sequence[HeadId]]:
         """Return heads in order, together as many as there is room for."""
@@ -219,7 +296,7 @@ class Circuit:
 
         return [
             CandidateHeads(
-                name, {i: places(name, i, remaining) for i, remaining in enumerate(layers)}, around
+                name, tuple(places(name, i, remaining) for i, remaining in enumerate(layers)), around
             )
             for name, layers in self.left.items()
         ]
@@ -236,10 +313,6 @@ class Circuit:
                 for name, size in zip(self.left, sizes.tolist(), strict=True):
                     counts[name] = size if name in self.model.answer.fixed else counts[name] + size
         return counts
-
-    def batches(self) -> int:
-        """Return how many batches all processes have."""
-        return sum(len(self.team.in_order([torch.empty(0) for _ in data])) for data in self.data.values())
 
     def forget(self) -> None:
         """Drop what is kept from one evaluation to the next."""
@@ -327,8 +400,8 @@ class Circuit:
         self, batch: CircuitBatch, tower_inputs: Inputs, candidates: CandidateHeads
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return a tower's outputs (1, N, F), and those (k, N, F) without its picks; held where they are always the same."""
-        if candidates.key in self._held:
-            return self._held[candidates.key]
+        if candidates in self._held:
+            return self._held[candidates]
         ablated: list[torch.Tensor] = []
         full_output = torch.empty(0)
         for layer, (entered, outputs) in enumerate(self._outputs(batch, tower_inputs, candidates)):
@@ -337,7 +410,7 @@ class Circuit:
                 full_output = self.model.tower(candidates.tower).finish(entered.leaving).unsqueeze(0)
         full_and_ablated = full_output, ablated
         if candidates.tower in self.model.answer.fixed:
-            self._held[candidates.key] = full_and_ablated
+            self._held[candidates] = full_and_ablated
         return full_and_ablated
 
     def _outputs(

@@ -48,7 +48,7 @@ class MemoryBudget:
                 are always asked the same answered, and samples' traits, take of the rest.
             holds_features: Whether candidates' features on all data are held: they get half of a limit before all else.
         """
-        self.limit, self.device, self.keeps = limit, device, keeps_streams
+        self.limit, self.device = limit, device
         self.features = KEPT_BYTES if limit is None else limit // 2
         available = limit - self.features if limit is not None and holds_features else limit
         if limit is None and device.type == "cuda":

@@ -1,4 +1,7 @@
-"""What candidate models make of the data, and the value of an objective that follows from it."""
+"""Predictions of candidate models, the OOD score `energy+density` fitted on them, and the value of an objective.
+
+Axes: K or k candidates, N ID samples, N' OOD samples, B batch, C classes, D features.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from hydractl.metrics.ood_scores import ENERGY, ENERGY_DENSITY, MSP, SCORES
+from hydractl.errors import DataError
+from hydractl.families.tower import Model
+from hydractl.fusion.feature_ood import FeatureExtractor
+from hydractl.metrics.feature_scores import Classifier, FittedScore, Moments, Training, energy_density, fit
+from hydractl.metrics.ood_scores import ENERGY, ENERGY_DENSITY, MSP, RELATIVE, SCORES
 from hydractl.metrics.per_sample import at_labels, places
-from hydractl.scoring.circuit.objective import TERMS, Objective
+from hydractl.scoring.objective import TERMS, Objective
 
 HITS, NLL, CONFIDENCE, SCORE = "hits", "nll", "confidence", "score"
 PLAIN = 3
@@ -164,3 +172,143 @@ def values_of(objective: Objective, outcomes: Outcomes) -> torch.Tensor:
 def first_best(values: Sequence[float]) -> int:
     """Return the index of the first maximum: Algorithm 1 replaces its best only by a strictly better one."""
     return max(range(len(values)), key=lambda i: (values[i], -i))
+
+
+FEATURES, LABELS = "features", "labels"
+"""What is gathered to fit on besides the energy: (K, D, N) and (K, N)."""
+LEAST = 4
+"""Samples of a class that both halves need two of, or nothing varies within classes."""
+
+
+def check_halves(labels: Tensor) -> None:
+    """Refuse labels (N,) of too few samples to fit on each half, and labels (N, Q) of samples that may have several.
+
+    Raises:
+        DataError: If no class has `LEAST` samples.
+    """
+    if labels.ndim > 1:
+        raise DataError(
+            f"`--ood-score {ENERGY_DENSITY}`: compares features of classes, but samples may have several labels",
+            hint="use an OOD score of logits, such as `--ood-score energy`",
+        )
+    if not len(labels) or int(labels.bincount().max()) < LEAST:
+        raise DataError(
+            f"`{ENERGY_DENSITY}` is fitted on each half of the labelled data, but no class has {LEAST} samples",
+            hint="give more data to `--data`, or use an OOD score of logits, such as `--ood-score energy`",
+        )
+
+
+def halves(labels: Tensor) -> Tensor:
+    """Return which of N samples are in the second half, (N,): every other one of each class."""
+    order = labels.argsort(stable=True)
+    by_class = labels[order]
+    ranks = torch.empty_like(order)
+    ranks[order] = torch.arange(len(labels)) - torch.searchsorted(by_class, by_class)
+    return ranks % 2 == 1
+
+
+def to_fit_on(features: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
+    """Return what `with_density` needs of candidates' features (K, N, D) and labels (N,), None of OOD data."""
+    tensors = {FEATURES: features.float().transpose(1, 2)}
+    return tensors if labels is None else tensors | {LABELS: labels.expand(len(features), -1)}
+
+
+def with_density(outcomes: Outcomes) -> Outcomes:
+    """Return outcomes whose score is `energy+density`, of those whose score is the energy, with `FEATURES` and `LABELS`.
+
+    As `fuse --fit --val` fits it: the density on one half of the ID data, and the standard deviations on the other, which
+    it then scores. Either half is fitted on once; OOD samples have the mean of both scores.
+    """
+    inside, outside = dict(outcomes.inside), dict(outcomes.outside)
+    labels = inside.pop(LABELS)[0]
+    parts = [
+        part
+        for of_role in (inside, outside)
+        for part in (of_role.pop(FEATURES).transpose(1, 2), of_role[SCORE])
+    ]
+    scores = [_scores(*candidate, labels=labels) for candidate in zip(*parts, strict=True)]
+    inside[SCORE], outside[SCORE] = (torch.stack(part) for part in zip(*scores, strict=True))
+    return Outcomes(inside, outside)
+
+
+def _scores(
+    features: Tensor, energies: Tensor, ood_features: Tensor, ood_energies: Tensor, *, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return a candidate's scores (N,) and (N',), float64."""
+    scores, ood_scores = torch.zeros_like(energies), torch.zeros_like(ood_energies)
+    second = halves(labels)
+    for held_out in (second, ~second):
+        try:
+            fitted = _fit(features, energies, labels, held_out)
+        except DataError:  # a candidate whose features or energies are all the same tells nothing apart
+            return torch.zeros_like(energies), torch.zeros_like(ood_energies)
+        scores[held_out] = fitted(features[held_out], _as_logits(energies[held_out]))
+        ood_scores += fitted(ood_features, _as_logits(ood_energies)) / 2
+    return scores, ood_scores
+
+
+def _fit(features: Tensor, energies: Tensor, labels: Tensor, held_out: Tensor) -> FittedScore:
+    """Return the score that is fitted on what is not held out, and standardized on what is."""
+    moments = Moments(int(labels.max()) + 1, features.shape[1], normalized=True)
+    moments.add(features[~held_out], labels[~held_out])
+    nothing = features[:0]
+    training = Training(
+        classifier=Classifier(nothing, nothing), moments={True: moments}, features=nothing, largest=nothing
+    )
+    density = fit(RELATIVE, training)
+    densities = density(features[held_out], _as_logits(energies[held_out]))
+    return energy_density(density, energies[held_out], densities)
+
+
+def _as_logits(energies: Tensor) -> Tensor:
+    """Return logits (N, 1) of a single class with these energies."""
+    return -energies.unsqueeze(1)
+
+
+class Yardstick(NamedTuple):
+    """An objective, the OOD score where it reads one, and the features of the model where the score reads them."""
+
+    objective: Objective
+    ood_score: str
+    features: FeatureExtractor | None = None
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether the objective uses an OOD score of features."""
+        return self.objective.needs_ood and self.ood_score == ENERGY_DENSITY
+
+    def answers(self, model: Model, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return logits (k, B, C) of towers' outputs (k or 1, N, F), with features (k, B, C + D) where they are read."""
+        logits: torch.Tensor = model.answer(outputs)
+        if self.features is None:
+            return logits
+        features = self.features.features_of(outputs).expand(len(logits), -1, -1)
+        return torch.cat([logits, features], dim=-1)
+
+    def logits(self, answers: torch.Tensor) -> torch.Tensor:
+        """Return the logits (..., C) of answers."""
+        return answers if self.features is None else answers[..., : -self.features.width]
+
+    def names(self, *, labelled: bool) -> tuple[str, ...]:
+        """Return the names of what `outcomes` returns."""
+        fitted_on = () if self.features is None else (FEATURES, LABELS) if labelled else (FEATURES,)
+        return (*outcomes_read(self.objective, labelled=labelled), *fitted_on)
+
+    def outcomes(self, answers: torch.Tensor, labels: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        """Return what the objective reads of answers, each (k, B), and what a score is to be fitted on."""
+        outcomes = outcomes_of(self.logits(answers), labels, self.objective, self.ood_score)
+        if self.features is not None:
+            outcomes |= to_fit_on(answers[..., -self.features.width :], labels)
+        return outcomes
+
+    def traits(self, answers: torch.Tensor, labels: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        """Return what outcomes follow from: see `traits_of`."""
+        return traits_of(self.logits(answers), labels, self.objective, self.ood_score)
+
+    def fitted(self, outcomes: Outcomes) -> Outcomes:
+        """Return the outcomes of all samples, with the score that is fitted on them where there is one."""
+        return outcomes if self.features is None else with_density(outcomes)
+
+    def values(self, outcomes: Outcomes) -> torch.Tensor:
+        """Return the objective's values (k,) of fitted outcomes: see `values_of`."""
+        return values_of(self.objective, outcomes)

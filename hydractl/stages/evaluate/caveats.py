@@ -23,7 +23,7 @@ from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_ranking import TPR
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
-from hydractl.scoring.circuit.objective import parse_objective
+from hydractl.scoring.objective import parse_objective
 from hydractl.stages.evaluate.config import SETS, EvalConfig
 from hydractl.stages.evaluate.fail_if import OPTION
 from hydractl.stages.evaluate.selective_threshold import (

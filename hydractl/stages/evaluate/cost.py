@@ -20,10 +20,10 @@ from hydractl.manifest.header import Preprocess, Tokenization, steps_to
 from hydractl.metrics.cost import count_parameters, macs_of
 from hydractl.metrics.resampling import Resampling, measured
 from hydractl.model_inputs import Inputs
+from hydractl.plugins import plugins
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import wait_for
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.training.methods.registry import is_one_network
 
 if TYPE_CHECKING:
     from hydractl.families.load import OpenModel
@@ -159,9 +159,10 @@ def _runs(models: Sequence[OpenModel]) -> list[int] | None:
 
 
 def _is_one_network(model: OpenModel) -> bool:
-    """Return whether a hydra was trained as one network that has several classifiers: MIMO."""
+    """Return whether a hydra was trained as one network with several classifiers."""
+    names = {name for plugin in plugins() for name in plugin.one_network_methods}
     methods = (step.options.get("method") for step in steps_to(model.header.made_by))
-    return any(is_one_network(str(method)) for method in methods)
+    return any(str(method).partition("::")[0] in names for method in methods)
 
 
 def _macs(model: Towers, preprocess: Preprocess | Tokenization) -> int:

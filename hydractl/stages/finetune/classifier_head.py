@@ -34,7 +34,7 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Items, progress: Pr
     """
     before, pooling = opened.header.architecture, _pooling(config, opened, items, progress)
     reads_as_asked = not opened.lacks and pooling == (before.pooling or DEFAULT_POOLING)
-    if config.keep_head:
+    if config.recipe.reset_head is False:
         _check_kept(config, opened, items, reads_as_asked=reads_as_asked)
         _check_fits(config, opened, items)
         return opened
@@ -45,8 +45,8 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Items, progress: Pr
         and items.task is before.task
         and names_agree(items, opened.header.labels, number)
     )
-    draws_anew = config.head_seed is not None and (config.reset_head or opened.is_random)
-    if config.recipe.trains_own_parts and (config.reset_head or not fits) and _shares_head(opened):
+    draws_anew = config.head_seed is not None and (config.recipe.reset_head or opened.is_random)
+    if config.recipe.trains_own_parts and (config.recipe.reset_head or not fits) and _shares_head(opened):
         raise UsageError(
             f"`--train own`: members of {config.model} share their classifier, so a new one would not be trained",
             hint="leave out `own`, or fuse with `--own-from`",
@@ -57,7 +57,7 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Items, progress: Pr
                 f"`--head-seed {config.head_seed}` has no effect: {config.model} already has a classifier",
                 hint="leave `--head-seed` out, or add `--reset-head` for a new classifier",
             )
-        if config.reset_head and not opened.is_random:
+        if config.recipe.reset_head and not opened.is_random:
             progress.step("A classifier of zeros in place of the model's own")
         return opened
     if "head" not in config.recipe.parts and not opened.is_random:
@@ -151,7 +151,7 @@ def _pooling(config: FinetuneConfig, opened: OpenModel, items: Items, progress: 
                 hint="leave it out; an image model uses the pooling of its family",
             )
         return config.pooling
-    if opened.pools is not None and not config.keep_head:
+    if opened.pools is not None and config.recipe.reset_head is not False:
         progress.step(POOLED.format(pooling=opened.pools))
         return opened.pools
     return header.architecture.pooling or DEFAULT_POOLING

@@ -16,28 +16,29 @@ from hydractl.parsing import words
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.settings import (
     Constraint,
+    Extension,
     Option,
     OptionGroup,
     Role,
     Setting,
     by_default,
     check,
+    check_extensions,
+    extension_field,
     flag,
     required,
     setting,
 )
+from hydractl.stages.finetune.extension import SEEDS, FinetuneExtension
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig
-from hydractl.training.methods.base import TrainingMethod
-from hydractl.training.methods.registry import METHODS, method_reference, parse_method
-from hydractl.training.recipes.presets import RECIPES, recipe_of
-from hydractl.training.recipes.recipe import TRAINED_PARTS, Recipe
+from hydractl.training.recipe import RECIPES, Recipe, recipe_of
 from hydractl.training.run_log import check_log
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
 
-TEACHERS, SEEDS = "Hydras and teachers", "Seeds"
+TEACHERS = "Hydras and teachers"
 TEMPERATURE, WEIGHT = 2.0, 0.9
 RECIPE = Option(
     "recipe",
@@ -78,14 +79,6 @@ class FinetuneConfig(CommandConfig):
         None, OptionGroup(lambda texts: texts.get("recipe"), extra_names=("recipe",))
     )
     """Name of the recipe that `recipe` was made from, for messages."""
-    method: str | None = setting(
-        None,
-        f"Train by another method: {', '.join(METHODS)} (docs/rivals.md).",
-        metavar="NAME[::K=V,...]",
-        suggestions=tuple(METHODS),
-        panel=TRAINED_PARTS,
-        after="reset_head",
-    )
     batches: str = setting(
         "shared",
         "Give all members the same batches, or each its own order and augmentation, which needs a hydra without a trunk.",
@@ -95,7 +88,7 @@ class FinetuneConfig(CommandConfig):
             "teacher", for_values=("own",), why="teachers see one batch, but each member would see its own"
         ),
     )
-    """With `own`, member m uses the seed `order_seed` + m."""
+    """With `own`, member m uses the seed of the data order + m."""
     teacher: tuple[str, ...] = setting(
         (),
         "Models to distil: member m of a hydra learns from the m-th, any other model from their mean.",
@@ -127,7 +120,6 @@ class FinetuneConfig(CommandConfig):
         shows_range=False,
         panel=TEACHERS,
         excludes=(
-            Constraint("method", why="members of a method are trained as it says"),
             Constraint("has_own_batches", (True,), option="batches", why="members must see the same images"),
         ),
     )
@@ -170,13 +162,6 @@ class FinetuneConfig(CommandConfig):
     """Seed of random weights, a new classifier, data order, augmentation and dropout, unless these have a
     seed of their own.
     """
-    order_seed: int | None = by_default(
-        None,
-        replace(shared.SEED, help="Seed of data order and augmentation (default: `--seed`).", panel=SEEDS),
-    )
-    dropout_seed: int | None = by_default(
-        None, replace(shared.SEED, help="Seed of dropout (default: `--seed`).", panel=SEEDS)
-    )
     head_seed: int | None = by_default(
         None,
         replace(
@@ -195,20 +180,13 @@ class FinetuneConfig(CommandConfig):
     force: bool = flag(shared.FORCE_ANEW)
     wait: bool = flag(shared.WAIT)
     if_changed: bool = flag(shared.IF_CHANGED)
+    extensions: tuple[Extension, ...] = extension_field("finetune")
 
     def __post_init__(self) -> None:
         check(self)
-        method = self.trains_by
         self.outputs()  # refuses names that do not number them
         check_log(self.log_to, self.log_dir, self.out)
-        if method is not None:
-            method.check_model(self.model)
-        if self.teacher and method is not None and not method.TAKES_TEACHERS:
-            raise UsageError(
-                f"`--method {self.method}` and `--teacher` exclude each other: members of that "
-                "method train on labels only",
-                hint="leave one of them out",
-            )
+        check_extensions(self)
         if self.arch is not None and self.model.startswith("arch:"):
             raise UsageError(
                 f"`--arch` has no effect with `{self.model}`, which already names the architecture",
@@ -217,24 +195,20 @@ class FinetuneConfig(CommandConfig):
         refuse_shared_input(self.model, *self.teacher)
 
     @property
-    def trains_by(self) -> TrainingMethod | None:
-        """Training method, if not plain fine-tuning."""
-        return None if self.method is None else parse_method(self.method)
+    def extension(self) -> FinetuneExtension:
+        """Options of a plugin that are not the defaults."""
+        return next((e for e in self.extensions if isinstance(e, FinetuneExtension)), FinetuneExtension())
 
     @override
     def outputs(self) -> tuple[Path, ...]:
         """Return the path of each output model."""
-        if self.models == 1 and "{i}" in self.out.name:
+        models = self.extension.models
+        if models == 1 and "{i}" in self.out.name:
             raise UsageError(
                 f"`-o {self.out}`: `{{i}}` numbers several models, but this command makes one",
                 hint="leave out `{i}` from the name",
             )
-        return (self.out,) if self.models == 1 else shared.numbered(self.out, self.models)
-
-    @property
-    def models(self) -> int:
-        """Number of models that train together without being a hydra."""
-        return 1 if self.trains_by is None else self.trains_by.models
+        return (self.out,) if models == 1 else shared.numbered(self.out, models)
 
     @property
     def has_own_batches(self) -> bool:
@@ -253,7 +227,7 @@ class FinetuneConfig(CommandConfig):
 
     def options(self) -> dict[str, OptionValue]:
         """Return the options that determine the result, for the lineage, which drops None."""
-        field_names = ("order_seed", "dropout_seed", "head_seed", "num_classes", "pooling")
+        field_names = ("head_seed", "num_classes", "pooling")
         taught = {"teacher_temperature": self.temperature, "teacher_weight": self.weight}
         return (
             self.recipe.options()
@@ -261,21 +235,11 @@ class FinetuneConfig(CommandConfig):
             | {name: getattr(self, name) for name in field_names}
             | self.images.options()
             | (taught if self.teacher else {})
-            | ({} if self.trains_by is None else {"method": method_reference(self.trains_by)})
+            | self.extension.recorded()
             | ({"batches": self.batches} if self.has_own_batches else {})
             | ({"compile": True} if self.compile else {})
             | ({} if self.repulsion is None else {"repulsion": self.repulsion})
         )
-
-    @property
-    def keep_head(self) -> bool:
-        """Whether the model's classifier must be kept."""
-        return self.recipe.reset_head is False
-
-    @property
-    def reset_head(self) -> bool:
-        """Whether the model's classifier must be replaced."""
-        return self.recipe.reset_head is True
 
     @property
     def tokens(self) -> int | None:

@@ -24,11 +24,11 @@ from hydractl.output.scratch import scratch_tensor
 from hydractl.processes.distributed import start_team
 from hydractl.progress import Progress
 from hydractl.stages.finetune.prepare import EVAL_BATCH, TrainingPlan
-from hydractl.stages.finetune.trainable import Together, TrainableModel, load_trainable
+from hydractl.stages.finetune.trainable import Together, TrainableModel
 from hydractl.training.accelerator import Engine
 from hydractl.training.feeding import InputSource, Planned
-from hydractl.training.recipes.recipe import Recipe
-from hydractl.training.step_modes import begin_training
+from hydractl.training.recipe import Recipe
+from hydractl.training.trainer import begin_training
 
 
 def begin_head_training(model: nn.Module, *, family: Family) -> None:
@@ -74,16 +74,15 @@ def items_to_encode(work: TrainingPlan, engine: Engine) -> Items | None:
     recipe, repels = work.config.recipe, work.config.repulsion is not None
     by_word = work.header.architecture.task.by_word
     changes = (
-        recipe.augment or work.mixing or work.teachers or repels or work.adapter or engine.shards or by_word
+        recipe.augment
+        or work.mixing
+        or work.teachers
+        or repels
+        or not work.training.trains_all
+        or engine.shards
+        or by_word
     )
     return None if changes or not work.trains_head else work.train.items
-
-
-def frozen_encoder(work: TrainingPlan, engine: Engine) -> Towers:
-    """Return the model in evaluation mode on its device, with the inputs of its classifiers (M, B, F) as output."""
-    model = _towers_of(load_trainable(work).module).eval()
-    give_head_inputs(model, work.opened.family)
-    return model.to(engine.device)
 
 
 def features_of(model: Towers, batch: Batch[Inputs], recipe: Recipe) -> tuple[Tensor, Tensor]:
@@ -107,7 +106,9 @@ def keep_features(work: TrainingPlan, items: Items, engine: Engine, progress: Pr
         DataError: If an item cannot be read.
         OutputError: If the disk has no room for the features.
     """
-    model = frozen_encoder(work, engine)
+    model = _towers_of(work.load().module).eval()
+    give_head_inputs(model, work.opened.family)  # outputs (M, B, F)
+    model = model.to(engine.device)
     shape = model.member_logits(blank_inputs(work.header.preprocess, 1, device=engine.device)).shape[::2]
     progress.step("Running the frozen encoder once and storing its features")
     with start_team(engine.device) as team:
@@ -152,7 +153,7 @@ def on_features(subject: TrainableModel) -> TrainableModel:
         logits = _towers_of(module).answer.class_logits(outputs)
         return module.answer(logits) if isinstance(module, Together) else logits.squeeze(0)
 
-    vars(module)["forward"] = forward  # names of parameters stay, as in `step_modes`
+    vars(module)["forward"] = forward  # names of parameters stay, as in `training.trainer`
     return subject
 
 
@@ -168,8 +169,6 @@ def _classified(heads: Sequence[nn.Module], features: Tensor) -> Tensor:
 
 def head_macs(work: TrainingPlan, features: KeptFeatures, samples: int) -> int:
     """Return the multiply-accumulates of one pass of the encoder over all data, and of three passes of the classifiers per training sample."""
-    encoder = macs_of(
-        load_trainable(work).module.eval(), blank_inputs(work.header.preprocess, 1, device="meta")
-    )
-    heads = macs_of(on_features(load_trainable(work)).module.eval(), features.train[:1].to("meta"))
+    encoder = macs_of(work.load().module.eval(), blank_inputs(work.header.preprocess, 1, device="meta"))
+    heads = macs_of(on_features(work.load()).module.eval(), features.train[:1].to("meta"))
     return len(features.train) * encoder + 3 * samples * heads

@@ -26,22 +26,22 @@ from hydractl.manifest.document import pack
 from hydractl.manifest.header import Fate, Header, InputFile, SampledFile, Tokenization
 from hydractl.messages import counted
 from hydractl.output.publish import OutputLock
+from hydractl.plugins import load
 from hydractl.progress import Progress
 from hydractl.runtime import pick_device
 from hydractl.settings import long_option
 from hydractl.stages.finetune.classifier_head import fitted
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.teachers import check_teachers, open_teachers
+from hydractl.stages.finetune.trainable import TrainableModel, Training
 from hydractl.stages.shared.finite import warn_temperature
 from hydractl.stages.shared.open_inputs import check_takes, identified, overlap, reading_images, warn_assumed
 from hydractl.stages.shared.outputs import check_models
 from hydractl.training.dropout import HAS_LAYERS_FOR
 from hydractl.training.feeding import Mixing
-from hydractl.training.methods.adapter import Adapter, adapter_of, changed
-from hydractl.training.recipes.parameter_groups import trainable
-from hydractl.training.recipes.presets import FOR_IMAGES, RECIPES
-from hydractl.training.recipes.recipe import PARTS, Recipe
-from hydractl.training.step_modes import keeps_statistics
+from hydractl.training.optimizers import reset_head, trainable
+from hydractl.training.recipe import FOR_IMAGES, PARTS, RECIPES, Recipe
+from hydractl.training.trainer import keeps_statistics
 
 EVAL_BATCH = 256
 _TAKEN_BY_NONE = {
@@ -68,7 +68,7 @@ class TrainingPlan:
         header: Its, with the classes of the data.
         how: How it reads items in this run.
         names: The tensors that are others afterwards.
-        adapter: How these are made, where they do not train themselves.
+        training: How these tensors train.
         train: What it learns from.
         val: What it is measured on.
         teachers: Opened.
@@ -81,12 +81,32 @@ class TrainingPlan:
     header: Header
     how: Reading
     names: tuple[str, ...]
-    adapter: Adapter | None
+    training: Training
     train: LabelledItems
     val: LabelledItems
     teachers: tuple[OpenModel, ...]
     mixing: Mixing | None
     inputs: tuple[InputFile, ...]
+
+    def initial_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors at the start of training."""
+        state = self.opened.checkpoint.tensors()
+        resets = self.config.recipe.reset_head and self.config.head_seed is None
+        return reset_head(self.opened.family, state) if resets else state
+
+    def load(self) -> TrainableModel:
+        """Return the model in fp32; the tensors that may train require gradients."""
+        subject = self.training.load(
+            self.opened.family, self.header, self.initial_tensors(), where=self.config.model
+        )
+        for state in subject.states:
+            for name, tensor in state.items():
+                tensor.requires_grad_(name in self.names)
+        return subject
+
+    def build(self) -> TrainableModel:
+        """Return the model at the start of training."""
+        return self.training.build(self.load(), self.names)
 
     @property
     def trains_head(self) -> bool:
@@ -134,17 +154,11 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
     _check_apart(config, header)
     _check_repulsion(config, header, how)
-    adapter = adapter_of(config.trains_by, len(opened.header.masks))
-    if adapter is not None:
-        adapter.check(config.model, opened.header)
-        if not items.task.has_one_question:
-            raise UsageError(
-                f"`--method {config.method}`: trains models that answer one label, but `--data {items.name}` has {items.task.labels}",
-                hint="leave `--method` out",
-            )
-    names = _trainable(config, opened, adapter)
+    training = open_training(config, opened.header)
+    training.check(items.task, items.name)
+    names = trained_names(opened, training)
     _check_layers(config, header, opened.family, progress)
-    training, header = _training(items, header, progress)
+    labelled, header = _training(items, header, progress)
     if isinstance(how, Tokenization) and isinstance(items, TextSet) and items.task.has_one_question:
         pairs = {"pairs": not isinstance(items.texts[0], str)}
         how = how.model_copy(update=pairs)
@@ -171,9 +185,9 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
     mixing = Mixing.of(
         config.recipe, how, classes=2 if header.architecture.task.by_label else header.num_classes
     )
-    steps = config.recipe.total_steps(-(-len(training.items) // config.recipe.batch_size))
+    steps = config.recipe.total_steps(-(-len(labelled.items) // config.recipe.batch_size))
     progress.step(
-        f"Training `{opened.name}` on {len(training.items)} {training.items.content} for {counted(steps, 'step')}, "
+        f"Training `{opened.name}` on {len(labelled.items)} {labelled.items.content} for {counted(steps, 'step')}, "
         f"validating on {len(validation.items)}"
         + (f", taught by {', '.join(t.name for t in teachers)}" if teachers else "")
     )
@@ -183,14 +197,14 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
         header=header,
         how=how,
         names=names,
-        adapter=adapter,
-        train=training,
+        training=training,
+        train=labelled,
         val=validation,
         mixing=mixing,
         teachers=teachers,
         inputs=(
             opened.as_input(),
-            *_data_inputs(training.items, validation.items, progress),
+            *_data_inputs(labelled.items, validation.items, progress),
             *(t.as_input() for t in teachers),
         ),
     )
@@ -203,9 +217,9 @@ def open_trained(config: FinetuneConfig) -> OpenModel:
         InputError: If it cannot be read.
         UsageError: If it has no classifier and can have none, or a packed member cannot be made of it.
     """
-    method = config.trains_by
-    reference = config.model if method is None else method.reference(config.model)
-    opened = open_model(reference, arch=config.arch, seed=config.seed, backbone=True)
+    opened = open_model(
+        config.extension.reference(config.model), arch=config.arch, seed=config.seed, backbone=True
+    )
     check_classes(opened)
     return opened
 
@@ -221,18 +235,6 @@ def check_classes(opened: OpenModel) -> None:
             f"{opened.reference}: is a zero-shot model without classes to train on",
             hint="prune and fuse zero-shot models without training",
         )
-
-
-def check_trains(config: FinetuneConfig, opened: OpenModel) -> None:
-    """Refuse a method that a base cannot be trained by, as its architecture tells; of `mimo`, before its copies are fused.
-
-    Raises:
-        UsageError: As `prepare`.
-    """
-    adapter = adapter_of(config.trains_by, len(opened.header.masks))
-    if adapter is not None:
-        adapter.check_base(config.model, opened.header)
-    _trainable(config, opened, adapter)
 
 
 def _check_recipe(config: FinetuneConfig, how: Reading) -> None:
@@ -299,9 +301,20 @@ def _check_repulsion(config: FinetuneConfig, header: Header, how: Reading) -> No
         )
 
 
-def _trainable(config: FinetuneConfig, opened: OpenModel, adapter: Adapter | None) -> tuple[str, ...]:
-    """Return the tensors that train, told by the shapes alone."""
-    header, recipe = opened.header, config.recipe
+def open_training(config: FinetuneConfig, header: Header) -> Training:
+    """Return the way of training that the options select."""
+    training: Training = load(config.extension.training)(config, header)
+    return training
+
+
+def trained_names(opened: OpenModel, training: Training) -> tuple[str, ...]:
+    """Return the names of the tensors that training changes. They follow from the header.
+
+    Raises:
+        UsageError: If there are none.
+    """
+    config, header = training.config, opened.header
+    recipe = config.recipe
     if recipe.trains_own_parts and header.plan is None:
         raise UsageError(
             f"`--train own`: {config.model} is a {header.kind}, but only members of a hydra have weights of their own",
@@ -320,7 +333,7 @@ def _trainable(config: FinetuneConfig, opened: OpenModel, adapter: Adapter | Non
             )
         with_elements = {n: t for n, t in with_elements.items() if fates[n] == Fate.GROUPED}
     names = trainable(family, header.architecture, recipe, with_elements)
-    return names if adapter is None else changed(adapter, family, models[0], states[0], names)
+    return training.select(family, models[0], states[0], names)
 
 
 def _training(items: Items, header: Header, progress: Progress) -> tuple[LabelledItems, Header]:

@@ -6,7 +6,6 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,24 +23,23 @@ from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_text, versions
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.head_training import KeptFeatures, head_macs, items_to_encode, keep_features
-from hydractl.stages.finetune.job import build, open_job, val_batches, validate
-from hydractl.stages.finetune.prepare import TrainingPlan, prepare
-from hydractl.stages.finetune.trainable import (
-    check_initial_weights,
-    is_own,
+from hydractl.stages.finetune.job import (
+    build,
     load_output,
-    load_trainable,
+    measure_of,
+    open_job,
     output_tensors,
+    val_batches,
     warn_equal,
 )
+from hydractl.stages.finetune.prepare import TrainingPlan, prepare
+from hydractl.stages.shared.finite import check_finite, check_weights
 from hydractl.stages.shared.outputs import claim, resumable, resume_hint
 from hydractl.stages.shared.provenance import make_step
-from hydractl.training import fsdp
-from hydractl.training.accelerator import Engine, start_engine
+from hydractl.training.accelerator import Engine, launcher_uses_fsdp, start_engine
 from hydractl.training.loop import Trained, train
-from hydractl.training.resume import Metrics, Snapshot, StateFolder
+from hydractl.training.resume import Metrics, Snapshot, StateFolder, texts_of
 from hydractl.training.run_log import open_run_log
-from hydractl.training.run_settings import texts_of
 from hydractl.training.trainer import Job
 from hydractl.version import __version__
 
@@ -96,7 +94,7 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
         CheckFailed: If training diverged.
         OutputExists: If the output or the state of another run already exists, or another command is writing it.
     """
-    leads, shards = rank() == 0, fsdp.launcher_uses_fsdp()
+    leads, shards = rank() == 0, launcher_uses_fsdp()
     _check_fsdp(config, shards=shards)
     with (
         resumable(config.out, force=config.force),
@@ -104,9 +102,14 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
     ):
         work = prepare(config, progress, output_lock)
         follow_leader("claim")
-        check_initial_weights(work)
+        # training cannot repair weights that are not finite
+        check_finite(work.initial_tensors(), where=config.model)
+        for teacher in work.teachers:
+            check_weights(teacher)
         folder = _state_folder(work)
-        start = _resume(config, folder, progress)
+        start = Snapshot()
+        if folder is not None:
+            start = folder.resumed(force=config.force, others=config.if_changed, progress=progress)
         with (
             _settling_state(config, folder, leads=leads),
             start_engine(config.device, precision=config.recipe.precision, shards=shards) as engine,
@@ -128,7 +131,7 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
             with log as run_log:
                 trained = train(replace(job, run_log=run_log), engine, progress, folder=folder, start=start)
             tensors = output_tensors(work, trained.weights)
-            evaluate = job.evaluate if features is None else partial(validate, work, engine)
+            evaluate = job.evaluate if features is None else measure_of(work, engine, val_batches(work, None))
             trained = replace(trained, metrics=_final_metrics(work, engine, trained, tensors, evaluate))
             macs = _training_macs(work, features, trained.step, job.feed.steps_per_epoch)
             report = _report(work, job, trained, tensors, start, macs)
@@ -144,11 +147,8 @@ def _check_fsdp(config: FinetuneConfig, *, shards: bool) -> None:
             "`--compile` and `--use_fsdp` exclude each other: a sharded model cannot be compiled as one graph",
             hint="leave one of them out",
         )
-    if shards and config.trains_by is not None and config.trains_by.ADAPTER is not None:
-        raise UsageError(
-            "`--method` and `--use_fsdp` exclude each other: weights that a method computes cannot be sharded",
-            hint="leave out `--use_fsdp`",
-        )
+    if shards:
+        config.extension.check_sharding()
 
 
 def _state_folder(work: TrainingPlan) -> StateFolder | None:
@@ -170,13 +170,6 @@ def _state_folder(work: TrainingPlan) -> StateFolder | None:
         digest_text(json.dumps(depends_on, sort_keys=True)),
         texts_of({**options, "seed": seed, **files, **libraries}),
     )
-
-
-def _resume(config: FinetuneConfig, folder: StateFolder | None, progress: Progress) -> Snapshot:
-    """Return where training begins or goes on."""
-    if folder is None:
-        return Snapshot()
-    return folder.resumed(force=config.force, others=config.if_changed, progress=progress)
 
 
 @contextlib.contextmanager
@@ -231,7 +224,7 @@ def _report(
     config = work.config
     return FinetuneReport(
         path=config.out,
-        members=config.outputs() if config.models > 1 else (),
+        members=config.outputs() if config.extension.models > 1 else (),
         kind=work.header.kind,
         accuracy=trained.metrics.accuracy,
         nll=trained.metrics.nll,
@@ -241,7 +234,7 @@ def _report(
         total_steps=job.total,
         trained_parameters=sum(t.numel() for t in trained.weights.values()),
         frozen_parameters=sum(t.numel() for t in tensors[0].values())
-        - sum(t.numel() for n, t in trained.weights.items() if is_own(n)),
+        - sum(t.numel() for n, t in trained.weights.items() if work.training.is_own(n)),
         training_macs=macs,
         resumed_from=start.position.step if start.weights or start.winner else None,
     )
@@ -250,11 +243,11 @@ def _report(
 def _training_macs(work: TrainingPlan, features: KeptFeatures | None, steps: int, per_epoch: int) -> int:
     """Return three forward passes for each sample that weights have seen after so many steps; on features, of the classifiers."""
     epochs, last_steps = divmod(steps, per_epoch)
-    times = work.adapter.repeat if work.adapter is not None else 1 if work.config.repulsion is None else 2
+    times = work.training.repeat if work.config.repulsion is None else 2
     samples = epochs * len(work.train.items) + last_steps * work.config.recipe.batch_size
     if features is not None:
         return head_macs(work, features, samples)
-    model = load_trainable(work).module.eval()
+    model = work.load().module.eval()
     return 3 * times * samples * macs_of(model, blank_inputs(work.header.preprocess, 1, device="meta"))
 
 

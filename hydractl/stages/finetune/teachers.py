@@ -14,7 +14,7 @@ from hydractl.messages import counted
 from hydractl.model_inputs import Inputs
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.training.accelerator import Engine
-from hydractl.training.distillation import DistillationLoss, Teacher
+from hydractl.training.losses import DistillationLoss, Teacher
 
 MAX_SHOWN_CHARACTERS = 60
 """Maximum length of a value in a message, in characters."""

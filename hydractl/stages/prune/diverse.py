@@ -33,12 +33,10 @@ from hydractl.processes.distributed import ProcessGroup, answering_device
 from hydractl.progress import Progress
 from hydractl.runtime import on_cpu
 from hydractl.scoring.attention_hooks import tapped
-from hydractl.scoring.circuit.density import check_halves
-from hydractl.scoring.circuit.objective import AVERAGE, parse_objective
-from hydractl.scoring.circuit.outcomes import Outcomes
-from hydractl.scoring.circuit.settings import OBJECTIVE_SCORES
-from hydractl.scoring.circuit.yardstick import Yardstick
+from hydractl.scoring.circuit.outcomes import Outcomes, Yardstick, check_halves
 from hydractl.scoring.job import Samples
+from hydractl.scoring.objective import AVERAGE, parse_objective
+from hydractl.scoring.settings import OBJECTIVE_SCORES
 from hydractl.stages.prune.config import DiverseConfig, Diversity
 from hydractl.stages.shared.open_inputs import RepeatedBatches, data_input, labels_of, open_sets
 from hydractl.stages.shared.zero_shot_classes import ask

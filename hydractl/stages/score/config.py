@@ -12,20 +12,21 @@ from typing_extensions import override
 
 from hydractl.errors import UsageError
 from hydractl.heads.budget import HeadBudget
-from hydractl.output.paths import WEIGHTS
 from hydractl.parsing import bytes_of
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.scoring.job import Method
 from hydractl.scoring.methods import METHODS, SETTINGS, settings_for
-from hydractl.scoring.settings import CIRCUIT, GATES, BudgetMeaning, Settings
+from hydractl.scoring.settings import CIRCUIT, BudgetMeaning, Settings
 from hydractl.settings import (
     Constraint,
+    Extension,
     OptionGroup,
     Role,
     Setting,
     by_default,
     check,
-    declared,
+    check_extensions,
+    extension_field,
     flag,
     required,
     setting,
@@ -93,15 +94,6 @@ class ScoreConfig(CommandConfig):
         role=Role.EXECUTION,
         only_with=SEARCHING,
     )
-    trained: Path | None = setting(
-        None,
-        "Write the weights trained by `--training joint` to PATH; scores are of this base.",
-        metavar="PATH",
-        check_path=WEIGHTS,
-        panel=GATES,
-        after="cooldown",
-        role=Role.OUTPUT,
-    )
     budget: HeadBudget | None = by_default(None, shared.budget(": 2/3"))
     towers: tuple[str, ...] = setting(
         (),
@@ -131,6 +123,7 @@ class ScoreConfig(CommandConfig):
     force: bool = flag(shared.FORCE_ANEW)
     wait: bool = flag(shared.WAIT)
     if_changed: bool = flag(shared.IF_CHANGED)
+    extensions: tuple[Extension, ...] = extension_field("score")
 
     settings: Settings = field(init=False, compare=False)
 
@@ -155,13 +148,7 @@ class ScoreConfig(CommandConfig):
                 hint="leave it out",
             )
         refuse_shared_input(self.model)
-        if self.trained is not None and not self.settings.trains_weights:
-            learns = "training" in declared(self.entry.settings)
-            raise UsageError(
-                f"`--trained {self.trained}`: no weights are trained by `--method {self.method}`"
-                + (" and `--training pipelined`" if learns else ""),
-                hint="add `--training joint`" if learns else "it applies to `--method l0` and `--method dsp`",
-            )
+        check_extensions(self)
 
     @property
     @override
@@ -178,7 +165,7 @@ class ScoreConfig(CommandConfig):
     @property
     def logs_figures(self) -> bool:
         """Whether the method trains, or removes head after head."""
-        return self.entry.trains or self.settings.budget_means == BudgetMeaning.REMOVALS
+        return self.entry.method_run is not None or self.settings.budget_means == BudgetMeaning.REMOVALS
 
     @property
     def entry(self) -> Method:

@@ -10,9 +10,9 @@ from hydractl.families.base import place_of
 from hydractl.families.registry import FAMILIES, family_for_name
 from hydractl.families.tower import largest_difference
 from hydractl.progress import SILENT
-from hydractl.scoring.gradients.settings import TaylorSettings
-from hydractl.scoring.gradients.taylor import score_taylor
 from hydractl.scoring.job import Samples, ScoreJob
+from hydractl.scoring.settings import TaylorSettings
+from hydractl.scoring.taylor import score_taylor
 from support.builders import base, perturbed
 from support.variants import VARIANTS, Variant
 

@@ -26,7 +26,7 @@ from hydractl.stages.prune.config import PruneConfig, Strategy
 from hydractl.stages.prune.run import run_prune
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from support.builders import Sample, base, over_classes
 from support.text_folders import WORDS, edit_config, save_text_model, save_tokenizer
 from support.variants import VARIANTS, variant

@@ -21,9 +21,9 @@ from hydractl.fusion.prompts import Classes
 from hydractl.manifest.report import Report
 from hydractl.research.bench.plan import CostModel, WorkEstimate
 from hydractl.research.bench.rows import PLANS, SharedSettings
+from hydractl.research.methods.options import METHODS
 from hydractl.stages.shared.zero_shot_classes import with_classes
 from hydractl.training.clip_pretraining import PairConfig, train_pair
-from hydractl.training.methods.registry import METHODS
 from support.builders import Sample
 from support.pairs import pair
 from support.reviews import arch, reviews, tokenization

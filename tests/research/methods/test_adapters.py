@@ -9,12 +9,20 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.families.base import place_of
 from hydractl.families.layout import TensorRole
+from hydractl.research.methods.adapter import MADE, ORIGINAL, realised, sites_of
 from hydractl.research.methods.adapters import LowRank, Outer, Spectrum
-from hydractl.research.methods.options import BatchEnsemble, LoraEnsemble, Mimo, Oba, SingularValues
-from hydractl.training.methods.adapter import adapter_of, changed
-from hydractl.training.methods.registry import METHODS, method_reference, parse_method
-from hydractl.training.recipes.optimizers import decays
-from hydractl.training.weight_sites import MADE, ORIGINAL, realised, sites_of
+from hydractl.research.methods.options import (
+    METHODS,
+    BatchEnsemble,
+    LoraEnsemble,
+    Mimo,
+    Oba,
+    SingularValues,
+    method_reference,
+    parse_method,
+)
+from hydractl.training.optimizers import decays
+from support.adapters import adapter_of
 from support.builders import Sample, base
 from support.variants import BERT, TIMM_VIT, TINY, TINY_TEXT, TINY_VISION_TOWER, VISION_TOWER, Variant
 
@@ -31,8 +39,8 @@ def made(sample, method, *, noise=0.3, seed=0):
     state = model.library_state()
     sites = sites_of(sample.family, model, state)
     names = tuple(state)
-    adapter = adapter_of(method, 1)
-    told = changed(adapter, sample.family, model, state, names)
+    adapter = adapter_of(method, sample.header)
+    told = adapter.select(sample.family, model, state, names)
     for name, tensor in state.items():
         tensor.requires_grad_(name in told)
     adapter.look(
@@ -166,10 +174,10 @@ def test_members_of_two_seeds_begin_apart_and_of_one_alike():
 
 def test_the_spread_is_that_of_what_members_begin_with():
     weight = torch.randn(300, 400, generator=torch.Generator().manual_seed(0))
-    layer, family = nn.Linear(400, 300), base(BASES["fused"]).family
+    layer, sample = nn.Linear(400, 300), base(BASES["fused"])
     layer.weight.data.copy_(weight)
-    adapter = adapter_of(SingularValues(spread=0.05), 1)
-    sites = sites_of(family, layer, {"blocks.0.mlp.fc1.weight": layer.weight})
+    adapter = adapter_of(SingularValues(spread=0.05), sample.header)
+    sites = sites_of(sample.family, layer, {"blocks.0.mlp.fc1.weight": layer.weight})
     adapter.attach(sites, [*sites], torch.Generator().manual_seed(0))
     ratio = torch.linalg.svdvals(weight) / layer.parametrizations.weight[0].values.detach() - 1
 

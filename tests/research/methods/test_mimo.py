@@ -14,12 +14,12 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.families.base import Place
+from hydractl.research.methods.adapter import Site, make
 from hydractl.research.methods.mimo import MimoFeed, Slots, stack_images
 from hydractl.research.methods.options import Mimo
 from hydractl.training.accelerator import Share
 from hydractl.training.feeding import ItemFeed
-from hydractl.training.methods.adapter import adapter_of
-from hydractl.training.weight_sites import Site, make
+from support.adapters import adapter_of
 from support.builders import base
 
 
@@ -30,7 +30,7 @@ def layer():
     conv = nn.Conv2d(2, 7, 3, stride=2, padding=1)
     plain = conv.weight.detach().clone()
     slots = Slots(conv.weight, 3)
-    make(Site(name="proj.weight", layer=conv, place=None), slots)
+    make(Site(layer=conv, place=None), slots)
     stack_images(conv, slots)
     return conv, slots, plain
 
@@ -108,9 +108,7 @@ def test_only_plain_convolutions_of_the_embedding_see_several_images():
 
     place = Place(tower="vision", layer=None, part="embed")
     kinds = [nn.Conv2d(2, 4, 2), Standardised(2, 4, 2), nn.Conv2d(2, 4, 2, groups=2), nn.Linear(2, 4)]
-    sites = {
-        f"{i}.weight": Site(name=f"{i}.weight", layer=layer, place=place) for i, layer in enumerate(kinds)
-    }
-    sites["blocks"] = Site(name="blocks", layer=kinds[0], place=Place(tower="vision", layer=0, part="mlp"))
+    sites = {f"{i}.weight": Site(layer=layer, place=place) for i, layer in enumerate(kinds)}
+    sites["blocks"] = Site(layer=kinds[0], place=Place(tower="vision", layer=0, part="mlp"))
 
-    assert adapter_of(Mimo(), 2).own(sites, [*sites]) == ["0.weight"]
+    assert adapter_of(Mimo(), base().header).own(sites, [*sites]) == ["0.weight"]

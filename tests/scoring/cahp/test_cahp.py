@@ -9,11 +9,11 @@ import torch
 from hydractl.errors import DataError, UsageError
 from hydractl.model_inputs import batch_of, cut_batch, map_inputs
 from hydractl.progress import SILENT
-from hydractl.scoring.cahp import profile as cahp_profile
-from hydractl.scoring.cahp.method import score_cahp
-from hydractl.scoring.cahp.settings import CahpSettings
+from hydractl.scoring import head_profiles
+from hydractl.scoring.cahp import score_cahp
 from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.scoring.methods import METHODS, settings_for
+from hydractl.scoring.settings import CahpSettings
 from support import naive_cahp
 from support.builders import base
 from support.heard import Heard
@@ -112,7 +112,7 @@ def test_both_forms_find_the_same(monkeypatch):
     sample = base(BERT)
     settings = CahpSettings(embedding="none")
     direct = score_cahp(job_for(sample, settings=settings), SILENT)
-    monkeypatch.setattr(cahp_profile, "DIRECT_BYTES", 0)
+    monkeypatch.setattr(head_profiles, "DIRECT_BYTES", 0)
 
     gram = score_cahp(job_for(sample, settings=settings), SILENT)
 
@@ -192,7 +192,7 @@ def test_few_heads_lower_the_perplexity():
 
 @pytest.mark.parametrize("hangs", [True, False])
 def test_groups_that_hang_on_rounding_are_told_of(hangs, monkeypatch):
-    monkeypatch.setattr("hydractl.scoring.cahp.method.hangs_on_rounding", lambda *_, **__: hangs)
+    monkeypatch.setattr("hydractl.scoring.cahp.hangs_on_rounding", lambda *_, **__: hangs)
     heard = Heard()
 
     score_cahp(job_for(base(VIT), settings=NONE), heard)

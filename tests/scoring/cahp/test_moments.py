@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hydractl.errors import DataError
-from hydractl.scoring.cahp import moments as cahp_moments
-from hydractl.scoring.cahp.moments import class_moments, signatures
+from hydractl.scoring import head_profiles
+from hydractl.scoring.head_profiles import class_moments, signatures
 from hydractl.scoring.job import Samples, ScoreJob
 from support.builders import base
 from support.variants import variant
@@ -58,7 +58,7 @@ class Rounds:
         found = []
         for rank, job in enumerate(self.jobs):
             theirs = list(job.id_data)[self.turn : self.turn + 1]
-            packed = [cahp_moments._packed(job, "vision", s, size=SIZE) for s in theirs]
+            packed = [head_profiles._packed(job, "vision", s, size=SIZE) for s in theirs]
             if rank == self.rank:
                 assert len(own) == len(packed)
             found += packed
@@ -82,7 +82,7 @@ def test_the_number_of_processes_changes_no_bit(world):
 
 
 def test_too_many_classes_are_refused(monkeypatch):
-    monkeypatch.setattr(cahp_moments, "MOMENTS_BYTES", 16 * 2 * 12 * SIZE**2)
+    monkeypatch.setattr(head_profiles, "MOMENTS_BYTES", 16 * 2 * 12 * SIZE**2)
 
     with pytest.raises(DataError, match="12 heads in at least 3 classes") as caught:
         class_moments(job_for(5), "vision", size=SIZE)

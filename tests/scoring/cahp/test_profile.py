@@ -9,9 +9,8 @@ from sklearn.metrics import pairwise_distances
 
 from hydractl.errors import DataError
 from hydractl.progress import SILENT
-from hydractl.scoring.cahp import profile as cahp_profile
-from hydractl.scoring.cahp.moments import SignatureMoments
-from hydractl.scoring.cahp.profile import Form, compare, gram_distances, jeffries_matusita
+from hydractl.scoring import head_profiles
+from hydractl.scoring.head_profiles import SignatureMoments, compare, gram_distances, jeffries_matusita
 from support import naive_cahp
 
 DOUBLE = torch.float64
@@ -74,7 +73,7 @@ def test_profiles_are_those_of_the_transcription():
     compared = compare(found, SILENT, device=CPU)
 
     expected = naive_cahp.profiles(signed.numpy(), labels.numpy())
-    assert compared.form == Form.DIRECT
+    assert compared.gram is None
     assert compared.profiles.numpy() == pytest.approx(expected, abs=1e-5)
     assert compared.profiles.numpy() == pytest.approx(expected, abs=1e-12)
     assert compared.distances.numpy() == pytest.approx(pairwise_distances(expected), abs=1e-6)
@@ -84,12 +83,13 @@ def test_profiles_are_those_of_the_transcription():
 @pytest.mark.parametrize("block", [1, 8 * 10 * 9 * 4, 1 << 30])
 def test_the_gram_form_has_the_same_distances(monkeypatch, classes, block):
     direct = compare(moments(classes), SILENT, device=CPU)
-    monkeypatch.setattr(cahp_profile, "DIRECT_BYTES", 0)
-    monkeypatch.setattr(cahp_profile, "BLOCK_BYTES", block)
+    monkeypatch.setattr(head_profiles, "DIRECT_BYTES", 0)
+    monkeypatch.setattr(head_profiles, "BLOCK_BYTES", block)
 
     gram = compare(moments(classes), SILENT, device=CPU)
 
-    assert (direct.form, gram.form) == (Form.DIRECT, Form.GRAM)
+    assert direct.gram is None
+    assert gram.profiles is None
     assert gram.profiles is None
     assert torch.allclose(gram.distances, direct.distances, rtol=1e-6, atol=0)
     centred = direct.profiles - direct.profiles.mean(0)
@@ -101,7 +101,7 @@ def test_the_gram_form_has_the_same_distances_between_near_heads(monkeypatch):
     near = moments(6)
     near.mean[:, 1], near.variance[:, 1] = near.mean[:, 0] + 1e-4, near.variance[:, 0]
     direct = compare(near, SILENT, device=CPU)
-    monkeypatch.setattr(cahp_profile, "DIRECT_BYTES", 0)
+    monkeypatch.setattr(head_profiles, "DIRECT_BYTES", 0)
 
     gram = compare(near, SILENT, device=CPU)
 
@@ -112,10 +112,10 @@ def test_the_gram_form_has_the_same_distances_between_near_heads(monkeypatch):
 def test_the_form_follows_from_the_size(monkeypatch):
     small = moments(4, heads=10, width=9)
     size = 8 * 10 * 9 * 6
-    for limit, form in ((size, Form.DIRECT), (size - 1, Form.GRAM)):
-        monkeypatch.setattr(cahp_profile, "DIRECT_BYTES", limit)
+    for limit, direct in ((size, True), (size - 1, False)):
+        monkeypatch.setattr(head_profiles, "DIRECT_BYTES", limit)
 
-        assert compare(small, SILENT, device=CPU).form == form
+        assert (compare(small, SILENT, device=CPU).gram is None) == direct
 
 
 def test_distances_of_a_gram_matrix():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hydractl.errors import DataError
-from hydractl.scoring.cahp.moments import signature, signatures, text_lengths
+from hydractl.scoring.head_profiles import signature, signatures, text_lengths
 from support import naive_cahp
 from support.builders import base
 from support.variants import VARIANTS

@@ -7,8 +7,8 @@ from hydractl.manifest.head_mask import Removal
 from hydractl.progress import SILENT
 from hydractl.scoring.circuit import memory_budget as circuit_memory
 from hydractl.scoring.circuit.ablation import Circuit
-from hydractl.scoring.circuit.method import score_circuit
-from hydractl.scoring.circuit.settings import CircuitSettings
+from hydractl.scoring.circuit.search import score_circuit
+from hydractl.scoring.settings import CircuitSettings
 from support import naive
 from support.builders import base
 from support.circuits import Interrupted, data_for, job_for, removed

@@ -11,9 +11,9 @@ from hydractl.errors import UsageError
 from hydractl.model_inputs import cut_batch
 from hydractl.progress import SILENT
 from hydractl.scoring.circuit.ablation import Circuit
-from hydractl.scoring.circuit.method import score_circuit
-from hydractl.scoring.circuit.settings import CircuitSettings
+from hydractl.scoring.circuit.search import score_circuit
 from hydractl.scoring.job import Samples
+from hydractl.scoring.settings import CircuitSettings
 from support.builders import base
 from support.circuits import data_for, job_for, removed
 from support.variants import VARIANTS, variant

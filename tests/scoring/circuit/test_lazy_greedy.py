@@ -9,13 +9,11 @@ import torch
 from hydractl.errors import ManifestError
 from hydractl.manifest.head_mask import HeadId, Removal
 from hydractl.progress import SILENT
-from hydractl.scoring.circuit import lazy_greedy, local_search
 from hydractl.scoring.circuit import memory_budget as circuit_memory
+from hydractl.scoring.circuit import search
 from hydractl.scoring.circuit.ablation import Circuit
-from hydractl.scoring.circuit.lazy_greedy import DeviationBound, Lazy, promise
-from hydractl.scoring.circuit.local_search import Swap, Swaps
-from hydractl.scoring.circuit.method import score_circuit
-from hydractl.scoring.circuit.settings import CircuitSettings
+from hydractl.scoring.circuit.search import DeviationBound, Lazy, Swap, Swaps, promise, score_circuit
+from hydractl.scoring.settings import CircuitSettings
 from support import naive
 from support.builders import base
 from support.circuits import Interrupted, data_for, job_for, lazy_constants, removed
@@ -137,7 +135,7 @@ def test_several_processes_find_the_same_bits(monkeypatch, world, kept):
     sample = base(variant("class-token"))
     data = data_for(sample)
     settings = CircuitSettings(search="lazy")
-    monkeypatch.setattr(lazy_greedy, "RECHECK", 3)
+    monkeypatch.setattr(search, "RECHECK", 3)
     alone = score_circuit(job_for(sample, data, budget=5, settings=settings), SILENT)
 
     def work(team):
@@ -248,7 +246,7 @@ def test_swaps_end_where_half_as_many_as_go_were_in_vain(monkeypatch, swaps, wor
 @pytest.mark.parametrize(("cheap", "tries"), [(0, 0), (9, 3)], ids=["dear", "cheap"])
 def test_what_promises_nothing_is_tried_where_the_search_was_cheap(monkeypatch, cheap, tries):
     tried = []
-    monkeypatch.setattr(lazy_greedy, "CHEAP", cheap)
+    monkeypatch.setattr(search, "CHEAP", cheap)
     monkeypatch.setattr(Swaps, "_expected", lambda self, changes: [self.value] * len(changes))
     monkeypatch.setattr(
         Swaps, "_try", lambda self, swap: tried.append(swap) or self.tried.add(self.removed ^ {*swap})
@@ -268,8 +266,8 @@ def test_a_search_is_cheap_up_to_a_third_of_the_exact_ones_work(begun):
 
 
 def test_further_looks_are_at_the_heads_that_promise_most(monkeypatch):
-    monkeypatch.setattr(local_search, "WIDTH", 4)
-    monkeypatch.setattr(local_search, "FAR", 1 / 6)
+    monkeypatch.setattr(search, "WIDTH", 4)
+    monkeypatch.setattr(search, "FAR", 1 / 6)
     looked, look = [], Circuit.around
     monkeypatch.setattr(Circuit, "around", lambda self, heads: looked.append(len(heads)) or look(self, heads))
     sample = base(variant("class-token"))

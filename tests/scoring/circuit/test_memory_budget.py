@@ -11,8 +11,8 @@ from hydractl.progress import SILENT
 from hydractl.scoring.circuit import memory_budget as circuit_memory
 from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.memory_budget import Peak
-from hydractl.scoring.circuit.method import score_circuit
-from hydractl.scoring.circuit.settings import CircuitSettings
+from hydractl.scoring.circuit.search import score_circuit
+from hydractl.scoring.settings import CircuitSettings
 from support.builders import base
 from support.circuits import data_for, job_for, removed
 from support.variants import variant

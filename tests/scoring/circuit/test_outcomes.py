@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.metrics.ood_scores import OF_ONE
-from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.scoring.circuit.outcomes import Outcomes, guessed, outcomes_of, traits_of, values_of
+from hydractl.scoring.objective import parse_objective
 
 EVERYTHING = parse_objective("acc+ood-nll-ece-fpr95")
 

@@ -20,8 +20,7 @@ from hydractl.output.publish import OutputLock
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.prepare import prepare
 from hydractl.stages.finetune.run import run_finetune
-from hydractl.stages.finetune.trainable import build_trainable
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from support.builders import base
 from support.heard import Heard
 from support.text_folders import save_text_model
@@ -88,7 +87,7 @@ def test_another_number_of_classes_is_another_classifier(tmp_path, pruned):
     header = work.header
     assert (header.num_classes, header.labels, header.masks) == (3, ("0", "1", "2"), sample.header.masks)
     assert "A new classifier for 3 classes (0, 1, 2), the model had 7 classes" in heard.steps
-    found = build_trainable(work).states[0]
+    found = work.build().states[0]
     assert found["head.weight"].shape == (3, 32)
     fresh = sample.family.initialise(header.architecture, 0)
     assert all(
@@ -260,9 +259,7 @@ def test_a_reset_classifier_is_zero_or_drawn_from_its_seed(tmp_path):
     reset = replace(RECIPE, reset_head=True)
     for classes, number in (("0-6", 7), ("0-2", 3)):
         zero, drawn, other = (
-            build_trainable(
-                prepared(config(tmp_path / "out.st", model, classes, recipe=reset, head_seed=seed))[0]
-            )
+            prepared(config(tmp_path / "out.st", model, classes, recipe=reset, head_seed=seed))[0].build()
             for seed in (None, 1, 2)
         )
         heads = [m.states[0]["head.weight"] for m in (zero, drawn, other)]
@@ -316,7 +313,7 @@ def test_a_backbone_gets_a_classifier(tmp_path, folder):
     reason = f"{folder / 'm'}: is a BertModel, which is not a classifier"
     assert f"A new classifier for 3 classes (bird, cat, dog); {reason}" in heard.steps
     assert work.header.labels == ANIMALS
-    found = build_trainable(work).states[0]
+    found = work.build().states[0]
     fresh = work.opened.family.initialise(work.header.architecture, 4)
     for name, tensor in found.items():
         assert torch.equal(

@@ -22,8 +22,7 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.training.recipes.presets import recipe_of
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe, recipe_of
 from support.builders import base
 from support.heard import Cut, Heard
 from support.ranks import environment, launcher

@@ -24,7 +24,7 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.prune.config import PruneConfig, Strategy
 from hydractl.stages.prune.run import run_prune
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from support.builders import base
 from support.heard import Cut
 from support.variants import variant
@@ -221,7 +221,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, hydra, whole):
 def test_apart_from_the_first_block_a_member_trains_as_it_would_alone(tmp_path, batches):
     """Nothing shared: SGD on the mean of M losses moves each member as SGD at 1/M of the rate does alone.
 
-    On batches of its own, as with its own `--order-seed`, however many pieces a batch is computed in.
+    On batches of its own, as with its own `--seed`, however many pieces a batch is computed in.
     """
     samples = [base().pruned((0,), (1, 2), ()).tuned(1), base().pruned((0, 3), (), (1,)).tuned(2)]
     paths = tuple(str(s.save(tmp_path / f"{i}.st")) for i, s in enumerate(samples))
@@ -232,7 +232,7 @@ def test_apart_from_the_first_block_a_member_trains_as_it_would_alone(tmp_path, 
 
     for i, found in enumerate(members(tmp_path / "together.st")):
         order = i if batches == "own" else 0
-        tuned(tmp_path / f"alone{i}.st", paths[i], recipe=replace(SGD, lr=(0.025,)), order_seed=order)
+        tuned(tmp_path / f"alone{i}.st", paths[i], recipe=replace(SGD, lr=(0.025,)), seed=order)
         expected = Checkpoint.open(tmp_path / f"alone{i}.st").tensors()
         assert all(torch.allclose(found[n], t, atol=1e-5) for n, t in expected.items())
         assert not torch.allclose(found["head.weight"], samples[i].state["head.weight"], atol=1e-3)

@@ -15,7 +15,7 @@ from hydractl.runtime import one_thread
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.training import fsdp
+from hydractl.training import accelerator
 from support.builders import base
 from support.ranks import environment, launcher
 from support.sharded import config
@@ -121,7 +121,7 @@ def test_blocks_that_run_again_under_autocast_change_no_bit_for_several_processe
     ],
 )
 def test_what_parts_cannot_do_is_refused(monkeypatch, tmp_path, settings, options, message):
-    for name, value in {"WORLD_SIZE": "2", fsdp.USE_FSDP: "true", **settings}.items():
+    for name, value in {"WORLD_SIZE": "2", accelerator.USE_FSDP: "true", **settings}.items():
         monkeypatch.setenv(name, value)
 
     with pytest.raises(UsageError, match=message):

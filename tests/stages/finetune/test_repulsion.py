@@ -19,8 +19,8 @@ from hydractl.stages.finetune.prepare import _check_repulsion
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.training.recipes.recipe import Recipe
-from hydractl.training.repulsion import agreement, with_permuted_patches
+from hydractl.training.losses import agreement, with_permuted_patches
+from hydractl.training.recipe import Recipe
 from support.builders import base
 
 TRAIN = "digits::split=train,classes=0-6,limit=24"
@@ -87,7 +87,6 @@ def test_repulsion_needs_a_hydra_of_images(hydra, tmp_path):
     ("changes", "said"),
     [
         ({"batches": "own"}, "--batches"),
-        ({"method": "lora-ensemble"}, "--method"),
         ({"repulsion": 0.0}, "must be above 0"),
     ],
 )

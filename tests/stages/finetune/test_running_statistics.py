@@ -12,7 +12,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from support.heard import Cut, Heard
 
 ARCH = "arch:tiny_batch_norm::img_size=8,num_classes=10"

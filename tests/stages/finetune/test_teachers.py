@@ -18,7 +18,7 @@ from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.finetune.teachers import check_teachers
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from support.builders import base
 from support.variants import PLAIN, VARIANTS
 

@@ -22,7 +22,7 @@ from hydractl.stages.fuse.config import FuseConfig, Measuring
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 from support.builders import base, scores_file, sha
 from support.heard import Heard
 from support.variants import PLAIN

@@ -18,8 +18,8 @@ from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.ood_ranking import auroc
 from hydractl.metrics.per_sample import places
 from hydractl.scoring.circuit.ablation import Circuit
-from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.job import Samples, ScoreJob
+from hydractl.scoring.settings import CircuitSettings
 from hydractl.stages.evaluate.caveats import tuned_on_ood
 from hydractl.stages.prune import diverse
 from hydractl.stages.prune.config import DiverseConfig, Diversity, PruneConfig, Strategy

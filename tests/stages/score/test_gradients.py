@@ -1,4 +1,4 @@
-"""`score` by gates, gradients and losses: what the file says, and going on after an interruption."""
+"""Options and results in the scores file of `taylor`, `magnitude` and `cahp`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import HeadScores
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
-from support.heard import Stopped
 from support.reviews import arch, reviews
 
 DIGITS = "digits::classes=0-6,limit=40"
@@ -25,8 +24,6 @@ def config(model, out, method, **changes):
 @pytest.mark.parametrize(
     ("method", "given", "recorded"),
     [
-        ("michel", {}, {"form": "sample", "normalize": "layer", "recompute": 0}),
-        ("headmap", {"samples": 8}, {"samples": 8, "keep": 2}),
         ("taylor", {"variant": "molchanov"}, {"variant": "molchanov", "scope": "layer", "normalize": "none"}),
         ("magnitude", {"normalize": "tower"}, {"normalize": "tower"}),
     ],
@@ -42,41 +39,9 @@ def test_a_file_says_what_was_set(model, tmp_path, method, given, recorded):
 
 
 @pytest.mark.parametrize(
-    ("method", "given", "lines"), [("michel", {"recompute": 1}, 2), ("michel", {"recompute": 2}, 4)]
-)
-def test_an_interrupted_run_ends_with_the_same_bytes(model, tmp_path, method, given, lines):
-    whole, out = tmp_path / "whole.json", tmp_path / "s.json"
-    run_score(config(model, whole, method, given=given))
-    with pytest.raises(KeyboardInterrupt):
-        run_score(config(model, out, method, given=given), Stopped(2))
-    assert len((tmp_path / "s.json.journal").read_text().splitlines()) == 1 + lines
-
-    report = run_score(config(model, out, method, given=given))
-
-    assert report.resumed_from == lines
-    assert out.read_bytes() == whole.read_bytes()
-    assert report.scores.objective == "-nll"
-    assert len(report.scores.removals) == 5
-
-
-def test_a_step_that_was_cut_off_is_done_again(model, tmp_path):
-    whole, out, journal = tmp_path / "whole.json", tmp_path / "s.json", tmp_path / "s.json.journal"
-    run_score(config(model, whole, "michel", given={"recompute": 2}))
-    with pytest.raises(KeyboardInterrupt):
-        run_score(config(model, out, "michel", given={"recompute": 2}), Stopped(2))
-    journal.write_text(journal.read_text()[:-20])
-
-    run_score(config(model, out, "michel", given={"recompute": 2}))
-
-    assert out.read_bytes() == whole.read_bytes()
-
-
-@pytest.mark.parametrize(
     ("method", "given", "message"),
     [
-        ("michel", {"samples": 8}, "`--samples` has no effect with `--method michel`"),
         ("circuit", {"normalize": "layer"}, "`--normalize` has no effect with `--method circuit`"),
-        ("headmap", {"samples": 0}, "`--samples 0`: must be at least 1"),
     ],
 )
 def test_bad_settings_leave_nothing_behind(model, tmp_path, method, given, message):

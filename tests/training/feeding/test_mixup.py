@@ -17,7 +17,7 @@ from hydractl.errors import UsageError
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.training.accelerator import Share
 from hydractl.training.feeding import _MIXING_STREAM, ItemFeed, Mixing
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipe import Recipe
 
 PREPROCESS = Preprocess(input_size=(1, 8, 8), mean=(0.5,), std=(0.5,))
 WHOLE = Share(0, 1, 1)

@@ -241,13 +241,14 @@ ROWS = (
         f"{SCORE} --method cahp --keep-fraction 0.5",
     ),
     Row(
-        "stages/score/run.py",
+        "research/scores/gate_run.py",
         "lower `--weights-lr`",
         "python import torch; from hydractl.checkpoint import Checkpoint; from pathlib import Path; "
-        "from hydractl.stages.score import training as t\n"
+        "from hydractl.research.scores.gate_run import GateRun, TrainedWeights\n"
         "from types import SimpleNamespace as N; c = Checkpoint.open(Path('base.st'))\n"
         "w = {n: torch.full_like(x, float('inf')) if x.is_floating_point() else x for n, x in c.tensors().items()}\n"
-        "t.publish_scores(N(trained=Path('t.st')), N(checkpoint=c), None, N(weights=w), claim=None)",
+        "e = (TrainedWeights(trained=Path('t.st')),)\n"
+        "GateRun().publish(N(extensions=e), N(checkpoint=c), None, N(weights=w), None)",
         "score base.st --data digits::classes=0-6,limit=14 --method l0 --epochs 1 --batch-size 8 --training joint "
         "--weights-lr 1e-4 -o o.json",
     ),

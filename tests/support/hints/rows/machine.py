@@ -340,12 +340,12 @@ ROWS = (
         test="tests/cli/test_contract.py::test_a_device_without_memory_is_a_sentence_that_names_the_options_of_the_command",
     ),
     Row(
-        "scoring/cahp/moments.py",
+        "scoring/head_profiles.py",
         "use a smaller `--signature-size`, or fewer classes: `--data DATA::classes=0-99`",
         test="tests/scoring/cahp/test_moments.py::test_too_many_classes_are_refused",
     ),
     Row(
-        "scoring/circuit/lazy_greedy.py",
+        "scoring/circuit/search.py",
         "add `--force` to discard it and start again",
         test="tests/scoring/circuit/test_lazy_greedy.py::test_a_damaged_memory_is_refused",
     ),
@@ -415,7 +415,7 @@ ROWS = (
         PUSH,
     ),
     Row(
-        "scoring/cahp/clusters.py",
+        "scoring/cahp.py",
         "add `--embedding none`",
         test="tests/scoring/cahp/test_embedding.py::test_points_that_are_not_finite_are_refused",
     ),

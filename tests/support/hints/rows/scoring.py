@@ -6,7 +6,7 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-CONFIG, TRAINING = (f"stages/score/{name}.py" for name in ("config", "training"))
+CONFIG = "stages/score/config.py"
 DIGITS = "digits::classes=0-6,limit=14"
 SCORE = f"score base.st --data {DIGITS} -o o.json"
 CIRCUIT = f"{SCORE} --method circuit --remove 1"
@@ -20,55 +20,55 @@ def _journal() -> None:
 
 ROWS = (
     Row(
-        "scoring/cahp/method.py",
+        "scoring/cahp.py",
         "add `--towers {}`",
         "score clip --data pictures.jsonl --classes a,b --method cahp -o o.json",
         "score clip --data pictures.jsonl --classes a,b --method cahp -o o.json --towers vision",
     ),
     Row(
-        "scoring/cahp/profile.py",
+        "scoring/head_profiles.py",
         "use data with all of the model's classes",
         "score base.st --data digits::classes=0,limit=9 --method cahp -o o.json",
         f"{SCORE} --method cahp",
     ),
     Row(
-        "scoring/cahp/settings.py",
+        "scoring/settings.py",
         "leave it out",
         f"{SCORE} --method cahp --embedding none --perplexity 5",
         f"{SCORE} --method cahp --embedding none",
     ),
     Row(
-        "scoring/circuit/density.py",
+        "scoring/circuit/outcomes.py",
         "give more data to `--data`, or use an OOD score of logits, such as `--ood-score energy`",
         f"score base.st --data digits::classes=0-6,limit=3 {FAR} -o o.json --objective avg --remove 1 --ood-score energy+density",
         f"score base.st --data digits::classes=0-6,limit=3 {FAR} -o o.json --objective avg --remove 1 --ood-score energy",
     ),
     Row(
-        "scoring/circuit/density.py",
+        "scoring/circuit/outcomes.py",
         "use an OOD score of logits, such as `--ood-score energy`",
         "score multi --data labels.jsonl --ood texts.jsonl -o o.json --remove 1 --ood-score energy+density --objective avg",
         "score multi --data labels.jsonl --ood texts.jsonl -o o.json --remove 1 --ood-score energy --objective avg",
     ),
     Row(
-        "scoring/circuit/objective.py",
+        "scoring/objective.py",
         "write `0.5*acc+0.5*ood` in a sum",
         f"{CIRCUIT} {FAR} --objective avg+acc",
         f"{CIRCUIT} {FAR} --objective 0.5*acc+0.5*ood",
     ),
     Row(
-        "scoring/circuit/objective.py",
+        "scoring/objective.py",
         "--objective: {}, or a sum such as `0.5*acc+0.5*auroc` or `acc-0.1*nll`",
         f"{CIRCUIT} --objective 3",
         f"{CIRCUIT} --objective acc-0.1*nll",
     ),
     Row(
-        "scoring/circuit/settings.py",
+        "scoring/settings.py",
         "choose from {}",
         "python from hydractl.scoring.methods import settings_for; settings_for('circuit', {'ood_score': 'mi', 'objective': 'avg'})",
         f"{CIRCUIT} {FAR} --ood-score energy",
     ),
     Row(
-        "scoring/circuit/settings.py",
+        "scoring/settings.py",
         "leave it out, or use an objective with OOD data, such as `avg`",
         f"{CIRCUIT} --objective acc --ood-score energy",
         f"{CIRCUIT} {FAR} --objective avg --ood-score energy",
@@ -80,7 +80,7 @@ ROWS = (
         f"{CIRCUIT} --objective acc --batch-size 1 --max-memory 100MB",
     ),
     Row(
-        "scoring/gates/training.py",
+        "research/scores/gates.py",
         "lower `--gate-lr`{}",
         f"{GATES} --training joint --weights-lr 1e30",
         f"{GATES} --training joint --weights-lr 1e-4",
@@ -104,13 +104,13 @@ ROWS = (
         f"{CIRCUIT} --objective acc",
     ),
     Row(
-        CONFIG,
+        "research/scores/options.py",
         "add `--training joint`",
         f"{GATES} --trained t.st",
         f"{GATES} --trained t.st --training joint",
     ),
     Row(
-        CONFIG,
+        "research/scores/options.py",
         "it applies to `--method l0` and `--method dsp`",
         f"{SCORE} --method taylor --trained t.st",
         f"{SCORE} --method l0 --epochs 1 --batch-size 8 --training joint --trained t.st",
@@ -148,13 +148,13 @@ ROWS = (
         "score multi --data labels.jsonl --method taylor -o o.json",
     ),
     Row(
-        TRAINING,
+        "research/scores/gate_run.py",
         "add `--training pipelined`",
         "score clip --data pictures.jsonl --classes a,b --method l0 --epochs 1 --batch-size 4 --training joint -o o.json",
         "score clip --data pictures.jsonl --classes a,b --method l0 --epochs 1 --batch-size 4 --training pipelined -o o.json",
     ),
     Row(
-        TRAINING,
+        "research/scores/gate_run.py",
         "name a file",
         f"{GATES} --training joint --trained -",
         f"{GATES} --training joint --trained t.st",

@@ -135,7 +135,7 @@ ROWS = (
         RANDOM,
     ),
     Row(
-        CONFIG,
+        "research/methods/options.py",
         "leave one of them out",
         f"{TUNE} --method mimo --teacher base.st",
         f"{TUNE} --method lora-ensemble",
@@ -154,7 +154,7 @@ ROWS = (
         f"{TUNE} --save-every 1",
     ),
     Row(
-        PREPARE,
+        "research/methods/adapter.py",
         "leave `--method` out",
         f"finetune multi {LABELS} {OPTIONS} --method lora-ensemble",
         f"finetune multi {LABELS} {OPTIONS}",
@@ -204,9 +204,9 @@ ROWS = (
         test="tests/stages/finetune/test_many.py::test_what_parts_cannot_do_is_refused",
     ),
     Row(
-        RUN,
+        "research/methods/options.py",
         "leave out `--use_fsdp`",
-        test="tests/stages/finetune/test_methods.py::test_what_does_not_go_together_is_refused",
+        test="tests/research/methods/test_finetune.py::test_what_does_not_go_together_is_refused",
     ),
     Row(
         TEACHERS,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-CONFIG, DIVERSE, GROUPS, MASKS, SAMPLE = (
-    f"stages/prune/{name}.py" for name in ("config", "diverse", "key_groups", "masks", "sample_masks")
+CONFIG, DIVERSE, MASKS, SAMPLE = (
+    f"stages/prune/{name}.py" for name in ("config", "diverse", "masks", "sample_masks")
 )
 SCORED = "prune base.st --scores scores.json"
 DIVERSE_CASE = "prune base.st --scores scores.json --remove 2 --pool 6 --members 2 --candidates 6 --strategy diverse -o d-{i}.st"
@@ -151,7 +151,7 @@ ROWS = (
         f"{DIVERSE_CASE} {DIGITS} --ood noise",
         f"{DIVERSE_CASE} {DIGITS}",
     ),
-    Row(GROUPS, "leave it out", f"{SCORED} --keep 3 --whole-groups -o o.st", f"{SCORED} --keep 3 -o o.st"),
+    Row(SAMPLE, "leave it out", f"{SCORED} --keep 3 --whole-groups -o o.st", f"{SCORED} --keep 3 -o o.st"),
     Row(
         MASKS,
         "a mask without the key `architecture` fits any model of that shape",

@@ -107,7 +107,7 @@ ROWS = (
         "export clip -o o.pt2 --classes a,b",
     ),
     Row(
-        "stages/finetune/trainable.py",
+        "stages/finetune/job.py",
         "lower `--lr`, or add `--clip 1.0`",
         f"{TUNE} --lr 1e38 --optimizer sgd -o o.st",
         f"{TUNE} --lr 1e-4 -o o.st",

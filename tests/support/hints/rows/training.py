@@ -6,9 +6,8 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-RECIPE, PRESETS, GROUPS, LOG, RESUME = (
-    f"training/{name}.py"
-    for name in ("recipes/recipe", "recipes/presets", "recipes/parameter_groups", "run_log", "resume")
+RECIPE, OPTIMIZERS, LOG, RESUME = (
+    f"training/{name}.py" for name in ("recipe", "optimizers", "run_log", "resume")
 )
 DATA = "--data digits::classes=0-6,limit=16 --val digits::classes=0-6,limit=14,split=val --batch-size 8"
 TUNE = f"finetune base.st {DATA} -o o.st"
@@ -39,12 +38,12 @@ ROWS = (
         f"{TEXTS} --label-smoothing 0.1",
     ),
     Row(
-        "training/fsdp.py",
+        "training/accelerator.py",
         "leave it out to use DDP",
         test="tests/stages/finetune/test_many.py::test_what_parts_cannot_do_is_refused",
     ),
     Row(
-        "training/fsdp.py",
+        "training/accelerator.py",
         "leave out `--fsdp_offload_params`",
         test="tests/stages/finetune/test_many.py::test_what_parts_cannot_do_is_refused",
     ),
@@ -55,46 +54,46 @@ ROWS = (
         f"{TUNE} --steps 4 --lr 1e-4",
     ),
     Row(
-        "training/methods/adapter.py",
+        "research/methods/adapter.py",
         "leave out `--method`, or give a base or a member",
         f"finetune hydra.st {DATA} -o o.st --steps 1 --method lora-ensemble",
         f"finetune base.st {DATA} -o o.st --steps 1 --method lora-ensemble",
     ),
     Row(
-        "training/methods/adapter.py",
+        "research/methods/adapter.py",
         "train more layers without `--train`, `--last-blocks` and `--freeze-blocks`, or use another method",
         f"{ONE} --method lora-ensemble --train head",
         f"{ONE} --method lora-ensemble",
     ),
     Row(
-        "training/methods/registry.py",
+        "research/methods/options.py",
         "choose from {}",
         f"{ONE} --method zzz",
         f"{ONE} --method lora-ensemble",
     ),
-    Row(GROUPS, "add `{} {}`", f"{ONE} --last-blocks 9", f"{ONE} --last-blocks 2"),
+    Row(OPTIMIZERS, "add `{} {}`", f"{ONE} --last-blocks 9", f"{ONE} --last-blocks 2"),
     Row(
-        GROUPS,
+        OPTIMIZERS,
         "train more with `--train` or `{}`",
         f"{ONE} --train mlp --last-blocks 0",
         f"{ONE} --train mlp --last-blocks 1",
     ),
     Row(
-        PRESETS,
+        RECIPE,
         "leave one of them out",
         f"{TUNE} --epochs 2 --early-stop 1 --keep-last",
         f"{TUNE} --epochs 2 --early-stop 1",
     ),
     Row(
-        PRESETS,
+        RECIPE,
         "leave out `embed` from `--train`",
         f"{ONE} --train embed,mlp --last-blocks 1",
         f"{ONE} --train mlp --last-blocks 1",
     ),
     Row(
-        PRESETS,
+        RECIPE,
         "use one of {}",
-        "python from hydractl.training.recipes.presets import recipe_of; recipe_of('zzz', {})",
+        "python from hydractl.training.recipe import recipe_of; recipe_of('zzz', {})",
         f"{ONE} --recipe vit-finetune",
     ),
     Row(

@@ -1,0 +1,1 @@
+"""Head scores of other papers, compared with circuits."""

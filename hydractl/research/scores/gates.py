@@ -1,0 +1,297 @@
+"""Learned gates: a trainable factor of the output of each head.
+
+Axes: N heads of all scored towers (tower after tower, layer after layer), H heads of a layer, B batch, C classes.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from hydractl.data.preprocess import sample_seed
+from hydractl.errors import CheckFailed
+from hydractl.families.tower import Model
+from hydractl.metrics.per_sample import question_losses
+from hydractl.model_inputs import Inputs, map_inputs
+from hydractl.processes.distributed import world_size
+from hydractl.progress import Progress
+from hydractl.research.scores.options import GateSettings
+from hydractl.scoring.attention_hooks import Gated
+from hydractl.scoring.job import Ranking, ScoreJob
+from hydractl.training.accelerator import Share, start_engine
+from hydractl.training.evaluate import metrics_of, tally
+from hydractl.training.loop import Trained, train
+from hydractl.training.recipe import Recipe
+from hydractl.training.resume import Metrics, Snapshot, StateFolder
+from hydractl.training.trainer import Job, copy_weights
+
+if TYPE_CHECKING:
+    from hydractl.manifest.head_mask import TowerHeads
+    from hydractl.training.feeding import Feed
+
+
+_INITIAL, _NOISE = -3, -4
+"""Keep the seeds of gates apart from those of data and dropout."""
+
+
+class Gates(nn.Module, ABC):
+    """One gate for each of N heads, with noise only in training."""
+
+    @property
+    @abstractmethod
+    def scores(self) -> torch.Tensor:
+        """Parameters of the gates, shape (N,); higher is more important."""
+
+    @abstractmethod
+    def forward(self) -> torch.Tensor:
+        """Return the gates (N,), differentiable with respect to the parameters."""
+
+    def begin(self, step: int, *, seed: int) -> None:
+        """Draw the noise of a step, counted from 0, and update schedules; depends only on seed and step."""
+
+
+class GatedModel(nn.Module):
+    """A model with learned gates on head outputs before the output projection."""
+
+    def __init__(self, model: Model, gates: Gates, towers: Mapping[str, TowerHeads]) -> None:
+        """Add the gates to a model.
+
+        Args:
+            model: A base; its attention modules are replaced by `Gated` ones.
+            gates: One gate per head of the towers.
+            towers: Towers with gates.
+        """
+        super().__init__()
+        self.model = model
+        self.gates = gates
+        self._taps: list[Gated] = []
+        for name in towers:
+            for block in model.tower(name).layers():
+                tap = Gated(block.attn, torch.ones(block.attn.groups()[0].heads))
+                block.attn = tap
+                self._taps.append(tap)
+
+    def forward(self, inputs: Inputs) -> torch.Tensor:
+        """Return logits (B, C)."""
+        for tap, gate in zip(self._taps, self._by_layer(self.gates()), strict=True):
+            tap.gate = gate
+        logits: torch.Tensor = self.model(inputs)
+        return logits
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return the tensors without the gates by the library's names."""
+        return {name: tensor.detach() for name, tensor in self.model.library_state().items()}
+
+    @torch.no_grad()
+    def absorb(self, gates: torch.Tensor) -> None:
+        """Multiply the output projections by gates (N,), so that the model without gates equals the gated one.
+
+        Gates of zero are skipped, so that closed heads do not change.
+        """
+        for tap, gate in zip(self._taps, self._by_layer(gates), strict=True):
+            group = tap.groups()[0]
+            factors = torch.where(gate > 0, gate, torch.ones_like(gate)).repeat_interleave(group.head_dim)
+            group.proj.weight *= factors.to(group.proj.weight)
+
+    def _by_layer(self, gates: torch.Tensor) -> Sequence[torch.Tensor]:
+        shares: tuple[torch.Tensor, ...] = gates.split([tap.groups()[0].heads for tap in self._taps])
+        return shares
+
+
+def initial_draws(sizes: Sequence[int], *, seed: int) -> torch.Tensor:
+    """Return uniform starting values, float64, in Glorot and Bengio's (2010, eq. 16) bounds for a 1 x n matrix.
+
+    They lie in ±sqrt(6 / (1 + n)), for n of `sizes` in turn.
+
+    Args:
+        sizes: How many values share a bound.
+        seed: Of the run.
+    """
+    generator = torch.Generator().manual_seed(sample_seed(_INITIAL, seed))
+    draws = torch.rand(sum(sizes), generator=generator, dtype=torch.float64) * 2 - 1
+    return draws * torch.tensor([(6 / (1 + n)) ** 0.5 for n in sizes for _ in range(n)], dtype=torch.float64)
+
+
+def step_uniform(count: int, *, seed: int, step: int) -> torch.Tensor:
+    """Return uniform draws (count,) in [0, 1), float64, a function of seed and step: the same in every process."""
+    generator = torch.Generator().manual_seed(sample_seed(_NOISE, seed, step))
+    return torch.rand(count, generator=generator, dtype=torch.float64)
+
+
+def tables(values: torch.Tensor, towers: Mapping[str, TowerHeads]) -> dict[str, list[list[float]]]:
+    """Return values (N,) as a table of L rows and H columns for each tower."""
+    parts = values.detach().cpu().split([t.layers * t.num_heads for t in towers.values()])
+    return {
+        name: part.reshape(t.layers, t.num_heads).tolist()
+        for (name, t), part in zip(towers.items(), parts, strict=True)
+    }
+
+
+PIECES = 4
+"""Of each batch: so many processes share the work at most, and the result hangs on no number of them."""
+CLIP = 1.0
+"""Largest gradient norm, of gates and weights together, as in the code of Li et al.: a relaxed choice that is about to harden
+has gradients of any size."""
+_GATES = "gates."
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateTraining:
+    """Resources of the training of gates.
+
+    Attributes:
+        feed: Opens shuffled batches of the ID data.
+        folder: Folder for the state of an unfinished run; None to save nothing.
+        start: State to resume from; None to start from the beginning.
+        keeps_weights: Whether trained weights are saved.
+    """
+
+    feed: Callable[[], Feed]
+    folder: StateFolder | None = None
+    start: Snapshot | None = None
+    keeps_weights: bool = False
+
+
+def train_gates(
+    job: ScoreJob,
+    settings: GateSettings,
+    make: Callable[[int], Gates],
+    progress: Progress,
+    *,
+    penalty: Callable[[Gates], torch.Tensor] | None = None,
+) -> tuple[GatedModel, Ranking]:
+    """Train gates, and with `joint` training also the model's weights; the job's model does not change.
+
+    AdamW without weight decay trains the gates at `gate_lr` and the weights at `weights_lr`; both decrease linearly to 0,
+    and gradients are clipped to norm 1. Weights are fp32, with autocast if the job's model is bf16. An fp16 model trains
+    in fp32 from its rounded weights, with a warning. The result is bit-identical for any number of processes.
+
+    Args:
+        job: Job with its `training`.
+        settings: Epochs and learning rates.
+        make: Returns the initial gates, given the number of steps.
+        progress: Receives epochs, and a warning if trained weights will be discarded.
+        penalty: Term added to the loss of each batch.
+
+    Returns:
+        The gated model in evaluation mode, on the CPU, fp32; and the scores with metrics of the gated model on the training data.
+
+    Raises:
+        CheckFailed: If outputs or gates are not finite.
+        DataError: If there are no labels.
+        TypeError: If the job has no `GateTraining`.
+    """
+    if not isinstance(job.training, GateTraining):
+        raise TypeError("a method that trains gates needs a `GateTraining`")
+    if settings.trains_weights and not job.training.keeps_weights:
+        progress.warn(
+            "joint training also changes the weights, which are discarded, so the scores are for a model that is "
+            "not saved; save it with `--trained PATH`"
+        )
+    if job.model.dtype == torch.float16:  # whose gradients vanish where no loss is scaled
+        progress.warn(
+            "gates cannot be trained in fp16; training in fp32 with the weights rounded to fp16; `--dtype "
+            "bf16` trains under autocast"
+        )
+    feed = job.training.feed()
+    recipe = Recipe(
+        optimizer="adamw",
+        lr=(settings.weights_lr or settings.gate_lr,),
+        weight_decay=0.0,
+        schedule="linear",
+        warmup=0,
+        epochs=settings.epochs,
+        clip=CLIP,
+        precision="bf16" if job.model.dtype == torch.bfloat16 else "fp32",
+    )
+    total = recipe.total_steps(feed.steps_per_epoch)
+
+    def build() -> GatedModel:
+        return _gated(job, make(total), weights=settings.trains_weights)
+
+    def begin_step(model: nn.Module, step: int) -> None:
+        _gates_of(model).begin(step, seed=job.seed)
+
+    names = [f"{_GATES}{name}" for name, _ in make(total).named_parameters()]
+    work = Job(
+        build=build,
+        feed=feed,
+        loss=lambda logits, labels: question_losses(logits.float(), labels),
+        evaluate=_measure(job),
+        # one training sample, the same in every process
+        probe=map_inputs(
+            lambda x: x[:1], next(feed.steps(0, 1, Share(first=0, pieces=1, total=1)))[0].inputs
+        ),
+        recipe=recipe,
+        seed=job.seed,
+        rates=dict.fromkeys(names, settings.gate_lr),
+        begin_step=begin_step,
+        penalty=None if penalty is None else lambda model: penalty(_gates_of(model)),
+        pieces=PIECES,
+        measured_on="training",
+        run_log=job.log.run_log,
+    )
+    trained = _trained(job.training, work, job.model.device, progress, settings=settings)
+    model = build()
+    copy_weights(model, trained.weights)
+    if not all(p.isfinite().all() for p in model.parameters()):
+        raise _diverged(settings)
+    results = {
+        "training_accuracy": trained.metrics.accuracy,
+        "training_nll": trained.metrics.nll,
+        "steps": trained.step,
+    }
+    return model.eval(), Ranking(scores=tables(model.gates.scores, job.scored), results=results)
+
+
+def _trained(
+    offered: GateTraining, work: Job, device: torch.device, progress: Progress, *, settings: GateSettings
+) -> Trained:
+    name = str(device) if world_size() == 1 else device.type
+    start = Snapshot() if offered.start is None else offered.start
+    with start_engine(name, precision=work.recipe.precision) as engine:
+        engine.wait()  # all have read the state before one writes it
+        try:
+            return train(work, engine, progress, folder=offered.folder, start=start)
+        except CheckFailed as error:
+            raise _diverged(settings) from error
+
+
+def _diverged(settings: GateSettings) -> CheckFailed:
+    or_weights_lr = " and `--weights-lr`" if settings.trains_weights else ""
+    return CheckFailed(
+        f"training of the gates diverged with learning rate {settings.gate_lr:g}: the outputs are not finite",
+        hint=f"lower `--gate-lr`{or_weights_lr}",
+    )
+
+
+def _gated(job: ScoreJob, gates: Gates, *, weights: bool) -> GatedModel:
+    """Return a copy of the job's model with gates, on the CPU; its weights train or not."""
+    model = copy.deepcopy(job.model).to("cpu", torch.float32)
+    return GatedModel(model.requires_grad_(requires_grad=weights), gates, job.scored)
+
+
+def _gates_of(model: nn.Module) -> Gates:
+    if not isinstance(model, GatedModel):
+        raise TypeError(f"expected a gated model, got {type(model).__name__}")
+    return model.gates
+
+
+def _measure(job: ScoreJob) -> Callable[[nn.Module], Metrics | None]:
+    """Return what measures a model on the job's data, all processes together and in the order of the data."""
+
+    def measure(model: nn.Module) -> Metrics | None:
+        tallies = []
+        with torch.inference_mode():
+            for samples in job.id_data:
+                inputs, labels = samples.labelled("training gates")
+                tallies.append(torch.tensor(tally(model(inputs), labels.cpu()), dtype=torch.float64))
+        return metrics_of(torch.stack(job.team.in_order(tallies)).sum(dim=0).tolist())
+
+    return measure

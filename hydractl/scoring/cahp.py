@@ -1,0 +1,357 @@
+"""CAHP: groups heads by how well they separate classes and keeps one per group (Livertovsky, Somin, Singer 2026)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import kmedoids
+import numpy as np
+import torch
+from kneed import KneeLocator
+from sklearn.manifold import TSNE
+from threadpoolctl import threadpool_limits
+
+from hydractl.errors import DataError, UsageError
+from hydractl.manifest.document import OptionValue
+from hydractl.manifest.head_mask import HeadName
+from hydractl.messages import counted
+from hydractl.progress import Progress
+from hydractl.scoring.gradients import gate_gradients
+from hydractl.scoring.head_profiles import HeadDistances, SignatureMoments, class_moments, compare
+from hydractl.scoring.job import Ranking, ScoreJob
+from hydractl.scoring.normalize import min_max
+from hydractl.scoring.settings import CahpSettings
+
+FEWEST_HEADS = 3
+SEEDS = 2**32
+"""As many can scikit-learn and kmedoids begin with; of larger ones the last 32 bits count."""
+
+
+def score_cahp(job: ScoreJob, progress: Progress) -> Ranking:
+    """Group the heads of a tower and score each by its salience (CAHP, arXiv 2606.19150, steps 1 to 6).
+
+    1. Each head's attention on each sample, without padding, becomes a signature.
+    2. The profile of a head has the Jeffries-Matusita distance of its signatures for each pair of classes.
+    3. t-SNE maps each profile to a point in the plane, or profiles are compared directly.
+    4. Salience is |∂L/∂ξ| of gates on heads, averaged over batches and min-max scaled over all heads: 1 is the most
+       salient.
+    5. k-medoids runs for every k. The knee of the mean simplified silhouette selects k, unless a budget fixes it.
+    6. The heads of a group are sorted by decreasing salience, or by increasing distance to the medoid. Groups are sorted by
+       their first heads; ties go to the lower head.
+
+    The reader of the clusters decides which heads are kept and that no layer is empty (step 7).
+
+    Salience uses the first batches in the order of the data, as in the authors' code; `--salience-share 1` uses all.
+
+    Only one tower can be scored, and its inputs must be the samples. A profile describes how a head's attention depends
+    on the class of a sample, and profiles are comparable because they use the same tokens of the same samples. A text
+    tower with the same prompts for every sample does not separate classes of samples, so a zero-shot model needs
+    `--towers vision`.
+
+    Raises:
+        UsageError: If there are several towers, or the inputs of the tower are not the samples.
+        DataError: If the data are not suitable, or the tower has too few heads.
+    """
+    job = replace(job, seed=job.seed % SEEDS)
+    settings = job.set_for(CahpSettings)
+    tower = _only_tower(job)
+    heads = job.architecture.towers[tower].layers * job.architecture.towers[tower].num_heads
+    if heads < FEWEST_HEADS:
+        raise DataError(f"`cahp` needs at least {FEWEST_HEADS} heads, but the model has {heads}")
+    progress.step("Computing attention maps by class")
+    moments = class_moments(job, tower, size=settings.signature_size)
+    _warn_of_single_samples(moments, progress)
+    compared = compare(moments, progress, device=job.model.device)
+    share = max(1, int(settings.salience_share * moments.batches))
+    progress.step(f"Computing the salience on {share} of {counted(moments.batches, 'batch', 'batches')}")
+    salience = min_max({tower: gate_gradients(job, batches=share)[tower].abs().mean(dim=0).tolist()})[tower]
+    distances, results = _placed(compared, settings, heads, job.seed, progress)
+    grouped, cluster_results = _grouped(distances, job, settings, progress)
+    if hangs_on_rounding(distances, grouped, seed=job.seed):
+        progress.warn(
+            f"heads lie between groups: distances that differ by {OTHER_MACHINES:.1%}, as on another device, would give other groups"
+        )
+    return Ranking(
+        scores={tower: salience},
+        clusters=_clusters(tower, grouped, torch.tensor(salience, dtype=torch.float64), distances, settings),
+        results={"form": "gram" if compared.profiles is None else "direct", **results, **cluster_results},
+    )
+
+
+def _only_tower(job: ScoreJob) -> str:
+    """Return the tower to score."""
+    towers = list(job.scored)
+    blind = [name for name in towers if name in job.model.answer.fixed]
+    if len(towers) > 1 or blind:
+        seeing = [name for name in job.architecture.towers if name not in job.model.answer.fixed]
+        why = (
+            f", but the inputs of `{blind[0]}` are the same for every sample"
+            if blind
+            else f", but {len(towers)} towers are scored"
+        )
+        raise UsageError(
+            f"`cahp` groups the heads of one tower by how well they separate classes{why}",
+            hint=f"add `--towers {seeing[-1]}`",
+        )
+    return towers[0]
+
+
+def _warn_of_single_samples(moments: SignatureMoments, progress: Progress) -> None:
+    single = sum(count == 1 for count in moments.counts)
+    if single:
+        progress.warn(
+            f"{single} of {counted(len(moments.counts), 'class', 'classes')} have a single sample, so their "
+            "variance is set to 1e-6 and the distances between heads are too large"
+        )
+
+
+def _placed(
+    compared: HeadDistances, settings: CahpSettings, heads: int, seed: int, progress: Progress
+) -> tuple[torch.Tensor, dict[str, OptionValue]]:
+    """Return the distances (N, N) for grouping, and the perplexity used."""
+    if settings.perplexity is None:  # no t-SNE
+        return compared.distances, {}
+    perplexity = fitting_perplexity(settings.perplexity, heads)
+    if perplexity != settings.perplexity:
+        progress.warn(
+            f"{heads} heads are too few for a perplexity of {settings.perplexity:g}; using {perplexity:.3g}"
+        )
+    progress.step("Embedding heads by t-SNE")
+    points = embed(compared, perplexity=perplexity, seed=seed)
+    return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist"), {
+        "perplexity": perplexity
+    }
+
+
+def _grouped(
+    distances: torch.Tensor, job: ScoreJob, settings: CahpSettings, progress: Progress
+) -> tuple[Clustering, dict[str, OptionValue]]:
+    """Return the groups, and how their number was determined."""
+    if not job.free:
+        k = len(distances) - job.budget
+        return group_points(distances, k, seed=job.seed), {"k": k, "k_from": "budget"}
+    groups, curve = silhouettes(
+        distances,
+        seed=job.seed,
+        track=lambda ks: progress.track(ks, label="Grouping heads", total=len(ks)),
+    )
+    knee = find_knee(curve, degree=settings.degree)
+    if knee.source == "chord":
+        progress.warn(
+            f"the silhouettes have no knee; using {knee.k} groups, whose silhouette is highest above the chord. "
+            "Set another number with `--keep-fraction F`"
+        )
+    grouped = (
+        groups[knee.k - 2] if knee.k - 2 < len(groups) else group_points(distances, knee.k, seed=job.seed)
+    )
+    choice_of_k: dict[str, OptionValue] = {"k": knee.k, "k_from": knee.source, "degree": knee.degree}
+    return grouped, choice_of_k | {"mss": tuple(curve)}
+
+
+def _clusters(
+    tower: str, grouped: Clustering, salience: torch.Tensor, distances: torch.Tensor, settings: CahpSettings
+) -> tuple[tuple[HeadName, ...], ...]:
+    """Return the heads of each group in order."""
+    by_medoid = settings.representative == "medoid"
+    keys = distances.T if by_medoid else -salience.flatten().expand_as(distances)
+    orders = []
+    for medoid, members in zip(grouped.medoids, grouped.members(), strict=True):
+        # the medoid is first even if a head of a lower number has the same place
+        ranks = {i: (by_medoid and i != medoid, float(keys[medoid, i]), i) for i in members}
+        orders.append(sorted(members, key=ranks.__getitem__))
+    width = salience.shape[1]
+    return tuple(
+        tuple(HeadName(tower=tower, layer=i // width, head=i % width) for i in order)
+        for order in sorted(orders)
+    )
+
+
+STEPS = 1000
+FIRST_SPREAD = 1e-4
+"""The standard deviation of the first coordinate to begin with, as scikit-learn's own."""
+STEPS_OF_DISTANCE = 1 << 40
+"""The largest distance as k-medoids sees it."""
+OTHER_MACHINES = 2e-3
+"""By how much distances may differ between a CPU and a GPU, in proportion."""
+FLAT = 1e-9
+"""A curve that rises by less has no knee: what a polynomial adds by rounding would decide."""
+
+
+def fitting_perplexity(requested: float, heads: int) -> float:
+    """Return a perplexity that N heads allow: what was asked if it is below N - 1, else (N - 1) / 3.
+
+    Perplexity is the effective number of neighbours, of which each head has N - 1; a third of them is customary.
+    """
+    return requested if requested < heads - 1 else (heads - 1) / 3
+
+
+def embed(compared: HeadDistances, *, perplexity: float, seed: int) -> torch.Tensor:
+    """Return heads as points (N, 2), fp64, by t-SNE of their class-separability profiles; a function of these and the seed.
+
+    scikit-learn (1.9) squares the distances that it is given as it squares those that it computes itself. Its threads add up in
+    an order of their own, so one is used here, which for so few points is also the fastest.
+
+    t-SNE is chaotic: profiles or first points that differ by 1e-7, as between two machines, end in groups as different as
+    another seed's. Of 144 heads in six clear families and 20 groups about half of the pairs agree (adjusted Rand index 0.5 to
+    0.7), of 48 heads without any structure nearly none (0.1 to 0.4). Equal bits give equal points.
+
+    Profiles that were held go to t-SNE as they are, as in the source. Of the others it is given the distances, and the first
+    two principal components to begin with, which it would have begun with itself; they are found up to sign and to
+    rounding, so both forms agree as well as two machines do.
+
+    Raises:
+        DataError: If the points are not finite.
+    """
+    tsne_input = compared.distances if compared.profiles is None else compared.profiles
+    tsne = TSNE(
+        n_components=2,
+        max_iter=STEPS,
+        perplexity=perplexity,
+        random_state=seed,
+        init="pca" if compared.gram is None else principal_start(compared.gram),
+        metric="precomputed" if compared.profiles is None else "euclidean",
+    )
+    with threadpool_limits(limits=1):
+        points = torch.from_numpy(tsne.fit_transform(tsne_input.numpy()))
+    if not points.isfinite().all():
+        raise DataError("t-SNE returns points that are not finite", hint="add `--embedding none`")
+    return points.double()
+
+
+def principal_start(gram: torch.Tensor) -> np.ndarray:
+    """Return the first two principal components (N, 2), fp32, scaled so that the first has the spread `FIRST_SPREAD`.
+
+    Args:
+        gram: Inner products (N, N) of centred points.
+    """
+    values, vectors = torch.linalg.eigh(gram)
+    points = (vectors * values.clamp(min=0).sqrt()).flip(-1)[:, :2]
+    largest = points.abs().argmax(dim=0)
+    points = points * points.gather(0, largest[None]).sign()  # of two signs the one that makes it positive
+    start: np.ndarray = (points / points[:, 0].std(correction=0) * FIRST_SPREAD).float().numpy()
+    return start
+
+
+class Clustering(NamedTuple):
+    """k groups of N points.
+
+    Attributes:
+        medoids: The point in the middle of each group, increasing; k of them.
+        group: Of each point (N,), a position in `medoids`; the lower of two medoids that are as near.
+    """
+
+    medoids: tuple[int, ...]
+    group: torch.Tensor
+
+    def members(self) -> list[list[int]]:
+        """Return the points of each group, increasing."""
+        return [(self.group == c).nonzero().flatten().tolist() for c in range(len(self.medoids))]
+
+
+class Knee(NamedTuple):
+    """How many groups.
+
+    Attributes:
+        k: The number.
+        source: `kneed`, or `chord` for the highest point above the line from the first to the last point of a curve without a knee.
+        degree: Of the polynomial that smoothed the curve.
+    """
+
+    k: int
+    source: str
+    degree: int
+
+
+def group_points(distances: torch.Tensor, k: int, *, seed: int) -> Clustering:
+    """Group points by k-medoids, FasterPAM (Schubert and Rousseeuw 2021) from random medoids.
+
+    On one thread, as the library's results depend on how many there are. Distances are whole numbers to it, whose sums are exact: of
+    two points that are a group either may be the medoid, and rounding would decide, then a swap, and then all swaps that follow.
+
+    Args:
+        distances: (N, N), finite.
+        k: 1 to N.
+        seed: Of the first medoids and the order of swaps.
+    """
+    steps = (
+        distances * (STEPS_OF_DISTANCE / distances.max().clamp(min=torch.finfo(distances.dtype).tiny))
+    ).round()
+    result = kmedoids.fasterpam(steps.numpy(), k, random_state=seed, n_cpu=1)
+    medoids = sorted(int(m) for m in result.medoids)
+    group = distances[:, medoids].argmin(dim=1)
+    group[medoids] = torch.arange(k)  # two medoids may lie on one spot
+    return Clustering(tuple(medoids), group)
+
+
+def hangs_on_rounding(distances: torch.Tensor, grouped: Clustering, *, seed: int) -> bool:
+    """Return whether distances that are up to `OTHER_MACHINES` longer or shorter, drawn once, would be grouped otherwise."""
+    noise = torch.rand(distances.shape, generator=torch.Generator().manual_seed(seed), dtype=distances.dtype)
+    change = OTHER_MACHINES * (2 * noise - 1).triu()
+    nearby = group_points(distances * (1 + change + change.T), len(grouped.medoids), seed=seed)
+    return {*map(tuple, nearby.members())} != {*map(tuple, grouped.members())}
+
+
+def mean_simplified_silhouette(distances: torch.Tensor, grouped: Clustering) -> float:
+    """Return MSS (CAHP, step 5; GB-AFS): the mean of (b - a) / max(a, b) over points, in [-1, 1].
+
+    a is a point's distance to its own medoid, b its mean distance to the other medoids: not to the nearest, as in the
+    ordinary simplified silhouette. Points that lie on their medoid do not count; 1 if all do.
+
+    Args:
+        distances: (N, N).
+        grouped: At least two groups.
+    """
+    to_medoids = distances[:, list(grouped.medoids)]
+    a = to_medoids.gather(1, grouped.group[:, None]).squeeze(1)
+    b = (to_medoids.sum(dim=1) - a) / (len(grouped.medoids) - 1)
+    away = a > 0
+    if not away.any():
+        return 1.0
+    a, b = a[away], b[away]
+    return float(((b - a) / torch.maximum(a, b)).mean())
+
+
+def silhouettes(
+    distances: torch.Tensor, *, seed: int, track: Callable[[range], Iterable[int]]
+) -> tuple[list[Clustering], list[float]]:
+    """Return groups and MSS for every k from 2 to N - 1; from the first MSS of 1 on all are 1 and groups are left out."""
+    groups: list[Clustering] = []
+    curve: list[float] = []
+    for k in track(range(2, len(distances))):
+        if curve and curve[-1] == 1.0:
+            curve.append(1.0)
+            continue
+        groups.append(group_points(distances, k, seed=seed))
+        curve.append(mean_simplified_silhouette(distances, groups[-1]))
+    return groups, curve
+
+
+def find_knee(curve: Sequence[float], *, degree: int) -> Knee:
+    """Return where a rising concave curve bends (Kneedle, Satopää et al. 2011, S = 1) after smoothing by a polynomial.
+
+    Args:
+        curve: MSS for k = 2, 3, ...; at least one.
+        degree: Of the polynomial; lowered to one less than there are points.
+
+    Returns:
+        The knee; where there is none, the k whose MSS is highest above the chord, the lowest of several.
+    """
+    degree = min(degree, len(curve) - 1)
+    numbers = list(range(2, 2 + len(curve)))
+    knee = None
+    if len(curve) > 2 and max(curve) - min(curve) > FLAT:
+        knee = KneeLocator(
+            numbers,
+            list(curve),
+            curve="concave",
+            direction="increasing",
+            interp_method="polynomial",
+            polynomial_degree=degree,
+        ).knee
+    if knee is not None:
+        return Knee(int(knee), "kneed", degree)
+    rise = (curve[-1] - curve[0]) / max(1, len(curve) - 1)
+    above = [mss - curve[0] - rise * i for i, mss in enumerate(curve)]
+    return Knee(2 + max(range(len(curve)), key=lambda i: (above[i], -i)), "chord", degree)

@@ -1,1 +1,0 @@
-"""CAHP: groups heads by how well they separate classes."""

@@ -1,1 +1,0 @@
-"""Learned gates on attention heads."""

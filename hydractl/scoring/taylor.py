@@ -1,0 +1,93 @@
+"""First-order Taylor scores of heads (Hydra Ensembles, appendix D.1.1; Molchanov et al. 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import torch
+
+from hydractl.progress import Progress
+from hydractl.scoring.attention_hooks import heads_left, keep_heads
+from hydractl.scoring.gradients import (
+    Layer,
+    WeightBlock,
+    batch_gradients,
+    input_blocks,
+    mean_gradient,
+    not_finite,
+)
+from hydractl.scoring.job import Ranking, ScoreJob
+from hydractl.scoring.normalize import normalized, warn_of_unlike_towers
+from hydractl.scoring.settings import TaylorSettings
+
+_Rows: TypeAlias = "dict[Layer, list[float]]"
+
+
+def score_taylor(job: ScoreJob, progress: Progress) -> Ranking:
+    """Score heads by |weight × gradient| of their q, k and v rows; the output projection and biases are ignored.
+
+    With `variant` `l1` s_h = mean over q, k, v of 1/(K D) Σ |W ∘ G|, where G is the gradient of the cross-entropy,
+    averaged over the calibration data, with respect to W. With `molchanov` s_h = mean over batches of (Σ W ∘ G_b)², the
+    sum over all of q, k and v, G_b the gradient of the batch's mean cross-entropy: it depends on the size of batches.
+
+    With `scope` `layer`, layers are processed from first to last: all but the `keep` highest-scored heads of a layer are
+    removed, and the gradients of the next layer are computed without them. With `global` all layers are scored at once on
+    the whole model. Among equal scores the lower head is removed first. Finally scores are normalized according to the
+    settings.
+    """
+    settings = job.set_for(TaylorSettings)
+    scored: Callable[[ScoreJob, Sequence[Layer]], _Rows] = _l1 if settings.variant == "l1" else _molchanov
+    tables = {name: [[0.0] * t.num_heads for _ in range(t.layers)] for name, t in job.scored.items()}
+    places = [(tower, layer) for tower, t in job.scored.items() for layer in range(t.layers)]
+    if settings.scope == "global":
+        warn_of_unlike_towers(job, settings.normalize, progress)
+        for (tower, layer), scores in scored(job, places).items():
+            tables[tower][layer] = scores
+        return Ranking(scores=normalized(tables, settings.normalize))
+    for place in progress.track(places, label="Scoring layers", total=len(places)):
+        tower, layer = place
+        scores = scored(job, [place])[place]
+        tables[tower][layer] = scores
+        order = sorted(range(len(scores)), key=lambda head: (scores[head], head))
+        keep_heads(job.model.tower(tower), layer, order[max(0, len(order) - job.keep) :])
+    return Ranking(scores=normalized(tables, settings.normalize))
+
+
+def _l1(job: ScoreJob, layers: Sequence[Layer]) -> _Rows:
+    """Return the paper's scores of the heads of some layers."""
+    gradients = mean_gradient(job, input_blocks(job, layers))
+    return {
+        layer: torch.cat([_products(job, layer, b, g).abs().mean(dim=-1) for b, g in block_gradients])
+        .mean(dim=0)
+        .tolist()
+        for layer, block_gradients in gradients.items()
+    }
+
+
+def _molchanov(job: ScoreJob, layers: Sequence[Layer]) -> _Rows:
+    """Return Molchanov's scores of the heads of some layers."""
+    blocks = input_blocks(job, layers)
+    weights = [block.weight for layer_blocks in blocks.values() for block in layer_blocks]
+
+    def own_batches() -> Iterator[list[torch.Tensor]]:
+        for gradients, losses in batch_gradients(job, weights):
+            block_gradients = iter(gradients)
+            sums = [
+                torch.stack(
+                    [_products(job, layer, b, next(block_gradients)).sum(dim=(0, 2)) for b in layer_blocks]
+                ).sum(dim=0)
+                for layer, layer_blocks in blocks.items()
+            ]
+            yield [*((x / len(losses)) ** 2 for x in sums), torch.ones((), device=losses.device)]
+
+    *sums, batches = job.team.added(own_batches())
+    if not torch.stack([x.isfinite().all() for x in sums]).all():
+        raise not_finite("gradients")
+    return {layer: (x / batches).tolist() for layer, x in zip(blocks, sums, strict=True)}
+
+
+def _products(job: ScoreJob, layer: Layer, block: WeightBlock, gradient: torch.Tensor) -> torch.Tensor:
+    """Return weight times gradient of each head (copies, H, n)."""
+    heads = len(heads_left(job.model.tower(layer[0]), layer[1]))
+    return block.by_head(block.weight.detach().double() * gradient, heads)

@@ -1,0 +1,200 @@
+"""Tensors that train, optimisers by name and their state as named tensors, and the learning rate as a function of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import cos, pi
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hydractl.errors import UsageError
+from hydractl.families.base import Family, place_of
+from hydractl.training.accelerator import in_parts, like
+from hydractl.training.recipe import BLOCKLESS, Recipe
+
+if TYPE_CHECKING:
+    from hydractl.manifest.header import Architecture
+
+
+PEAK = "peak"
+"""Key of a parameter group's own peak learning rate."""
+SCALE = "scale"
+"""Key of the factor of a parameter group's peak learning rate."""
+
+
+def make_optimizer(
+    parameters: Mapping[str, nn.Parameter],
+    recipe: Recipe,
+    *,
+    rates: Mapping[str, float] = MappingProxyType({}),
+    scales: Mapping[str, float] = MappingProxyType({}),
+) -> torch.optim.Optimizer:
+    """Return the recipe's optimiser over named parameters; only weight matrices decay.
+
+    Args:
+        parameters: What trains, by name; at least one.
+        recipe: Says which optimiser.
+        rates: Peak learning rates of parameters that do not train at the recipe's, by name; they do not decay. Those of
+            one rate are a group, which holds it as `PEAK`.
+        scales: What the recipe's peak learning rate is multiplied by, by name, 1 where nothing is said; not those in `rates`.
+            Each group holds it as `SCALE`.
+    """
+    usual = {n: p for n, p in parameters.items() if n not in rates}
+    groups: list[dict[str, Any]] = [
+        {
+            "params": [p for n, p in usual.items() if (scales.get(n, 1.0), decays(n, p)) == (scale, matrix)],
+            "weight_decay": recipe.weight_decay if matrix else 0.0,
+            SCALE: scale,
+        }
+        for scale in sorted({scales.get(n, 1.0) for n in usual})
+        for matrix in (True, False)
+    ]
+    groups += [
+        {
+            "params": [p for n, p in parameters.items() if rates.get(n) == rate],
+            "weight_decay": 0.0,
+            PEAK: rate,
+            SCALE: 1.0,
+        }
+        for rate in sorted(set(rates.values()))
+    ]
+    groups = [group for group in groups if group["params"]]
+    # a fused update of many small tensors takes half the time; there is none on mps, nor of what lies in parts
+    fused = True if all(p.device.type != "mps" and not in_parts(p) for p in parameters.values()) else None
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=recipe.lr[0], momentum=recipe.momentum, fused=fused)
+    return torch.optim.AdamW(groups, lr=recipe.lr[0], fused=fused)
+
+
+def decays(name: str, parameter: nn.Parameter) -> bool:
+    """Return whether weight decay applies: to weights that are not vectors, also to originals of torch's parametrizations."""
+    return parameter.ndim >= 2 and name.removesuffix(".original").endswith("weight")
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
+) -> dict[str, torch.Tensor]:
+    """Return the optimiser's state as `KEY.PARAMETER` tensors."""
+    return {
+        f"{key}.{name}": value
+        for name, parameter in parameters.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    tensors: Mapping[str, torch.Tensor],
+) -> None:
+    """Put back what `optimizer_tensors` took out.
+
+    Raises:
+        ValueError: If a tensor belongs to no parameter.
+    """
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    ordered = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+    number = {name: i for i, name in enumerate(ordered)}
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for label, tensor in tensors.items():
+        key, _, name = label.partition(".")
+        if name not in number:
+            raise ValueError(f"optimizer state of an unknown parameter {name}")
+        state.setdefault(number[name], {})[key] = like(parameters[name], tensor)
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def lr_factor(step: int, *, total: int, warmup: int, schedule: str, floor: float) -> float:
+    """Return the learning rate of a step as a fraction of its peak, in (0, 1].
+
+    Linear warm-up to the peak, reached at step `warmup`; from there `constant`, or down to `floor` by a line or half a
+    cosine (Loshchilov and Hutter 2017, eq. 5), reached where step `total` would be.
+
+    Args:
+        step: Counted from 0, below `total`.
+        total: All steps, warm-up included.
+        warmup: Steps before the peak, 0 <= warmup < total.
+        schedule: `constant`, `linear` or `cosine`.
+        floor: In [0, 1].
+
+    Raises:
+        ValueError: If a number is out of range or the schedule unknown.
+    """
+    if not (0 <= step < total and 0 <= warmup < total and 0 <= floor <= 1):
+        raise ValueError(f"step {step} of {total}, warmup {warmup}, floor {floor}: out of range")
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    progress = (step - warmup) / (total - warmup)
+    match schedule:
+        case "constant":
+            return 1.0
+        case "linear":
+            return floor + (1 - floor) * (1 - progress)
+        case "cosine":
+            return floor + (1 - floor) * (1 + cos(pi * progress)) / 2
+        case _:
+            raise ValueError(f"unknown schedule {schedule!r}")
+
+
+def trainable(
+    family: Family, architecture: Architecture, recipe: Recipe, state: Mapping[str, torch.Tensor]
+) -> tuple[str, ...]:
+    """Return the state-dict names of what trains, sorted.
+
+    With `last_blocks` or `freeze_blocks`, that is what the recipe's parts have in the last blocks, the readout and the head.
+
+    Args:
+        family: Says where a tensor stands.
+        architecture: Says how many layers there are.
+        recipe: Says which parts and blocks.
+        state: The model's state dict; parameters among it are those that require gradients.
+
+    Raises:
+        UsageError: If there are fewer blocks than the recipe says, or nothing would train.
+    """
+    last, frozen = recipe.last_blocks, recipe.freeze_blocks
+    option, count = ("--last-blocks", last) if frozen is None else ("--freeze-blocks", frozen)
+    depth = min(tower.layers for tower in architecture.towers.values())
+    if count is not None and count > depth:
+        raise UsageError(
+            f"`{option} {count}`: {architecture.name} has {depth} blocks", hint=f"add `{option} {depth}`"
+        )
+    chosen = []
+    for name, tensor in state.items():
+        place = place_of(family, name)
+        first = architecture.towers[place.tower].layers - last if last is not None else frozen
+        late = first is None or (place.part in BLOCKLESS if place.layer is None else place.layer >= first)
+        if tensor.requires_grad and place.part in recipe.parts and late:
+            chosen.append(name)
+    if not chosen:
+        of_members = " of the members' own weights" if recipe.trains_own_parts else ""
+        blocks = "" if count is None else f" after `{option} {count}`"
+        raise UsageError(
+            f"nothing would train: {architecture.name} has no {', '.join(recipe.parts)} parameters{of_members}{blocks}",
+            hint=f"train more with `--train` or `{option}`",
+        )
+    return tuple(sorted(chosen))
+
+
+def rate_scales(
+    family: Family, architecture: Architecture, decay: float, names: Iterable[str]
+) -> dict[str, float]:
+    """Return what `Recipe.layer_decay` multiplies the learning rate of each state-dict name by; each tower has its own L."""
+    scales = {}
+    for name in names:
+        place = place_of(family, name)
+        layers = architecture.towers[place.tower].layers
+        last = {"embed": -1, **dict.fromkeys(BLOCKLESS, layers)}
+        if name.startswith(family.towers[place.tower].last_norm):
+            last["readout"] = layers - 1
+        scales[name] = decay ** (layers - (last[place.part] if place.layer is None else place.layer))
+    return scales
+
+
+def reset_head(family: Family, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a state dict whose classifier is zero: every class equally likely, as the CIFAR-100 recipe begins."""
+    return {n: t.new_zeros(t.shape) if place_of(family, n).part == "head" else t for n, t in state.items()}

@@ -1,0 +1,613 @@
+"""Recipes: the settings of a training in one frozen class, and recipes by name. Importing this module does not load torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from math import ceil
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from hydractl.errors import UsageError
+from hydractl.messages import counted
+from hydractl.parsing import number, words
+from hydractl.settings import (
+    Constraint,
+    Setting,
+    by_default,
+    check,
+    declared,
+    flag,
+    long_option,
+    setting,
+    violations,
+)
+
+if TYPE_CHECKING:
+    from hydractl.manifest.document import OptionValue
+
+
+LEARN, REGULARISE = "Optimisation", "Regularisation and augmentation"
+TRAINED_PARTS, STOP = "What trains", "Evaluation and stopping"
+PARTS = ("embed", "norm", "attention", "mlp", "readout", "head")
+OWN_PARTS = "own"
+"""Restricts the parts to the weights that members of a hydra do not share."""
+BLOCKLESS = frozenset({"readout", "head"})
+"""Parts that `last_blocks` and `freeze_blocks` never freeze."""
+TRAINS_BLOCKS = Constraint(
+    "parts",
+    tuple(part for part in PARTS if part not in BLOCKLESS),
+    option="train",
+    hint="add parts of blocks to `--train`",
+)
+TRAINS_ENCODER = Constraint("parts", PARTS[:-1], option="train", hint="add parts of blocks to `--train`")
+"""Where classifiers alone train, the encoder is in evaluation mode, and its tensors have no rate."""
+MIXES = Constraint("batch_size", range(2, sys.maxsize), hint="raise `--batch-size`")
+DEFAULT_EPOCHS = 10
+DEFAULT_LR = MappingProxyType({"sgd": (1e-2,), "adamw": (1e-4,)})
+DEFAULT_DECAY = MappingProxyType({"sgd": 0.0, "adamw": 1e-2})
+
+
+def parse_rates(text: str) -> tuple[float, ...]:
+    """Read `--lr X[,Y,...]`.
+
+    Raises:
+        UsageError: If an item is not a number.
+    """
+    return tuple(number("--lr", word) for word in words("--lr", text))
+
+
+def parse_count(option: str, text: str) -> int | float:
+    """Read a whole number as a count, a number with a point as a fraction of all steps.
+
+    Raises:
+        UsageError: If it is no number.
+    """
+    return int(text) if text.isdecimal() else number(option, text)
+
+
+parse_warmup = partial(parse_count, "--warmup")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Everything about training that does not depend on the model or the data."""
+
+    optimizer: str = setting("adamw", "Optimiser (default: adamw).", choices=("sgd", "adamw"), panel=LEARN)
+    lr: tuple[float, ...] = setting(
+        (),
+        "Peak learning rate (default: 1e-4 for adamw, 1e-2 for sgd); several are tried and the best is kept.",
+        above=0.0,
+        parse=parse_rates,
+        metavar="X[,Y,...]",
+    )
+    layer_decay: float | None = setting(
+        None,
+        "Multiply the learning rate of each block by F relative to the next, for example 0.75.",
+        above=0.0,
+        high=1.0,
+        shows_range=False,
+        metavar="F",
+        panel=LEARN,
+        only_with=TRAINS_ENCODER,
+    )
+    """Layer-wise decay of the learning rate (Clark et al. 2020, appendix B; Bao et al. 2022).
+
+    Of L blocks, block l from 0 trains at `lr` F^(L - l), the embedding at F^(L + 1), the norm after the last block with it
+    at F, the rest of the readout and the head at `lr`: as `timm.optim.param_groups_layer_decay`.
+    """
+    weight_decay: float | None = setting(
+        None, "Weight decay of matrices (default: 0.01; sgd: 0).", low=0.0, shows_range=False, panel=LEARN
+    )
+    """Decay of every weight that is not a vector: matrices, kernels and tables, also of tokens and positions
+    where a library has such. Biases, norms and bare parameters do not decay, such as class tokens and
+    position embeddings of timm, which excludes them too. The `Trainer` of transformers decays them.
+    """
+    momentum: float = setting(
+        0.9,
+        "Momentum of sgd (default: 0.9).",
+        low=0.0,
+        below=1.0,
+        shows_range=False,
+        panel=LEARN,
+        only_with=Constraint("optimizer", ("sgd",)),
+    )
+    schedule: str = setting(
+        "cosine",
+        "Learning rate schedule after the warm-up (default: cosine).",
+        choices=("constant", "cosine", "linear"),
+        panel=LEARN,
+    )
+    floor: float = setting(
+        0.0,
+        "Final learning rate as a fraction of the peak (default: 0).",
+        low=0.0,
+        high=1.0,
+        shows_range=False,
+        option_names=("--min-lr-rate",),
+        only_with=Constraint(
+            "schedule", ("cosine", "linear"), hint="choose another `--schedule`, or leave `--min-lr-rate` out"
+        ),
+        metavar="F",
+        panel=LEARN,
+    )
+    """Same as `min_lr_rate` of transformers. timm's `min_lr` is this fraction times the peak."""
+    warmup: int | float = setting(
+        0.05,
+        "Warm-up in steps, or as a fraction of all steps (default: 0.05).",
+        low=0,
+        shows_range=False,
+        parse=parse_warmup,
+        metavar="N|F",
+        panel=LEARN,
+    )
+    """Linear; a float in (0, 1) is a fraction of all steps."""
+    clip: float | None = setting(None, "Clip gradients to this norm.", above=0.0, panel=LEARN)
+    ema: float | None = setting(
+        None,
+        "Validate and save an exponential moving average of the weights, for example with decay 0.999.",
+        low=0.0,
+        below=1.0,
+        shows_range=False,
+        metavar="DECAY",
+        panel=REGULARISE,
+        excludes="swa",
+    )
+    """Exponential moving average (Polyak and Juditsky 1992): mean = d mean + (1 - d) weights after each step.
+
+    The mean begins as the weights after the first step; n steps later d is the smaller of DECAY and 1 - (1 + n)^(-2/3), so
+    that short runs forget where they began: timm's `ModelEmaV3` with its `use_warmup` on.
+    """
+    swa: int | float | None = setting(
+        None,
+        "Validate and save the mean of the weights at each epoch's end, from epoch N or fraction F of the steps.",
+        low=0,
+        shows_range=False,
+        parse=partial(parse_count, "--swa"),
+        metavar="N|F",
+        panel=REGULARISE,
+    )
+    """Stochastic weight averaging (Izmailov et al. 2018, algorithm 1, constant rate).
+
+    The mean weighs equally the weights at the end of epoch N (from 1), or of the first epoch that ends at
+    fraction F of all steps or later, of every later epoch, and of the last step. From then on the learning
+    rate is constant. Until then the weights themselves are validated, and are never kept as the best.
+    """
+    label_smoothing: float = setting(
+        0.0, "Label smoothing (default: 0).", low=0.0, below=1.0, shows_range=False, panel=REGULARISE
+    )
+    """Fraction of each target that is spread over all classes."""
+    mixup: float | None = setting(
+        None,
+        "Mixup: blend pairs of images and labels with weights from Beta(A, A), for example 0.8.",
+        low=0.0,
+        shows_range=False,
+        metavar="A",
+        panel=REGULARISE,
+        only_with=MIXES,
+    )
+    """One weight per batch; sample i is mixed with sample B - 1 - i (Zhang et al. 2018, section 2; timm's `Mixup`)."""
+    cutmix: float | None = setting(
+        None,
+        "CutMix: paste boxes with areas from Beta(A, A); with `--mixup`, each batch uses one of both.",
+        low=0.0,
+        shows_range=False,
+        metavar="A",
+        panel=REGULARISE,
+        only_with=MIXES,
+    )
+    """One box per batch: 1 minus its fraction of the image is drawn from Beta(A, A). Labels are mixed by the
+    area of the box inside the image (Yun et al. 2019, section 3; timm's `Mixup`). With `mixup` each batch
+    uses one of both with probability 1/2.
+    """
+    dropout: float | None = setting(
+        None,
+        "Dropout rate, in [0, 1) (default: the architecture's).",
+        low=0.0,
+        below=1.0,
+        shows_range=False,
+        panel=REGULARISE,
+        only_with=TRAINS_ENCODER,
+    )
+    """Applied to embedded tokens, the attention's output and inside the MLP (Dosovitskiy et al. 2021)."""
+    drop_path: float | None = setting(
+        None,
+        "Stochastic depth rate of the last block; falls linearly to 0 at the first.",
+        low=0.0,
+        below=1.0,
+        shows_range=False,
+        panel=REGULARISE,
+        only_with=TRAINS_ENCODER,
+    )
+    """Stochastic depth (Huang et al. 2016, section 3): block l of L with probability F l / (L - 1), l from 0, as timm's and
+    transformers' `drop_path_rate`. None keeps the architecture's rate.
+    """
+    augment: tuple[str, ...] = setting(
+        (),
+        "Augmentations: flip, rrc, randaugment, shift, or none (default).",
+        parse=partial(words, "--augment"),
+        metavar="NAME[,...]",
+        panel=REGULARISE,
+    )
+    """Names from `hydractl.data.preprocess.AUGMENTATIONS`."""
+    max_length: int | None = None
+    """Maximum number of tokens of a text; None for the model's maximum."""
+    precision: str = setting(
+        "fp32", "Precision under autocast (default: fp32).", choices=("fp32", "bf16"), panel=LEARN
+    )
+    """Precision of the forward pass; weights and optimizer state stay in fp32."""
+    steps: int | None = setting(
+        None, "Optimiser steps, instead of epochs.", low=1, shows_range=False, panel=LEARN, excludes="epochs"
+    )
+    epochs: int | None = setting(
+        None, f"Passes over the data (default: {DEFAULT_EPOCHS}).", low=1, shows_range=False
+    )
+    """None if `steps` is given."""
+    batch_size: int = setting(
+        64, "Samples per optimiser step, over all processes (default: 64).", low=1, shows_range=False
+    )
+    accumulate: int = setting(
+        1,
+        "Split each batch into N forward passes to save memory.",
+        low=1,
+        shows_range=False,
+        metavar="N",
+        panel=LEARN,
+    )
+    train: tuple[str, ...] = setting(
+        PARTS,
+        f"Parts to train: {', '.join(PARTS)} (default: all); `own` freezes what members of a hydra share.",
+        choices=(*PARTS, OWN_PARTS),
+        parse=partial(words, "--train"),
+        metavar="PART[,...]",
+        panel=TRAINED_PARTS,
+    )
+    last_blocks: int | None = setting(
+        None,
+        "Train only the last N blocks, readout and head.",
+        low=0,
+        shows_range=False,
+        metavar="N",
+        panel=TRAINED_PARTS,
+        only_with=TRAINS_BLOCKS,
+        excludes="freeze_blocks",
+    )
+    """None for all blocks and the embedding."""
+    freeze_blocks: int | None = setting(
+        None,
+        "Freeze the embedding and the first N blocks.",
+        low=0,
+        shows_range=False,
+        metavar="N",
+        panel=TRAINED_PARTS,
+        only_with=TRAINS_BLOCKS,
+    )
+    reset_head: bool | None = by_default(
+        None,
+        Setting(
+            "Replace the classifier, or refuse to (default: replace one that does not fit the data).",
+            option_names=("--reset-head/--keep-head",),
+            panel=TRAINED_PARTS,
+        ),
+    )
+    """None replaces the classifier only if it does not fit the data."""
+    eval_every: int | None = setting(
+        None,
+        "Steps between validations (default: one epoch).",
+        low=1,
+        shows_range=False,
+        metavar="STEPS",
+        panel=STOP,
+    )
+    early_stop: int | None = setting(
+        None,
+        "Stop after N validations without improvement and keep the best weights.",
+        low=1,
+        shows_range=False,
+        metavar="N",
+        panel=STOP,
+    )
+    patience_delta: float = setting(
+        0.0,
+        "Smallest improvement that counts for `--early-stop` (default: 0).",
+        low=0.0,
+        shows_range=False,
+        panel=STOP,
+        only_with="early_stop",
+    )
+    """Minimum increase of accuracy or decrease of NLL."""
+    keep_best: bool = flag(
+        Setting(
+            "Keep the weights that validate best, or the last (default).",
+            option_names=("--keep-best/--keep-last",),
+            panel=STOP,
+        )
+    )
+    """Implied by `early_stop`."""
+
+    def __post_init__(self) -> None:
+        for option, share in (("--warmup", self.warmup), ("--swa", self.swa)):
+            if isinstance(share, float) and not 0 < share < 1:
+                raise UsageError(f"`{option} {share:g}`: must be above 0 and below 1")
+        set_field = object.__setattr__
+        for name in ("ema", "swa", "mixup", "cutmix"):
+            set_field(self, name, getattr(self, name) or None)  # 0 takes back what a recipe says
+        check(self, may_idle=True)
+        if len(set(self.lr)) != len(self.lr):
+            raise UsageError("`--lr` repeats a learning rate")
+        if not self.train:
+            choices = f"choose from {', '.join(PARTS)}"
+            raise UsageError("nothing would train: `--train` has no part", hint=choices)
+        if self.reset_head and "head" not in self.parts:
+            raise UsageError(
+                "`--reset-head` sets the classifier to zero, and without training it nothing else can learn",
+                hint="add `head` to `--train`, or add `--keep-head`",
+            )
+        # defaults that hang on another field are filled in here, so that a recipe says what will be done
+        if self.steps is None and self.epochs is None:
+            set_field(self, "epochs", DEFAULT_EPOCHS)
+        set_field(self, "lr", self.lr or DEFAULT_LR[self.optimizer])
+        if self.weight_decay is None:
+            set_field(self, "weight_decay", DEFAULT_DECAY[self.optimizer])
+        set_field(self, "train", tuple(part for part in (*PARTS, OWN_PARTS) if part in self.train))
+        set_field(self, "keep_best", self.keep_best or self.early_stop is not None)
+
+    @property
+    def trains_own_parts(self) -> bool:
+        """Whether what members of a hydra share stays as it is."""
+        return OWN_PARTS in self.train
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that train."""
+        return tuple(part for part in PARTS if part in self.train) or PARTS
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Return the number of optimiser steps.
+
+        Raises:
+            UsageError: If the warm-up alone takes as long, or `swa` leaves no weights to average.
+        """
+        total = self.steps if self.steps is not None else (self.epochs or 0) * steps_per_epoch
+        if self.warmup_steps(total) >= total > 0 and self.warmup:
+            raise UsageError(
+                f"the warm-up of {counted(self.warmup_steps(total), 'step')} takes all of the {counted(total, 'step')}",
+                hint="use for example `--warmup 0.05` for 5 % of all steps",
+            )
+        if self.swa is None:
+            return total
+        start = self.swa_start(total, steps_per_epoch)
+        if start < self.warmup_steps(total):
+            raise UsageError(
+                f"`--swa {self.swa}` begins at step {start}, within the warm-up of {counted(self.warmup_steps(total), 'step')}",
+                hint="use a later start, or a shorter `--warmup`",
+            )
+        if start >= total:
+            raise UsageError(
+                f"`--swa {self.swa}` averages fewer than two sets of weights: {counted(total, 'step')} {'is' if total == 1 else 'are'} {total / steps_per_epoch:.3g} epochs",
+                hint=f"start earlier, or train longer with `{'--epochs' if self.steps is None else '--steps'}`",
+            )
+        return total
+
+    def warmup_steps(self, total: int) -> int:
+        """Return the steps of warm-up out of `total`."""
+        return int(self.warmup * total) if isinstance(self.warmup, float) else self.warmup
+
+    def swa_start(self, total: int, steps_per_epoch: int) -> int:
+        """Return how many steps out of `total` the first weights have taken that `swa` averages: whole epochs."""
+        swa = self.swa or 0
+        epochs = ceil(swa * total / steps_per_epoch) if isinstance(swa, float) else swa
+        return epochs * steps_per_epoch
+
+    def idle(self) -> dict[str, Constraint]:
+        """Return fields that another one leaves without effect, and what they lack."""
+        return dict(violations(self, "only_with"))
+
+    def options(self) -> dict[str, OptionValue]:
+        """Return the recipe as lineage options, without those that change nothing."""
+        idle = self.idle()
+        return {k: value for k, value in asdict(self).items() if value is not None and k not in idle}
+
+
+FOR_IMAGES = ("augment", "mixup", "cutmix")
+"""Settings of recipes that apply only to images."""
+BUT_EMBEDDING = tuple(part for part in PARTS if part != "embed")
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "imagenet1k": Recipe(
+            optimizer="sgd",
+            lr=(0.003, 0.01, 0.03, 0.06),
+            warmup=5_000,
+            schedule="cosine",
+            floor=1e-5,
+            steps=120_000,
+            batch_size=512,
+            augment=("rrc", "flip", "randaugment"),
+            label_smoothing=0.1,
+            dropout=0.1,
+            train=BUT_EMBEDDING,
+        ),
+        "cifar100": Recipe(
+            optimizer="sgd",
+            lr=(0.001, 0.003, 0.01, 0.03),
+            warmup=500,
+            schedule="cosine",
+            floor=1e-5,
+            steps=10_000,
+            batch_size=512,
+            augment=("rrc", "flip"),
+            label_smoothing=0.1,
+            last_blocks=5,
+            reset_head=True,
+        ),
+        "sst2": Recipe(
+            optimizer="adamw",
+            lr=(1e-5,),
+            weight_decay=0.01,
+            warmup=0.1,
+            schedule="linear",
+            epochs=3,
+            batch_size=32,
+            clip=1.0,
+            max_length=128,
+            train=BUT_EMBEDDING,
+        ),
+        "imagenet1k-base": Recipe(
+            optimizer="sgd",
+            lr=(0.003, 0.01, 0.03, 0.06),
+            warmup=500,
+            schedule="cosine",
+            steps=20_000,
+            batch_size=512,
+            augment=("rrc", "flip"),
+            dropout=0.0,
+            reset_head=True,
+            keep_best=True,
+        ),
+        "cifar100-base": Recipe(
+            optimizer="sgd",
+            lr=(0.001, 0.003, 0.01, 0.03),
+            warmup=500,
+            schedule="cosine",
+            steps=10_000,
+            batch_size=512,
+            augment=("rrc", "flip"),
+            dropout=0.0,
+            reset_head=True,
+            keep_best=True,
+        ),
+        "sst2-base": Recipe(
+            optimizer="adamw",
+            lr=(8e-6,),
+            weight_decay=0.01,
+            warmup=0.1,
+            schedule="linear",
+            epochs=7,
+            batch_size=32,
+            clip=1.0,
+            early_stop=2,
+            patience_delta=5e-4,
+            max_length=128,
+        ),
+        "vit-finetune": Recipe(
+            optimizer="adamw",
+            lr=(5e-4,),
+            layer_decay=0.65,
+            weight_decay=0.05,
+            warmup=0.05,
+            schedule="cosine",
+            floor=2e-3,
+            epochs=100,
+            batch_size=256,
+            augment=("rrc", "flip", "randaugment"),
+            label_smoothing=0.1,
+            mixup=0.8,
+            cutmix=1.0,
+            drop_path=0.1,
+            ema=0.9998,
+        ),
+        "bert-finetune": Recipe(
+            optimizer="adamw",
+            lr=(5e-5, 3e-5, 2e-5),
+            weight_decay=0.01,
+            warmup=0.1,
+            schedule="linear",
+            epochs=3,
+            batch_size=32,
+            clip=1.0,
+            max_length=128,
+        ),
+        "sentence-finetune": Recipe(
+            optimizer="adamw",
+            lr=(1e-4, 5e-5, 2e-5),
+            weight_decay=0.01,
+            warmup=0.1,
+            schedule="linear",
+            epochs=20,
+            batch_size=32,
+            clip=1.0,
+            max_length=128,
+            train=BUT_EMBEDDING,
+        ),
+    }
+)
+"""Fine-tuning after pruning as the paper's appendix D.2 has it, and that of the single bases (C.1.2, C.1.3, C.2).
+
+After pruning attention, MLPs, norms and the classifier train, and embeddings do not. The paper gives no batch size: 512 is
+that of the fine-tuning whose grids it takes over (Dosovitskiy et al. 2021, table 4). For CIFAR-100 the paper says both that "only the last five
+blocks" and that "only the final classification layer" train. The recipe takes the first, with readout and head;
+`--last-blocks 0` or `--train head` is the second.
+
+For SST-2 the paper gives AdamW at 1e-5, decoupled weight decay, a linear warm-up over a tenth of the steps and a linear
+decay after it, gradients clipped to a norm of 1, and no label smoothing. It does not give the decay, which is here the 0.01
+that it trains its base with (there and here not on biases and norms), nor batch size and epochs: 32 and 3 are those of BERT's
+own fine-tuning (Devlin et al. 2019, appendix A.3). Texts are cut to 128 tokens, as those of its base.
+
+Bases of images train whole, without weight decay and dropout, from a classifier that is made anew, on the augmentations of
+their pre-training, until validation converges or the steps are done: the weights that validated best are kept.
+
+Recipes for pretrained encoders, which are not the paper's:
+
+`vit-finetune` is that of a masked autoencoder's ViT-B, and but for the rate that of BEiT (He et al. 2022, table 9; Bao et al.
+2022), with the numbers of the former's code, where the table has a layer decay of 0.75: 5e-4 for each 256 samples of a batch, a
+warm-up of 5 epochs in 100, down to 1e-6. RandAugment is the one of `imagenet1k`; random erasing, which that code calls of
+smaller effect than chance, is left out. It answers with a mean of the weights, whose decay is that of Cai et al. (2022), who
+tune the same encoders. For a ViT-L: `--lr 1e-3 --layer-decay 0.75 --drop-path 0.2 --epochs 50`.
+
+`bert-finetune` is BERT's (Devlin et al. 2019, appendix A.3): the best of three rates on the validation data, 3 epochs, batches
+of 32. Warm-up, weight decay, clipping and length are those of its code.
+
+`sentence-finetune` is for encoders of sentences, such as MiniLM, and some tens of texts a class: more epochs, a warm-up and a
+line down to nothing, which Mosbach et al. (2021, section 6) find stable for few samples; small encoders take the higher rates.
+The embedding stays as it is: a few texts hold few of a language's words, and the vectors of those alone would move.
+"""
+
+
+EXCLUSIVE = tuple(
+    (name, constraint.field_name)
+    for name, setting in declared(Recipe).items()
+    for constraint in setting.constraints("excludes")
+)
+"""Pairs of settings that exclude each other."""
+
+
+def recipe_of(name: str | None, overrides: Mapping[str, object]) -> Recipe:
+    """Return a named recipe, or the defaults, with every override that is not None.
+
+    Raises:
+        UsageError: If the name is unknown, the result is not a valid recipe, or an override would change nothing.
+    """
+    if name is not None and name not in RECIPES:
+        raise UsageError(f"unknown recipe `{name}`", hint=f"use one of {', '.join(RECIPES)}")
+    stated = {key: value for key, value in overrides.items() if value is not None}
+    base = asdict(RECIPES[name]) if name is not None else {}
+    for either in EXCLUSIVE:
+        if stated.keys() & set(either):
+            base |= dict.fromkeys(either)
+    if stated.get("optimizer", base.get("optimizer")) != base.get("optimizer"):
+        # a rate and a decay are meant for one optimiser
+        base = {k: v for k, v in base.items() if k not in {"lr", "weight_decay"}}
+    recipe = replace(Recipe(), **{"lr": (), "weight_decay": None, "epochs": None, **base, **stated})
+    _refuse_idle(recipe, stated)
+    return recipe
+
+
+def _refuse_idle(recipe: Recipe, stated: Mapping[str, object]) -> None:
+    """Refuse options that were given and that another one makes idle."""
+    for name, constraint in recipe.idle().items():
+        if name in stated:
+            raise constraint.refusal(recipe, name, "only_with")
+    if stated.get("keep_best") is False and recipe.early_stop is not None:
+        raise UsageError(
+            "`--keep-last` and `--early-stop` exclude each other: stopping early keeps the best weights",
+            hint="leave one of them out",
+        )
+    blocks = next((name for name in ("last_blocks", "freeze_blocks") if name in recipe.options()), None)
+    if "train" in stated and "embed" in recipe.train and blocks is not None:
+        raise UsageError(
+            f"`--train embed` has no effect with `{long_option(blocks)} "
+            f"{getattr(recipe, blocks)}`, which freezes the embedding",
+            hint="leave out `embed` from `--train`",
+        )

@@ -1,1 +1,0 @@
-"""What training does, as data."""
