@@ -78,11 +78,11 @@ class ScratchFolder:
         with self._translated():
             path.mkdir(mode=0o700)  # after the line before: a signal at any instant leaves nothing behind
             try:
-                held = os.open(path, os.O_RDONLY)
+                descriptor = os.open(path, os.O_RDONLY)
             except FileNotFoundError:
                 return False
-        weakref.finalize(self, os.close, held)
-        return keep(held, path)
+        weakref.finalize(self, os.close, descriptor)
+        return keep(descriptor, path)
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[BinaryIO]:

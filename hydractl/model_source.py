@@ -138,9 +138,9 @@ def parse_arch(text: str) -> tuple[str, dict[str, object]]:
     Raises:
         UsageError: If an option has no `=`, or stands twice, or a bracket is not closed.
     """
-    name, _, rest = text.partition("::")
+    name, _, options_text = text.partition("::")
     options: dict[str, object] = {}
-    for item in filter(None, split_options(rest)):
+    for item in filter(None, split_options(options_text)):
         key, equals, value = item.partition("=")
         if unclosed(item):
             raise UsageError(
@@ -246,13 +246,13 @@ def _in_folder(reference: str, folder: Path) -> Located:
             if (folder / name).is_file():
                 return Located(reference=reference, path=folder, weights=(folder / name,), config=config)
     if (folder / WEIGHTS).is_file():
-        both = f"has `{WEIGHTS}` and an index of shards; using `{WEIGHTS}`, as transformers does"
+        note = f"has `{WEIGHTS}` and an index of shards; using `{WEIGHTS}`, as transformers does"
         return Located(
             reference=reference,
             path=folder,
             weights=(folder / WEIGHTS,),
             config=config,
-            notes=(both,) * (folder / INDEX).is_file(),
+            notes=(note,) * (folder / INDEX).is_file(),
         )
     if (folder / INDEX).is_file():
         return _in_index(reference, folder / INDEX, config=config)
@@ -368,7 +368,7 @@ def _config_in(folder: Path) -> dict[str, object] | None:
     """
     check_no_adapter(folder)
     own, open_clip = folder / "config.json", folder / OPEN_CLIP_CONFIG
-    both = own.is_file() and ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file())
-    if open_clip.is_file() and not both:
+    is_ambiguous = own.is_file() and ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file())
+    if open_clip.is_file() and not is_ambiguous:
         return read_object(open_clip)
     return read_object(own) if own.is_file() else None

@@ -492,8 +492,8 @@ def _named(preset: Preset, sets: str) -> tuple[Outside, ...]:
                 f"data sets with OOD sets: {quoted(preset.name for preset in PRESETS.values() if preset.outside)}"
             ),
         )
-    choices = [role for role in ROLES if any(one.role == role for one in preset.outside)]
-    choices += [one.name for one in preset.outside]
+    choices = [role for role in ROLES if any(ood_set.role == role for ood_set in preset.outside)]
+    choices += [ood_set.name for ood_set in preset.outside]
     raise UsageError(
         f"`{PREFIX}{preset.name}/{sets}`: is neither a role nor one of its sets",
         hint=did_you_mean(sets, choices) or f"available: {quoted(choices)}",

@@ -437,8 +437,8 @@ def _labels(items: TextSet, rows: Sequence[Row]) -> ItemLabels | None:
 
 def _tokens_of_spans(spans: Sequence[Span], words: Iterable[Word]) -> list[int]:
     """Return the first token of the word at each span, -1 where `words`, which has the same order, has no such word."""
-    rest = iter(words)
-    return [next((word.token for word in rest if word.span == span), -1) for span in spans]
+    remaining = iter(words)
+    return [next((word.token for word in remaining if word.span == span), -1) for span in spans]
 
 
 def _tokens_at(spans: Sequence[Span], encoding: Encoding) -> list[int]:

@@ -76,8 +76,8 @@ class Responses(NamedTuple):
     @classmethod
     def of(cls, tensors: Iterable[Tensor], scores: Mapping[str, Tensor] = MappingProxyType({})) -> Responses:
         """Return predictions with log-probabilities and, if there is a second tensor, the logsumexp of the logits."""
-        log_probs, *rest = tensors
-        return cls(log_probs, rest[0] if rest else None, scores)
+        log_probs, *others = tensors
+        return cls(log_probs, others[0] if others else None, scores)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the stored tensors, without the scores."""

@@ -43,14 +43,14 @@ def class_tables(compared: Compared) -> Iterator[ReportTable]:
     order = [key for key in pooled[first] if all(key in accuracies for accuracies in pooled.values())]
     order.sort(key=lambda key: pooled[first][key][0] / pooled[first][key][1])
     names, total = Counter(name for _, name in order), rows[first][0].total
-    some = (
+    range_text = (
         f", the {SHOWN_CLASSES} of {total} with the lowest accuracy of {first}"
         if total > SHOWN_CLASSES
         else ""
     )
     if order:
         yield ReportTable(
-            title=f"Accuracy ↑ by class{some}",
+            title=f"Accuracy ↑ by class{range_text}",
             of="class",
             heads=("samples", *pooled),
             rows=tuple(

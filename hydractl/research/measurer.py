@@ -138,12 +138,12 @@ class ResearchMeasurer(RowMeasurer):
             for scores in analysing.scores
         )
         corrupt = self.options.corrupt
-        given = {
+        recorded = {
             "corrupt": tuple(map(str, corrupt)),
             "frost": next((c.photographs.sha256 for c in corrupt if c.photographs), None),
             "analyse": analysing.analyse,
         }
-        options = report.options | {name: value for name, value in given.items() if value}
+        options = report.options | {name: value for name, value in recorded.items() if value}
         return report.model_copy(update={"scores": scores, "options": options})
 
 

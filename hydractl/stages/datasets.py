@@ -148,7 +148,7 @@ def _describe_preset(preset: Preset) -> KnownDataset:
         ),
         outside={
             role: tuple(_outside(reference, ood_set) for ood_set in preset.outside if ood_set.role == role)
-            for role in dict.fromkeys(one.role for one in preset.outside)
+            for role in dict.fromkeys(ood_set.role for ood_set in preset.outside)
         },
     )
 

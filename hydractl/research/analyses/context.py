@@ -239,16 +239,16 @@ def read_scores(analysing: Analysing, opened: Sequence[Sequence[OpenModel]]) -> 
         ManifestError: If a file holds no scores.
         InputError: If the scores are of another architecture's heads.
     """
-    scores = {given.name: HeadScores.read(given.ref) for given in analysing.scores}
-    for given in analysing.scores:
+    scores = {file.name: HeadScores.read(file.ref) for file in analysing.scores}
+    for file in analysing.scores:
         for model in (m for row in opened for m in row):
             architecture = model.header.architecture
-            for name, table in scores[given.name].towers.items():
+            for name, table in scores[file.name].towers.items():
                 tower = architecture.towers.get(name)
                 shape = len(table.scores), len(table.scores[0])
                 if tower is None or shape != (tower.layers, tower.num_heads):
                     raise InputError(
-                        f"{given.ref}: its scores are for a tower `{name}` with {shape[0]} "
+                        f"{file.ref}: its scores are for a tower `{name}` with {shape[0]} "
                         f"layers of {shape[1]} heads, which {model.reference} does not have",
                         hint="score the base of the pruned models",
                     )

@@ -263,8 +263,8 @@ def _section(compared: Compared) -> Section:
         "Analyses",
         tuple(
             replace(table, title=f"{file}: {table.title}" if several else table.title)
-            for file, each in zip(compared.files, compared.reports, strict=True)
-            for table in analysis_tables(each)
+            for file, report in zip(compared.files, compared.reports, strict=True)
+            for table in analysis_tables(report)
         ),
         ("proposition", "pca", "members", "fewer-heads", "taylor"),
     )

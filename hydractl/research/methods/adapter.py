@@ -31,7 +31,7 @@ from hydractl.training.accelerator import Engine, Share
 from hydractl.training.feeding import Feed, ItemFeed, Piece
 from hydractl.training.trainer import Job
 
-MADE, ORIGINAL = ".parametrizations.", ".original"
+PARAMETRIZED, ORIGINAL = ".parametrizations.", ".original"
 """Part of the names of parameters from which a weight is computed, and suffix of the one in the file."""
 
 
@@ -96,7 +96,7 @@ class AdaptedModel(TrainableModel):
         computed = [realised(model_sites) for model_sites in self.sites]
         # members of a hydra share the computed weights
         computed *= len(self.states) // len(computed)
-        states = tuple(dict(state) | own for state, own in zip(self.states, computed, strict=True))
+        states = tuple(dict(state) | tensors for state, tensors in zip(self.states, computed, strict=True))
         return TrainableModel(
             module=self.module, states=states, header=self.header, family=self.family
         ).tensors()
@@ -174,7 +174,7 @@ class Adapter(SeededTraining):
     def select(
         self, family: Family, model: nn.Module, state: Mapping[str, torch.Tensor], names: Collection[str]
     ) -> tuple[str, ...]:
-        parametrized_names = self.own(sites_of(family, model, state), names)
+        parametrized_names = self.computed_names(sites_of(family, model, state), names)
         if not parametrized_names:
             raise UsageError(
                 "none of the trained layers can use the method",
@@ -243,14 +243,14 @@ class Adapter(SeededTraining):
             return question_losses(logits, on_device(piece.labels, device)).mean() * piece.weight
 
         pieces = (piece for step in feed.steps(0, count, Share(0, accumulate, accumulate)) for piece in step)
-        weights = {name: sites[name].layer.weight for name in self.own(sites, names)}
+        weights = {name: sites[name].layer.weight for name in self.computed_names(sites, names)}
         self.look(weights, (partial(loss, piece) for piece in pieces))
 
     @override
     def is_own(self, parameter: str) -> bool:
-        return MADE not in parameter or parameter.endswith(ORIGINAL)
+        return PARAMETRIZED not in parameter or parameter.endswith(ORIGINAL)
 
-    def own(self, sites: Mapping[str, Site], names: Collection[str]) -> list[str]:
+    def computed_names(self, sites: Mapping[str, Site], names: Collection[str]) -> list[str]:
         """Return the names of computed weights among `names`, sorted."""
         return sorted(name for name, site in sites.items() if name in names and self.fits(site))
 
@@ -271,7 +271,7 @@ class Adapter(SeededTraining):
         """Inspect the losses of batches before training.
 
         Args:
-            weights: Weights of `own`.
+            weights: Weights of `computed_names`.
             losses: Each function computes the loss of a batch.
         """
 

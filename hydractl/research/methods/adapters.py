@@ -44,7 +44,7 @@ class LoraAdapter(Adapter):
     @override
     def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
         method = self.method
-        for site in [sites[name] for name in self.own(sites, names)]:
+        for site in [sites[name] for name in self.computed_names(sites, names)]:
             low = LowRank(
                 site.layer.weight,
                 rank=method.rank,
@@ -78,7 +78,7 @@ class SingularValueAdapter(Adapter):
         def noise(like: torch.Tensor) -> torch.Tensor:
             return self.method.spread * torch.randn(like.shape, generator=generator)
 
-        for name in self.own(sites, names):
+        for name in self.computed_names(sites, names):
             layer = sites[name].layer
             if name not in self.parts:
                 self.parts[name] = torch.linalg.svd(layer.weight, full_matrices=False)
@@ -109,7 +109,7 @@ class ObaAdapter(Adapter):
 
     @override
     def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
-        for name in self.own(sites, names):
+        for name in self.computed_names(sites, names):
             make(sites[name], Masked(self.masks[name]), trains=True)
 
 
@@ -158,7 +158,7 @@ class BatchEnsembleAdapter(Adapter):
 
     @override
     def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
-        for name in self.own(sites, names):
+        for name in self.computed_names(sites, names):
             layer = sites[name].layer
             r, s = (
                 1 + self.method.spread * torch.randn(size, generator=generator)

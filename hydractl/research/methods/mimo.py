@@ -152,7 +152,7 @@ class MimoAdapter(Adapter):
 
     @override
     def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
-        for name in self.own(sites, names):
+        for name in self.computed_names(sites, names):
             layer = sites[name].layer
             slots = Slots(layer.weight, self.members)
             make(sites[name], slots)

@@ -161,8 +161,8 @@ def measure_rows(run: Evaluation) -> RowCollector:
 def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: Sequence[OpenModel]) -> None:
     """Measure a row; unless time is measured, its models are freed at the end, before those of the next row are loaded."""
     config, data = run.config, run.data
-    own = _load(run, models)
-    loaded, files = _derived(run, named, own, models)
+    row_models = _load(run, models)
+    loaded, files = _derived(run, named, row_models, models)
     predictors = [
         with_ood_scores(model, file, config.fitted, data.fit, run.team, run.progress)
         for model, file in zip(loaded.models, files, strict=True)
@@ -176,7 +176,7 @@ def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: S
         return
     numbers = _numbers(run, predictions, header)
     sizes = count_sizes(loaded, config.chosen, models, score_sizes(predictors))
-    sets = _sets(run, named.name, models if loaded is own else (), predictions[ID_NAME], scaling)
+    sets = _sets(run, named.name, models if loaded is row_models else (), predictions[ID_NAME], scaling)
     values = scaling.values(_stored(models)) | set_values(config.chosen, sets) | sizes
     row = _row(run, named.name, models, predictions, numbers).model_copy(
         update={

@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.families.base import place_of
 from hydractl.families.layout import TensorRole
-from hydractl.research.methods.adapter import MADE, ORIGINAL, realised, sites_of
+from hydractl.research.methods.adapter import ORIGINAL, PARAMETRIZED, realised, sites_of
 from hydractl.research.methods.adapters import LowRank, Outer, Spectrum
 from hydractl.research.methods.options import (
     METHODS,
@@ -44,7 +44,7 @@ def made(sample, method, *, noise=0.3, seed=0):
     for name, tensor in state.items():
         tensor.requires_grad_(name in told)
     adapter.look(
-        {name: sites[name].layer.weight for name in adapter.own(sites, told)},
+        {name: sites[name].layer.weight for name in adapter.computed_names(sites, told)},
         [lambda: model.eval()(sample.inputs()).logsumexp(-1).sum()],
     )
     adapter.attach(sites, told, torch.Generator().manual_seed(seed))
@@ -113,7 +113,7 @@ def test_what_a_lora_trains_is_what_its_pairs_and_the_classifier_hold(sample):
     heads = sum(sample.state[n].numel() for n in told if place_of(sample.family, n).part == "head")
 
     assert sum(p.numel() for _, p in trained(model)) == layers * 4 * 3 * 2 * width + heads
-    assert all(MADE in name or "head" in name or "classifier" in name for name, _ in trained(model))
+    assert all(PARAMETRIZED in name or "head" in name or "classifier" in name for name, _ in trained(model))
 
 
 def decayed(model):
@@ -126,8 +126,8 @@ def test_a_weight_that_trains_decays_as_if_nothing_were_made_of_it(sample, metho
     model, _, _ = made(sample, method)
     found = decayed(model)
 
-    assert any(MADE in name for name in found)
-    assert {name.replace(f"{MADE}weight{ORIGINAL}", ".weight") for name in found} == {
+    assert any(PARAMETRIZED in name for name in found)
+    assert {name.replace(f"{PARAMETRIZED}weight{ORIGINAL}", ".weight") for name in found} == {
         name for name, parameter in sample.model().named_parameters() if decays(name, parameter)
     }
 
@@ -135,17 +135,17 @@ def test_a_weight_that_trains_decays_as_if_nothing_were_made_of_it(sample, metho
 def test_pairs_of_low_rank_decay_and_singular_values_do_not(sample):
     """The former are matrices, which peft and transformers have decay as well."""
     low, spectra = (made(sample, method)[0] for method in (LoraEnsemble(), SingularValues()))
-    pairs = {name for name, _ in trained(low) if MADE in name}
+    pairs = {name for name, _ in trained(low) if PARAMETRIZED in name}
 
     assert decayed(low) - pairs == decayed(spectra)
     assert pairs < decayed(low)
-    assert not any(MADE in name for name in decayed(spectra))
+    assert not any(PARAMETRIZED in name for name in decayed(spectra))
 
 
 def test_what_slots_see_images_with_decays():
     sample = base(BASES["fused"])
     plain = {name for name, parameter in sample.model().named_parameters() if decays(name, parameter)}
-    slots = {name for name in decayed(made(sample, Mimo())[0]) if MADE in name}
+    slots = {name for name in decayed(made(sample, Mimo())[0]) if PARAMETRIZED in name}
 
     assert len(slots) == 1
     assert len(decayed(made(sample, Mimo())[0])) == len(plain)

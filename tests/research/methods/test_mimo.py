@@ -111,4 +111,4 @@ def test_only_plain_convolutions_of_the_embedding_see_several_images():
     sites = {f"{i}.weight": Site(layer=layer, place=place) for i, layer in enumerate(kinds)}
     sites["blocks"] = Site(layer=kinds[0], place=Place(tower="vision", layer=0, part="mlp"))
 
-    assert adapter_of(Mimo(), base().header).own(sites, [*sites]) == ["0.weight"]
+    assert adapter_of(Mimo(), base().header).computed_names(sites, [*sites]) == ["0.weight"]
