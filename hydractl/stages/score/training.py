@@ -33,7 +33,7 @@ def check_training(config: ScoreConfig, opened: OpenModel, claim: OutputLock) ->
     """Refuse what cannot train, and weights that cannot be written, before any work.
 
     Raises:
-        UsageError: If the weights of a zero-shot model would train, or `--trained` is a stream.
+        UsageError: If the weights of a zero-shot model would train, or `--trained` is a stream or the output.
         OutputExists: If the file is there already.
     """
     if config.settings.trains_weights and opened.header.prompting is not None:
@@ -43,8 +43,12 @@ def check_training(config: ScoreConfig, opened: OpenModel, claim: OutputLock) ->
         )
     if config.trained is None:
         return
-    if is_stream(config.trained):
-        raise UsageError(f"`--trained {config.trained}`: is a stream", hint="name a file")
+    if is_stream(config.trained) or config.trained.resolve() == config.out.resolve():
+        raise UsageError(
+            f"`--trained {config.trained}`: "
+            f"{'is a stream' if is_stream(config.trained) else 'is also the output file of the scores'}",
+            hint="name another file",
+        )
     check_outputs(
         [config.trained],
         force=claim.may_replace,
