@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from functools import cache
 
 import numpy as np
@@ -292,6 +293,19 @@ def test_comments_are_no_words_and_hash_signs_are(tmp_path, text, texts):
     items = open_items(str(path), reading(wordpiece()))
     assert list(items.texts) == texts
     assert {*items.class_names} <= {"B-PER", "B-X", "O", "#"}
+
+
+@pytest.mark.parametrize("columns", [2, 3, 4, 5, 10])
+def test_the_hint_about_word_numbers_names_columns_that_are_there(tmp_path, columns):
+    path = tmp_path / "t.conll"
+    lines = ("1 vam", "2 os", "", "1 a")
+    path.write_text(
+        "".join(" ".join([line, *"XYZVWTSR"[: columns - 2]]) * bool(line) + "\n" for line in lines)
+    )
+    with pytest.raises(DataError, match="numbers the words of each text") as caught:
+        open_items(str(path), reading(wordpiece()))
+    reference = shlex.split(caught.value.hint.split("`")[1])[0]
+    assert open_items(reference, reading(wordpiece())).texts == ("vam os", "a")
 
 
 def test_columns_of_word_numbers_are_no_words(tmp_path):

@@ -497,10 +497,12 @@ def words_of(
     place = table.place(column)
     words = [_words(cell, f"{place}: row {row}") for row, cell in enumerate(_word_cells(table, column))]
     if not ref.text and all(row and row[0] in {"0", "1", "1-2"} and row[-1].isdecimal() for row in words):
-        label = "column 4" if len(table.columns) > 4 else table.columns[-1]
+        text, *others = table.columns[1:] or table.columns
+        # CoNLL-U has parts of speech in its fourth column; a smaller file has labels in its last one
         raise DataError(
             f"{place}: numbers the words of each text, as CoNLL-U does, and has no words",
-            hint=f"select the columns: `{shlex.quote(f'{ref.source}::text=column 2,label={label}')}`",
+            hint="select the columns: "
+            f"`{shlex.quote(','.join([f'{ref.source}::text={text}', *(f'label={name}' for name in others[:2][-1:])]))}`",
         )
     tag_column = find_column(table, column=ref.label, usual=TAG_COLUMNS, role="label") if labelled else None
     pieces, labels = [_spans(row) for row in words], Labels()

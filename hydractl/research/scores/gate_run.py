@@ -48,8 +48,12 @@ class GateRun(MethodRun):
         trained = _trained_path(config)
         if trained is None:
             return
-        if is_stream(trained):
-            raise UsageError(f"`--trained {trained}`: is a stream", hint="name a file")
+        if is_stream(trained) or trained.resolve() == config.out.resolve():
+            raise UsageError(
+                f"`--trained {trained}`: "
+                f"{'is a stream' if is_stream(trained) else 'is also the output file of the scores'}",
+                hint="name another file",
+            )
         check_outputs(
             [trained],
             force=claim.may_replace,

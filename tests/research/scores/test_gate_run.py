@@ -143,6 +143,7 @@ def test_the_same_seed_trains_the_same_base(model, tmp_path):
         ),
         ({"trained": "t.st", "method": "magnitude", "given": {}}, UsageError, "by `--method magnitude`"),
         ({"trained": "-", "given": JOINT}, UsageError, "is a stream"),
+        ({"trained": "s", "out": "s", "given": JOINT}, UsageError, "is also the output file of the scores"),
         ({"given": {"cooldown": 0.5}}, UsageError, "`--cooldown` has no effect with `--method l0`"),
         ({"method": "dsp", "budget": HeadBudget(remove=12)}, UsageError, "nothing to select"),
     ],

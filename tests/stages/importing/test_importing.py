@@ -165,8 +165,14 @@ def test_moving_averages(tmp_path, state, key, wrap):
 
     check_equal(tmp_path / "plain.st", state)
     check_equal(tmp_path / "ema.st", shifted(state))
-    assert [text for text in heard.warnings if "assumed" not in text] == [
-        (f"{path}: also has an exponential moving average of the weights (`{key}`); add `--ema` to import it")
+    assumed = (
+        f"{path}: does not say how images are read; assumed: crop_pct=0.9, interpolation=bicubic, mean=[0.5], "
+        "std=[0.5] (`--mean` and `--std` set these)"
+    )
+    assert heard.warnings == [
+        assumed,
+        f"{path}: also has an exponential moving average of the weights (`{key}`); add `--ema` to import it",
+        assumed,
     ]
 
 

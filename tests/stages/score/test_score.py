@@ -233,6 +233,15 @@ def test_what_is_no_journal_is_never_touched(model, tmp_path, make, force):
     assert [path.lstat()[i] for i in (0, 1, 6, 8)] == before
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_a_journal_of_0_bytes_counts_as_missing(model, tmp_path, force):
+    (tmp_path / "s.json.journal").touch()
+    for name in ("s.json", "plain.json"):
+        run_score(circuit(model, tmp_path / name, force=force))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["plain.json", "s.json"]
+    assert (tmp_path / "s.json").read_bytes() == (tmp_path / "plain.json").read_bytes()
+
+
 @pytest.mark.parametrize("method", ["taylor", "magnitude", "random"])
 def test_other_methods_score_every_head_twice_alike(model, tmp_path, method):
     config = {

@@ -155,7 +155,7 @@ ROWS = (
     ),
     Row(
         "research/scores/gate_run.py",
-        "name a file",
+        "name another file",
         f"{GATES} --training joint --trained -",
         f"{GATES} --training joint --trained t.st",
     ),
