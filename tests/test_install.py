@@ -62,7 +62,7 @@ def test_it_installs_every_file_of_the_package(python):
     package = Path(where).parent
     assert package.is_relative_to(python.parents[1])
     tracked = run("git", "-C", ROOT, "ls-tree", "-r", "--name-only", "HEAD", "hydractl").splitlines()
-    assert len(tracked) > 400
+    assert len(tracked) > 200
     assert [name for name in tracked if not (package.parent / name).is_file()] == []
     # what hints say of extras needs no index either, for the package is there
     assert "Successfully" not in pip(python, "hydractl[onnx]")

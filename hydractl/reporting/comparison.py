@@ -13,12 +13,18 @@ from hydractl.manifest.report import Report, scaled_alike
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.messages import counted, listed, quoted
 from hydractl.metrics.registry import METRICS, TEMPERATURE
-from hydractl.reporting.report_values import Number, Quantity, difference_of, number_of, quantities
+from hydractl.reporting.report_values import (
+    SEEDS,
+    SETS,
+    Number,
+    Quantity,
+    difference_of,
+    number_of,
+    quantities,
+)
 from hydractl.version import UPGRADE
 
 LEVEL = 0.95
-SEEDS, SETS = "seeds", "sets"
-"""What several reports differ in."""
 
 
 def student(values: Sequence[float], *, low: float = -inf, high: float = inf) -> Number:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 BETTER, LEVEL, WORSE = "better", "level", "worse"
 _COLUMNS = {"latency_batch_ms": "Latency of a batch"}
+SEEDS, SETS = "seeds", "sets"
+"""Difference between several reports."""
 GROUPS = ("near", "far", "all")
 """What has a mean over data sets."""
 _WRITTEN: Mapping[Unit, Callable[[float], str]] = {

@@ -12,10 +12,11 @@ from hydractl.manifest.report import Report, Row, column_heads
 from hydractl.messages import abridged, counted
 from hydractl.metrics.metric_spec import ON_ID_DATA, MetricNeeds
 from hydractl.plugins import functions_after
-from hydractl.reporting.comparison import SETS, Compared, Runtimes
+from hydractl.reporting.comparison import Compared, Runtimes
 from hydractl.reporting.lineage import Node, lineage, plain, short
 from hydractl.reporting.report_values import (
     GROUPS,
+    SETS,
     Cell,
     Quantity,
     ReportTable,

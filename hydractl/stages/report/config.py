@@ -9,7 +9,7 @@ from typing import ClassVar
 from hydractl.errors import UsageError
 from hydractl.output.paths import OutputKind
 from hydractl.output.publish import Folder
-from hydractl.reporting.comparison import SEEDS, SETS
+from hydractl.reporting.report_values import SEEDS, SETS
 from hydractl.settings import Role, Setting, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig

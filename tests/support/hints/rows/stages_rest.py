@@ -237,7 +237,7 @@ ROWS = (
         test="tests/stages/evaluate/test_spool.py::test_a_disk_without_room_is_refused_before_it_is_full",
     ),
     Row(
-        "stages/score/run.py",
+        "stages/score/journal.py",
         "move it to another place",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o o.json",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o o.json",
