@@ -130,19 +130,19 @@ ROWS = (
         prepare=_journal,
     ),
     Row(
-        "stages/score/journal.py",
+        "stages/score/run.py",
         "it has {}",
         f"{SCORE} --method taylor --towers text",
         f"{SCORE} --method taylor --towers vision",
     ),
     Row(
-        "stages/score/journal.py",
+        "stages/score/run.py",
         "score its base",
         f"{SCORE} --method taylor".replace("base", "m-0"),
         f"{SCORE} --method taylor",
     ),
     Row(
-        "stages/score/journal.py",
+        "stages/score/run.py",
         "use another method, such as `--method taylor`",
         "score multi --data labels.jsonl --method cahp -o o.json",
         "score multi --data labels.jsonl --method taylor -o o.json",

@@ -8,9 +8,7 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-CONFIG, DIVERSE, MASKS, SAMPLE = (
-    f"stages/prune/{name}.py" for name in ("config", "diverse", "masks", "sample_masks")
-)
+CONFIG, DIVERSE, MASKS = (f"stages/prune/{name}.py" for name in ("config", "diverse", "masks"))
 SCORED = "prune base.st --scores scores.json"
 DIVERSE_CASE = "prune base.st --scores scores.json --remove 2 --pool 6 --members 2 --candidates 6 --strategy diverse -o d-{i}.st"
 DIGITS = "--data digits::classes=0-6,limit=14,split=val"
@@ -151,7 +149,7 @@ ROWS = (
         f"{DIVERSE_CASE} {DIGITS} --ood noise",
         f"{DIVERSE_CASE} {DIGITS}",
     ),
-    Row(SAMPLE, "leave it out", f"{SCORED} --keep 3 --whole-groups -o o.st", f"{SCORED} --keep 3 -o o.st"),
+    Row(MASKS, "leave it out", f"{SCORED} --keep 3 --whole-groups -o o.st", f"{SCORED} --keep 3 -o o.st"),
     Row(
         MASKS,
         "a mask without the key `architecture` fits any model of that shape",
@@ -181,32 +179,32 @@ ROWS = (
         f"{SCORED} --keep 1 -o o.st",
     ),
     Row(
-        SAMPLE,
+        MASKS,
         "`--strategy clusters` needs scores by `--method cahp`",
         f"{SCORED} --strategy clusters --members 2 -o o-{{i}}.st",
         CLUSTERED,
         before=(CLUSTERS,),
     ),
     Row(
-        SAMPLE,
+        MASKS,
         "give a larger `--pool`, fewer `{}` or an earlier `--diverge-from`",
         f"{SCORED} --remove 2 --pool 3 --members 9 -o o-{{i}}.st",
         f"{SCORED} --remove 2 --pool 6 --members 9 -o o-{{i}}.st",
     ),
     Row(
-        SAMPLE,
+        MASKS,
         "give a larger pool, for example `--pool {}`",
         f"{SCORED} --remove 3 --pool 2 -o o.st",
         f"{SCORED} --remove 3 --pool 6 -o o.st",
     ),
     Row(
-        SAMPLE,
+        MASKS,
         "give at most `--pool {}`",
         f"{SCORED} --remove 3 --pool 90 -o o.st",
         f"{SCORED} --remove 3 --pool 8 -o o.st",
     ),
     Row(
-        SAMPLE,
+        MASKS,
         "use fewer `--members`, or an earlier layer in `--diverge-from`",
         "prune base.st --strategy random --remove 1 --members 20 -o o-{i}.st",
         "prune base.st --strategy random --remove 1 --members 2 -o o-{i}.st",
