@@ -189,6 +189,7 @@ def folder_of(tmp_path_factory):
     return save
 
 
+@pytest.mark.spread(cases=3)
 @every_kind
 def test_entities_of_a_running_text_are_those_of_the_pipeline(folder_of, kind):
     folder = folder_of(kind)

@@ -104,7 +104,7 @@ def test_options_of_training_alone_make_no_difference_and_no_other_answer(each):
     assert tried
 
 
-@pytest.mark.spread(alike=True)
+@pytest.mark.spread(alike=True, every=16)
 @pytest.mark.parametrize("each", FIRST, ids=str)
 def test_whatever_gives_another_answer_is_a_difference(each):
     sample = base(each)

@@ -189,6 +189,7 @@ def test_intervals_of_labelled_metrics_cover():
         check_coverage(covered[name])
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(("inside", "outside"), [(400, 40), (40, 400)])
 def test_intervals_of_auroc_cover(inside, outside):
     """One of the two sets is small, so that nearly all of the uncertainty is its own: both must be resampled."""

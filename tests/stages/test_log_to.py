@@ -257,6 +257,7 @@ def test_gates_log_their_training(runs, tmp_path, model):
     assert {"train/loss", "train/lr", "training/accuracy"} <= runs[0].logged[-1][1].keys()
 
 
+@pytest.mark.more
 def test_scores_of_two_processes_are_logged_by_one(tmp_path, python, model):
     words = [
         "-m",

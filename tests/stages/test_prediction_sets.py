@@ -114,6 +114,7 @@ def labels_of(ref):
     return [items.class_names[label] for label in items.labels]
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("by_class", [False, True])
 @pytest.mark.parametrize("method", SetMethod)
 def test_eval_measures_what_predict_writes(models, method, by_class):
@@ -303,6 +304,7 @@ def test_too_few_samples_are_refused_with_the_number_that_is_needed(models, caps
     assert counts.count == 40 >= fewest_samples(0.97)
 
 
+@pytest.mark.more
 @pytest.mark.newer  # export needs torch 2.8
 def test_an_exported_model_says_what_its_sets_are(models, stored):
     onnx = pytest.importorskip("onnxruntime")
@@ -322,6 +324,7 @@ def test_an_exported_model_says_what_its_sets_are(models, stored):
     assert any("its prediction sets are not exported" in warning for warning in heard.warnings)
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("method", [SetMethod.LAC, SetMethod.APS])
 @torch.inference_mode()
 def test_the_auto_class_has_those_that_predict_has(models, tmp_path, method):

@@ -238,6 +238,7 @@ def test_predict_says_what_the_pipeline_says(place, folder):
     assert found >= 3
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("score", SCORES)
 def test_the_ood_score_of_an_entity_is_the_highest_of_its_words_each_an_input_of_its_own(place, score):
     words = []
@@ -431,6 +432,7 @@ def test_a_threshold_accepts_texts_and_an_error_in_one_word_is_an_error(place, t
     assert again.accepted.tolist() == [bool(again.scores["entropy"][0] < threshold.below)]
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in {"cahp", "magnitude", "random"}])
 def test_heads_are_scored_by_words(place, tmp_path, method):
     ood = ("--ood", place / "long.jsonl") if method == "circuit" else ()

@@ -122,6 +122,7 @@ def by_hand(path, naming=NAMED):
 # --- classes and their embeddings ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.spread(cases=1)
 @torch.inference_mode()
 def test_a_class_is_the_mean_of_its_prompts_of_length_one(work):
     opened = open_model(str(work / "base.st"))
@@ -136,6 +137,7 @@ def test_a_class_is_the_mean_of_its_prompts_of_length_one(work):
     torch.testing.assert_close(asked(pixels(opened)), logits)
 
 
+@pytest.mark.spread(cases=1)
 @torch.inference_mode()
 def test_a_hydra_stores_what_its_members_say_of_the_classes(work):
     opened = open_model(str(work / "named.st"))
@@ -162,6 +164,7 @@ def test_images_and_texts_together_are_answered_as_the_library_does(work):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("kind", ["base", "member", "hydra"])
 @torch.inference_mode()
 def test_settled_models_run_no_text_tower(work, kind):
@@ -290,6 +293,7 @@ SEARCHES = {"clip": (*CLIPS, *SIGLIPS), "siglip": (*SIGLIPS, *CLIPS)}
 """The objectives and towers by which circuits of a model are searched, by default the first two."""
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("number", [0, 1, *(pytest.param(i, marks=pytest.mark.more) for i in (2, 3))])
 def test_circuits_are_those_of_whole_passes(work, tmp_path, number):
     objective, towers = SEARCHES[work.name.rstrip("0123456789")][number]
@@ -322,6 +326,7 @@ def test_classes_are_the_datas_where_nothing_else_names_them(work, tmp_path):
     assert (found.options["classes"], found.options["templates"]) == (NAMES, (DEFAULT_TEMPLATE,))
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("max_memory", [None, 1 << 30])
 def test_a_step_runs_the_vision_tower_once_a_batch_and_the_text_tower_once(
     work, tmp_path, monkeypatch, max_memory
@@ -381,6 +386,7 @@ def test_a_tower_that_scores_leave_out_keeps_its_heads(work, tmp_path):
         assert sum(map(len, mask["vision"].keep)) == 4
 
 
+@pytest.mark.spread(cases=1)
 def test_members_that_differ_in_images_only_share_their_classes(work, tmp_path):
     score(work / "base.st", tmp_path / "s.json", towers=("vision",), naming=NAMED)
     prune(work / "base.st", tmp_path / "s.json", tmp_path / "m{i}.st")
@@ -394,6 +400,7 @@ def test_members_that_differ_in_images_only_share_their_classes(work, tmp_path):
 # --- fuse and eval ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spread(cases=1)
 def test_a_hydra_is_its_members_together(work):
     _, one = evaluate(work / "named.st", work)
     _, apart = evaluate(

@@ -356,6 +356,7 @@ def test_a_rival_that_cannot_be_made_is_refused_before_a_row_is_measured(model, 
         assert not [step for step in ear.steps if step.startswith("Evaluating")]
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize(
     ("late", "said"),
     [

@@ -157,6 +157,7 @@ def test_each_method_of_training_has_a_rival(name):
     assert any(name in plan for plan in PLANS)
 
 
+@pytest.mark.more
 def test_a_packed_ensemble_is_made_if_it_is_named(folder, call):
     seen = call(
         "bench",
@@ -247,6 +248,7 @@ def others(whole):
     return whole
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("model", CANNOT)
 def test_what_a_model_cannot_have_is_left_out_of_all_and_said_in_a_line(others, folder, call, model):
     """Each line of the plan is of what can be made: none is refused after others have trained."""

@@ -85,6 +85,7 @@ def test_heads_that_do_nothing_are_closed_and_the_others_are_not():
     assert found.results["open"] == 6
 
 
+@pytest.mark.more
 def test_a_larger_penalty_leaves_fewer_heads_open(by_penalty):
     most, some, few = (found.results["open"] for found in by_penalty.values())
 

@@ -272,6 +272,7 @@ def test_latencies_are_measured_for_every_row(models):
             assert value.count >= 3
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_a_dtype_changes_little(models, full, dtype):
     found = run_eval(config(models / "hydra.st", dtype=dtype)).document

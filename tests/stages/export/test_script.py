@@ -112,6 +112,7 @@ def agree(
     assert len({line["probability"] for line in expected}) > 1
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(
     ("suffix", "pixels"),
     [
@@ -237,6 +238,7 @@ def test_prediction_sets_are_those_of_predict(monkeypatch, method, by_class):
         assert found(p) == [name for name, inside in zip("abcdefg", row, strict=True) if inside]
 
 
+@pytest.mark.spread(cases=12)
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
 @pytest.mark.parametrize("offset", ["nearest", "before", "torchvision"])
 @pytest.mark.parametrize("size", [(3, 32, 32), (1, 28, 20), (3, 21, 32), (1, 15, 15)])
@@ -275,6 +277,7 @@ def test_only_image_formats_are_opened(tmp_path, monkeypatch):
         read(tmp_path / "b.png")
 
 
+@pytest.mark.more
 def test_labels_with_equal_names_stay_apart(tmp_path, answers, monkeypatch):
     sample = base(next(v for v in VARIANTS if v.name == "multi-label" and v.family == PLAIN.family))
     labels = ("a", "b", "b", *map(str, range(sample.header.num_classes - 3)))
@@ -340,6 +343,7 @@ def test_a_script_that_is_there_is_not_replaced_unasked(tmp_path, capsys):
     assert "def answer(" in beside.read_text()
 
 
+@pytest.mark.more
 def test_a_script_that_is_gone_is_made_again(tmp_path, capsys):
     model, out, beside = image_model(tmp_path / "m.st"), tmp_path / "m.pt2", tmp_path / "m.pt2.py"
     line = ["export", str(model), "-o", str(out), "--if-changed"]

@@ -173,6 +173,7 @@ def test_a_share_to_drop_that_nothing_takes_is_refused_unless_a_recipe_says_it(
     assert "leave `--" in caught.value.hint
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("part", PARTS)
 def test_what_is_frozen_is_bit_identical(tmp_path, member, part):
     found = tensors(
@@ -199,6 +200,7 @@ def test_last_blocks_leave_the_first_alone(tmp_path, member):
     assert not changed & {"pos_embed", "cls_token", "patch_embed.proj.weight"}
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("recipe", [
     pytest.param(RECIPE, marks=pytest.mark.more),
     pytest.param(replace(RECIPE, optimizer="sgd", lr=(0.01,), keep_best=True), marks=pytest.mark.more),
@@ -272,6 +274,7 @@ def test_ctrl_c_after_the_first_line_can_be_gone_on_from(tmp_path, python):
     assert out.read_bytes() == whole
 
 
+@pytest.mark.more
 def test_two_processes_do_what_one_does(tmp_path, member, python):
     out = tmp_path / "two.st"
     recipe = replace(
@@ -451,6 +454,7 @@ def test_counts_of_parameters_add_up(tmp_path, member):
     assert report.trained_parameters + report.frozen_parameters == sum(t.numel() for t in held.values())
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("variant", ["map-pool", "distilled", "swiglu", "layer-scale"])
 def test_other_architectures_train(tmp_path, variant):
     name, options = TIMM_VIT[variant]

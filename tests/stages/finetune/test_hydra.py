@@ -110,6 +110,7 @@ class Warned(Cut):
         self.warnings.append(message)
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(("changes", "warned"), [
     ({"dropout": 0.0}, True),
     ({"dropout": 0.1, "reset_head": True}, False),
@@ -143,6 +144,7 @@ def test_what_tells_equal_members_apart_is_something_that_their_model_takes(tmp_
     assert said[1] == []
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(("seeds", "train", "warned"), [
     ((3, 3, 3), ("head",), True), ((3, 4, 5), ("head",), False), ((3, 4, 3), ("head",), True), ((3, 4, 5), ("embed",), True),
 ])  # fmt: skip
@@ -217,6 +219,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, hydra, whole):
     assert out.read_bytes() == whole.read_bytes()
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("batches", ["shared", "own"])
 def test_apart_from_the_first_block_a_member_trains_as_it_would_alone(tmp_path, batches):
     """Nothing shared: SGD on the mean of M losses moves each member as SGD at 1/M of the rate does alone.
@@ -238,6 +241,7 @@ def test_apart_from_the_first_block_a_member_trains_as_it_would_alone(tmp_path, 
         assert not torch.allclose(found["head.weight"], samples[i].state["head.weight"], atol=1e-3)
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(
     ("train", "parts"), [(("own",), {"blocks.2", "norm", "head"}), (("own", "head"), {"head"})]
 )

@@ -54,6 +54,7 @@ def agreement_of(path):
     return agreement(logits.softmax(-1)).item()
 
 
+@pytest.mark.more
 def test_members_agree_less_where_no_answer_is_right(hydra, tmp_path):
     plain = run_finetune(config(tmp_path / "plain.st", hydra))
     pushed = run_finetune(config(tmp_path / "pushed.st", hydra, repulsion=3.0))

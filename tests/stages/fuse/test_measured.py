@@ -72,6 +72,7 @@ def evaluated(model, members, **changes):
     return [{name: v.value for name, v in row.values.items()} for row in run_eval(config).document.rows]
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("temperature", [None, 1.5, TEST], ids=["raw", "given", "fitted"])
 def test_what_is_measured_is_what_eval_says_of_hydra_and_members(members, tmp_path, temperature):
     report = fuse(

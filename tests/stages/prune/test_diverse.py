@@ -128,6 +128,7 @@ def towers_of(report):
 # --- candidates are valued as members ------------------------------------------------------------------------------------
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -207,6 +208,7 @@ def test_no_member_is_worse_than_the_median_candidate(pictures, kind):
     assert report.diverse.chosen[0].objective == max(values.values())
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("kind", Diversity)
 def test_no_other_admitted_pair_with_the_best_candidate_is_more_diverse(pictures, kind):
     report = pictures.prune(pictures.scores(), members=2, asked={"diversity": kind})
@@ -249,6 +251,7 @@ def test_origin_and_lineage_say_what_decided(pictures):
     assert tuned_on_ood([opened])
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize(
     ("recorded", "ood", "used"),
     [
@@ -261,6 +264,7 @@ def test_candidates_are_valued_by_what_the_scores_were_searched_by(pictures, rec
     assert report.diverse.objective == used
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("name", ["images", "zero-shot"])
 def test_candidates_are_valued_by_density_as_circuits_are(tmp_path, name):
     case = CASES[name](tmp_path)
