@@ -38,7 +38,7 @@ from hydractl.stages.shared.zero_shot_classes import Naming, ask, with_classes
 from hydractl.training.recipe import Recipe
 from support.builders import base as classifier
 from support.heard import Heard
-from support.pairs import ARCHITECTURES, WORDS, pair, write_tokenizer
+from support.pairs import WORDS, pair, write_tokenizer
 from support.predictions import SavedPredictions
 
 DATA, OTHERS = "digits::classes=0-4,limit=40", "digits::classes=9,limit=20"
@@ -59,7 +59,9 @@ CLIP_AT_LEAST = pytest.mark.parametrize(
 """For what a kind of model plays no part in: names of classes, and what is refused."""
 
 
-@pytest.fixture(scope="module", params=sorted(ARCHITECTURES))
+@pytest.fixture(
+    scope="module", params=["clip", pytest.param("siglip", marks=pytest.mark.more)]
+)  # tests/contracts/test_forward.py compares both with transformers
 def work(request, tmp_path_factory):
     """A base, scores, three members and their hydras, with classes and without."""
     folder = tmp_path_factory.mktemp(request.param)
