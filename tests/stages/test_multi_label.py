@@ -158,6 +158,7 @@ def test_a_frozen_encoder_trains_its_classifier_as_with_features_computed_anew(p
     assert report.nll == pytest.approx(evaluate(place, "head.st").rows[0].values["nll"].value, abs=0.3)
 
 
+@pytest.mark.more
 def test_a_hydra_learns_from_teachers_label_by_label(place):
     student = str(place / "hydra.st")
     before = hydractl.load(student).predict(["the cat"]).probabilities
@@ -195,6 +196,7 @@ def test_a_circuit_is_valued_as_eval_values_the_member(place, objective, metric,
     assert removal["objective"] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.more
 def test_diverse_members_differ_in_labels(place):
     run("score", place / "base.st", "--method", "magnitude", "-o", place / "magnitude.json")
     run(
@@ -617,6 +619,7 @@ def test_models_are_told_apart_by_temperatures_of_labels_alone(place, warm, caps
     assert any("its temperature 1, of labels 1 to 2 is not kept" in warning for warning in heard.warnings)
 
 
+@pytest.mark.more
 def test_temperatures_of_labels_are_shown(place, warm, capsys):
     header = open_model(str(place / "warm.st")).header
     each, card = (

@@ -399,6 +399,7 @@ def test_what_is_refused(models, capsys, options, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.more
 def test_a_check_may_be_of_their_coverage_on_other_data(models, stored, capsys):
     checks = {
         ("copy.st", TEST, "set_coverage>0"): (5, "set_coverage>0"),

@@ -118,6 +118,7 @@ UNFAIR = (
 )
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize(
     ("first", "others", "said"),
     [

@@ -451,6 +451,7 @@ def test_heads_are_scored_by_words(place, tmp_path, method):
     assert len({score for row in table for score in row}) > 3
 
 
+@pytest.mark.more
 def test_diverse_members_are_chosen_by_words(place, tmp_path):
     run(
         "score",
@@ -471,6 +472,7 @@ def test_diverse_members_are_chosen_by_words(place, tmp_path):
     assert masks[0] != masks[1]
 
 
+@pytest.mark.more
 def test_a_teacher_teaches_words(place):
     plain = train(place, place / "0.st", "p.st")
     taught = train(place, place / "0.st", "t.st", teacher=(str(place / "base.st"),))
@@ -547,6 +549,7 @@ def test_padding_and_batches_change_nothing(place):
         assert alone.scores["msp"][0] == pytest.approx(float(together.scores["msp"][i]), abs=1e-6)
 
 
+@pytest.mark.more
 def test_ranks_of_texts_and_pages(place, tmp_path):
     report = evaluate(
         place, "hydra.st", near=NamedData.parse_all(f"long={place / 'long.jsonl'}"), far=NamedData.parse_all("letters=letters::limit=30"),

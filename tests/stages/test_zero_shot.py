@@ -415,6 +415,7 @@ def test_a_hydra_is_its_members_together(work):
     torch.testing.assert_close(expected.float(), by_hands)
 
 
+@pytest.mark.more
 @CLIP_AT_LEAST
 def test_named_at_last_is_as_named_at_first(work):
     other = Naming(names=("4", "3", "2", "1", "0"), templates=("drawing of a {label}", "{label}"))
@@ -440,6 +441,7 @@ def test_templates_alone_keep_the_names(work):
     torch.testing.assert_close(found["named"]["id"], expected["bare"]["id"])
 
 
+@pytest.mark.more
 @CLIP_AT_LEAST
 def test_models_with_other_stored_classes_are_compared_once_classes_are_given(work):
     fuse(work, "far.st", naming=Naming(names=("7", "8"), templates=("{label}",)))

@@ -184,7 +184,15 @@ def test_what_the_library_cannot_build_is_said_in_words(reference):
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.spread(alike=True)
+@pytest.mark.spread(
+    families=[
+        "transformers-bert",
+        "transformers-deberta",
+        "transformers-modernbert",
+        "transformers-roformer",
+    ],
+    every=12,
+)
 @every_text
 @pytest.mark.parametrize("part", ["embed", "attention", "norm", "mlp"])
 @torch.inference_mode()

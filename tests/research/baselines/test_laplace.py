@@ -158,6 +158,7 @@ def test_held_out_data_choose_the_prior_of_the_lowest_nll(unsure, hessian):
     assert nll(answers, labels) == pytest.approx(min(costs), rel=1e-5)
 
 
+@pytest.mark.more
 def test_a_chosen_prior_is_the_best_of_those_that_could_be_given(unsure):
     """Of draws, those of the same seed."""
     sample, inputs, labels = unsure

@@ -86,6 +86,7 @@ def test_every_rival_is_a_row_with_its_cost(folder):
     assert (folder / "bench/report.html").read_text().count("Deep ensemble of 2")
 
 
+@pytest.mark.more
 def test_the_same_command_makes_nothing_twice(folder, call):
     before = {
         path: path.stat().st_mtime_ns for path in (folder / "bench").iterdir() if path.suffix != ".toml"
@@ -321,6 +322,7 @@ def pairs(others):
 CLASSES = ("--classes", "names.txt", "--template", "the big {label} .")
 
 
+@pytest.mark.more
 def test_a_model_of_images_and_texts_is_asked_about_the_classes_that_are_named(pairs, folder, call):
     """Each row is, and its projections are doubted: the table is that of `eval` with the same options."""
     line = ("clip.st", *SMALL[:-2], "-o", "asked", *CLASSES, "--rivals", "bayesvlm,vilu", "--pairs", pairs)

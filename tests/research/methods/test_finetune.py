@@ -210,6 +210,7 @@ def copies(model):
     return out
 
 
+@pytest.mark.more
 def test_members_that_see_images_side_by_side_are_a_hydra_of_one_pass(tmp_path, model, copies):
     """An interrupted run too: its trunk is all there is before the classifiers, and what was measured is what it answers."""
     recipe = replace(RECIPE, epochs=None, steps=5, batch_size=20)

@@ -173,6 +173,7 @@ def test_a_hydra_is_the_ensemble_of_its_members(models, full):
     assert hydra.values["macs_textbook"].value == apart.values["macs_textbook"].value
 
 
+@pytest.mark.more
 def test_an_ensemble_costs_what_its_models_cost(models):
     members = [str(models / f"m{i}.st") for i in range(3)]
     together = run_eval(config(members[0], compare=(NamedModels(name="all", models=tuple(members)),)))

@@ -190,6 +190,7 @@ def test_a_tokenizer_in_python_is_the_model_s_own(tmp_path, monkeypatch, answers
     agree(answers(tmp_path / "m.onnx.py", *texts), predictions(tmp_path / "esm", "texts.csv"))
 
 
+@pytest.mark.more
 def test_tokens_are_numbers_where_a_model_has_no_tokenizer(tmp_path, answers):
     sample = base(BERT)
     run_export(ExportConfig(model=str(sample.save(tmp_path / "b.st")), out=tmp_path / "b.pt2"))
@@ -302,6 +303,7 @@ def test_no_name_of_a_file_is_code(tmp_path, monkeypatch):
     compile(source, "x", "exec")
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(
     ("options", "stored", "reason"),
     [
@@ -331,6 +333,7 @@ def test_where_no_threshold_keeps_the_risk_nothing_is_accepted_or_refused(tmp_pa
     agree(actual, predictions(model, *names))
 
 
+@pytest.mark.more
 def test_a_script_that_is_there_is_not_replaced_unasked(tmp_path, capsys):
     model, out, beside = image_model(tmp_path / "m.st"), tmp_path / "m.pt2", tmp_path / "m.pt2.py"
     beside.write_text("mine\n")

@@ -112,6 +112,7 @@ def test_another_seed_is_another_model(tmp_path, plain):
     assert all(not torch.equal(first[n], second[n]) for n in first if n.endswith("weight"))
 
 
+@pytest.mark.more
 def test_the_seed_of_the_classifier_changes_the_classifier_only(tmp_path, plain):
     plain, found = tensors(plain), tensors(tuned(tmp_path / "head.st", head_seed=5))
     equal = tensors(tuned(tmp_path / "equal.st", head_seed=0))
@@ -142,6 +143,7 @@ def test_a_seed_of_a_classifier_that_is_not_drawn_is_refused(tmp_path):
 DEEP, SHALLOW, CLIP = ARCH, ARCH.replace("depth=2", "depth=1"), "transformers-vision-tower-clip"
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize(("model", "share", "named", "why"), [
     (CLIP, {"dropout": 0.5}, None, "the model has no dropout, except for attention weights"),
     (CLIP, {"dropout": 0.5}, "imagenet1k", "the model has no dropout, except for attention weights"),
@@ -226,6 +228,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, recipe):
     assert not (tmp_path / "out.st.state").exists()
 
 
+@pytest.mark.more
 def test_how_often_the_state_is_saved_changes_nothing(tmp_path, plain):
     for number in (1, 5):
         assert tuned(tmp_path / f"{number}.st", save_every=number).read_bytes() == plain.read_bytes()
@@ -560,6 +563,7 @@ def test_a_state_of_another_run_is_refused(tmp_path):
         assert "--force" in caught.value.hint
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "changes", [OTHERS[0], *(pytest.param(other, marks=pytest.mark.more) for other in OTHERS[1:])]
 )
@@ -572,6 +576,7 @@ def test_a_state_of_another_run_plays_no_part_where_it_is_replaced(tmp_path, cha
     assert not config(out).state.exists()
 
 
+@pytest.mark.more
 def test_force_starts_anew_and_says_so(tmp_path):
     out, heard = tmp_path / "out.st", Heard()
     cut(out)

@@ -192,6 +192,7 @@ def test_an_encoder_that_must_run_in_each_step_is_in_evaluation_mode(models, tmp
     assert len([count for count in counted if count > 1]) > 2 * 12
 
 
+@pytest.mark.more
 def test_an_interrupted_run_goes_on_to_the_same_bytes(models, tmp_path):
     recipe = replace(RECIPE, lr=(1e-2, 1e-1), keep_best=True)
     whole, out = tmp_path / "whole.st", tmp_path / "out.st"

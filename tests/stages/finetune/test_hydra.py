@@ -205,6 +205,7 @@ def test_reported_metrics_are_the_ensemble_s(report, whole):
     assert report.nll == pytest.approx(-probs[torch.arange(20), labels].log().mean().item(), abs=1e-5)
 
 
+@pytest.mark.more
 def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, hydra, whole):
     out = tmp_path / "out.st"
     given = FinetuneConfig(
@@ -335,6 +336,7 @@ def test_a_hydra_whose_plan_was_edited_is_refused(tmp_path, hydra):
         tuned(tmp_path / "out.st", tmp_path / "edited.st")
 
 
+@pytest.mark.more
 def test_bf16_and_a_classifier_of_zeros(tmp_path, hydra):
     report = tuned(
         tmp_path / "out.st", hydra, recipe=replace(RECIPE, precision="bf16", reset_head=True, epochs=1)

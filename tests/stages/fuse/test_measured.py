@@ -107,6 +107,7 @@ def test_agreement_is_of_the_ensembles_predictions(members, tmp_path):
     assert last.agreement < 1
 
 
+@pytest.mark.more
 def test_auto_merges_as_much_as_may_be(members, losses, tmp_path):
     """By brute force: the largest number of blocks whose loss is within the bound, tried from the largest down."""
     assert len({round(loss, 6) for loss in losses.values()}) == 3

@@ -180,6 +180,7 @@ def test_as_many_candidates_as_members_are_what_sample_draws(pictures):
     assert report.diverse.sets[0].disagreement == report.diverse.sets[1].disagreement
 
 
+@pytest.mark.more
 def test_what_it_says_of_sample_is_what_sample_draws(pictures):
     scores = pictures.scores()
     report = pictures.prune(scores)
@@ -191,6 +192,7 @@ def test_what_it_says_of_sample_is_what_sample_draws(pictures):
     assert report.diverse.sets[1].mi == pytest.approx(mutual_information(probs), abs=1e-5)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "kind",
     [Diversity.MI, *(pytest.param(k, marks=pytest.mark.more) for k in Diversity if k is not Diversity.MI)],
@@ -225,6 +227,7 @@ def test_no_other_admitted_pair_with_the_best_candidate_is_more_diverse(pictures
     assert gains[second] == pytest.approx(max(gains.values()), abs=1e-5)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("size", [7, pytest.param(60, marks=pytest.mark.more)])
 def test_the_size_of_batches_changes_no_choice(pictures, size):
     scores = pictures.scores()
