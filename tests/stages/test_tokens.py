@@ -580,7 +580,6 @@ def test_what_was_chosen_and_is_not_there_is_said(place, tmp_path):
     [
         (("eval", "base.st", "--data", "val.jsonl", "--sets", "0.9"), "`--sets`: needs models that answer one label"),
         (("eval", "base.st", "--data", "val.jsonl", "--label-thresholds"), "answers a label for each word"),
-        (("eval", "base.st", "--data", "val.jsonl", "--corrupt", "typos"), "no longer has the words"),
         (("eval", "base.st", "--data", "val.jsonl", "--metrics", "f1_micro"), "answer a list of labels"),
         (("eval", "texts", "--data", "one.jsonl::classes-by=position", "--metrics", "span_f1"), "answer a label for each word"),
         (("eval", "texts", "--data", "one.jsonl::classes-by=position", "--far", "x=one.jsonl", "--fail-if", "span_auroc[x]<1"), "answer a label for each word"),
