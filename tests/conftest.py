@@ -74,7 +74,8 @@ def pytest_collection_modifyitems(config, items):
     variant by each file that has six of them. Of a law with several cases, a family's cases are met in turn by its variants:
     by each seventh pair of them. A law that costs much may name the families that it meets by default,
     `spread(families=...)`: those whose code differs; or share them out, `spread(alike=True)`: those that a library's
-    tower of a kind reads take turns as if they were one.
+    tower of a kind reads take turns as if they were one. A test with other parameters names the number of its cases,
+    `spread(cases=4)`.
     """
     if config.getoption("all_variants"):
         return
@@ -82,8 +83,13 @@ def pytest_collection_modifyitems(config, items):
         defaultdict(lambda: defaultdict(list)),
         {item for item in items if item.get_closest_marker("more")},
     )
+    tests = defaultdict(list)
     for item in items:
         if marker := item.get_closest_marker("spread"):
+            if "cases" in marker.kwargs:
+                if item not in left:
+                    tests[item.path, item.function.__name__, marker.kwargs["cases"]].append(item)
+                continue
             variant = next(value for value in item.callspec.params.values() if isinstance(value, Variant))
             if variant.family not in marker.kwargs.get("families", (variant.family,)):
                 left.add(item)
@@ -101,8 +107,23 @@ def pytest_collection_modifyitems(config, items):
             step = min(every + several, len(cases))
             left |= {item for i, (_, item) in enumerate(cases) if (i - turns[path] - number * several) % step}
         turns[path] += 1
+    for (_, _, count), cases in tests.items():
+        left |= {*cases} - {*few(cases, count)}
     config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = [item for item in items if item not in left]
+
+
+def few(cases, count):
+    """Return so many cases of a test. Each next case has the most values of parameters that no case before it has."""
+    spaced = sorted(range(len(cases)), key=lambda i: i * 0.618034 % 1)
+    order, seen, chosen = [cases[i] for i in spaced], set(), []
+    values = {case: {*case.callspec.indices.items()} for case in cases}
+    while order and len(chosen) < count:
+        best = max(order, key=lambda case: len(values[case] - seen))  # the first of several
+        order.remove(best)
+        chosen.append(best)
+        seen |= values[best]
+    return chosen
 
 
 def kin(family):

@@ -124,12 +124,14 @@ def found(architectures):
     return lambda library, name: architectures.examine(cases[library][name])
 
 
+@pytest.mark.spread(cases=6)
 @pytest.mark.parametrize(("library", "name"), named(SUPPORTED))
 def test_supported(found, library, name):
     finding = found(library, name)
     assert (finding.verdict, finding.reason) == ("supported", "")
 
 
+@pytest.mark.spread(cases=10)
 @pytest.mark.parametrize(("library", "name"), named(REFUSED))
 def test_refused_with_the_reason(found, library, name):
     finding = found(library, name)

@@ -38,7 +38,17 @@ def scores_of(hydra, sample):
 
 
 @torch.inference_mode()
-@pytest.mark.spread(alike=True)
+@pytest.mark.spread(
+    families=(
+        "timm-vit",
+        "timm-eva",
+        "transformers-bert",
+        "transformers-vit",
+        "transformers-clip",
+        "openclip",
+    ),
+    every=12,
+)
 @pytest.mark.parametrize("variant", OF_CLASSES, ids=str)
 def test_the_score_of_one_graph_is_that_of_predict(variant):
     """At another temperature than it was fitted at."""

@@ -23,10 +23,7 @@ from support.variants import OF_CLASSES, VARIANTS
 KEEPS = (((0, 2, 3), (), (1,)), ((1, 2), (), ()))
 """A layer in which no member has heads, and a last one in which one has none."""
 CLASSES = ("a", "b", "c")
-USUAL = (
-    ("transformers-modernbert-local-last", "hydra", ".pt2"),
-    ("transformers-mpnet-plain", "base", ".onnx"),
-)
+USUAL = (("transformers-mpnet-plain", "base", ".onnx"),)
 """What a run without `--all-variants` tries, a variant of each format: each takes seconds. Windows, masks and lengths;
 attention with a bias, whose strides are others in the graph than in torch."""
 FIRST = {v.family: v for v in reversed(VARIANTS)}.values()

@@ -51,7 +51,7 @@ def check(model, sample, *, members):
     return features
 
 
-@pytest.mark.spread(alike=True)
+@pytest.mark.spread(alike=True, every=16)
 @pytest.mark.parametrize("variant", OF_CLASSES, ids=str)
 def test_features_and_classifier_give_the_logits(variant):
     sample = base(variant)
@@ -86,6 +86,7 @@ def test_the_layout_does_not_matter(layout, name):
     assert not [part for part in hydra.modules() if part._forward_pre_hooks or part._forward_hooks]
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.newer  # torch 2.5 traces neither a dropout of what is computed later nor a mapping proxy
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["timm-vit-distilled", "transformers-clip-plain"])

@@ -50,7 +50,7 @@ def test_every_family_has_variants():
 
 @every_variant
 @pytest.mark.parametrize(("dtype", "tolerance"), [
-    pytest.param(torch.float32, 1e-5, id="fp32", marks=pytest.mark.spread),
+    pytest.param(torch.float32, 1e-5, id="fp32", marks=pytest.mark.spread(alike=True)),
     pytest.param(torch.float64, 1e-10, id="fp64"),
 ])  # fmt: skip
 @torch.inference_mode()
@@ -67,7 +67,7 @@ def test_equals_the_library(variant, dtype, tolerance):
     assert largest_difference(found, expected) <= tolerance
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @every_variant
 @torch.inference_mode()
 def test_the_five_steps_in_turn_are_the_forward_pass(variant):
@@ -89,7 +89,7 @@ def test_the_five_steps_in_turn_are_the_forward_pass(variant):
     assert largest_difference(model.answer(outputs).squeeze(0), model(inputs)) <= 1e-10
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @every_variant
 @torch.inference_mode()
 def test_resuming_from_any_layer_is_the_forward_pass(variant):
@@ -104,7 +104,7 @@ def test_resuming_from_any_layer_is_the_forward_pass(variant):
         assert torch.equal(tower.finish(stream), expected)
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @every_variant
 @torch.inference_mode()
 def test_blocks_say_whether_they_join_each_token_by_itself(variant):
@@ -124,7 +124,7 @@ def test_blocks_say_whether_they_join_each_token_by_itself(variant):
                 assert largest_difference(found.view(tokens.shape), stream.tokens) <= 1e-12
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @every_variant
 @torch.inference_mode()
 def test_projection_is_the_sum_of_the_heads_terms(variant):
@@ -141,6 +141,7 @@ def test_projection_is_the_sum_of_the_heads_terms(variant):
         assert largest_difference(terms + bias, block.project(z)) <= 1e-12
 
 
+@pytest.mark.spread(every=2)
 @every_variant
 @torch.inference_mode()
 def test_last_block_computes_only_the_tokens_that_are_read(variant, monkeypatch):
@@ -162,7 +163,7 @@ def test_last_block_computes_only_the_tokens_that_are_read(variant, monkeypatch)
         assert tokens > 2
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @every_variant
 def test_state_dict_names_are_the_library_s(variant):
     sample = base(variant)
@@ -178,7 +179,7 @@ def test_an_empty_batch_stays_empty():
         assert sample.model()(sample.inputs()[:0]).shape == (0, 7)
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @every_variant
 def test_gradients_reach_every_parameter(variant):
     """What is built can be fine-tuned: no part is detached, none is left out of `parameters`."""

@@ -48,40 +48,34 @@ def check(folder, samples, *, tolerance=1e-5):
     return report, hydra
 
 
-@pytest.mark.spread(alike=True, every=8)
+@pytest.mark.spread(alike=True, every=24)
 @every_variant
-def test_fused_equals_ragged_members(tmp_path, variant):
-    check(tmp_path, [base(variant).pruned(*keep) for keep in KEEPS])
+@pytest.mark.parametrize("kind", ["ragged", "fine-tuned", "deep ensemble", "float64"])
+def test_fused_equals_its_members(tmp_path, variant, kind):
+    sample = base(variant)
+    if kind == "deep ensemble":
+        samples = [sample, base(variant, seed=1)]
+    else:
+        samples = [sample.pruned(*keep) for keep in KEEPS]
+    if kind in {"fine-tuned", "float64"}:
+        samples = [s.tuned(i) for i, s in enumerate(samples)]
+
+    if kind != "float64":
+        report, _ = check(tmp_path, samples)
+    else:
+        report, _ = fuse(tmp_path, samples)
+        inputs = sample.inputs(dtype=torch.float64)
+        with torch.inference_mode():
+            found = load(tmp_path / "hydra.st", dtype=torch.float64).member_logits(inputs)
+            assert largest_difference(found, member_logits(samples, inputs, torch.float64)) <= 1e-10
+
+    if kind != "ragged":
+        assert report.tensors["merged"] == 0
+    if kind == "fine-tuned":
+        assert report.trunk == 0
 
 
-@pytest.mark.spread(alike=True, every=8)
-@every_variant
-def test_fused_equals_fine_tuned_members(tmp_path, variant):
-    samples = [base(variant).pruned(*keep).tuned(i) for i, keep in enumerate(KEEPS)]
-    report, _ = check(tmp_path, samples)
-    assert report.trunk == 0
-    assert report.tensors["merged"] == 0
-
-
-@pytest.mark.spread(alike=True, every=8)
-@every_variant
-def test_fused_equals_a_deep_ensemble(tmp_path, variant):
-    report, _ = check(tmp_path, [base(variant), base(variant, seed=1)])
-    assert report.tensors["merged"] == 0
-
-
-@pytest.mark.spread(alike=True, every=8)
-@every_variant
-@torch.inference_mode()
-def test_fused_equals_members_in_float64(tmp_path, variant):
-    samples = [base(variant).pruned(*keep).tuned(i) for i, keep in enumerate(KEEPS)]
-    paths = [str(s.save(tmp_path / f"{i}.st")) for i, s in enumerate(samples)]
-    run_fuse(FuseConfig(models=tuple(paths), out=tmp_path / "h.st", mlp="keep", verify=False))
-    inputs = samples[0].inputs(dtype=torch.float64)
-    found = load(tmp_path / "h.st", dtype=torch.float64).member_logits(inputs)
-    assert largest_difference(found, member_logits(samples, inputs, torch.float64)) <= 1e-10
-
-
+@pytest.mark.spread(cases=14)
 @pytest.mark.parametrize("variant", [variant(n) for n in DISTINCT], ids=str)
 @pytest.mark.parametrize("part", ["embed", "attention", "norm", "mlp", "readout", "head"])
 def test_fused_equals_members_that_differ_in_one_part(tmp_path, variant, part):
@@ -116,6 +110,7 @@ def test_one_member_is_itself(tmp_path):
         assert largest_difference(out.logits, out.member_logits[0].log_softmax(-1)) <= 1e-6
 
 
+@pytest.mark.spread(cases=5)
 @pytest.mark.parametrize("layer", [0, 1, 2])
 @pytest.mark.parametrize("name", ["class-token", "registers", "map-pool", "distilled", "res-post"])
 def test_the_trunk_is_found_and_run_once(tmp_path, name, layer):
@@ -159,7 +154,16 @@ def test_last_block_of_a_hydra_computes_only_the_token_that_is_read(tmp_path):
     assert seen == [5, 5, 1]
 
 
-@pytest.mark.spread(alike=True, every=8)
+@pytest.mark.spread(
+    families=(
+        "timm-vit",
+        "timm-eva",
+        "transformers-bert",
+        "transformers-vit",
+        "transformers-clip",
+        "openclip",
+    )
+)
 @every_variant
 def test_merged_mlp_is_the_mean_in_float64(tmp_path, variant):
     family = base(variant).family
@@ -299,6 +303,7 @@ def test_compiles(loaded):
             assert largest_difference(a, b) <= 1e-6
 
 
+@pytest.mark.more  # tests/contracts/test_export.py exports a hydra
 @pytest.mark.newer
 @pytest.mark.parametrize("loaded", TRACED, indirect=True)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own

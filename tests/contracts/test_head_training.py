@@ -37,7 +37,7 @@ def reading_features(module, sample, masks=1):
     ).module.eval()
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True, every=16)
 @pytest.mark.parametrize("variant", CLASSIFIERS, ids=str)
 def test_the_classifier_on_features_is_the_model(variant):
     sample = base(variant)

@@ -36,7 +36,7 @@ def sharply(logits, labels):
     return -logits.log_softmax(-1)[torch.arange(len(labels)), labels]
 
 
-@pytest.mark.spread(families=("timm-vit", "timm-eva", "transformers-bert", "transformers-deberta"))
+@pytest.mark.spread(every=16, families=("timm-vit", "timm-eva", "transformers-bert", "transformers-deberta"))
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_a_hydra_s_gradients_are_its_members_and_its_tensors_go_back(tmp_path, variant):
     """Of a trunk of one block, of masks that differ after it, and of parts that are shared or averaged in between."""

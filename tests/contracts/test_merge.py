@@ -52,6 +52,7 @@ def merged_by_hand(variant, samples, merge_trunk):
     return mean
 
 
+@pytest.mark.spread(cases=4)
 @pytest.mark.parametrize("merge_trunk", [1, 3])
 @pytest.mark.parametrize("variant", FAMILIES, ids=str)
 def test_a_merged_hydra_is_its_members_with_the_mean_trunk(tmp_path, monkeypatch, variant, merge_trunk):

@@ -72,7 +72,7 @@ def test_there_are_texts_of_several_lengths():
     assert len(lengths) == 4
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True, every=16)
 @every_text
 @every_kind
 @torch.inference_mode()
@@ -84,7 +84,7 @@ def test_padding_further_changes_nothing(variant, kind):
         assert largest_difference(found, expected) <= 1e-6
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True, every=16)
 @every_text
 @every_kind
 @torch.inference_mode()
@@ -110,7 +110,7 @@ def test_what_stands_in_the_padding_is_not_read(variant):
     assert largest_difference(model(changed), model(texts)) <= 1e-6
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True, every=16)
 @every_text
 @every_kind
 @torch.inference_mode()

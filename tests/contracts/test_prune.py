@@ -24,7 +24,7 @@ RAGGED = {
 ALL = ((0, 1, 2, 3),) * 3
 
 
-@pytest.mark.spread(every=8)
+@pytest.mark.spread(alike=True, every=12)
 @every_variant
 @pytest.mark.parametrize("keep", RAGGED.values(), ids=RAGGED)
 @torch.inference_mode()
@@ -39,7 +39,7 @@ def test_pruned_equals_masked(variant, keep):
     assert largest_difference(masked, sample.model()(inputs)) > 1e-3  # the heads did something
 
 
-@pytest.mark.spread(every=8)
+@pytest.mark.spread(alike=True, every=8)
 @every_variant
 @torch.inference_mode()
 def test_masked_in_our_view_is_masked_in_the_library(variant):
@@ -52,7 +52,7 @@ def test_masked_in_our_view_is_masked_in_the_library(variant):
     assert largest_difference(pruned(inputs), expected) <= 1e-10
 
 
-@pytest.mark.spread(every=8)
+@pytest.mark.spread(alike=True, every=8)
 @every_variant
 @torch.inference_mode()
 def test_keeping_every_head_changes_nothing(variant):
@@ -62,7 +62,16 @@ def test_keeping_every_head_changes_nothing(variant):
     assert torch.equal(kept.model()(sample.inputs()), sample.model()(sample.inputs()))
 
 
-@pytest.mark.spread(alike=True, every=8)
+@pytest.mark.spread(
+    families=(
+        "timm-vit",
+        "timm-eva",
+        "transformers-bert",
+        "transformers-vit",
+        "transformers-clip",
+        "openclip",
+    )
+)
 @every_variant
 def test_the_stage_prunes_it(variant, tmp_path):
     """Whole: with its check, its sizes and its costs."""
@@ -93,7 +102,7 @@ def test_pruning_any_heads_equals_masking_them(keep, seed):
     assert largest_difference(pruned, masked) <= 1e-12
 
 
-@pytest.mark.spread(every=8)
+@pytest.mark.spread(alike=True, every=8)
 @every_variant
 def test_a_member_reads_as_the_library_s_model_with_fewer_rows(variant):
     """Same names; tensors without a head axis are untouched, the others have lost whole heads."""

@@ -16,7 +16,7 @@ KEEPS = (((0, 2, 3), (), (1,)), ((), (1, 2), (0, 3)))
 DISTINCT = ("rope-mixed-dynamic", "both-and-positions", "v3", "metaclip", "custom-text-rope")
 
 
-@pytest.mark.spread(alike=True, every=8)
+@pytest.mark.spread(alike=True, every=16)
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_run_step_by_step_it_says_what_it_says(tmp_path, variant):
     opened = open_model(str(base(variant).pruned(*KEEPS[0]).save(tmp_path / "m.st")))

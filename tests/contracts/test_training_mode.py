@@ -94,7 +94,7 @@ def fixed(monkeypatch):
     return paths
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @torch.no_grad()
 def test_training_mode_is_the_library_s(variant, fixed):
@@ -125,7 +125,7 @@ def test_the_rates_are_felt(variant, fixed):
     assert largest_difference(model.eval()(inputs), model.train()(inputs)) > 1e-4
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @pytest.mark.parametrize("variant", TRAINED, ids=str)
 @torch.no_grad()
 def test_pieces_of_a_batch_drop_what_all_of_it_drops(variant):

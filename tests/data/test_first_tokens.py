@@ -189,6 +189,7 @@ def folder_of(tmp_path_factory):
     return save
 
 
+@pytest.mark.spread(cases=3)
 @every_kind
 def test_entities_of_a_running_text_are_those_of_the_pipeline(folder_of, kind):
     folder = folder_of(kind)
@@ -276,6 +277,7 @@ def test_the_words_of_one_tokenizer_are_read_by_another():
         tokens_of(rows, short)
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("kind", ["wordpiece", "metaspace-always"])
 def test_each_of_ten_thousand_words_has_its_first_token(kind):
     text, how = "anna booked the hotel " * 2500, reading(KINDS[kind])

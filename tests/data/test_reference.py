@@ -43,6 +43,7 @@ def refs(draw):
     return DataRef(source=draw(SOURCES[kind]), **values)
 
 
+@pytest.mark.more
 @settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )  # the first text draws a table of Unicode

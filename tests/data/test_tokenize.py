@@ -150,6 +150,7 @@ SENTENCE, BLANKS = "the film was very great ", " " * 200_000
 LONG = SENTENCE * 20_000
 
 
+@pytest.mark.spread(cases=4)
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(
     ("text", "short", "all_read"),

@@ -51,6 +51,7 @@ def check(found, library, encoder):
 
 
 # base models of vision towers are of other types, further below
+@pytest.mark.spread(cases=10)
 @pytest.mark.parametrize("variant", [v for v in ONE_EACH if v.family != "transformers-vision-tower"], ids=str)
 @torch.inference_mode()
 def test_a_base_model_s_folder(tmp_path, variant):
@@ -75,6 +76,7 @@ def test_a_base_model_s_folder(tmp_path, variant):
     assert largest_difference(load_model(found)(inputs), fitted(**named).logits) <= 1e-5
 
 
+@pytest.mark.spread(cases=7)
 @pytest.mark.parametrize("variant", TEXTS, ids=str)
 @torch.inference_mode()
 def test_any_text_encoder_s_mean_is_read_by_a_linear_classifier(variant):
@@ -123,6 +125,7 @@ def vision(kind, **options):
     return made(config(**IMAGES, **options))
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize(
     ("kind", "wanted"),
     [
@@ -159,6 +162,7 @@ def test_vision_towers_and_other_types_of_the_same_encoder(tmp_path, kind, wante
     assert any(t.shape == query.shape and torch.equal(t, query) for t in state.values())
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

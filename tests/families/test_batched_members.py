@@ -113,7 +113,7 @@ def test_quiet_dropout_drops_in_training_and_is_heard_where_somebody_listens():
         assert heard == [1]
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_all_dropout_of_a_model_is_quiet_and_stays_so(variant):
     model = base(variant).model()

@@ -193,6 +193,7 @@ def parts_of(family, architecture):
     return {(): {*config, *LIBRARY_OPTIONS[family.library]}, **tried}
 
 
+@pytest.mark.spread(cases=14)
 @pytest.mark.parametrize(
     "name", {v.family: v for v in VARIANTS}
 )  # of families that the installed libraries know

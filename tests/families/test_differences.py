@@ -85,7 +85,7 @@ def same_answers(one, other):
         return None
 
 
-@pytest.mark.spread(alike=True)
+@pytest.mark.spread(families=["timm-vit", "transformers-bert", "transformers-vit", "transformers-clip"])
 @pytest.mark.parametrize("each", FIRST, ids=str)
 def test_options_of_training_alone_make_no_difference_and_no_other_answer(each):
     sample = base(each)
@@ -104,7 +104,7 @@ def test_options_of_training_alone_make_no_difference_and_no_other_answer(each):
     assert tried
 
 
-@pytest.mark.spread(alike=True)
+@pytest.mark.spread(families=["timm-vit", "transformers-bert", "openclip"])
 @pytest.mark.parametrize("each", FIRST, ids=str)
 def test_whatever_gives_another_answer_is_a_difference(each):
     sample = base(each)

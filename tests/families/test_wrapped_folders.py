@@ -43,6 +43,7 @@ FOLDERS = {
 }
 
 
+@pytest.mark.spread(cases=5)
 @pytest.mark.parametrize("make", FOLDERS.values(), ids=FOLDERS)
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "student.", "vit.", "module._orig_mod.model."])
 def test_what_a_wrapper_puts_before_names_goes(tmp_path, make, prefix):
@@ -60,6 +61,7 @@ def test_what_a_wrapper_puts_before_names_goes(tmp_path, make, prefix):
     assert all(torch.equal(found[name], tensor) for name, tensor in plain.items())
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("make", FOLDERS.values(), ids=FOLDERS)
 def test_of_what_has_more_the_hint_is_a_command_that_works(tmp_path, make):
     folder = tmp_path / "m"

@@ -142,6 +142,7 @@ def test_parts_that_are_exchanged_are_stacked_anew():
     assert in_step(hydra, inputs)
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("part", ["norm1", "norm2", "attn", "mlp"])
 @torch.no_grad()
 def test_one_part_in_training_mode_puts_all_in_turn(part):
@@ -220,6 +221,7 @@ def test_stacked_under_autocast_is_in_turn_under_autocast(files, name):
     assert largest_difference(found, expected) <= 0.05 * float(expected.abs().max())
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.newer
 @EITHER
 @torch.no_grad()
@@ -242,6 +244,7 @@ def test_stacked_is_one_graph_for_all_batch_sizes(files, name):
     assert all(operand.target != "reshape" for node in products for operand in node.args)
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.newer
 @EITHER
 @torch.inference_mode()
@@ -263,6 +266,7 @@ def test_large_products_on_a_gpu_are_made_one_by_one(files, name, monkeypatch):
             assert bool(calls) == bool(least)
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.newer
 @EITHER
 @torch.no_grad()

@@ -157,6 +157,7 @@ MISUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.spread(cases=7)
 @pytest.mark.parametrize(("name", "call", "message"), MISUSED.values(), ids=MISUSED)
 def test_what_a_model_does_not_read_is_said(folder, name, call, message):
     with pytest.raises(TypeError, match=message):

@@ -328,6 +328,7 @@ def test_files_that_cannot_be_read(tmp_path, make, message):
         HeadMask.read(tmp_path / "m.json")
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize(
     ("data", "code"),
     [((GOLDEN / "head-mask-1.json").read_bytes(), 0), (b"\xff", 3), (b"{", 3)],

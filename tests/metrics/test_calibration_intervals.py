@@ -28,6 +28,7 @@ def drawn(generator, *, short=0.0, count=SAMPLES):
     return {"confidence": confidence, "hits": hits}
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("short", [0.0, 0.3])
 def test_intervals_cover(short):
     """Of 95 % intervals 90 to 99 % hold the truth, four standard deviations of so many trials apart; none is vacuous."""

@@ -178,6 +178,7 @@ def posterior_means(odds, applies, temperature):
     return weights @ (firsts / evidences)
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("seed", range(3))
 def test_temperatures_of_labels_are_posterior_means(members, seed):

@@ -135,6 +135,7 @@ def test_many_candidates_are_scored_as_one_by_one(metric, dtype):
         assert together.tolist() == each
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("metric", ood_ranking.RANKING, ids=lambda m: m.name)
 @given(tied_scores(), st.integers(0, 1000))
 def test_places_that_nobody_has_change_nothing(metric, scores, seed):

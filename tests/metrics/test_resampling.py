@@ -171,6 +171,7 @@ def found_on(metrics, confidence, hits, others=None, *, seed):
     )
 
 
+@pytest.mark.more
 def test_intervals_of_labelled_metrics_cover():
     """Calibrated confidences drawn evenly from 1/2 to 1 are right with their own probability; expectations by integration.
 
@@ -189,6 +190,7 @@ def test_intervals_of_labelled_metrics_cover():
         check_coverage(covered[name])
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(("inside", "outside"), [(400, 40), (40, 400)])
 def test_intervals_of_auroc_cover(inside, outside):
     """One of the two sets is small, so that nearly all of the uncertainty is its own: both must be resampled."""
@@ -203,6 +205,7 @@ def test_intervals_of_auroc_cover(inside, outside):
     check_coverage(covered)
 
 
+@pytest.mark.more
 def test_resamples_of_a_diversity_metric_cover():
     """Reports give diversity no interval; drawn anew as samples are, its numbers would cover."""
     trials, share = 100, 0.3

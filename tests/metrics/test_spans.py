@@ -65,6 +65,7 @@ def padded(rows):
     return tags
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("prefixes", ["BI", "I", "BIES", "IE"])
 def test_spans_are_those_of_seqeval(prefixes):
     names = tag_names(prefixes)

@@ -270,6 +270,7 @@ def faults(panel):
     return lying, beyond
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("width", [150, 990])
 @pytest.mark.parametrize(
     "names", [["a"], ["W@%mi" * 9] * 24, ["中文字かナ한" * 7, "a…", "é"], [f"row {i}" for i in range(23)]]
@@ -300,6 +301,7 @@ LONG = (
 SHEETS = {"2": NINE[:2], "4": NINE[:4], "9": NINE, "30": tuple(f"row {i}" for i in range(30)), "long": LONG}
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(
     "names",
     [

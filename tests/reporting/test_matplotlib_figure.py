@@ -24,6 +24,7 @@ def run(**environment):
     )
 
 
+@pytest.mark.more
 def test_settings_and_process_play_no_part(tmp_path):
     (tmp_path / "matplotlibrc").write_text(
         "font.size: 20\naxes.facecolor: red\nsavefig.dpi: 10\nsvg.fonttype: path\n"

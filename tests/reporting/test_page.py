@@ -95,6 +95,7 @@ def case(request):
     return text_of(request.param), PAGES[request.param][1]
 
 
+@pytest.mark.spread(cases=4)
 def test_each_figure_is_there_and_says_what_it_shows(case):
     text, drawn = case
     read = Read(text)
@@ -191,6 +192,7 @@ def changed(report, **updates):
     return report.model_copy(update={"rows": (report.rows[0].model_copy(update=updates), *report.rows[1:])})
 
 
+@pytest.mark.more
 def test_whatever_numbers_a_file_holds_there_is_a_page():
     report = seeded(0)
     row = report.rows[0]
@@ -209,6 +211,7 @@ def test_whatever_numbers_a_file_holds_there_is_a_page():
 METRICS = ("accuracy", "nll", "ece", "brier", "macs", "parameters", "auroc", "fpr95")
 
 
+@pytest.mark.spread(cases=7)
 @pytest.mark.parametrize(
     "kept", [*((name,) for name in METRICS), ("macs", "auroc"), ("accuracy", "macs"), ()]
 )

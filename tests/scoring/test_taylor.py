@@ -38,6 +38,7 @@ def test_global_scores_are_the_papers_formula():
         assert row == pytest.approx(naive.taylor_layer(library, layer, *labelled(sample, 10)), rel=1e-10)
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("keep", [0, 1, 3, 4])
 def test_each_layer_is_scored_without_the_heads_that_went_before(keep):
     sample = base(variant("class-token"))
@@ -110,6 +111,7 @@ def test_molchanov_squares_the_sum_of_each_batch(kind, batch):
     assert found == pytest.approx(torch.stack(squares).mean(dim=0), rel=1e-9)
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("settings", [ALL, TaylorSettings(), MOLCHANOV])
 @pytest.mark.parametrize("world", [2, 5])
 def test_the_number_of_processes_changes_no_bit(settings, world):

@@ -57,6 +57,7 @@ def values(path, heard=None, **changes):
     return run_eval(config, heard or Heard()).document.rows[0].values
 
 
+@pytest.mark.spread(cases=2)
 def test_it_is_measured_and_scored_as_in_fp32(model, tmp_path):
     heard, towers = Heard(), []
     assert values(model, heard) == values(model, dtype="fp32")
@@ -73,6 +74,7 @@ def test_it_is_measured_and_scored_as_in_fp32(model, tmp_path):
     assert towers[0] == towers[1]
 
 
+@pytest.mark.spread(cases=1)
 def test_what_is_made_of_it_stays_as_it_is_stored(model, tmp_path):
     for i, keep in enumerate((((0, 1), (2,), (0, 3)), ((0, 1), (3,), (1,)))):
         mask = mask_file(tmp_path / "mask.json", opened(model).header, *keep)
@@ -101,6 +103,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.more
 @pytest.mark.newer  # which has all variants
 def test_models_of_images_and_texts_have_exact_tensors():
     for row in VARIANTS:
@@ -110,6 +113,7 @@ def test_models_of_images_and_texts_have_exact_tensors():
         assert bool(exact) == (len(sample.header.architecture.towers) == 2), row
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("row", PAIRS.values(), ids=PAIRS)
 @torch.inference_mode()
 def test_what_multiplies_cosines_is_never_rounded(tmp_path, row):

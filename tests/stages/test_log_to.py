@@ -138,6 +138,7 @@ def test_finetune_logs_losses_rates_and_metrics(runs, tmp_path):
     assert (last["validation/accuracy"], last["validation/nll"]) == (report.accuracy, report.nll)
 
 
+@pytest.mark.more
 def test_logging_changes_no_byte(runs, tmp_path):
     run_finetune(config(tmp_path / "plain.st", log_to=()))
     run_finetune(config(tmp_path / "logged.st"))
@@ -168,6 +169,7 @@ def test_a_run_that_was_cut_off_goes_on_under_its_name_and_steps(runs, tmp_path)
     assert runs[-1].options["name"] != parts[0].options["name"]
 
 
+@pytest.mark.more
 def test_a_tracker_that_fails_ends_the_run_which_can_go_on(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(Planted, "fails_at", 12)
     with pytest.raises(OutputError, match=r"^`--log-to wandb`: the server is gone$") as caught:
@@ -257,6 +259,7 @@ def test_gates_log_their_training(runs, tmp_path, model):
     assert {"train/loss", "train/lr", "training/accuracy"} <= runs[0].logged[-1][1].keys()
 
 
+@pytest.mark.more
 def test_scores_of_two_processes_are_logged_by_one(tmp_path, python, model):
     words = [
         "-m",

@@ -147,6 +147,7 @@ def test_training_says_the_loss_and_accuracy_of_labels(place):
     assert document.definitions["f1_micro"]
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("model", ["base.st", "hydra.st"])
 def test_a_frozen_encoder_trains_its_classifier_as_with_features_computed_anew(place, model):
     """Features are stored of an encoder that is frozen; of one whose last norm trains at no rate they are not."""
@@ -157,6 +158,7 @@ def test_a_frozen_encoder_trains_its_classifier_as_with_features_computed_anew(p
     assert report.nll == pytest.approx(evaluate(place, "head.st").rows[0].values["nll"].value, abs=0.3)
 
 
+@pytest.mark.more
 def test_a_hydra_learns_from_teachers_label_by_label(place):
     student = str(place / "hydra.st")
     before = hydractl.load(student).predict(["the cat"]).probabilities
@@ -164,6 +166,7 @@ def test_a_hydra_learns_from_teachers_label_by_label(place):
     assert not torch.equal(hydractl.load(place / "taught.st").predict(["the cat"]).probabilities, before)
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize(
     ("method", "options"),
     [
@@ -180,6 +183,7 @@ def test_heads_are_scored_on_labels(place, method, options):
     assert len(np.unique(scores)) > 1
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(
     ("objective", "metric", "sign"), [("nll", "nll", -1), ("acc", "accuracy", 1), ("ece", "ece", -1)]
 )
@@ -192,6 +196,7 @@ def test_a_circuit_is_valued_as_eval_values_the_member(place, objective, metric,
     assert removal["objective"] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.more
 def test_diverse_members_differ_in_labels(place):
     run("score", place / "base.st", "--method", "magnitude", "-o", place / "magnitude.json")
     run(
@@ -237,6 +242,7 @@ def test_methods_that_compare_classes_are_refused(place, capsys):
     assert "compares classes of inputs, but" in capsys.readouterr().err
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
 @pytest.mark.parametrize("model", ["base.st", "0.st", "hydra.st"])
 def test_predict_says_what_the_pipeline_says_one_text_at_a_time(place, model, suffix):
@@ -305,6 +311,7 @@ def small(place):
     return place
 
 
+@pytest.mark.more
 @pytest.mark.newer  # export needs torch 2.8
 @pytest.mark.parametrize("model", [pytest.param("small", marks=pytest.mark.more), "small.st"])
 def test_exported_it_says_the_same(small, model):
@@ -612,6 +619,7 @@ def test_models_are_told_apart_by_temperatures_of_labels_alone(place, warm, caps
     assert any("its temperature 1, of labels 1 to 2 is not kept" in warning for warning in heard.warnings)
 
 
+@pytest.mark.more
 def test_temperatures_of_labels_are_shown(place, warm, capsys):
     header = open_model(str(place / "warm.st")).header
     each, card = (
@@ -633,6 +641,7 @@ def test_temperatures_of_labels_are_shown(place, warm, capsys):
     assert open_model(str(place / "colder.st")).header.scale == Temperature()
 
 
+@pytest.mark.more
 def test_the_example_pipeline_runs_on_such_data(place, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["run", "--example", "multi-label"]) == 0

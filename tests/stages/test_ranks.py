@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 
 import pytest
 
@@ -16,6 +17,7 @@ from support.ranks import score_all
 from support.reviews import arch, reviews
 from support.variants import variant
 
+RESEARCH = find_spec("hydractl.research") is not None
 # 40 samples: five batches are dealt out unevenly to two and to three processes, and of one batch most get nothing
 TASKS = {
     "images": {"data": "digits::classes=0-6,limit=40", "batch_size": 9},
@@ -60,16 +62,14 @@ COMMANDS = {
             "digits::split=train,classes=0-6,limit=50",
             "--val",
             "digits::split=val,classes=0-6,limit=31",
-            "--corrupt",
-            "gaussian-noise:3",
-            "--analyse",
-            "all",
         ),
+        *(("--corrupt", "gaussian-noise:3", "--analyse", "all") if RESEARCH else ()),
         *("-o", "{out}.json", "--save-predictions", "{out}.st", "--store", "{out}-stored.st"),
     ),
     "eval-texts": (
         *("eval", "{texts}", "--data", "{reviews}", "--device", "cpu", "--batch-size", "9", "--no-latency"),
-        *("--bootstrap", "0", "-o", "{out}.json", "--save-predictions", "{out}.st", "--corrupt", "typos:3"),
+        *("--bootstrap", "0", "-o", "{out}.json", "--save-predictions", "{out}.st"),
+        *(("--corrupt", "typos:3") if RESEARCH else ()),
     ),
     "fuse-data": (
         *(
@@ -100,8 +100,8 @@ MADE = {
     "prune-diverse": ("-0.st", "-1.st", "-0.mask.json", "-1.mask.json"),
 }
 CASES = [(task, method) for task in TASKS for method in METHODS]
-WORLDS = {f"{task}-{method}": 2 + i % 3 for i, (task, method) in enumerate([*SEARCHES, *CASES])}
-"""How many processes try a case by default, which is none for 4: two and three of them meet each method and each task."""
+WORLDS = {f"{task}-{method}": 2 + i % 4 for i, (task, method) in enumerate([*SEARCHES, *CASES])}
+"""The number of processes of a case in a plain run, which leaves out 4 and 5: two or three meet each method and task."""
 
 
 @pytest.fixture(scope="module")

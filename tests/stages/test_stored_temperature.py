@@ -57,6 +57,7 @@ def models(tmp_path_factory):
     return folder
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("name", ["base", "member", "hydra", "clip"])
 @torch.inference_mode()
 def test_what_is_loaded_answers_with_logits_divided_by_it(models, name):
@@ -83,6 +84,7 @@ def numbers(document, row=0):
     return {name: value.value for name, value in document.rows[row].values.items()}
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(("name", "on_top", "together"), [("base", None, 2.0), ("hydra", 1.5, 3.0)])
 def test_eval_divides_by_it_and_by_what_is_given_on_top(models, name, on_top, together):
     found = rows_of(models, f"{name}-2", temperature=on_top)
@@ -116,6 +118,7 @@ UNFAIR = (
 )
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize(
     ("first", "others", "said"),
     [

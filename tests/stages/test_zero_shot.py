@@ -38,7 +38,7 @@ from hydractl.stages.shared.zero_shot_classes import Naming, ask, with_classes
 from hydractl.training.recipe import Recipe
 from support.builders import base as classifier
 from support.heard import Heard
-from support.pairs import ARCHITECTURES, WORDS, pair, write_tokenizer
+from support.pairs import WORDS, pair, write_tokenizer
 from support.predictions import SavedPredictions
 
 DATA, OTHERS = "digits::classes=0-4,limit=40", "digits::classes=9,limit=20"
@@ -59,7 +59,9 @@ CLIP_AT_LEAST = pytest.mark.parametrize(
 """For what a kind of model plays no part in: names of classes, and what is refused."""
 
 
-@pytest.fixture(scope="module", params=sorted(ARCHITECTURES))
+@pytest.fixture(
+    scope="module", params=["clip", pytest.param("siglip", marks=pytest.mark.more)]
+)  # tests/contracts/test_forward.py compares both with transformers
 def work(request, tmp_path_factory):
     """A base, scores, three members and their hydras, with classes and without."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -122,6 +124,7 @@ def by_hand(path, naming=NAMED):
 # --- classes and their embeddings ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.spread(cases=1)
 @torch.inference_mode()
 def test_a_class_is_the_mean_of_its_prompts_of_length_one(work):
     opened = open_model(str(work / "base.st"))
@@ -136,6 +139,7 @@ def test_a_class_is_the_mean_of_its_prompts_of_length_one(work):
     torch.testing.assert_close(asked(pixels(opened)), logits)
 
 
+@pytest.mark.spread(cases=1)
 @torch.inference_mode()
 def test_a_hydra_stores_what_its_members_say_of_the_classes(work):
     opened = open_model(str(work / "named.st"))
@@ -162,6 +166,7 @@ def test_images_and_texts_together_are_answered_as_the_library_does(work):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("kind", ["base", "member", "hydra"])
 @torch.inference_mode()
 def test_settled_models_run_no_text_tower(work, kind):
@@ -290,6 +295,7 @@ SEARCHES = {"clip": (*CLIPS, *SIGLIPS), "siglip": (*SIGLIPS, *CLIPS)}
 """The objectives and towers by which circuits of a model are searched, by default the first two."""
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("number", [0, 1, *(pytest.param(i, marks=pytest.mark.more) for i in (2, 3))])
 def test_circuits_are_those_of_whole_passes(work, tmp_path, number):
     objective, towers = SEARCHES[work.name.rstrip("0123456789")][number]
@@ -322,6 +328,7 @@ def test_classes_are_the_datas_where_nothing_else_names_them(work, tmp_path):
     assert (found.options["classes"], found.options["templates"]) == (NAMES, (DEFAULT_TEMPLATE,))
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("max_memory", [None, 1 << 30])
 def test_a_step_runs_the_vision_tower_once_a_batch_and_the_text_tower_once(
     work, tmp_path, monkeypatch, max_memory
@@ -381,6 +388,7 @@ def test_a_tower_that_scores_leave_out_keeps_its_heads(work, tmp_path):
         assert sum(map(len, mask["vision"].keep)) == 4
 
 
+@pytest.mark.spread(cases=1)
 def test_members_that_differ_in_images_only_share_their_classes(work, tmp_path):
     score(work / "base.st", tmp_path / "s.json", towers=("vision",), naming=NAMED)
     prune(work / "base.st", tmp_path / "s.json", tmp_path / "m{i}.st")
@@ -394,6 +402,7 @@ def test_members_that_differ_in_images_only_share_their_classes(work, tmp_path):
 # --- fuse and eval ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spread(cases=1)
 def test_a_hydra_is_its_members_together(work):
     _, one = evaluate(work / "named.st", work)
     _, apart = evaluate(
@@ -406,6 +415,7 @@ def test_a_hydra_is_its_members_together(work):
     torch.testing.assert_close(expected.float(), by_hands)
 
 
+@pytest.mark.more
 @CLIP_AT_LEAST
 def test_named_at_last_is_as_named_at_first(work):
     other = Naming(names=("4", "3", "2", "1", "0"), templates=("drawing of a {label}", "{label}"))
@@ -431,6 +441,7 @@ def test_templates_alone_keep_the_names(work):
     torch.testing.assert_close(found["named"]["id"], expected["bare"]["id"])
 
 
+@pytest.mark.more
 @CLIP_AT_LEAST
 def test_models_with_other_stored_classes_are_compared_once_classes_are_given(work):
     fuse(work, "far.st", naming=Naming(names=("7", "8"), templates=("{label}",)))

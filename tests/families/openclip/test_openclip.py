@@ -85,6 +85,7 @@ def check_is(sample: Sample, reference: object) -> Header:
 # --- folders ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spread(cases=3)
 @every_variant
 def test_a_saved_folder_is_the_model(tmp_path, variant):
     sample = base(variant)
@@ -186,6 +187,7 @@ def test_zero_shot_logits_are_open_clip_s(tmp_path):
     assert largest_difference(found, expected) <= 1e-5
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("mode", ["shortest", "squash"])
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 def test_images_are_prepared_as_by_open_clip(tmp_path, mode, interpolation):
@@ -225,6 +227,7 @@ def test_each_model_of_the_registry_is_described_or_refused_with_a_reason():
         assert describe(described.architecture.name, described.architecture.config) == described
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize(
     ("name", "family", "heads"),
     [
@@ -421,6 +424,7 @@ def test_what_differs_from_open_clip_is_known():
     assert not any(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("clean", ["canonicalize", "whitespace"])
 def test_other_ways_of_cleaning(clean):
     texts = [t for t in TEXTS if "<" not in t]

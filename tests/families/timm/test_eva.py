@@ -144,6 +144,7 @@ def test_members_with_their_own_angles_are_fused_exactly():
     assert largest_difference(found[0], found[1]) > 1e-4
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("name", ROPED)
 def test_angles_follow_the_model_into_half_precision_and_back(name):
     sample = base(EVA[name])
@@ -159,6 +160,7 @@ def test_angles_follow_the_model_into_half_precision_and_back(name):
     assert largest_difference(built.float(), exact) <= max(3 * rounding, 3e-2)
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("name", ["dinov3", "rope-mixed", "qkv-apart"])
 def test_angles_shaken_in_training_are_the_library_s(name):
     variant = EVA[name]
@@ -187,6 +189,7 @@ def saved(folder, name):
     return sample, library
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("name", ["qkv-apart", "dinov3-qkv-bias", "rope-mixed", "pe-map-pool"])
 @torch.inference_mode()
 def test_a_folder_of_timm_is_read(tmp_path, name):

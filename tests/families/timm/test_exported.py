@@ -19,6 +19,7 @@ NAMES = (
 )
 
 
+@pytest.mark.more
 @pytest.mark.newer
 @pytest.mark.parametrize(
     "name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.more) for name in NAMES[1:])]

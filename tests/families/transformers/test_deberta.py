@@ -31,6 +31,7 @@ def library_of(variant, *, seed=3):
     return library, DEBERTA.build(architecture, sample.header.masks[0], dict(library.state_dict()))
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("tokens", [1, 2, 9, 17, 40])
 @torch.inference_mode()
 def test_distances_beyond_the_furthest_are_those_of_the_library(tokens):

@@ -62,6 +62,7 @@ def folder_model(one, folder, dtype):
     return library.eval(), load_model(open_model(str(folder)), dtype=dtype)
 
 
+@pytest.mark.spread(cases=8)
 @every_decoder
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @torch.inference_mode()
@@ -129,6 +130,7 @@ def test_keys_written_out_are_the_same_model():
     assert largest_difference(written_out(sample).model(torch.float64)(inputs), expected) <= 1e-12
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("method", METHODS)
 def test_scores_are_those_of_the_model_with_its_keys_written_out(tmp_path, method):
     """A tensor of shared keys has fewer numbers than heads times their width; its reshape to heads would not fail."""
@@ -254,6 +256,7 @@ def test_a_language_model_is_a_backbone(tmp_path, options):
     assert all(torch.equal(found[name], x) for name, x in kept.items())
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_weights_in_bf16_are_tuned_as_single_precision_and_stay_bf16(tmp_path, precision):
     """Steps too small for bf16 add up in the master weights; and recomputed activations change nothing."""
@@ -294,6 +297,7 @@ def scored(tmp_path):
     return {"model": str(model), "scores": (tmp_path / "s.json",), "whole_groups": True}
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize(
     ("options", "keep"),
     [
@@ -311,6 +315,7 @@ def test_whole_groups_go_by_their_mean_score(tmp_path, scored, options, keep):
     assert mask.origin.budget["whole_groups"] is True
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("strategy", ["sample", "random"])
 def test_members_of_whole_groups(tmp_path, scored, strategy):
     options = {"strategy": Strategy(strategy), "members": 3, "budget": HeadBudget(remove=4), "seed": 1}

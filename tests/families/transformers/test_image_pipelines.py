@@ -105,6 +105,7 @@ def probabilities(path):
     return {row["path"]: {top["label"]: top["probability"] for top in row["top"]} for row in rows}
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.newer  # transparent colours are white since transformers 5.21
 @pytest.mark.filterwarnings("ignore:Palette images with Transparency")
 @pytest.mark.parametrize(

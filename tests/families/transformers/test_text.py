@@ -31,7 +31,7 @@ every_text = pytest.mark.parametrize("variant", TEXTS, ids=str)
 every_family = pytest.mark.parametrize("variant", ONE_EACH, ids=str)
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @every_text
 @pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}], ids=["whole", "shards"])
 @torch.inference_mode()
@@ -140,7 +140,7 @@ def test_a_refused_configuration_says_why(name, options, reason):
     assert caught.value.exit_code == 3
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @every_text
 def test_every_tensor_has_a_place(variant):
     """Of each layer its heads and MLP, and outside an embedding and a classifier; norms are in neither."""
@@ -158,7 +158,7 @@ def test_every_tensor_has_a_place(variant):
     )  # fmt: skip
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @every_text
 def test_costs_are_counted_without_weights(variant):
     """On the meta device, and with parameters that want gradients."""
@@ -184,7 +184,15 @@ def test_what_the_library_cannot_build_is_said_in_words(reference):
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.spread(alike=True)
+@pytest.mark.spread(
+    families=[
+        "transformers-bert",
+        "transformers-deberta",
+        "transformers-modernbert",
+        "transformers-roformer",
+    ],
+    every=12,
+)
 @every_text
 @pytest.mark.parametrize("part", ["embed", "attention", "norm", "mlp"])
 @torch.inference_mode()
@@ -207,7 +215,7 @@ def test_a_hydra_of_members_that_differ_in_one_part(tmp_path, variant, part):
 
 @pytest.mark.newer
 @every_family
-@pytest.mark.spread(families=["transformers-deberta", "transformers-modernbert"])
+@pytest.mark.spread(families=["transformers-deberta"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 def test_compiles(variant):
     """With two layers: tracing costs by the layer."""

@@ -102,7 +102,7 @@ def test_a_tokenizer_that_panics_is_one_error(tmp_path, capfd):
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @pytest.mark.parametrize("variant", TEXTS, ids=str)
 @torch.inference_mode()
 def test_batches_are_answered_as_the_library_answers_one_text_at_a_time(tmp_path, variant):

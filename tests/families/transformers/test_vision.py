@@ -40,6 +40,7 @@ def difference(preprocess, image, library):
     return (found - expected).abs() * torch.tensor(preprocess.std)[:, None, None]
 
 
+@pytest.mark.spread(cases=32)
 @pytest.mark.parametrize(
     ("resample", "backend"),
     [*((n, "torchvision") for n in range(4)), *((n, "pil") for n in range(6))],

@@ -49,7 +49,7 @@ def config_edited(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @every_variant
 @pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}], ids=["whole", "sharded"])
 @torch.inference_mode()
@@ -68,6 +68,7 @@ def test_a_folder_of_the_library_s_is_its_model(tmp_path, variant, options):
     assert largest_difference(load_model(opened)(images), library(images)) <= 1e-5
 
 
+@pytest.mark.spread(cases=7)
 @every_variant
 @torch.inference_mode()
 def test_a_checkpoint_of_ours_is_the_same_model(tmp_path, variant):
@@ -95,6 +96,7 @@ def test_names_on_disk_are_not_those_in_memory(tmp_path, name):
     assert load_file(tmp_path / "model.safetensors").keys() != sample.state.keys()
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize(
     "name", ["dinov2-plain", "dinov2-registers-plain", "beit-positions", "data2vec-vision-class-token"]
 )

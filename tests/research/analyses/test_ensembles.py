@@ -78,6 +78,7 @@ def answers(seed):
     )
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("at_once", [2**20, 2**14])
 def test_how_alike_two_ensembles_are(monkeypatch, at_once):
     monkeypatch.setattr(per_sample, "NUMBERS_AT_ONCE", at_once)

@@ -101,6 +101,7 @@ def distances(inside, outside):
     )
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("name", ["hydra", "turn", "base"])
 def test_centroids_are_numpys_of_what_timm_gives_to_the_output_projection(name, rows, by_timm):
     found = rows[name].analyses.centroids
@@ -263,6 +264,7 @@ def test_the_gaps_of_proposition_1_are_those_of_the_rows(rows):
     assert [p.moved for p in hydra] == [(12 - sum(map(len, keep))) * per_head for keep in KEEPS]
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("kind", ["clip", "bert"])
 def test_both_towers_and_texts_are_pruned_and_compared(kind, tmp_path, capsys):
     """A member as a row of its own tells its gap."""

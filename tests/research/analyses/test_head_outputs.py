@@ -46,6 +46,7 @@ def asked(sample):
     )
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_member_says_what_the_base_says_whose_other_heads_are_masked(name):
     sample = base(variant(name))

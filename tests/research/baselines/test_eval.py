@@ -91,6 +91,7 @@ def test_a_report_says_what_was_made_of_a_model(found):
     assert Report.from_json(document.to_json(), where="it") == document
 
 
+@pytest.mark.more
 def test_draws_around_checkpoints_are_a_row_of_all_of_them(model, tmp_path):
     for seed in (1, 2):
         base().tuned(seed).save(tmp_path / f"{seed}.st")
@@ -356,6 +357,7 @@ def test_a_rival_that_cannot_be_made_is_refused_before_a_row_is_measured(model, 
         assert not [step for step in ear.steps if step.startswith("Evaluating")]
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize(
     ("late", "said"),
     [

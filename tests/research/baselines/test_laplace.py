@@ -15,7 +15,11 @@ from hydractl.fusion.hydra import Hydra
 from hydractl.model_inputs import map_inputs
 from hydractl.research.baselines.laplace import GRID, Full, Kron, LastLayer, likeliest, with_bias
 from hydractl.research.baselines.options import LaplaceOptions
+from hydractl.stages.evaluate.config import EvalConfig, SetOptions
+from hydractl.stages.evaluate.refs import NamedModels
+from hydractl.stages.evaluate.run import run_eval
 from support.builders import base
+from support.heard import Heard
 from support.variants import TINY, Variant
 
 N, D, C = 30, 4, 3
@@ -158,6 +162,7 @@ def test_held_out_data_choose_the_prior_of_the_lowest_nll(unsure, hessian):
     assert nll(answers, labels) == pytest.approx(min(costs), rel=1e-5)
 
 
+@pytest.mark.more
 def test_a_chosen_prior_is_the_best_of_those_that_could_be_given(unsure):
     """Of draws, those of the same seed."""
     sample, inputs, labels = unsure
@@ -262,3 +267,21 @@ def test_a_large_layer_is_not_for_full(monkeypatch):
 
     with pytest.raises(UnsupportedModelError, match="231 weights"):
         LastLayer(base().model(), laplace(hessian="full"), batches(base()), name="it")
+
+
+def test_its_prediction_sets_are_fitted_and_never_those_of_its_model(tmp_path):
+    base().save(tmp_path / "base.st")
+    given = {
+        "model": str(tmp_path / "base.st"), "data": DataRef.parse("digits::split=val,classes=0-6"), "latency": False,
+        "bootstrap": 0, "device": "cpu", "metrics": ("accuracy",), "set_options": SetOptions(sets=0.8),
+    }  # fmt: skip
+    run_eval(EvalConfig(**given, store=tmp_path / "one.st"), Heard())
+    row = NamedModels.parse(f"laplace=laplace:{tmp_path / 'one.st'}::data=digits::split=train,classes=0-6")
+
+    fitted = run_eval(EvalConfig(**given, compare=(row,)), Heard()).document.rows[1]
+    plain = run_eval(
+        EvalConfig(**given | {"set_options": SetOptions()}, compare=(row,)), Heard()
+    ).document.rows[1]
+
+    assert fitted.sets.is_fitted_here
+    assert plain.sets is None

@@ -45,6 +45,7 @@ def test_a_draw_is_that_of_the_authors_code():
         torch.testing.assert_close(drawn, torch.tensor(GOLDEN[name]).double(), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("rank", [2, 4, 9])
 def test_draws_vary_as_the_paper_says(rank):
     """By the formulas in numpy: half the diagonal, and half of D D' / (K - 1), between all weights."""

@@ -207,6 +207,7 @@ def confidence(model, images):
     return logits, model.confidence
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("augment", ["none", "crops"])
 def test_the_seed_says_all_and_answers_are_the_model_s(clip, augment):
     sample, _ = clip

@@ -86,6 +86,7 @@ def test_every_rival_is_a_row_with_its_cost(folder):
     assert (folder / "bench/report.html").read_text().count("Deep ensemble of 2")
 
 
+@pytest.mark.more
 def test_the_same_command_makes_nothing_twice(folder, call):
     before = {
         path: path.stat().st_mtime_ns for path in (folder / "bench").iterdir() if path.suffix != ".toml"
@@ -157,6 +158,7 @@ def test_each_method_of_training_has_a_rival(name):
     assert any(name in plan for plan in PLANS)
 
 
+@pytest.mark.more
 def test_a_packed_ensemble_is_made_if_it_is_named(folder, call):
     seen = call(
         "bench",
@@ -247,6 +249,7 @@ def others(whole):
     return whole
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("model", CANNOT)
 def test_what_a_model_cannot_have_is_left_out_of_all_and_said_in_a_line(others, folder, call, model):
     """Each line of the plan is of what can be made: none is refused after others have trained."""
@@ -319,6 +322,7 @@ def pairs(others):
 CLASSES = ("--classes", "names.txt", "--template", "the big {label} .")
 
 
+@pytest.mark.more
 def test_a_model_of_images_and_texts_is_asked_about_the_classes_that_are_named(pairs, folder, call):
     """Each row is, and its projections are doubted: the table is that of `eval` with the same options."""
     line = ("clip.st", *SMALL[:-2], "-o", "asked", *CLASSES, "--rivals", "bayesvlm,vilu", "--pairs", pairs)

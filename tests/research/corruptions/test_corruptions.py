@@ -54,6 +54,7 @@ def seen(image, name, severity):
     return np.asarray(corrupted(image, Corruption(name, severity), random()))
 
 
+@pytest.mark.spread(cases=17)
 @pytest.mark.parametrize("name", [name for name in IMAGES if name not in DRAWN])
 @pytest.mark.parametrize("side", [32, 64, 224])
 def test_pixels_are_those_of_the_benchmarks(side, name):
@@ -142,6 +143,7 @@ def scaled(whole, scale):
     return np.rint(found)
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize(("side", "scale"), [(32, 0.2), (64, 0.3), (224, None)])
 @pytest.mark.parametrize("severity", [1, 5])
 def test_frost_of_photographs_is_theirs(photographs, side, scale, severity):

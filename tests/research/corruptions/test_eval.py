@@ -28,6 +28,8 @@ from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from support import reviews
 from support.builders import base
+from support.text_folders import save_text_model
+from support.variants import variant
 
 DATA = "digits::split=test,classes=0-6,limit=30"
 TEMPERATURE = 0.4
@@ -351,3 +353,11 @@ def test_frost_adds_the_photographs_of_a_folder(here, tmp_path, capsys):
     (folder / "frost1.png").write_bytes(b"no picture")
     code, told = said("--corrupt", f"frost={folder}")
     assert (code, "frost1.png: is not an image that can be decoded" in told) == (3, True)
+
+
+def test_texts_whose_words_are_answered_are_not_corrupted(tmp_path, capsys):
+    save_text_model(variant("transformers-bert-tokens"), tmp_path / "model")
+    rows = [{"tokens": ["the", "cat"], "tags": ["LABEL_0", "LABEL_1"]}] * 4
+    (tmp_path / "words.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main(["eval", f"{tmp_path}/model", "--data", f"{tmp_path}/words.jsonl", "--corrupt", "typos"]) == 2
+    assert "a corrupted text no longer has the words that are answered" in capsys.readouterr().err

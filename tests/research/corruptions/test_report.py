@@ -106,6 +106,7 @@ def test_seeds_have_means_under_corruption_and_their_intervals():
     assert f"{compared.rows['hydra'][Quantity('nll', 'shift:5')].value:.3f} ± " in pages
 
 
+@pytest.mark.more
 def test_intervals_of_means_over_corruptions_cover():
     """Most samples are as hard under each corruption, so that draws of each by itself would make intervals far too narrow."""
     generator, covered, apart = torch.Generator().manual_seed(0), 0, 0

@@ -69,6 +69,7 @@ def sample(request) -> Sample:
     return base(BASES[request.param])
 
 
+@pytest.mark.spread(cases=4)
 @pytest.mark.parametrize(
     "method", [LoraEnsemble(), SingularValues(), Oba(keep=0.5), BatchEnsemble()], ids=lambda m: m.KIND
 )

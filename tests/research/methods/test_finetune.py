@@ -77,6 +77,7 @@ def test_the_model_that_is_written_is_the_one_that_was_measured(tmp_path, model,
     assert evaluated(tmp_path / "out.st")["nll"].value == pytest.approx(report.nll, abs=1e-5)
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("method", ["lora-ensemble", "oba::keep=0.6,batches=2"])
 def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, model, method):
     run_finetune(config(tmp_path / "whole.st", model, method))
@@ -209,6 +210,7 @@ def copies(model):
     return out
 
 
+@pytest.mark.more
 def test_members_that_see_images_side_by_side_are_a_hydra_of_one_pass(tmp_path, model, copies):
     """An interrupted run too: its trunk is all there is before the classifiers, and what was measured is what it answers."""
     recipe = replace(RECIPE, epochs=None, steps=5, batch_size=20)

@@ -123,6 +123,7 @@ def test_noise_is_gumbels_and_hangs_on_seed_and_step_alone():
     assert first.var().item() == pytest.approx(math.pi**2 / 6, rel=0.05)
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(
     "settings", [{"epochs": 12, "gate_lr": 1.0}, {"epochs": 10, "estimator": "ste"}], ids=["soft", "ste"]
 )

@@ -71,6 +71,7 @@ def test_a_limit_trains_on_so_many(model, tmp_path):
     assert report.scores.results["steps"] == 4
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("method", ["l0", "dsp"])
 def test_an_interrupted_run_ends_with_the_same_bytes(model, tmp_path, method):
     whole, out = tmp_path / "whole.json", tmp_path / "s.json"

@@ -47,6 +47,7 @@ def test_the_loop_of_fine_tuning_trains_them(score, settings, monkeypatch):
     assert set(seen[0].rates.values()) == {settings().gate_lr}
 
 
+@pytest.mark.spread(cases=1)
 @each_method
 def test_the_same_seed_gives_the_same_bits_and_the_model_stays(score, settings):
     first = job(settings(**SHORT))
@@ -117,6 +118,7 @@ def test_weights_that_nobody_keeps_are_warned_of(score, settings):
         assert [("--trained" in w) for w in heard.warnings] == [True] * (not keeps)
 
 
+@pytest.mark.spread(cases=2)
 @each_method
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_training_that_is_not_in_the_dtype_asked_for_is_told(score, settings, dtype):

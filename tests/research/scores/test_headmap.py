@@ -52,6 +52,7 @@ def of_prune(scores, keep):
     return [list(kept) for mask in masks.values() for kept in mask.keep]
 
 
+@pytest.mark.spread(cases=5)
 @pytest.mark.parametrize("one", SOME, ids=str)
 @pytest.mark.parametrize("keep", [1, 3])
 def test_the_same_heads_as_by_full_passes(one, keep):
@@ -123,6 +124,7 @@ def test_batches_do_not_matter():
     assert torch.tensor(one) == pytest.approx(torch.tensor(many), rel=1e-6)
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_the_number_of_processes_changes_no_bit(world):
     sample, settings = base(variant("class-token")), HeadmapSettings(samples=4)

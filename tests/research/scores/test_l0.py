@@ -77,6 +77,7 @@ def by_penalty():
     return {penalty: learned(penalty, epochs=10, gate_lr=0.6) for penalty in (0.0, 0.02, 0.3)}
 
 
+@pytest.mark.more
 def test_heads_that_do_nothing_are_closed_and_the_others_are_not():
     found = learned(0.01, epochs=20, gate_lr=0.3)
 
@@ -85,6 +86,7 @@ def test_heads_that_do_nothing_are_closed_and_the_others_are_not():
     assert found.results["open"] == 6
 
 
+@pytest.mark.more
 def test_a_larger_penalty_leaves_fewer_heads_open(by_penalty):
     most, some, few = (found.results["open"] for found in by_penalty.values())
 

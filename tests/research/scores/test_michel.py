@@ -53,6 +53,7 @@ def test_the_variants_are_there():
     assert {str(v) for v in SOME} == KINDS
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("one", SOME, ids=str)
 def test_scores_are_the_derivatives_by_gates(one):
     sample = base(one)
@@ -158,6 +159,7 @@ def test_padding_further_changes_nothing(kind, form):
     assert rows(long.tables) == pytest.approx(rows(short.tables), rel=1e-8, abs=1e-12)
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(
     ("kind", "form", "recompute"),
     [
@@ -197,6 +199,7 @@ def test_pruning_in_steps_is_scoring_anew_without_what_is_gone(kind, form, recom
     assert (rows(found.scores) == 7.0).sum() == rows(found.scores).numel() - 7
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("after", range(8))
 def test_going_on_after_an_interruption_changes_nothing(after):
     sample, settings = base(variant("class-token")), MichelSettings(recompute=3)
@@ -221,6 +224,7 @@ def test_every_head_can_go():
     assert len({(r.layer, r.head) for r in ranking.removals}) == 12
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("settings", [RAW, MichelSettings(form="batch"), MichelSettings(recompute=2)])
 @pytest.mark.parametrize("world", [2, 5])
 def test_the_number_of_processes_changes_no_bit(settings, world):

@@ -49,6 +49,7 @@ def numbers(ranking, heads=4):
     return [[h.layer * heads + h.head for h in cluster] for cluster in ranking.clusters]
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("one", [VIT, BERT], ids=str)
 @pytest.mark.parametrize(("embedding", "seed"), [("tsne", 0), ("tsne", 1), ("none", 0)])
 def test_equals_the_literal_transcription(one, embedding, seed):

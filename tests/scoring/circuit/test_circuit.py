@@ -31,6 +31,7 @@ def settings(objective, **changes):
     return CircuitSettings(objective=name, ood_score=score or "msp", search="exact", **changes)
 
 
+@pytest.mark.spread(cases=4)
 @pytest.mark.parametrize(("name", "objective"), [
     *(("timm-vit-class-token", objective) for objective in OBJECTIVES),
     *(
@@ -59,7 +60,17 @@ def test_same_removals_as_algorithm_1(name, objective):
     assert ranking.results == {}
 
 
-@pytest.mark.spread(alike=True, every=8)
+@pytest.mark.spread(
+    families=(
+        "timm-vit",
+        "timm-eva",
+        "transformers-bert",
+        "transformers-deberta",
+        "transformers-clip",
+        "openclip",
+    ),
+    every=16,
+)
 @pytest.mark.parametrize("one", VARIANTS, ids=str)
 def test_every_candidate_is_valued_as_by_a_full_pass(one):
     sample = base(one)

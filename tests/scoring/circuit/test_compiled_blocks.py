@@ -36,7 +36,17 @@ def count(monkeypatch):
 
 
 @pytest.mark.newer
-@pytest.mark.spread(alike=True, every=8)
+@pytest.mark.spread(
+    families=(
+        "timm-vit",
+        "timm-eva",
+        "transformers-bert",
+        "transformers-deberta",
+        "transformers-clip",
+        "openclip",
+    ),
+    every=16,
+)
 @pytest.mark.parametrize("one", VARIANTS, ids=str)
 def test_candidates_have_the_same_values_by_two_graphs_a_tower(count, one):
     """For three blocks, the last of which computes a token, and batches of 16, 16 and 1."""
@@ -65,6 +75,7 @@ def test_neither_layers_nor_batches_nor_removals_are_compiled_for(count):
     assert count.frame_count == 1
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", [
     pytest.param("timm-vit-class-token", marks=pytest.mark.newer),
     *(

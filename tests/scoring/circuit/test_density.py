@@ -101,6 +101,7 @@ def of_library(library, data):
     return torch.cat(read), logits, labels
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("name", ["timm-vit-class-token", "transformers-bert-plain"])
 def test_same_removals_as_algorithm_1_with_a_fit_for_each_candidate(name):
     sample = base(variant(name))
@@ -126,6 +127,7 @@ def test_same_removals_as_algorithm_1_with_a_fit_for_each_candidate(name):
         gone.append(best)
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("name", KINDS)
 def test_every_candidate_is_valued_as_the_member_would_be(name):
     sample = base(variant(name))
@@ -171,6 +173,7 @@ def test_accuracy_and_density_add_up():
     assert avg == pytest.approx((accuracy + ood) / 2, abs=1e-12)
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize(
     ("name", "lazy"),
     [
@@ -197,6 +200,7 @@ def test_how_many_features_are_held_at_once_changes_nothing(monkeypatch, name, l
     assert held
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_lazy_search_that_values_every_head_is_exact(name):
     sample = base(variant(name))
@@ -209,6 +213,7 @@ def test_a_lazy_search_that_values_every_head_is_exact(name):
     assert [r.objective for r in found.removals] == [r.objective for r in expected.removals]
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("lazy", [None, {}], ids=["exact", "lazy"])
 def test_several_processes_find_the_same_bits(lazy):
     sample = base(variant("class-token"))

@@ -34,6 +34,7 @@ def run(sample, data, *, budget=7, log=None, search="lazy", **changes):
         return score_circuit(job_for(sample, data, budget=budget, settings=settings, **extra), SILENT)
 
 
+@pytest.mark.spread(cases=5)
 @pytest.mark.parametrize("every_head", [{"recheck": 1}, {"doubt": 0}], ids=str)
 @pytest.mark.parametrize(
     ("name", "objective"),
@@ -58,6 +59,7 @@ def test_valuing_every_head_is_exact(name, objective, every_head):
     assert found.results["work"] == 1
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("kept", [0, 20_000, 1 << 30])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_is_recorded_is_true_of_the_circuit(monkeypatch, name, kept):
@@ -74,6 +76,7 @@ def test_what_is_recorded_is_true_of_the_circuit(monkeypatch, name, kept):
         assert r.objective == pytest.approx(naive.objective(library, "avg", data), abs=1e-12)
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("after", [1, 3, 4, 7])
 @pytest.mark.parametrize("objective", ["avg", "acc-0.1*nll"])
 def test_going_on_after_an_interruption_changes_nothing(objective, after):
@@ -128,6 +131,7 @@ def test_the_same_twice():
     assert run(sample, data) == run(sample, data)
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("kept", [100_000, 1 << 30])
 @pytest.mark.parametrize("world", [2, 3])
 def test_several_processes_find_the_same_bits(monkeypatch, world, kept):
@@ -168,6 +172,7 @@ def poor(sample, data, objective):
     return Interrupted(removals, 0.25, {"spent": (1.0, 2.0, 3.0, 4.0)})
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize(("objective", "recheck"), [("avg", 24), ("nll", 4)])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_swaps_raise_the_objective(name, objective, recheck):
@@ -202,6 +207,7 @@ def test_no_more_swaps_are_tried_than_wanted(monkeypatch, swaps):
     assert tried.count(2) == swaps
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize(
     ("swaps", "worth", "promising", "tries", "looks"),
     [
@@ -316,6 +322,7 @@ def test_what_was_tried_is_expected_to_do_what_it_did_and_what_was_made_to_be_un
         assert begun.value == before >= value
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_look_around_sees_each_change(name):
     sample = base(variant(name))
@@ -347,6 +354,7 @@ def same_traits(found, expected):
             torch.testing.assert_close(values, other[trait], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("kept", [0, 1 << 30])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_trial_sees_what_a_change_makes(monkeypatch, name, kept):

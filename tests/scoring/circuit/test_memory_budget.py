@@ -44,6 +44,7 @@ def peak_of(job):
     return peak.highest
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize(
     ("name", "times", "search"),
     [
@@ -66,6 +67,7 @@ def test_no_more_is_taken_than_is_given(monkeypatch, name, search, times):
     assert taken <= limit
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("search", ["exact", "lazy"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_bound_changes_no_removal(monkeypatch, name, search):

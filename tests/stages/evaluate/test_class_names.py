@@ -62,6 +62,7 @@ def accuracy(work, model, data, progress=None):
     return run_eval(config, progress or Heard()).document.rows[0].values["accuracy"].value
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("model", ["nameless.st", "named.st"])
 @pytest.mark.parametrize("form", ["LABEL_{}", "{}.0", "{}"])
 def test_placeholders_are_the_models_classes_by_their_numbers(work, tmp_path, model, form):

@@ -132,6 +132,7 @@ def test_what_training_took_is_not_asked_where_no_lineage_tells(tmp_path, monkey
             run(model, **changes)
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("family", ["timm-vit", "transformers-bert", "transformers-beit"])
 def test_textbook_macs_are_those_of_the_librarys_own_model(family):
     sample = base(next(variant for variant in VARIANTS if variant.family == family))

@@ -173,6 +173,7 @@ def test_a_hydra_is_the_ensemble_of_its_members(models, full):
     assert hydra.values["macs_textbook"].value == apart.values["macs_textbook"].value
 
 
+@pytest.mark.more
 def test_an_ensemble_costs_what_its_models_cost(models):
     members = [str(models / f"m{i}.st") for i in range(3)]
     together = run_eval(config(members[0], compare=(NamedModels(name="all", models=tuple(members)),)))
@@ -272,6 +273,7 @@ def test_latencies_are_measured_for_every_row(models):
             assert value.count >= 3
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_a_dtype_changes_little(models, full, dtype):
     found = run_eval(config(models / "hydra.st", dtype=dtype)).document

@@ -115,6 +115,7 @@ def auroc(inside, outside):
     return roc_auc_score([0] * len(inside) + [1] * len(outside), torch.cat([inside, outside]))
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(("row", "seeds"), [("m0", (0,)), ("pair", (0, 1))])
 def test_the_scores_are_those_of_the_librarys_features(row, seeds, here, report):
     """A row of two models has the mean of their scores; a temperature changes none."""

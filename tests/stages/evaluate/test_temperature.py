@@ -191,6 +191,7 @@ def test_one_changes_no_other_number(models, fitted):
     assert (row.ood, row.means) == (plain.ood, plain.means)
 
 
+@pytest.mark.more
 def test_two_runs_give_the_same_bytes(models, tmp_path):
     for name in ("one", "two"):
         run_eval(

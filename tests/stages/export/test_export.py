@@ -84,6 +84,7 @@ def near(found, path, asked, tolerance=1e-5):
         assert torch.allclose(torch.as_tensor(found["ood_score"]), loaded.scores["msp"], atol=tolerance)
 
 
+@pytest.mark.more
 def test_any_number_of_samples_goes_into_onnx(hydra, exported):
     run = formats.run_onnx(exported[1])
 

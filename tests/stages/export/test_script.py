@@ -112,6 +112,7 @@ def agree(
     assert len({line["probability"] for line in expected}) > 1
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(
     ("suffix", "pixels"),
     [
@@ -189,6 +190,7 @@ def test_a_tokenizer_in_python_is_the_model_s_own(tmp_path, monkeypatch, answers
     agree(answers(tmp_path / "m.onnx.py", *texts), predictions(tmp_path / "esm", "texts.csv"))
 
 
+@pytest.mark.more
 def test_tokens_are_numbers_where_a_model_has_no_tokenizer(tmp_path, answers):
     sample = base(BERT)
     run_export(ExportConfig(model=str(sample.save(tmp_path / "b.st")), out=tmp_path / "b.pt2"))
@@ -237,6 +239,7 @@ def test_prediction_sets_are_those_of_predict(monkeypatch, method, by_class):
         assert found(p) == [name for name, inside in zip("abcdefg", row, strict=True) if inside]
 
 
+@pytest.mark.spread(cases=12)
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
 @pytest.mark.parametrize("offset", ["nearest", "before", "torchvision"])
 @pytest.mark.parametrize("size", [(3, 32, 32), (1, 28, 20), (3, 21, 32), (1, 15, 15)])
@@ -275,6 +278,7 @@ def test_only_image_formats_are_opened(tmp_path, monkeypatch):
         read(tmp_path / "b.png")
 
 
+@pytest.mark.more
 def test_labels_with_equal_names_stay_apart(tmp_path, answers, monkeypatch):
     sample = base(next(v for v in VARIANTS if v.name == "multi-label" and v.family == PLAIN.family))
     labels = ("a", "b", "b", *map(str, range(sample.header.num_classes - 3)))
@@ -299,6 +303,7 @@ def test_no_name_of_a_file_is_code(tmp_path, monkeypatch):
     compile(source, "x", "exec")
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(
     ("options", "stored", "reason"),
     [
@@ -328,6 +333,7 @@ def test_where_no_threshold_keeps_the_risk_nothing_is_accepted_or_refused(tmp_pa
     agree(actual, predictions(model, *names))
 
 
+@pytest.mark.more
 def test_a_script_that_is_there_is_not_replaced_unasked(tmp_path, capsys):
     model, out, beside = image_model(tmp_path / "m.st"), tmp_path / "m.pt2", tmp_path / "m.pt2.py"
     beside.write_text("mine\n")
@@ -340,6 +346,7 @@ def test_a_script_that_is_there_is_not_replaced_unasked(tmp_path, capsys):
     assert "def answer(" in beside.read_text()
 
 
+@pytest.mark.more
 def test_a_script_that_is_gone_is_made_again(tmp_path, capsys):
     model, out, beside = image_model(tmp_path / "m.st"), tmp_path / "m.pt2", tmp_path / "m.pt2.py"
     line = ["export", str(model), "-o", str(out), "--if-changed"]

@@ -112,6 +112,7 @@ def test_another_seed_is_another_model(tmp_path, plain):
     assert all(not torch.equal(first[n], second[n]) for n in first if n.endswith("weight"))
 
 
+@pytest.mark.more
 def test_the_seed_of_the_classifier_changes_the_classifier_only(tmp_path, plain):
     plain, found = tensors(plain), tensors(tuned(tmp_path / "head.st", head_seed=5))
     equal = tensors(tuned(tmp_path / "equal.st", head_seed=0))
@@ -142,6 +143,7 @@ def test_a_seed_of_a_classifier_that_is_not_drawn_is_refused(tmp_path):
 DEEP, SHALLOW, CLIP = ARCH, ARCH.replace("depth=2", "depth=1"), "transformers-vision-tower-clip"
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize(("model", "share", "named", "why"), [
     (CLIP, {"dropout": 0.5}, None, "the model has no dropout, except for attention weights"),
     (CLIP, {"dropout": 0.5}, "imagenet1k", "the model has no dropout, except for attention weights"),
@@ -173,6 +175,7 @@ def test_a_share_to_drop_that_nothing_takes_is_refused_unless_a_recipe_says_it(
     assert "leave `--" in caught.value.hint
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("part", PARTS)
 def test_what_is_frozen_is_bit_identical(tmp_path, member, part):
     found = tensors(
@@ -199,6 +202,7 @@ def test_last_blocks_leave_the_first_alone(tmp_path, member):
     assert not changed & {"pos_embed", "cls_token", "patch_embed.proj.weight"}
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("recipe", [
     pytest.param(RECIPE, marks=pytest.mark.more),
     pytest.param(replace(RECIPE, optimizer="sgd", lr=(0.01,), keep_best=True), marks=pytest.mark.more),
@@ -224,6 +228,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, recipe):
     assert not (tmp_path / "out.st.state").exists()
 
 
+@pytest.mark.more
 def test_how_often_the_state_is_saved_changes_nothing(tmp_path, plain):
     for number in (1, 5):
         assert tuned(tmp_path / f"{number}.st", save_every=number).read_bytes() == plain.read_bytes()
@@ -272,6 +277,7 @@ def test_ctrl_c_after_the_first_line_can_be_gone_on_from(tmp_path, python):
     assert out.read_bytes() == whole
 
 
+@pytest.mark.more
 def test_two_processes_do_what_one_does(tmp_path, member, python):
     out = tmp_path / "two.st"
     recipe = replace(
@@ -451,6 +457,7 @@ def test_counts_of_parameters_add_up(tmp_path, member):
     assert report.trained_parameters + report.frozen_parameters == sum(t.numel() for t in held.values())
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("variant", ["map-pool", "distilled", "swiglu", "layer-scale"])
 def test_other_architectures_train(tmp_path, variant):
     name, options = TIMM_VIT[variant]
@@ -556,6 +563,7 @@ def test_a_state_of_another_run_is_refused(tmp_path):
         assert "--force" in caught.value.hint
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "changes", [OTHERS[0], *(pytest.param(other, marks=pytest.mark.more) for other in OTHERS[1:])]
 )
@@ -568,6 +576,7 @@ def test_a_state_of_another_run_plays_no_part_where_it_is_replaced(tmp_path, cha
     assert not config(out).state.exists()
 
 
+@pytest.mark.more
 def test_force_starts_anew_and_says_so(tmp_path):
     out, heard = tmp_path / "out.st", Heard()
     cut(out)

@@ -96,6 +96,7 @@ CASES = {
 }
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_classifier_trains_as_if_its_encoder_ran_in_each_step(models, tmp_path, monkeypatch, name):
     changes = dict(CASES[name])
@@ -144,6 +145,7 @@ def passes(monkeypatch):
     return counted
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("epochs", [1, 5])
 def test_the_encoder_sees_each_sample_once(models, tmp_path, monkeypatch, epochs):
     counted = passes(monkeypatch)
@@ -159,6 +161,7 @@ def test_the_encoder_sees_each_sample_once(models, tmp_path, monkeypatch, epochs
     assert report.training_macs == full // (3 * epochs) + 3 * epochs * 60 * 32 * 7
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("change", ["augment", "mixup", "teacher"])
 def test_an_encoder_that_must_run_in_each_step_is_in_evaluation_mode(models, tmp_path, monkeypatch, change):
     """Whatever its architecture drops: weights are those of the same encoder that drops nothing."""
@@ -189,6 +192,7 @@ def test_an_encoder_that_must_run_in_each_step_is_in_evaluation_mode(models, tmp
     assert len([count for count in counted if count > 1]) > 2 * 12
 
 
+@pytest.mark.more
 def test_an_interrupted_run_goes_on_to_the_same_bytes(models, tmp_path):
     recipe = replace(RECIPE, lr=(1e-2, 1e-1), keep_best=True)
     whole, out = tmp_path / "whole.st", tmp_path / "out.st"
@@ -221,6 +225,7 @@ def test_features_that_lie_in_a_file_give_the_same_bytes(models, tmp_path, monke
     assert not (tmp_path / "none.st").exists()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_the_bytes_are_the_same_for_any_number_of_processes(models, tmp_path, python, world):
     """Pieces that are fewer than processes, too: three a batch, and one."""

@@ -110,6 +110,7 @@ class Warned(Cut):
         self.warnings.append(message)
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(("changes", "warned"), [
     ({"dropout": 0.0}, True),
     ({"dropout": 0.1, "reset_head": True}, False),
@@ -143,6 +144,7 @@ def test_what_tells_equal_members_apart_is_something_that_their_model_takes(tmp_
     assert said[1] == []
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(("seeds", "train", "warned"), [
     ((3, 3, 3), ("head",), True), ((3, 4, 5), ("head",), False), ((3, 4, 3), ("head",), True), ((3, 4, 5), ("embed",), True),
 ])  # fmt: skip
@@ -203,6 +205,7 @@ def test_reported_metrics_are_the_ensemble_s(report, whole):
     assert report.nll == pytest.approx(-probs[torch.arange(20), labels].log().mean().item(), abs=1e-5)
 
 
+@pytest.mark.more
 def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, hydra, whole):
     out = tmp_path / "out.st"
     given = FinetuneConfig(
@@ -217,6 +220,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, hydra, whole):
     assert out.read_bytes() == whole.read_bytes()
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("batches", ["shared", "own"])
 def test_apart_from_the_first_block_a_member_trains_as_it_would_alone(tmp_path, batches):
     """Nothing shared: SGD on the mean of M losses moves each member as SGD at 1/M of the rate does alone.
@@ -238,6 +242,7 @@ def test_apart_from_the_first_block_a_member_trains_as_it_would_alone(tmp_path, 
         assert not torch.allclose(found["head.weight"], samples[i].state["head.weight"], atol=1e-3)
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(
     ("train", "parts"), [(("own",), {"blocks.2", "norm", "head"}), (("own", "head"), {"head"})]
 )
@@ -331,6 +336,7 @@ def test_a_hydra_whose_plan_was_edited_is_refused(tmp_path, hydra):
         tuned(tmp_path / "out.st", tmp_path / "edited.st")
 
 
+@pytest.mark.more
 def test_bf16_and_a_classifier_of_zeros(tmp_path, hydra):
     report = tuned(
         tmp_path / "out.st", hydra, recipe=replace(RECIPE, precision="bf16", reset_head=True, epochs=1)

@@ -80,6 +80,7 @@ def alone(folder, name, out):
         return run_finetune(config(**{**job, "model": folder / job["model"], "out": out}))
 
 
+@pytest.mark.spread(cases=1)
 @sharded
 @pytest.mark.parametrize("name", ["parts", "parts-hydra"])
 def test_weights_in_parts_train_as_whole_ones_do(made, name, tmp_path):

@@ -54,6 +54,7 @@ def agreement_of(path):
     return agreement(logits.softmax(-1)).item()
 
 
+@pytest.mark.more
 def test_members_agree_less_where_no_answer_is_right(hydra, tmp_path):
     plain = run_finetune(config(tmp_path / "plain.st", hydra))
     pushed = run_finetune(config(tmp_path / "pushed.st", hydra, repulsion=3.0))
@@ -63,6 +64,7 @@ def test_members_agree_less_where_no_answer_is_right(hydra, tmp_path):
     assert "'repulsion': 3.0" in str(Checkpoint.open(tmp_path / "pushed.st").header)
 
 
+@pytest.mark.more
 def test_the_same_seed_gives_the_same_bytes(hydra, tmp_path):
     for name in ("a.st", "b.st"):
         run_finetune(config(tmp_path / name, hydra, repulsion=0.5))
@@ -95,6 +97,7 @@ def test_what_does_not_go_with_it(hydra, tmp_path, changes, said):
         config(tmp_path / "never.st", hydra, **({"repulsion": 0.1} | changes))
 
 
+@pytest.mark.more
 def test_a_frozen_encoder_runs_in_each_step(hydra, tmp_path):
     """Kept features are of the images as they are."""
     given = {"recipe": replace(SGD, train=("head",))}

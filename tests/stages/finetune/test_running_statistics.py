@@ -67,6 +67,7 @@ def test_the_weights_of_its_norms_train(whole):
     )
 
 
+@pytest.mark.more
 def test_an_interrupted_run_goes_on_to_the_same_bytes(whole, tmp_path):
     out, heard = tmp_path / "out.st", Heard()
     with pytest.raises(KeyboardInterrupt):

@@ -83,6 +83,7 @@ def test_a_hydra_teaches_a_hydra_member_by_member(folder, together):
     assert all(torch.allclose(taught.tensor(n), t, atol=1e-6) for n, t in together.tensors().items())
 
 
+@pytest.mark.more
 def test_another_model_learns_the_mean_of_teachers_which_a_hydra_says_too(folder):
     two = tuple(str(folder / f"teacher{i}.st") for i in (0, 1))
     mean, same, half = (

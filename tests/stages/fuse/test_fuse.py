@@ -77,6 +77,7 @@ def test_a_difference_in_the_sign_of_zero_is_a_difference_of_bits(tmp_path):
     assert report.tensors["grouped"] == 1
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("mlp", ["merge", "keep"])
 def test_dtypes_stay(tmp_path, name, mlp):

@@ -72,6 +72,7 @@ def evaluated(model, members, **changes):
     return [{name: v.value for name, v in row.values.items()} for row in run_eval(config).document.rows]
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("temperature", [None, 1.5, TEST], ids=["raw", "given", "fitted"])
 def test_what_is_measured_is_what_eval_says_of_hydra_and_members(members, tmp_path, temperature):
     report = fuse(
@@ -106,6 +107,7 @@ def test_agreement_is_of_the_ensembles_predictions(members, tmp_path):
     assert last.agreement < 1
 
 
+@pytest.mark.more
 def test_auto_merges_as_much_as_may_be(members, losses, tmp_path):
     """By brute force: the largest number of blocks whose loss is within the bound, tried from the largest down."""
     assert len({round(loss, 6) for loss in losses.values()}) == 3

@@ -60,6 +60,7 @@ def finetuned(model, out, seed, **changes):
     return out
 
 
+@pytest.mark.more
 def test_the_paper_s_pipeline_with_a_merged_trunk(tmp_path):
     """Pruned apart from block 1 on, tuned apart, fused: block 0 runs once, and own blocks are the members' own."""
     model = base(PLAIN).save(tmp_path / "base.st")

@@ -40,6 +40,7 @@ def fuse(members, out, ear=None, **measuring):
     )
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("temperature", [None, 2.0, DataRef.parse(VAL)], ids=["raw", "given", "fitted"])
 def test_it_is_what_eval_fits_for_the_hydra(members, tmp_path, temperature):
     report = fuse(members, tmp_path / "h.st", temperature=temperature, **FITTING)

@@ -119,6 +119,7 @@ def test_what_else_does_not_fit_is_refused(tmp_path, weights, name, said):
     assert not (tmp_path / "b.st").exists()
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("kind", ["BertModel", "BertForMaskedLM", "BertForMultipleChoice"])
 def test_a_folder_without_a_classifier(tmp_path, kind):
     folder = tmp_path / "m"

@@ -110,6 +110,7 @@ WRAPPED = {
 PREFIXES = ["module.", "_orig_mod.", "model.", "net.", "backbone.", "encoder.", "module._orig_mod.", "_orig_mod.module.", "model.module.", "model.backbone."]  # fmt: skip
 
 
+@pytest.mark.spread(cases=7)
 @pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
 @pytest.mark.parametrize("prefix", ["", "module."])
 def test_every_wrapper(tmp_path, state, wrap, prefix):
@@ -118,6 +119,7 @@ def test_every_wrapper(tmp_path, state, wrap, prefix):
     check_equal(tmp_path / "base.st", state)
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_every_prefix(tmp_path, state, prefix):
     report = bring(saved(tmp_path, under(prefix, state)), tmp_path / "base.st")
@@ -154,6 +156,7 @@ def test_what_a_lightning_module_has_besides_is_left_out_and_said(tmp_path, stat
     )
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("key", ["state_dict_ema", "model_ema", "ema_state_dict"])
 @pytest.mark.parametrize("wrap", [lambda s: s, lambda s: {"module": s}, lambda s: under("module.", s)])
 def test_moving_averages(tmp_path, state, key, wrap):
@@ -314,6 +317,7 @@ ORIGINALS = {
 }  # fmt: skip
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("make", ORIGINALS.values(), ids=ORIGINALS)
 @pytest.mark.parametrize("prefix", ["", "module."])
 def test_timm_translates_original_repositories(tmp_path, make, prefix):
@@ -487,6 +491,7 @@ MISFITS = {
 }  # fmt: skip
 
 
+@pytest.mark.spread(cases=4)
 @pytest.mark.parametrize(("change", "options", "message", "hint"), MISFITS.values(), ids=MISFITS)
 def test_weights_that_do_not_fit(tmp_path, state, change, options, message, hint):
     with pytest.raises(CheckpointError, match=message) as caught:

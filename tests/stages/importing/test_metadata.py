@@ -176,6 +176,7 @@ HOLDERS = {
 }  # fmt: skip
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("wrap", HOLDERS.values(), ids=HOLDERS)
 def test_every_place_for_options(tmp_path, library, wrap):
     path = saved(tmp_path, wrap(dict(library.state_dict())))
@@ -269,6 +270,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("changes", HOSTILE.values(), ids=HOSTILE)
 def test_what_a_file_says_passes_the_gate_of_all_options(tmp_path, library, changes):
     with pytest.raises(HydraError):

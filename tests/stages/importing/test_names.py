@@ -59,6 +59,7 @@ def with_head(state, name, prefix=""):
     }
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("prefix", ["student.", "vit.", "teacher.backbone.", "a.b.c.d.e.", "_orig_mod.vit."])
 @pytest.mark.parametrize("beside", [False, True])
 def test_any_prefix_goes(tmp_path, state, prefix, beside):
@@ -77,6 +78,7 @@ def test_weights_that_are_there_twice(tmp_path, state):
     check_equal(bring(tmp_path, both, weights_key="teacher"), other)
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("wrap", [lambda s: s, lambda s: {"state_dict": s}, lambda s: under("module.", s)])
 def test_a_student_and_a_teacher(tmp_path, state, wrap):
     other = {k: v + 1 for k, v in state.items()}
@@ -99,6 +101,7 @@ def test_a_key_that_is_not_there(tmp_path, state):
         bring(tmp_path, {"s": state}, weights_key="s", ema=True)
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize(
     ("name", "prefix"), [("fc", ""), ("classifier", "backbone."), ("model.fc", "model."), ("odd.name", "")]
 )

@@ -40,7 +40,7 @@ def look(path):
     return run_inspect(InspectConfig(files=(str(path),)))
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @pytest.mark.parametrize("variant", dict.fromkeys([*FIRST, *RENAMED]), ids=str)
 def test_a_folder_of_transformers_has_the_parts_of_its_model(tmp_path, variant):
     theirs, ours, _ = saved(variant, tmp_path)
@@ -117,6 +117,7 @@ def test_one_tower_of_two_says_what_gives_it_a_classifier(tmp_path):
     )
 
 
+@pytest.mark.spread(cases=7)
 @pytest.mark.parametrize("variant", [v for v in RENAMED if not str(v).startswith(SPLIT)], ids=str)
 def test_names_on_disk_become_those_in_memory(tmp_path, variant):
     theirs, _, sample = saved(variant, tmp_path)
@@ -126,7 +127,7 @@ def test_names_on_disk_become_those_in_memory(tmp_path, variant):
     assert {name_in_memory(sample.family, name) for name in on_disk} == sample.state.keys()
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_names_in_memory_stay_as_they_are(variant):
     """So that a folder whose names are new already is read alike."""

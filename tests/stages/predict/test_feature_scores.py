@@ -85,6 +85,7 @@ def close(ours, theirs):
     return torch.allclose(ours, theirs, rtol=1e-5, atol=1e-5 * float(theirs.abs().max()))
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("score", FITTED)
 def test_a_checkpoint_tells_the_scores_that_eval_found(here, found, score):
     """The temperature of the copy is another one: ViM reads the logits as they were when it was fitted."""

@@ -250,6 +250,7 @@ def test_a_run_without_a_readable_image_writes_their_errors_and_fails(models, wo
     ]
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
 def test_an_interrupted_run_leaves_no_file(models, work, monkeypatch, suffix):
     """An older release's journal is ignored."""
@@ -285,6 +286,7 @@ def test_an_interrupted_run_leaves_no_file(models, work, monkeypatch, suffix):
     assert journal.read_text() == "mine"
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("world", [2, 3])
 def test_several_processes_make_the_bytes_of_one(models, work, monkeypatch, world):
     """Images of which one cannot be read, and texts."""

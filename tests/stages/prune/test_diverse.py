@@ -128,6 +128,7 @@ def towers_of(report):
 # --- candidates are valued as members ------------------------------------------------------------------------------------
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -179,6 +180,7 @@ def test_as_many_candidates_as_members_are_what_sample_draws(pictures):
     assert report.diverse.sets[0].disagreement == report.diverse.sets[1].disagreement
 
 
+@pytest.mark.more
 def test_what_it_says_of_sample_is_what_sample_draws(pictures):
     scores = pictures.scores()
     report = pictures.prune(scores)
@@ -190,6 +192,7 @@ def test_what_it_says_of_sample_is_what_sample_draws(pictures):
     assert report.diverse.sets[1].mi == pytest.approx(mutual_information(probs), abs=1e-5)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "kind",
     [Diversity.MI, *(pytest.param(k, marks=pytest.mark.more) for k in Diversity if k is not Diversity.MI)],
@@ -207,6 +210,7 @@ def test_no_member_is_worse_than_the_median_candidate(pictures, kind):
     assert report.diverse.chosen[0].objective == max(values.values())
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("kind", Diversity)
 def test_no_other_admitted_pair_with_the_best_candidate_is_more_diverse(pictures, kind):
     report = pictures.prune(pictures.scores(), members=2, asked={"diversity": kind})
@@ -223,6 +227,7 @@ def test_no_other_admitted_pair_with_the_best_candidate_is_more_diverse(pictures
     assert gains[second] == pytest.approx(max(gains.values()), abs=1e-5)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("size", [7, pytest.param(60, marks=pytest.mark.more)])
 def test_the_size_of_batches_changes_no_choice(pictures, size):
     scores = pictures.scores()
@@ -249,6 +254,7 @@ def test_origin_and_lineage_say_what_decided(pictures):
     assert tuned_on_ood([opened])
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize(
     ("recorded", "ood", "used"),
     [
@@ -261,6 +267,7 @@ def test_candidates_are_valued_by_what_the_scores_were_searched_by(pictures, rec
     assert report.diverse.objective == used
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("name", ["images", "zero-shot"])
 def test_candidates_are_valued_by_density_as_circuits_are(tmp_path, name):
     case = CASES[name](tmp_path)

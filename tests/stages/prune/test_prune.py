@@ -62,6 +62,7 @@ def test_a_mask_written_by_hand(tmp_path, model):
     assert report.members[0].largest_difference <= 1e-5
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("name", ["class-token", "no-qkv-bias", "qk-norm", "distilled", "hybrid", "map-pool"])
 def test_parameters_macs_and_bytes_are_what_shapes_predict(tmp_path, name):
     sample = base(variant(name))
@@ -182,6 +183,7 @@ def test_keeping_every_head_keeps_every_byte(tmp_path, model):
     assert all(list(before.spans[n].pieces()) == list(after.spans[n].pieces()) for n in before.specs)
 
 
+@pytest.mark.spread(cases=4)
 @pytest.mark.parametrize("stored", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("wanted", [None, "fp32", "bf16", "fp16"])
 def test_dtypes_stay_unless_told_otherwise(tmp_path, stored, wanted):
@@ -332,6 +334,7 @@ def test_scores_that_order_too_few_heads_say_how_many_to_remove(tmp_path, model,
     prune(model, tmp_path / "m.st", **changes | {"pool": stopped})
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("layer", [0, 1, 2, 3])
 def test_members_may_diverge_from_any_layer_or_nowhere(tmp_path, model, layer):
     prune(model, tmp_path / "m.st", **with_scores(diverge_from=layer)(tmp_path))

@@ -79,6 +79,7 @@ STRATEGIES = {
 }  # fmt: skip
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize(
     ("name", "start"),
     [
@@ -117,6 +118,7 @@ def test_members_equal_the_masked_base_agree_where_they_must_and_are_the_same_tw
         assert len(mask.origin.scores) == (1 if files else 0)
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("name", ["sample", "random", "random-layers"])
 def test_another_seed_is_another_draw(tmp_path, model, scores, name):
     given = dict(STRATEGIES[name])
@@ -128,6 +130,7 @@ def test_another_seed_is_another_draw(tmp_path, model, scores, name):
     assert len(found) == 2
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("name", ["best", "sample", "objectives"])
 def test_a_strategy_that_is_named_is_the_one_that_is_implied(tmp_path, model, scores, name):
     given = dict(STRATEGIES[name])
@@ -274,6 +277,7 @@ def circuit(path, *, knee=6, stop=12, baseline=0.9, rise=0.02, **changes):
     return scores_file(path, TABLE, **given | changes)
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("knee", [3, 6, 9])
 @pytest.mark.parametrize("stop", [11, 12])
 def test_a_circuit_goes_up_to_its_knee(tmp_path, model, knee, stop):

@@ -40,6 +40,7 @@ def test_a_circuit_file_says_everything(model, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["s.json"]
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_an_interrupted_run_ends_with_the_same_bytes(model, tmp_path, after):
     whole = tmp_path / "whole.json"
@@ -58,6 +59,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(model, tmp_path, after):
     assert not (tmp_path / "s.json.journal").exists()
 
 
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("given", [{}, {"objective": "acc-0.1*nll"}])
 def test_an_interrupted_search_ends_with_the_same_bytes(model, tmp_path, monkeypatch, given):
     monkeypatch.setattr("hydractl.scoring.circuit.search.RECHECK", 3)
@@ -107,6 +109,7 @@ def test_a_bound_on_memory_changes_no_byte(model, tmp_path):
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
+@pytest.mark.more
 @pytest.mark.newer
 def test_a_compiled_search_ends_with_the_same_bytes_and_goes_on(model, tmp_path, monkeypatch):
     """Of graphs that run as they are: the machine's own ones round otherwise."""

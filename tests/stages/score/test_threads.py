@@ -47,6 +47,7 @@ def flat(scores):
     return [value for tower in scores["towers"].values() for row in tower["scores"] for value in row]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", [case[0] for case in CASES])
 def test_the_number_of_threads_moves_no_head(made, name):
     one, two = (flat(made[threads][name]) for threads in (1, 2))

@@ -41,6 +41,7 @@ def test_beginning_in_the_middle_gives_the_same_steps(augment):
     assert same(seen(feed, 0, 11)[6:], seen(feed_of(augment), 6, 11))
 
 
+@pytest.mark.spread(cases=5)
 @pytest.mark.parametrize("augment", AUGMENTS)
 @pytest.mark.parametrize(("world", "pieces"), [(2, 1), (3, 2), (1, 5), (40, 1)])
 def test_shares_make_up_the_batch(augment, world, pieces):
