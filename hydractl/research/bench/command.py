@@ -9,8 +9,7 @@ from hydractl.cli.commands.run import read_back, run_plan, written
 from hydractl.cli.output import Terminal, console, line, table, written_out
 from hydractl.messages import lasting
 from hydractl.progress import Progress
-from hydractl.research.bench.config import BenchConfig
-from hydractl.research.bench.plan import CostModel, WorkEstimate, in_order, stages
+from hydractl.research.bench.config import BenchConfig, CostModel, WorkEstimate, in_order, stages
 from hydractl.research.bench.rows import PLANS
 
 if TYPE_CHECKING:
@@ -49,8 +48,7 @@ def _planned(
     config: BenchConfig, base: OpenModel, progress: Progress
 ) -> tuple[WorkEstimate, tuple[str, ...]]:
     """Return how much there is to do, and the rivals that can be made, the cheapest first; data are held no longer."""
-    from hydractl.research.bench.fits import fitting
-    from hydractl.research.bench.measure import Sets, work_of
+    from hydractl.research.bench.measure import Sets, fitting, work_of
 
     sets = Sets()
     work = work_of(config, base, sets)

@@ -24,7 +24,7 @@ from hydractl.errors import UsageError
 from hydractl.families.base import Family, Place
 from hydractl.manifest.header import Fate, Header, Tokenization
 from hydractl.model_inputs import Inputs, split_inputs
-from hydractl.research.methods.adapter import Adapter, Site, make
+from hydractl.research.methods.adapters import Adapter, Site, make
 from hydractl.research.methods.options import Mimo
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.trainable import Together, TrainableModel

@@ -22,9 +22,12 @@ from hydractl.processes.distributed import follow_leader, rank
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_text, versions
 from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.stages.finetune.head_training import KeptFeatures, head_macs, items_to_encode, keep_features
 from hydractl.stages.finetune.job import (
+    KeptFeatures,
     build,
+    head_macs,
+    items_to_encode,
+    keep_features,
     load_output,
     measure_of,
     open_job,
