@@ -277,9 +277,11 @@ def base_of(model: OpenModel, opened: Sequence[Sequence[OpenModel]]) -> OpenMode
     """Return the base that a model was pruned from, if it is a row: of several in its lineage the nearest."""
     bases = {row[0].checkpoint.digest: row[0] for row in opened if len(row) == 1}
     bases = {digest: base for digest, base in bases.items() if base.header.kind == Kind.BASE}
-    if model.header.kind == Kind.BASE:
-        return None
-    return next((bases[digest] for digest in _ancestors(model) if digest in bases), None)
+    return (
+        None
+        if model.header.kind == Kind.BASE
+        else next((bases[digest] for digest in _ancestors(model) if digest in bases), None)
+    )
 
 
 def apart_of(row: Sequence[OpenModel], opened: Sequence[Sequence[OpenModel]]) -> Sequence[OpenModel]:

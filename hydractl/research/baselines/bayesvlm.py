@@ -133,11 +133,11 @@ class ProjectionCovariance:
     @classmethod
     def of(cls, outer: Tensor, inner: Tensor, *, count: float, prior: float) -> ProjectionCovariance:
         """Invert the precision of weights whose factors are A and B."""
-        factors = []
-        for factor in (outer, inner):
-            eye = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-            factors.append(torch.linalg.inv(math.sqrt(count) * factor + math.sqrt(prior) * eye))
-        return cls(factors[0], factors[1].diagonal().clone())
+        inverses = [
+            torch.linalg.inv(math.sqrt(count) * factor + math.sqrt(prior) * torch.eye(len(factor)).to(factor))
+            for factor in (outer, inner)
+        ]
+        return cls(inverses[0], inverses[1].diagonal().clone())
 
     def variances(self, activations: Tensor) -> Tensor:
         """Return the variances (N, F) of embeddings."""

@@ -378,19 +378,16 @@ def parse_row(name: str | None, text: str) -> DerivedModels | None:
 def _belongs(reference: str, part: str) -> bool:
     """Return whether the part after a comma belongs to the reference of a baseline before it."""
     last, has_options, options = reference.partition("::")
-    if has_options:
-        return is_baseline(last) and continues_options(options, part)
-    return is_of_several(last) and not is_baseline(part)
+    return (
+        is_baseline(last) and continues_options(options, part)
+        if has_options
+        else is_baseline(last) and BASELINES[last.partition(":")[0]].SEVERAL and not is_baseline(part)
+    )
 
 
 def is_baseline(reference: str) -> bool:
     """Return whether a reference names what is made of a model."""
     return reference.partition(":")[0] in BASELINES and ":" in reference
-
-
-def is_of_several(reference: str) -> bool:
-    """Return whether a reference names what is made of several models, with commas between them."""
-    return is_baseline(reference) and BASELINES[reference.partition(":")[0]].SEVERAL
 
 
 def parse_baseline(reference: str) -> tuple[str, BaselineOptions]:
@@ -421,9 +418,11 @@ def _data_of(text: str, options: Iterable[str]) -> str:
     """Return the data reference at the beginning of a text: up to the next option that is no key of the data."""
     reference = _up_to(text, options)
     source, separator, _ = split_source(reference)
-    if not separator or not source or source.startswith(PREFIX):
-        return reference
-    return _up_to(text, {*options} - KEYS[DataRef(source=source).kind])
+    return (
+        reference
+        if not separator or not source or source.startswith(PREFIX)
+        else _up_to(text, {*options} - KEYS[DataRef(source=source).kind])
+    )
 
 
 def _up_to(text: str, options: Iterable[str]) -> str:

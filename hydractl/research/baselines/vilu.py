@@ -280,8 +280,6 @@ def build(options: ViluOptions, inputs: BaselineInputs) -> tuple[Towers, dict[st
     model, opened, progress = inputs.models[0], inputs.files[0], inputs.progress
     contrast_of(model, name=opened.reference)
     items, _, labels = inputs.fitted_on[str(options.reads)]
-    if labels is None:
-        raise ValueError("the labels are read where the data are opened")
     feed = ItemFeed.open(
         items,
         labels.tolist(),

@@ -43,13 +43,17 @@ def score_michel(job: ScoreJob, progress: Progress) -> Ranking:
 
     def measure() -> HeadImportance:
         tables, loss = gate_importance(job, settings.form)
-        if settings.normalize == "none":
-            return HeadImportance(tables, loss)
-        return HeadImportance(min_max(normalized(tables, settings.normalize)), loss)
+        return (
+            HeadImportance(tables, loss)
+            if settings.normalize == "none"
+            else HeadImportance(min_max(normalized(tables, settings.normalize)), loss)
+        )
 
-    if settings.recompute:
-        return remove_lowest(job, progress, measure, at_once=settings.recompute)
-    return Ranking(scores=measure().tables)
+    return (
+        remove_lowest(job, progress, measure, at_once=settings.recompute)
+        if settings.recompute
+        else Ranking(scores=measure().tables)
+    )
 
 
 def gate_importance(job: ScoreJob, form: str) -> HeadImportance:
@@ -260,7 +264,13 @@ def remove_lowest(
     job.log.begin(baseline)
     steps = range(len(removals), job.budget, at_once)
     for begin in progress.track(steps, label="Removing heads", total=len(steps)):
-        lowest = _lowest(job, importance.tables)[: min(at_once, job.budget - begin)]
+        scores = {
+            HeadId(tower, layer, head): score
+            for tower, rows in importance.tables.items()
+            for layer, row in enumerate(rows)
+            for head, score in zip(heads_left(job.model.tower(tower), layer), row, strict=True)
+        }
+        lowest = sorted(scores, key=scores.__getitem__)[: min(at_once, job.budget - begin)]
         for head in lowest:
             remove_head(job.model, head)
         left = begin + len(lowest) < job.budget
@@ -273,14 +283,3 @@ def remove_lowest(
                 job.log.record(removal)
             removals.append(removal)
     return Ranking.of_removals(job, removals, baseline=baseline)
-
-
-def _lowest(job: ScoreJob, tables: Tables) -> list[HeadId]:
-    """Return the heads that are left by ascending score."""
-    scores = {
-        HeadId(tower, layer, head): score
-        for tower, rows in tables.items()
-        for layer, row in enumerate(rows)
-        for head, score in zip(heads_left(job.model.tower(tower), layer), row, strict=True)
-    }
-    return sorted(scores, key=lambda head: scores[head])

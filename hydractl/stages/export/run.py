@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import floor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -192,16 +192,8 @@ class Runner:
     """An exported model, asked as a model is that `respond` is given."""
 
     program: Program
-
-    @property
-    def device(self) -> torch.device:
-        """Where it takes its inputs."""
-        return torch.device("cpu")
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype that it takes them in."""
-        return torch.float32
+    device: ClassVar = torch.device("cpu")
+    dtype: ClassVar = torch.float32
 
     def outputs(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         """Return each member's logits (M, B, C), or of words (M, B, Q, C)."""
@@ -213,9 +205,11 @@ class Runner:
 
 def named(inputs: Inputs) -> Named:
     """Return inputs by name."""
-    if isinstance(inputs, torch.Tensor):
-        return {IMAGES if inputs.dtype == torch.uint8 else PIXELS: inputs}
-    return inputs
+    return (
+        {IMAGES if inputs.dtype == torch.uint8 else PIXELS: inputs}
+        if isinstance(inputs, torch.Tensor)
+        else inputs
+    )
 
 
 def samples(header: Header, *, batch: int, seed: int) -> dict[str, torch.Tensor]:
@@ -312,9 +306,11 @@ class Trial:
 
     def batches(self, items: Items, *, pixels: bool) -> Iterable[Batch[Inputs]]:
         """Return what is asked: inputs as they are prepared for the model, or pixels."""
-        if pixels and isinstance(self.how, Preprocess):
-            return undecoded(of_kind(items, ImageSet), self.how)
-        return encoded(items, self.how, batch_size=self.batch_size, limit_bytes=0)
+        return (
+            undecoded(of_kind(items, ImageSet), self.how)
+            if pixels and isinstance(self.how, Preprocess)
+            else encoded(items, self.how, batch_size=self.batch_size, limit_bytes=0)
+        )
 
     def ask(
         self, model: Runnable, *, name: str, progress: Progress, pixels: bool = False
@@ -356,13 +352,7 @@ def measured(
     rows = []
     for name, responses in responses_by_row.items():
         foreign = {OOD: responses[OOD]} if OOD in responses else {}
-        numbers = measure_all(
-            responses[ID_NAME],
-            trial.labels,
-            foreign,
-            opened.header,
-            selection,
-        )
+        numbers = measure_all(responses[ID_NAME], trial.labels, foreign, opened.header, selection)
         rows.append(
             Row(
                 name=name,
@@ -434,7 +424,8 @@ class Source(NamedTuple):
 
     opened: OpenModel
     module: ExportModule
-    axes: formats.Axes
+    axes: tuple[str, ...]
+    most: int | None
     example: formats.Named
     header: Header
     threshold: Threshold | None
@@ -462,13 +453,11 @@ def _check(config: ExportConfig, opened: OpenModel, output_lock: OutputLock) -> 
             option=option,
         )
     how = opened.header.preprocess
-    if not config.with_preprocess:
-        return
-    if isinstance(how, Tokenization):
+    if config.with_preprocess and isinstance(how, Tokenization):
         raise UsageError(
             f"`--with-preprocess` is for images, but {opened.reference} reads texts", hint="leave it out"
         )
-    if how.interpolation not in FILTERS:
+    if config.with_preprocess and isinstance(how, Preprocess) and how.interpolation not in FILTERS:
         raise UnsupportedModelError(
             f"{opened.reference}: its preprocessing resizes by `{how.interpolation}`, which cannot be exported exactly",
             hint="leave out `--with-preprocess`",
@@ -509,13 +498,12 @@ def _load(config: ExportConfig, opened: OpenModel, classes: Classes | None, prog
         for name in model.towers.keys() - {"vision"}:
             del model.towers[name]
     pixels, example = None, samples(opened.header, batch=EXAMPLES, seed=config.seed)
-    axes = formats.Axes(("batch",))
+    axes: tuple[str, ...] = ("batch",)
     if isinstance(how, Tokenization):
         # what a batch of texts is always filled up to is no axis of any length
-        names = ("batch", "length") if how.padding == "longest" else ("batch",)
-        axes = formats.Axes(names, {"length": how.max_length})
+        axes = ("batch", "length") if how.padding == "longest" else ("batch",)
     elif config.with_preprocess:
-        pixels, axes = Pixels(how), formats.Axes(("batch", "height", "width"))
+        pixels, axes = Pixels(how), ("batch", "height", "width")
         example = {IMAGES: pictures(how, size=(1.5, 1.25), batch=EXAMPLES, seed=config.seed)}
     module = ExportModule(WithDefaultScore.stored(model, opened, classes), pixels)
     header = with_class_names(opened.header, classes)
@@ -528,7 +516,8 @@ def _load(config: ExportConfig, opened: OpenModel, classes: Classes | None, prog
             f"{opened.reference}: its prediction sets are not exported: they do not hold for the quantized model"
         )
         header = header.model_copy(update={"prediction_sets": None})
-    return Source(opened, module, axes, example, header, threshold)
+    most = how.max_length if isinstance(how, Tokenization) else None
+    return Source(opened, module, axes, most, example, header, threshold)
 
 
 def _unfit(config: ExportConfig, threshold: Threshold, module: ExportModule, header: Header) -> str | None:
@@ -545,7 +534,7 @@ def _unfit(config: ExportConfig, threshold: Threshold, module: ExportModule, hea
 
 def _convert(config: ExportConfig, source: Source, progress: Progress) -> Exported:
     where, metadata = source.opened.reference, _metadata(config, source)
-    program = formats.traced(source.module, source.example, source.axes, where=where)
+    program = formats.traced(source.module, source.example, source.axes, most=source.most, where=where)
     if config.form != ONNX:
         content = formats.pt2(program, metadata)
         return Exported(content, formats.run_pt2(content))
@@ -638,7 +627,7 @@ def _report(
     answers = exported.program(source.example)
     return ExportReport(
         paths=paths,
-        inputs=tuple(_described_tensor(name, x, source.axes.names) for name, x in source.example.items()),
+        inputs=tuple(_described_tensor(name, x, source.axes) for name, x in source.example.items()),
         outputs=tuple(
             _described_tensor(name, x, ("members", "batch") if name == "member_logits" else ("batch",))
             for name, x in answers.items()

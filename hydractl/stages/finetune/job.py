@@ -232,9 +232,11 @@ def build(work: TrainingPlan, features: KeptFeatures | None) -> TrainableModel:
 
 def val_batches(work: TrainingPlan, features: KeptFeatures | None) -> Iterable[Batch[Inputs]]:
     """Return batches of the validation data, or of its features if they are stored. Data that fit in memory are decoded once."""
-    if features is not None:
-        return features.val_batches()
-    return encoded(work.val.items, work.how, batch_size=EVAL_BATCH)
+    return (
+        features.val_batches()
+        if features is not None
+        else encoded(work.val.items, work.how, batch_size=EVAL_BATCH)
+    )
 
 
 def measure_of(
@@ -341,11 +343,11 @@ def _stay_equal(subject: TrainableModel, job: Job, device: torch.device) -> bool
         job.begin_training(subject.module)
         outputs = subject.module(job.probe)
     log_probs = outputs.log_softmax(-1)
-    if job.lesson is None:
-        log_probs = log_probs[..., 0]
-    else:
-        log_probs = log_probs * job.lesson.targets(inputs_on(job.probe, device)).cpu()
-    log_probs.sum().backward()
+    (
+        log_probs[..., 0]
+        if job.lesson is None
+        else log_probs * job.lesson.targets(inputs_on(job.probe, device)).cpu()
+    ).sum().backward()
     return any(
         all(
             tensor.grad is (other := second[n].grad)

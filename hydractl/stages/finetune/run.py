@@ -110,9 +110,11 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
         for teacher in work.teachers:
             check_weights(teacher)
         folder = _state_folder(work)
-        start = Snapshot()
-        if folder is not None:
-            start = folder.resumed(force=config.force, others=config.if_changed, progress=progress)
+        start = (
+            Snapshot()
+            if folder is None
+            else folder.resumed(force=config.force, others=config.if_changed, progress=progress)
+        )
         with (
             _settling_state(config, folder, leads=leads),
             start_engine(config.device, precision=config.recipe.precision, shards=shards) as engine,

@@ -117,10 +117,9 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
 def _files_beside(config: ImportConfig) -> list[Path]:
     """Return the files that are read besides weights: an index, those that say the architecture, a tokenizer."""
     folders = [path for path in (config.folder, config.tokenizer) if path is not None and path.is_dir()]
-    tokenizer = [] if config.tokenizer is None else [config.tokenizer]
     return [
         Path(config.source),
-        *tokenizer,
+        *([] if config.tokenizer is None else [config.tokenizer]),
         *(path for folder in folders for path in folder_files(folder)),
     ]
 

@@ -607,6 +607,8 @@ class Plan:
     def chunks(self, name: str) -> Chunks:
         """Return a tensor's bytes, those of the base where nothing changes; raises as `tensor`."""
         stored = self.opened.checkpoint
-        if stored.specs[name] == self.specs[name]:
-            return [stored.spans[name]]
-        return [tensor_bytes(self.tensor(name))]
+        return (
+            [stored.spans[name]]
+            if stored.specs[name] == self.specs[name]
+            else [tensor_bytes(self.tensor(name))]
+        )

@@ -94,16 +94,14 @@ def run_push(config: PushConfig, progress: Progress = SILENT) -> PushReport:
     )
     scratch = ScratchFolder()
     files = publication.files(opened.checkpoint, opened.header, scratch=scratch, where=config.model)
-    pushed = None
-    if not config.dry_run:
-        target = Target(
-            name=config.repository,
-            revision=config.revision,
-            private=config.private,
-            create_pr=config.create_pr,
-            message=config.commit_message or usual_message(opened.header),
-        )
-        pushed = push(files, target, progress=progress)
+    target = Target(
+        name=config.repository,
+        revision=config.revision,
+        private=config.private,
+        create_pr=config.create_pr,
+        message=config.commit_message or usual_message(opened.header),
+    )
+    pushed = None if config.dry_run else push(files, target, progress=progress)
     return _report(config, settled(files, lambda _: None) if pushed is None else pushed.files, pushed)
 
 

@@ -580,6 +580,8 @@ def make_job(
 
 def _drawn_indices(config: ScoreConfig, item_set: Items) -> torch.Tensor | None:
     """Return the positions of the samples that a limit draws, None without one."""
-    if config.limit is None or config.limit >= len(item_set):
-        return None
-    return epoch_order(len(item_set), seed=config.seed, epoch=0)[: config.limit].sort().values
+    return (
+        None
+        if config.limit is None or config.limit >= len(item_set)
+        else epoch_order(len(item_set), seed=config.seed, epoch=0)[: config.limit].sort().values
+    )
