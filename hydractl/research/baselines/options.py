@@ -77,8 +77,9 @@ class BaselineOptions(CheckedSettings):
 
     @property
     def reads(self) -> DataRef | None:
-        """What it is fitted on, as the model reads it."""
-        return None
+        """The data that it is fitted on, as the model reads them: its option `data`, or None if it has no such option."""
+        data: DataRef | None = getattr(self, DATA, None)
+        return data
 
     def made_of(self, checkpoints: int) -> Self:
         """Return the options of what is made of so many models; of one, where `SEVERAL` does not hold."""
@@ -158,11 +159,6 @@ class LaplaceOptions(BaselineOptions):
         check(self)
         if self.samples is None and self.predictive == SAMPLES:
             object.__setattr__(self, "samples", DRAWS)
-
-    @property
-    def reads(self) -> DataRef:
-        """What the model's own inputs are made of."""
-        return self.data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,11 +290,6 @@ class ViluOptions(BaselineOptions):
     def augments(self) -> tuple[str, ...]:
         """As `--augment` of `finetune`."""
         return ("rrc", "flip") if self.augment == CROPS else ()
-
-    @property
-    def reads(self) -> DataRef:
-        """What the model's own inputs are made of."""
-        return self.data
 
 
 BASELINES: Mapping[str, type[BaselineOptions]] = MappingProxyType(

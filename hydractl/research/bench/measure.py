@@ -124,7 +124,7 @@ def measure(config: BenchConfig, base: OpenModel, progress: Progress) -> CostMod
     with TemporaryDirectory() as folder:
         out = Path(folder)
         _, few_seconds, more_seconds = (
-            _trained(config, steps, out / f"{steps}.st") if trains else _answered(config, steps) / FORWARD
+            _seconds(config, steps, out / f"{steps}.st", trains=trains)
             for steps in (1, FEW_STEPS, MORE_STEPS)
         )
     step = (
@@ -135,34 +135,30 @@ def measure(config: BenchConfig, base: OpenModel, progress: Progress) -> CostMod
     return CostModel(step=step, begin=max(0.0, few_seconds - FEW_STEPS * step))
 
 
-def _answered(config: BenchConfig, batches: int) -> float:
-    size = config.recipe.batch_size
-    start_time = time.monotonic()
-    run_eval(
-        EvalConfig(
-            model=config.model,
-            data=replace(config.test, limit=batches * size),
-            metrics=("accuracy",),
-            batch_size=size,
-            naming=config.naming,
+def _seconds(config: BenchConfig, steps: int, out: Path, *, trains: bool) -> float:
+    """Return the duration of a training of some steps, or of as much computation without gradients."""
+    recipe, start_time = config.recipe, time.monotonic()
+    if trains:
+        run_finetune(
+            FinetuneConfig(
+                model=config.model,
+                data=config.data,
+                val=replace(config.val, limit=1),
+                out=out,
+                recipe=replace(recipe, steps=steps, epochs=None, warmup=0, swa=None, lr=recipe.lr[:1]),
+            )
         )
-    )
-    return time.monotonic() - start_time
-
-
-def _trained(config: BenchConfig, steps: int, out: Path) -> float:
-    lr = config.recipe.lr[:1]
-    start_time = time.monotonic()
-    run_finetune(
-        FinetuneConfig(
-            model=config.model,
-            data=config.data,
-            val=replace(config.val, limit=1),
-            out=out,
-            recipe=replace(config.recipe, steps=steps, epochs=None, warmup=0, swa=None, lr=lr),
+    else:
+        run_eval(
+            EvalConfig(
+                model=config.model,
+                data=replace(config.test, limit=steps * recipe.batch_size),
+                metrics=("accuracy",),
+                batch_size=recipe.batch_size,
+                naming=config.naming,
+            )
         )
-    )
-    return time.monotonic() - start_time
+    return (time.monotonic() - start_time) / (1 if trains else FORWARD)
 
 
 def fitting(

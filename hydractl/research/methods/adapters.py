@@ -148,11 +148,9 @@ class SeededTraining(Training):
 
     @override
     def change_job(self, job: Job) -> Job:
-        seed = self.options.dropout_seed
-        if seed is None:
+        if (seed := self.options.dropout_seed) is None:
             return job
-        repulsion = None if job.repulsion is None else replace(job.repulsion, seed=seed)
-        return replace(job, seed=seed, repulsion=repulsion)
+        return replace(job, seed=seed, repulsion=job.repulsion and replace(job.repulsion, seed=seed))
 
 
 class Adapter(SeededTraining):
@@ -196,8 +194,9 @@ class Adapter(SeededTraining):
                     "train more layers without `--train`, `--last-blocks` and `--freeze-blocks`, or use another method"
                 ),
             )
-        places = {name: place_of(family, name) for name in names}
-        return tuple(sorted(self.changes(parametrized_names, places)))
+        return tuple(
+            sorted(self.changes(parametrized_names, {name: place_of(family, name) for name in names}))
+        )
 
     @override
     def build(self, subject: TrainableModel, names: Collection[str]) -> TrainableModel:

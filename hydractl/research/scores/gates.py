@@ -86,8 +86,7 @@ class GatedModel(nn.Module):
             towers: Towers with gates.
         """
         super().__init__()
-        self.model = model
-        self.gates = gates
+        self.model, self.gates = model, gates
         self._taps: list[Gated] = []
         for name in towers:
             for block in model.tower(name).layers():
@@ -329,16 +328,14 @@ class GateRun(MethodRun):
                 hint="add `--training pipelined`",
             )
         trained = _trained_path(config)
-        if trained is None:
-            return
-        if is_stream(trained) or trained.resolve() == config.out.resolve():
+        if trained and (is_stream(trained) or trained.resolve() == config.out.resolve()):
             raise UsageError(
                 f"`--trained {trained}`: "
                 f"{'is a stream' if is_stream(trained) else 'is also the output file of the scores'}",
                 hint="name another file",
             )
         check_outputs(
-            [trained],
+            [trained] if trained else [],
             force=claim.may_replace,
             models=[opened],
             data=config.references.values(),

@@ -119,7 +119,10 @@ def absolute_gradients(job: ScoreJob) -> HeadImportance:
     Raises:
         DataError: If there are no labels, or a gradient is not finite.
     """
-    sums = _summed(job)
+    job.model.requires_grad_(requires_grad=False)
+    fixed_towers: dict[str, Fixed] = {}
+    batch_sums = [_of_batch(job, samples, fixed_towers) for samples in job.id_data]
+    sums = torch.stack(job.team.in_order(batch_sums)).sum(dim=0)
     count = sums[-1]
     if not sums.isfinite().all():
         raise not_finite("gradients")
@@ -131,16 +134,8 @@ def absolute_gradients(job: ScoreJob) -> HeadImportance:
     return HeadImportance(tables, checked_loss((sums[-2] / count).item()))
 
 
-def _summed(job: ScoreJob) -> torch.Tensor:
-    """Return Σ|∂L/∂ξ| of all heads that are left, tower after tower; then the summed loss and the number of samples."""
-    job.model.requires_grad_(requires_grad=False)
-    fixed_towers: dict[str, Fixed] = {}
-    batch_sums = [_of_batch(job, samples, fixed_towers) for samples in job.id_data]
-    return torch.stack(job.team.in_order(batch_sums)).sum(dim=0)
-
-
 def _of_batch(job: ScoreJob, samples: Samples, fixed_towers: dict[str, Fixed]) -> torch.Tensor:
-    """Return one batch's share of `_summed`, float64."""
+    """Return Σ|∂L/∂ξ| of a batch for all heads that are left, tower after tower; then the summed loss and the number of samples; float64."""
     inputs, labels = samples.labelled("computing gradients")
     routed = job.model.routed(inputs)
     for name in job.model.answer.fixed & routed.keys():

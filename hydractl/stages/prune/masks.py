@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Self, cast
+from typing import cast
 
 import torch
 
 from hydractl.errors import ManifestError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.families.timm.models import untagged
-from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
+from hydractl.fusion.slicing import prune_tensor, zero_dropped
 from hydractl.heads.budget import HeadBudget, total_heads
 from hydractl.heads.masks import (
     Sampling,
@@ -362,7 +362,14 @@ def choose_masks(config: PruneConfig, opened: OpenModel, team: ProcessGroup, pro
         DataError: If `diverse` is given data that do not fit.
     """
     if config.masks:
-        return _read_masks(config, opened, progress)
+        read_masks = tuple(_read_mask(path, opened, progress) for path in config.masks)
+        return Chosen(
+            masks=read_masks,
+            sources=tuple(
+                (document_input(path, mask.digest() if is_stream(path) else None),)
+                for path, mask in zip(config.masks, read_masks, strict=True)
+            ),
+        )
     scores = tuple(_read_scores(path, opened, progress) for path in config.scores)
     strategy = _strategy(config, scores)
     shape = _shape(config, opened, scores)
@@ -406,15 +413,6 @@ def choose_masks(config: PruneConfig, opened: OpenModel, team: ProcessGroup, pro
         remarks=tuple(remarks),
         diverse=drawn_masks.diverse,
     )
-
-
-def _read_masks(config: PruneConfig, opened: OpenModel, progress: Progress) -> Chosen:
-    masks = tuple(_read_mask(path, opened, progress) for path in config.masks)
-    sources = tuple(
-        (document_input(p, m.digest() if is_stream(p) else None),)
-        for p, m in zip(config.masks, masks, strict=True)
-    )
-    return Chosen(masks=masks, sources=sources)
 
 
 def _strategy(config: PruneConfig, scores: Sequence[HeadScores]) -> Strategy:
@@ -554,26 +552,6 @@ class Plan:
     sources: tuple[InputFile, ...]
     specs: Mapping[str, TensorSpec]
 
-    @classmethod
-    def of(
-        cls,
-        opened: OpenModel,
-        mask: HeadMask,
-        specs: Mapping[str, TensorSpec],
-        *,
-        path: Path,
-        sources: tuple[InputFile, ...],
-    ) -> Self:
-        """Plan a member of a base that would be stored with `specs` as a whole."""
-        family, architecture = opened.family, opened.header.architecture
-        return cls(
-            opened=opened,
-            mask=mask,
-            path=path,
-            sources=sources,
-            specs={n: pruned_spec(family, architecture, mask.towers, n, spec) for n, spec in specs.items()},
-        )
-
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor as it is stored.
 
@@ -581,9 +559,8 @@ class Plan:
             CheckFailed: If its dtype is too small for a number.
         """
         opened, spec = self.opened, self.specs[name]
-        base_tensor = opened.checkpoint.tensor(name)
         member_tensor = prune_tensor(
-            opened.family, opened.header.architecture, self.mask.towers, name, base_tensor
+            opened.family, opened.header.architecture, self.mask.towers, name, opened.checkpoint.tensor(name)
         )
         larger = spec.dtype == "F16" and "`--dtype bf16` or `--dtype fp32` can represent larger numbers"
         return as_stored(
