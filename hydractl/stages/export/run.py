@@ -413,7 +413,20 @@ def run_export(config: ExportConfig, progress: Progress = SILENT) -> ExportRepor
             exported, report = _compare_on_data(config, source, exported, trial, differences, progress)
         progress.step(f"Writing {config.out}")
         paths = _publish(config, source, exported, report, output_lock)
-        return _report(source, exported, paths, differences, report)
+        answers = exported.program(source.example)
+        return ExportReport(
+            paths=paths,
+            inputs=tuple(_described_tensor(name, x, source.axes) for name, x in source.example.items()),
+            outputs=tuple(
+                _described_tensor(name, x, ("members", "batch") if name == "member_logits" else ("batch",))
+                for name, x in answers.items()
+            ),
+            members=len(source.module.model.answers),
+            classes=answers["probabilities"].shape[1],
+            size_bytes=len(exported.content),
+            differences=differences,
+            measured=report,
+        )
 
 
 class Source(NamedTuple):
@@ -617,29 +630,6 @@ def _publish(
     return (*written,)
 
 
-def _report(
-    source: Source,
-    exported: Exported,
-    paths: tuple[Path, ...],
-    differences: dict[str, float],
-    report: Report | None,
-) -> ExportReport:
-    answers = exported.program(source.example)
-    return ExportReport(
-        paths=paths,
-        inputs=tuple(_described_tensor(name, x, source.axes) for name, x in source.example.items()),
-        outputs=tuple(
-            _described_tensor(name, x, ("members", "batch") if name == "member_logits" else ("batch",))
-            for name, x in answers.items()
-        ),
-        members=len(source.module.model.answers),
-        classes=answers["probabilities"].shape[1],
-        size_bytes=len(exported.content),
-        differences=differences,
-        measured=report,
-    )
-
-
 def _metadata(config: ExportConfig, source: Source) -> dict[str, str]:
     """Return what the file says of itself: JSON by key."""
     header, threshold = source.header, source.threshold
@@ -660,24 +650,21 @@ def _metadata(config: ExportConfig, source: Source) -> dict[str, str]:
         "kind": header.kind.value,
         "ood_score": source.module.with_score.score,
         "threshold": None if threshold is None else threshold.model_dump(mode="json"),
-        **_of_labels(header),
+        **(
+            {
+                "labels": header.class_names,
+                "label_temperatures": header.label_temperatures,
+                "label_thresholds": header.label_thresholds or (HALF,) * header.num_classes,
+                **problem_type_of(header.architecture),
+            }
+            if header.architecture.task.by_label
+            else {}
+        ),
         "prediction_sets": header.prediction_sets and header.prediction_sets.model_dump(mode="json"),
         "members": len(header.masks),
         "made_by": step.model_dump(mode="json"),
     }
     return {f"hydractl.{name}": json.dumps(value, sort_keys=True) for name, value in fields.items()}
-
-
-def _of_labels(header: Header) -> dict[str, object]:
-    """Return what a model says of itself whose inputs may have several labels."""
-    if not header.architecture.task.by_label:
-        return {}
-    return {
-        "labels": header.class_names,
-        "label_temperatures": header.label_temperatures,
-        "label_thresholds": header.label_thresholds or (HALF,) * header.num_classes,
-        **problem_type_of(header.architecture),
-    }
 
 
 def _options(config: ExportConfig) -> dict[str, OptionValue]:

@@ -33,7 +33,7 @@ from hydractl.stages.shared.finite import stored_tensors
 from hydractl.training.accelerator import Engine
 from hydractl.training.dropout import HAS_LAYERS_FOR, set_dropout
 from hydractl.training.evaluate import classifier_metrics
-from hydractl.training.feeding import Feed, InputSource, ItemFeed, MemberFeeds, Planned
+from hydractl.training.feeding import InputSource, ItemFeed, MemberFeeds, Planned
 from hydractl.training.losses import Repulsion
 from hydractl.training.optimizers import rate_scales
 from hydractl.training.recipe import Recipe
@@ -206,7 +206,36 @@ def open_job(
     feed = work.training.open_feed(_feed(work, features), work.load, work.names, engine, progress)
     if isinstance(feed, ItemFeed) and work.config.has_own_batches:
         feed = MemberFeeds.of(feed, len(work.header.masks), work.how)
-    return work.training.change_job(_job(work, feed, engine, features, batches))
+    config, recipe = work.config, work.config.recipe
+    if work.trains_head:
+        recipe = replace(recipe, dropout=None, drop_path=None)  # the frozen encoder has no dropout
+    job = Job(
+        build=lambda: build(work, features).module,
+        feed=feed,
+        loss=of_each(
+            work.header,
+            partial(question_losses, label_smoothing=recipe.label_smoothing),
+            by_member=not isinstance(feed, ItemFeed),
+            several=config.extension.models > 1,
+        ),
+        evaluate=measure_of(work, engine, batches),
+        probe=blank_inputs(work.header.preprocess, 1, device="cpu")
+        if features is None
+        else features.train[:1],
+        recipe=recipe,
+        seed=config.seed,
+        save_every=config.save_every,
+        recomputes=config.gradient_checkpointing,
+        compiles=config.model if config.compile else None,
+        lesson=lesson_of(config, work.teachers, work.header, engine) if work.teachers else None,
+        repulsion=None if config.repulsion is None else Repulsion(config.repulsion, config.seed),
+        scales=scale_rates(work),
+        pieces=None if features is None else recipe.accumulate,
+        begin_training=partial(begin_head_training, family=work.opened.family)
+        if work.trains_head
+        else begin_training,
+    )
+    return work.training.change_job(job)
 
 
 def _feed(work: TrainingPlan, features: KeptFeatures | None) -> ItemFeed:
@@ -252,45 +281,6 @@ def measure_of(
         return span_f1_of(items.by_document(tags), work.header.class_names)
 
     return classifier_metrics(engine, batches, labels, span_f1)
-
-
-def _job(
-    work: TrainingPlan,
-    feed: Feed,
-    engine: Engine,
-    features: KeptFeatures | None,
-    batches: Iterable[Batch[Inputs]],
-) -> Job:
-    """Return the job of the training loop."""
-    config, recipe = work.config, work.config.recipe
-    if work.trains_head:
-        recipe = replace(recipe, dropout=None, drop_path=None)  # the frozen encoder has no dropout
-    return Job(
-        build=lambda: build(work, features).module,
-        feed=feed,
-        loss=of_each(
-            work.header,
-            partial(question_losses, label_smoothing=recipe.label_smoothing),
-            by_member=not isinstance(feed, ItemFeed),
-            several=config.extension.models > 1,
-        ),
-        evaluate=measure_of(work, engine, batches),
-        probe=blank_inputs(work.header.preprocess, 1, device="cpu")
-        if features is None
-        else features.train[:1],
-        recipe=recipe,
-        seed=config.seed,
-        save_every=config.save_every,
-        recomputes=config.gradient_checkpointing,
-        compiles=config.model if config.compile else None,
-        lesson=lesson_of(config, work.teachers, work.header, engine) if work.teachers else None,
-        repulsion=None if config.repulsion is None else Repulsion(config.repulsion, config.seed),
-        scales=scale_rates(work),
-        pieces=None if features is None else recipe.accumulate,
-        begin_training=partial(begin_head_training, family=work.opened.family)
-        if work.trains_head
-        else begin_training,
-    )
 
 
 def scale_rates(work: TrainingPlan) -> dict[str, float]:

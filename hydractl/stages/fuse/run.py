@@ -172,15 +172,13 @@ def _check_own_from(first: OpenModel, own_from: int | None) -> None:
     Raises:
         UsageError: If it is so.
     """
-    if own_from is None:
-        return
-    if first.header.prompting is not None:
+    if own_from is not None and first.header.prompting is not None:
         raise UsageError(
             f"`--own-from {own_from}`: {first.reference} is a zero-shot model, which cannot be trained",
             hint="leave it out; tensors that differ between members are stored for each member anyway",
         )
     depth = _depth_of(first)
-    if own_from > depth:
+    if own_from is not None and own_from > depth:
         raise UsageError(
             f"`--own-from {own_from}`: {first.reference} has {counted(depth, 'block')}",
             hint=f"`--own-from {depth}` gives each member its own readout and head",

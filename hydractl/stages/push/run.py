@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from hydractl.checkpoint import ScratchFolder
 from hydractl.errors import UsageError
 from hydractl.families.load import check_tensors, open_model
 from hydractl.fusion.build import stored_specs
-from hydractl.hub.repository import Pushed, Target, push, require_token, settled
+from hydractl.hub.repository import Target, push, require_token, settled
 from hydractl.hub.upload import CARD, Publication, usual_message
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import SILENT, Progress
@@ -102,11 +100,8 @@ def run_push(config: PushConfig, progress: Progress = SILENT) -> PushReport:
         message=config.commit_message or usual_message(opened.header),
     )
     pushed = None if config.dry_run else push(files, target, progress=progress)
-    return _report(config, settled(files, lambda _: None) if pushed is None else pushed.files, pushed)
-
-
-def _report(config: PushConfig, files: Mapping[str, Path | bytes], pushed: Pushed | None) -> PushReport:
-    card = files[CARD]
+    written = settled(files, lambda _: None) if pushed is None else pushed.files
+    card = written[CARD]
     return PushReport(
         repository=config.repository,
         revision=config.revision,
@@ -116,7 +111,7 @@ def _report(config: PushConfig, files: Mapping[str, Path | bytes], pushed: Pushe
                 size_bytes=len(content) if isinstance(content, bytes) else content.stat().st_size,
                 written=None if pushed is None else name in pushed.written,
             )
-            for name, content in files.items()
+            for name, content in written.items()
         ),
         deleted=() if pushed is None else pushed.deleted,
         card=card.decode() if isinstance(card, bytes) else "",
