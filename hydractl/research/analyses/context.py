@@ -99,8 +99,7 @@ class AnalysisContext:
         """Return this process's batches of a data set, or of the ID set under a corruption, as a model reads them."""
         inputs = self.run.data.inputs[ID_NAME if isinstance(of, Corruption) else of]
         if isinstance(of, Corruption):
-            clean = self.run.data.inputs[ID_NAME]
-            inputs = clean.of(with_corruption(clean.dataset, of), name=f"{of.name} {of.severity}")
+            inputs = inputs.of(with_corruption(inputs.dataset, of), name=f"{of.name} {of.severity}")
         return inputs.tracked(part.opened.header.preprocess, part.opened.reference, self.run.progress)
 
     def inputs(self, part: ModelOfRow, of: str | Corruption) -> Iterator[tuple[Tensor, Inputs]]:

@@ -81,16 +81,14 @@ def items_to_encode(work: TrainingPlan, engine: Engine) -> Items | None:
     The encoder must run in each step if more than the classifiers train, if augmentation or mixing changes its inputs, if there are
     teachers or repulsion, if each word is answered, or if the model is sharded.
     """
-    recipe, repels = work.config.recipe, work.config.repulsion is not None
-    by_word = work.header.architecture.task.by_word
     changes = (
-        recipe.augment
+        work.config.recipe.augment
         or work.mixing
         or work.teachers
-        or repels
+        or work.config.repulsion is not None
         or not work.training.trains_all
         or engine.shards
-        or by_word
+        or work.header.architecture.task.by_word
     )
     return None if changes or not work.trains_head else work.train.items
 
@@ -169,10 +167,9 @@ def on_features(subject: TrainableModel) -> TrainableModel:
 
 def _classified(heads: Sequence[nn.Module], features: Tensor) -> Tensor:
     """Return the mean of the outputs (B, F) that a member's classifiers compute from features (B, F)."""
-    parts = features.chunk(len(heads), -1)
     logits = [
         head(part if isinstance(head, nn.Linear) else part.unsqueeze(1))
-        for head, part in zip(heads, parts, strict=True)
+        for head, part in zip(heads, features.chunk(len(heads), -1), strict=True)
     ]
     return logits[0] if len(logits) == 1 else torch.stack(logits).mean(0)
 

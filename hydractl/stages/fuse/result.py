@@ -266,14 +266,16 @@ class MergeEvaluator:
         member_log_probs = {
             ref: torch.cat([by_set[ref] for by_set in log_probs_by_member]) for ref in self.sets
         }
-        before, predicted, of_members = self.quality(member_log_probs, ENSEMBLE)
+        before, predicted, of_members = self.quality(data, member_log_probs, ENSEMBLE)
         tried: list[Tried] = []
         for merge_trunk in range(fusion.merge_trunk, -1, -1):
             candidate = fusion.merging(merge_trunk)
             quality, classes, temperature = before, predicted, of_members
             if Fate.MERGED in candidate.fates.values():
                 name = f"{HYDRA} merged before block {merge_trunk}" if auto else HYDRA
-                quality, classes, temperature = self.quality(self.log_probs_of_hydra(candidate, name), name)
+                quality, classes, temperature = self.quality(
+                    data, self.log_probs_of_hydra(candidate, name), name
+                )
             agreement = float((classes == predicted).double().mean())
             loss = quality.nll - before.nll
             tried.append(Tried(merge_trunk=merge_trunk, hydra=quality, loss=loss, agreement=agreement))
@@ -350,14 +352,13 @@ class MergeEvaluator:
             .rounded()
         )
 
-    def quality(self, log_probs_by_set: LogProbs, name: str) -> tuple[Quality, Tensor, Temperature]:
-        """Return how good the ensemble of those who said it is on `--data`, which classes (N,) it predicts, and its temperature.
+    def quality(
+        self, ref: DataRef, log_probs_by_set: LogProbs, name: str
+    ) -> tuple[Quality, Tensor, Temperature]:
+        """Return the quality of an ensemble on a data set, its predicted classes (N,), and its temperature.
 
         Each label or word of a sample counts as one.
         """
-        ref = self.measuring.data
-        if ref is None:
-            raise ValueError("no data set is given to measure on")
         temperature = self.temperature(log_probs_by_set, name)
         scaled = Responses(scale_log_probs(log_probs_by_set[ref], divisor(temperature)))
         member_log_probs, labels = scaled.flattened().log_probs.double(), self.sets[ref].labels

@@ -43,7 +43,7 @@ from hydractl.messages import counted
 from hydractl.output.publish import is_stream
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
-from hydractl.stages.prune.config import PruneConfig, Strategy, needs_pool
+from hydractl.stages.prune.config import DiverseConfig, PruneConfig, Strategy, needs_pool
 from hydractl.stages.prune.diverse import DiverseReport, Session, choose
 from hydractl.stages.shared.finite import as_stored, check_weights
 from hydractl.stages.shared.mask_selection import (
@@ -232,9 +232,7 @@ def _random(material: Material, _: Progress) -> DrawnMasks:
 
 def _diverse(material: Material, progress: Progress) -> DrawnMasks:
     """The most diverse of many draws."""
-    config = material.config.diverse
-    if config is None:
-        raise ValueError("no scores to choose heads by")
+    config = cast("DiverseConfig", material.config.diverse)  # as the configuration sees to
     draws = _draws(material, config.candidates)
     check_weights(material.opened)
     choice = choose(
