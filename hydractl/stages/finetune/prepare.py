@@ -197,13 +197,12 @@ def _pooling(config: FinetuneConfig, opened: OpenModel, items: Items, progress: 
 
 def _check_kept(config: FinetuneConfig, opened: OpenModel, items: Items, *, reads_as_asked: bool) -> None:
     """Refuse to keep a classifier that is not there, or is not the one that was asked for or the data need."""
-    task = opened.header.architecture.task
+    task, number = opened.header.architecture.task, opened.header.architecture.num_classes
     if task is not items.task:
         raise UsageError(
             f"`--keep-head`: `--data {items.name}` has {items.task.labels}, but {config.model} answers {task.labels}",
             hint="leave `--keep-head` out for a new classifier",
         )
-    number, requested = opened.header.architecture.num_classes, config.num_classes
     if opened.lacks:
         raise UsageError(f"`--keep-head`: {config.model} {opened.lacks}", hint="leave `--keep-head` out")
     if not reads_as_asked:
@@ -211,9 +210,9 @@ def _check_kept(config: FinetuneConfig, opened: OpenModel, items: Items, *, read
             f"`--keep-head`: the classifier of {config.model} does not fit `--pooling {config.pooling}`",
             hint="leave one of them out",
         )
-    if requested not in {None, number}:
+    if config.num_classes not in {None, number}:
         raise UsageError(
-            f"`--keep-head`: the classifier of {config.model} has {number} classes, not {requested}",
+            f"`--keep-head`: the classifier of {config.model} has {number} classes, not {config.num_classes}",
             hint="leave `--keep-head` or `--num-classes` out",
         )
 
@@ -401,8 +400,7 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
         how = how.model_copy(update=dict(header.preprocess) | {"max_length": how.max_length})
         items = check_answerable(by_word(items, how, progress))
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
-    _check_apart(config, header)
-    _check_repulsion(config, header, how)
+    _check_members(config, header, how)
     training = open_training(config, opened.header)
     training.check(items.task, items.name)
     names = trained_names(opened, training)
@@ -517,33 +515,26 @@ def _check_layers(config: FinetuneConfig, header: Header, family: Family, progre
         )
 
 
-def _check_apart(config: FinetuneConfig, header: Header) -> None:
-    """Refuse batches of members' own where there are no members, or where they run as one at first."""
-    if not config.has_own_batches:
-        return
-    if header.plan is None:
+def _check_members(config: FinetuneConfig, header: Header, how: Reading) -> None:
+    """Refuse own batches and repulsion of a model without members, own batches after a common trunk, and repulsion of texts."""
+    if config.has_own_batches and header.plan is None:
         raise UsageError(
             f"`--batches own`: {config.model} is a {header.kind}, but only members of a hydra can have their own batches",
             hint="leave it out",
         )
-    if header.plan.trunk > 0:
+    if config.has_own_batches and header.plan is not None and header.plan.trunk > 0:
         raise UsageError(
             f"`--batches own`: members of {config.model} share {counted(header.plan.trunk, 'block')}, "
             "which run once on one common batch",
             hint="leave it out, or fuse with `--own-from 0`",
         )
 
-
-def _check_repulsion(config: FinetuneConfig, header: Header, how: Reading) -> None:
-    """Refuse repulsion without several members, or of texts."""
-    if config.repulsion is None:
-        return
-    if header.plan is None:
+    if config.repulsion is not None and header.plan is None:
         raise UsageError(
             f"`--repulsion`: {config.model} is a {header.kind}, but only members of a hydra can be pushed apart",
             hint="leave it out, or `hydractl fuse` members first",
         )
-    if isinstance(how, Tokenization):
+    if config.repulsion is not None and isinstance(how, Tokenization):
         raise UsageError(
             f"`--repulsion`: {config.model} reads texts, but only patches of images can be permuted",
             hint="leave it out",

@@ -93,10 +93,9 @@ def starting_temperature(measuring: Measuring, members: Sequence[OpenModel]) -> 
 
 
 def _check_architecture(member: OpenModel, first: OpenModel) -> None:
-    where, header = member.reference, member.header
-    if header.kind == Kind.HYDRA:
+    where, ours, theirs = member.reference, member.header.architecture, first.header.architecture
+    if member.header.kind == Kind.HYDRA:
         raise CheckpointError(f"{where}: is already a hydra", hint="fuse its members instead")
-    ours, theirs = header.architecture, first.header.architecture
     different = architecture_differences(ours, theirs)
     if different and (ours.library, ours.name) != (theirs.library, theirs.name):
         raise CheckpointError(
@@ -128,9 +127,9 @@ def _check_reading(member: OpenModel, first: OpenModel) -> None:
     }
     for problem, differs in different.items():
         if differs:
-            fields = f": other {quoted(reads)}" if differs is reads else ""
             raise CheckpointError(
-                f"{member.reference}: {problem} than {first.reference}{fields}",
+                f"{member.reference}: {problem} than {first.reference}"
+                + (f": other {quoted(reads)}" if differs is reads else ""),
                 hint="one of them has no class names: `import --labels a,b,c` and `make --labels a,b,c` name those of imported weights"
                 if has_default_names(ours.labels) != has_default_names(theirs.labels) and not reads
                 else "`hydractl inspect` shows both",

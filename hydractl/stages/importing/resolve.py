@@ -537,16 +537,14 @@ def _check_head(
         TrainedHeadError: With how to name it.
     """
     family = FAMILIES[header.architecture.family]
-    number = header.architecture.num_classes
-    matched_tensors = list(fitted.tensors.values())
     for name, tensor in tensors.items():
         stem, _, last = name.rpartition(".")
         if last != "weight" or tensor.ndim != 2 or not tensor.is_floating_point():
             continue
-        if tensor.shape[0] != number and stem.rpartition(".")[2] not in HEADS:
+        if tensor.shape[0] != header.architecture.num_classes and stem.rpartition(".")[2] not in HEADS:
             continue
         if place_of(family, name.removeprefix(fitted.prefix)).layer is not None or any(
-            t.shape == tensor.shape and bool((t == tensor).all()) for t in matched_tensors
+            t.shape == tensor.shape and bool((t == tensor).all()) for t in fitted.tensors.values()
         ):
             continue
         heads = {n.rpartition(".")[0] for n in expected if place_of(family, n).part == "head"}

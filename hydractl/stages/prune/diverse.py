@@ -82,11 +82,10 @@ def check_memory(candidates: int, samples: int, classes: int) -> None:
     """
     bytes_needed = 8 * candidates * samples * classes
     if bytes_needed > PREDICTION_BYTES:
-        most = max(1, PREDICTION_BYTES // (8 * candidates * classes))
         raise UsageError(
             f"{candidates} candidates on {samples} samples of {classes} classes take {bytes_needed / 2**30:.1f} GiB of "
             f"probabilities, more than {PREDICTION_BYTES >> 30}",
-            hint=f"use fewer samples, `--data DATA::limit={most}`, or fewer `--candidates`",
+            hint=f"use fewer samples, `--data DATA::limit={max(1, PREDICTION_BYTES // (8 * candidates * classes))}`, or fewer `--candidates`",
         )
 
 
