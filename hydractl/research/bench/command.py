@@ -59,10 +59,9 @@ def _planned(
 def _say(config: BenchConfig, names: tuple[str, ...], work: WorkEstimate, pace: CostModel) -> None:
     """Show what is made, and how long it takes."""
     seconds = [pace.of(work, PLANS[name], config.members) for name in names]
-    trained = [PLANS[name].trainings(config.members) for name in names]
     rows = [
-        [name, str(times or ""), lasting(time)]
-        for name, times, time in zip(names, trained, seconds, strict=True)
+        [name, str(PLANS[name].trainings(config.members) or ""), lasting(time)]
+        for name, time in zip(names, seconds, strict=True)
     ]
     with written_out():
         out = console(stderr=True)

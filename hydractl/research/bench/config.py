@@ -199,20 +199,15 @@ class BenchConfig(CommandConfig):
     def _naming(self) -> dict[str, str | list[str]]:
         """Return the options that name classes, as they are typed."""
         names, templates, file = self.naming.names, self.naming.templates, self.naming.file
-        options: dict[str, str | list[str]] = {}
-        if names:
-            options["classes"] = ",".join(names) if file is None else str(file)
-        if templates:
-            options["template"] = list(templates)
-        return options
+        classes = ",".join(names) if file is None else str(file)
+        return ({"classes": classes} if names else {}) | ({"template": list(templates)} if templates else {})
 
     def _training(self) -> dict[str, str]:
         """Return options of `finetune` as they were typed, by name."""
-        option_values = made_of(self) or ()
         names = {option.name for option in TRAINING}
         return {
             option.name: text_of(value)
-            for option, value in option_values
+            for option, value in made_of(self) or ()
             if option.name in names and value != option.default
         }
 

@@ -252,8 +252,8 @@ def _training_macs(work: TrainingPlan, features: KeptFeatures | None, steps: int
     samples = epochs * len(work.train.items) + last_steps * work.config.recipe.batch_size
     if features is not None:
         return head_macs(work, features, samples)
-    model = work.load().module.eval()
-    return 3 * times * samples * macs_of(model, blank_inputs(work.header.preprocess, 1, device="meta"))
+    macs = macs_of(work.load().module.eval(), blank_inputs(work.header.preprocess, 1, device="meta"))
+    return 3 * times * samples * macs
 
 
 def _publish(
@@ -282,8 +282,9 @@ def _publish(
         },
     )
     samples = samples_of(work.inputs, work.header, *(teacher.header for teacher in work.teachers))
-    changes = {"base": work.opened.base, "assumed": False, "samples": samples, "made_by": step}
-    header = work.header.of_other_weights(changes)
+    header = work.header.of_other_weights(
+        {"base": work.opened.base, "assumed": False, "samples": samples, "made_by": step}
+    )
     with publish_models(output_lock) as begin:
         for path, own_tensors in zip(report.paths, tensors, strict=True):
             write_tensors(begin(path, header), own_tensors, header=header)

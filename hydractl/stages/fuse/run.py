@@ -332,10 +332,12 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
         members = _open_members(config, output_lock if team.leads else None, progress)
         temperature = starting_temperature(config.measuring, members)
         members = _name_classes(config, members, progress)
-        evaluator = None
-        if config.measuring.labelled:
-            evaluator = MergeEvaluator(config, members, temperature, team, progress)
-            members = evaluator.members
+        evaluator = (
+            MergeEvaluator(config, members, temperature, team, progress)
+            if config.measuring.labelled
+            else None
+        )
+        members = evaluator.members if evaluator else members
         fitter = ScoreFitter.open(config, members, team, progress)
         # The lineage wants the members' digests. A file is written while they are computed, and its header last;
         # a pipe has to wait for them.
@@ -455,14 +457,13 @@ def _verify(config: FuseConfig, members: Sequence[OpenModel], outcome: Outcome, 
     logits = hydra_logits(fusion, header, inputs, where=str(config.out))
     difference = largest_difference(logits, expected)
     of_hydra, of_members = (ensemble_log_probs(z.log_softmax(-1)).exp() for z in (logits, expected))
-    probabilities = (of_hydra - of_members).abs().max().item()
-    averages = Fate.MERGED in fusion.fates.values()
-    if not difference <= TOLERANCE and (not averages or difference == float("inf")):
+    may_differ = Fate.MERGED in fusion.fates.values() and difference != float("inf")
+    if not difference <= TOLERANCE and not may_differ:
         raise CheckFailed(
             f"the hydra differs from its members by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",
             hint="very large weights may overflow; `--no-verify` skips the check",
         )
-    return Gap(logits=difference, probabilities=probabilities)
+    return Gap(logits=difference, probabilities=(of_hydra - of_members).abs().max().item())
 
 
 def _write(

@@ -258,12 +258,12 @@ def _opened(config: ScoreConfig, new: ScoreJournal, *, heads: Shape, progress: P
             f"{path}: is damaged: {reason_of(error)}",
             hint="add `--force` to discard it and start again",
         ) from error
-    if journal.fingerprint != new.fingerprint and config.if_changed:
-        progress.warn(DROPPED.format(why=OTHERS, where=path))
-        return new
-    if journal.fingerprint != new.fingerprint:
+    if journal.fingerprint == new.fingerprint:
+        return journal
+    if not config.if_changed:
         raise OtherRunError(path, changes(journal.settings, new.settings))
-    return journal
+    progress.warn(DROPPED.format(why=OTHERS, where=path))
+    return new
 
 
 def _check_heads(removals: tuple[Removal, ...], heads: Shape) -> None:
