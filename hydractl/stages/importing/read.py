@@ -121,13 +121,13 @@ def _names(holders: list[Mapping[str, object]]) -> Iterator[str]:
 
 def _first(holders: list[Mapping[str, object]], keys: tuple[str, ...]) -> object:
     """Return the first value that is a number, a text, or a list of numbers; None where there is none."""
-    values = (to_plain(h.get(key)) for h in holders for key in keys)
+    saved_options = (to_plain(h.get(key)) for h in holders for key in keys)
     return next(
         (
-            value
-            for value in values
-            if isinstance(value, int | float | str)
-            or (isinstance(value, list) and all(isinstance(item, int | float) for item in value))
+            option
+            for option in saved_options
+            if isinstance(option, int | float | str)
+            or (isinstance(option, list) and all(isinstance(number, int | float) for number in option))
         ),
         None,
     )
