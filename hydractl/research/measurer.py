@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from typing_extensions import override
 
 from hydractl.data.datasets import Content
@@ -72,7 +73,7 @@ class ResearchMeasurer(RowMeasurer):
         contents = {}
         for name, ref in data_of(options).items():
             items = open_set(run.config, run.opened[0][0].header.preprocess, skipped, run.progress, ref)
-            labels = data.alignment.aligned(labelled[name], items) if name in labelled else None
+            labels = data.alignment.aligned(labelled[name], items) if name in labelled else torch.empty(0)
             identity = Identity.of(items, run.team)
             contents[name] = identity.content
             self.fitted_on[name] = FittedData(items, identity.fingerprint, labels)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from operator import not_
 from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, model_validator
@@ -175,13 +176,13 @@ class Merging(StrictModel):
 class Analyses(StrictModel):
     """What was found; what was not asked for, or cannot be asked of a row, is absent."""
 
-    proposition: tuple[Pruned, ...] = Field(default=(), exclude_if=lambda value: not value)
+    proposition: tuple[Pruned, ...] = Field(default=(), exclude_if=not_)
     centroids: Centroids | None = Field(default=None, exclude_if=lambda value: value is None)
-    pca: tuple[Planes, ...] = Field(default=(), exclude_if=lambda value: not value)
-    members: tuple[EnsembleSize, ...] = Field(default=(), exclude_if=lambda value: not value)
+    pca: tuple[Planes, ...] = Field(default=(), exclude_if=not_)
+    members: tuple[EnsembleSize, ...] = Field(default=(), exclude_if=not_)
     mlps: Merging | None = Field(default=None, exclude_if=lambda value: value is None)
-    heads: tuple[BaseWithFewerHeads, ...] = Field(default=(), exclude_if=lambda value: not value)
-    taylor: tuple[HeadTable, ...] = Field(default=(), exclude_if=lambda value: not value)
+    heads: tuple[BaseWithFewerHeads, ...] = Field(default=(), exclude_if=not_)
+    taylor: tuple[HeadTable, ...] = Field(default=(), exclude_if=not_)
 
 
 class Derived(StrictModel):
@@ -201,7 +202,7 @@ class Derived(StrictModel):
 class DifferenceFields(StrictModel):
     """Fields of a difference. Attributes: shift: Under corruptions, by the names that `Shift` explains."""
 
-    shift: dict[str, dict[str, Value]] = Field(default={}, exclude_if=lambda value: not value)
+    shift: dict[str, dict[str, Value]] = Field(default={}, exclude_if=not_)
 
     def under(self, scope: str) -> Mapping[str, Value]:
         """Return the differences under corruption."""
@@ -217,7 +218,7 @@ class RowFields(StrictModel):
         analyses: Results of `--analyse`.
     """
 
-    derived: tuple[Derived | None, ...] = Field(default=(), exclude_if=lambda value: not value)
+    derived: tuple[Derived | None, ...] = Field(default=(), exclude_if=not_)
     shift: Shift | None = Field(default=None, exclude_if=lambda value: value is None)
     analyses: Analyses | None = Field(default=None, exclude_if=lambda value: value is None)
 
@@ -248,7 +249,7 @@ class ReportFields(StrictModel):
     if TYPE_CHECKING:
         rows: tuple[RowFields, ...]
         definitions: dict[str, str]
-    scores: tuple[Fingerprint, ...] = Field(default=(), exclude_if=lambda value: not value)
+    scores: tuple[Fingerprint, ...] = Field(default=(), exclude_if=not_)
 
     def further_inputs(self) -> Sequence[Fingerprint]:
         """Return the files of scores, and the data of baselines."""

@@ -9,7 +9,7 @@ from hydractl.families.base import place_of
 from hydractl.families.registry import FAMILIES
 from hydractl.fusion.feature_ood import give_head_inputs, heads_of
 from hydractl.fusion.hydra import Hydra
-from hydractl.stages.finetune.head_training import on_features
+from hydractl.stages.finetune.job import on_features
 from hydractl.stages.finetune.trainable import Together, TrainableModel
 from support.builders import base
 from support.variants import VARIANTS, variant

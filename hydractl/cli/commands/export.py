@@ -13,7 +13,7 @@ from hydractl.stages.export.config import ExportConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hydractl.stages.export.folder import ExportReport
+    from hydractl.stages.export.run import ExportReport
 
 
 @command(ExportConfig)

@@ -99,8 +99,7 @@ class AnalysisContext:
         """Return this process's batches of a data set, or of the ID set under a corruption, as a model reads them."""
         inputs = self.run.data.inputs[ID_NAME if isinstance(of, Corruption) else of]
         if isinstance(of, Corruption):
-            clean = self.run.data.inputs[ID_NAME]
-            inputs = clean.of(with_corruption(clean.dataset, of), name=f"{of.name} {of.severity}")
+            inputs = inputs.of(with_corruption(inputs.dataset, of), name=f"{of.name} {of.severity}")
         return inputs.tracked(part.opened.header.preprocess, part.opened.reference, self.run.progress)
 
     def inputs(self, part: ModelOfRow, of: str | Corruption) -> Iterator[tuple[Tensor, Inputs]]:
@@ -277,9 +276,11 @@ def base_of(model: OpenModel, opened: Sequence[Sequence[OpenModel]]) -> OpenMode
     """Return the base that a model was pruned from, if it is a row: of several in its lineage the nearest."""
     bases = {row[0].checkpoint.digest: row[0] for row in opened if len(row) == 1}
     bases = {digest: base for digest, base in bases.items() if base.header.kind == Kind.BASE}
-    if model.header.kind == Kind.BASE:
-        return None
-    return next((bases[digest] for digest in _ancestors(model) if digest in bases), None)
+    return (
+        None
+        if model.header.kind == Kind.BASE
+        else next((bases[digest] for digest in _ancestors(model) if digest in bases), None)
+    )
 
 
 def apart_of(row: Sequence[OpenModel], opened: Sequence[Sequence[OpenModel]]) -> Sequence[OpenModel]:

@@ -121,9 +121,11 @@ def _unpruned(
     kept_heads = mask[place.tower].keep[place.layer]
     index = torch.tensor(place.heads.index(kept_heads, size), dtype=torch.long)
     unpruned = weight.new_zeros(shape)
-    if weight.shape != unpruned.index_select(axis, index).shape:
-        return None
-    return unpruned.index_copy_(axis, index, weight)
+    return (
+        None
+        if weight.shape != unpruned.index_select(axis, index).shape
+        else unpruned.index_copy_(axis, index, weight)
+    )
 
 
 def diagonal_probes(moves: Sequence[Tensor], *, seed: int) -> list[list[Tensor]]:

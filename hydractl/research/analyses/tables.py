@@ -47,11 +47,14 @@ def member_name(row: Row, member: int) -> str:
 
 
 def _proposition(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
-    rows = []
-    for row, analyses in row_analyses:
-        for member in dict.fromkeys(pruned.member for pruned in analyses.proposition):
-            prunings = [pruned for pruned in analyses.proposition if pruned.member == member]
-            rows.append((member_name(row, member), _terms(prunings)))
+    rows = [
+        (
+            member_name(row, member),
+            _terms([pruned for pruned in analyses.proposition if pruned.member == member]),
+        )
+        for row, analyses in row_analyses
+        for member in dict.fromkeys(pruned.member for pruned in analyses.proposition)
+    ]
     heads = (
         "corruptions", "gap", "gap pruned", "widened", "expected", "slope clean", "slope noisy", "curvature more", "diagonal more",
     )  # fmt: skip
@@ -219,13 +222,15 @@ def _heads(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
 
 
 def _taylor(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
-    rows = []
-    for row, analyses in row_analyses:
-        for table in analyses.taylor:
-            if scores := table.defined_scores:
-                numbers = (sum(scores) / len(scores), min(scores), max(scores))
-                name = f"{member_name(row, table.member)}, {table.tower}"
-                rows.append((name, tuple(Cell(f"{number:.3g}") for number in numbers)))
+    rows = [
+        (
+            f"{member_name(row, table.member)}, {table.tower}",
+            tuple(Cell(f"{x:.3g}") for x in (sum(scores) / len(scores), min(scores), max(scores))),
+        )
+        for row, analyses in row_analyses
+        for table in analyses.taylor
+        if (scores := table.defined_scores)
+    ]
     yield from _table("Taylor scores of heads", ("mean", "least", "greatest"), rows)
 
 

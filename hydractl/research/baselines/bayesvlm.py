@@ -41,6 +41,7 @@ from hydractl.runtime import at_least_single
 CHUNK = 256
 """Embeddings whose candidates are held at once."""
 VISION, TEXT = "vision", "text"
+NOT_LINEAR = "the embeddings of its {tower} tower are not the output of a linear layer"
 
 
 class Projected(NamedTuple):
@@ -133,11 +134,11 @@ class ProjectionCovariance:
     @classmethod
     def of(cls, outer: Tensor, inner: Tensor, *, count: float, prior: float) -> ProjectionCovariance:
         """Invert the precision of weights whose factors are A and B."""
-        factors = []
-        for factor in (outer, inner):
-            eye = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-            factors.append(torch.linalg.inv(math.sqrt(count) * factor + math.sqrt(prior) * eye))
-        return cls(factors[0], factors[1].diagonal().clone())
+        inverses = [
+            torch.linalg.inv(math.sqrt(count) * factor + math.sqrt(prior) * torch.eye(len(factor)).to(factor))
+            for factor in (outer, inner)
+        ]
+        return cls(inverses[0], inverses[1].diagonal().clone())
 
     def variances(self, activations: Tensor) -> Tensor:
         """Return the variances (N, F) of embeddings."""
@@ -184,22 +185,24 @@ class ProjectionTap:
         Raises:
             UnsupportedModelError: If its embeddings are made otherwise than of a linear layer's outputs.
         """
-        projection = self.project(tower, inputs)
-        if projection is not None:
-            projected, layer, embeddings = projection
-            bias = cast("Tensor | None", layer.bias)
-            if bias is None and torch.allclose(unit(projected.embeddings), embeddings, rtol=1e-2, atol=1e-3):
-                return projected, layer
-        raise self.unfit(f"the embeddings of its {tower} tower are not the output of a linear layer")
+        projected, layer, embeddings = self.project(tower, inputs)
+        bias = cast("Tensor | None", layer.bias)
+        if bias is None and torch.allclose(unit(projected.embeddings), embeddings, rtol=1e-2, atol=1e-3):
+            return projected, layer
+        raise self.unfit(NOT_LINEAR.format(tower=tower))
 
-    def project(self, tower: str, inputs: Inputs) -> tuple[Projected, nn.Linear, Tensor] | None:
-        """Return what a tower projects last, by what, and its embeddings; None where no layer gives as many numbers."""
+    def project(self, tower: str, inputs: Inputs) -> tuple[Projected, nn.Linear, Tensor]:
+        """Return the last projection of a tower, its layer, and the embeddings.
+
+        Raises:
+            UnsupportedModelError: If no layer has outputs of the shape of the embeddings.
+        """
         self._seen = []
         (embeddings,) = self.model.run_tower(tower, self.model.adapted(inputs))
         for layer, activations, layer_output in reversed(self._seen):
             if layer_output.shape == embeddings.shape:
                 return Projected(activations, layer_output), layer, embeddings
-        return None
+        raise self.unfit(NOT_LINEAR.format(tower=tower))
 
     def _see(self, layer: nn.Linear, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
         self._seen.append((layer, inputs[0], outputs))
@@ -277,10 +280,7 @@ class BayesVlm(BaselineModel):
     @override
     def member_logits(self, inputs: Inputs) -> Tensor:
         """Return logits (1, B, C) of images that the variance makes less sure."""
-        projection = self.projection_tap.project(VISION, inputs)
-        if projection is None:
-            raise ValueError("the model has changed since its projections were fitted")
-        images = projection[0]
+        images, _, _ = self.projection_tap.project(VISION, inputs)
         variances = ProjectionCovariance(self.doubt_outer, self.doubt_inner).variances(
             exact(images.activations)
         )

@@ -43,25 +43,8 @@ MOST_WEIGHTS = 6000
 """Of `full`, whose matrix has a row for each."""
 
 
-class Posterior(nn.Module):
-    """A normal distribution around the trained weights, up to the prior's precision."""
-
-    @property
-    def curvatures(self) -> torch.Tensor:
-        """The eigenvalues of the matrix, (P,)."""
-        raise NotImplementedError
-
-    def variances(self, features: torch.Tensor, prior: float) -> torch.Tensor:
-        """Return the variances of the logits (B, C) of features (B, D)."""
-        raise NotImplementedError
-
-    def draws(self, count: int, prior: float, generator: torch.Generator) -> torch.Tensor:
-        """Return by how much drawn weights differ from the trained ones, (S, C, D + 1), biases last."""
-        raise NotImplementedError
-
-
-class Kron(Posterior):
-    """One of weights with a Kronecker product for a matrix, and of biases."""
+class Kron(nn.Module):
+    """A normal distribution around the trained weights, up to the prior's precision; the matrix of weights is a Kronecker product."""
 
     outer: torch.Tensor
     inner: torch.Tensor
@@ -79,49 +62,44 @@ class Kron(Posterior):
         self.register_buffer("of_biases", of_labels)
 
     @property
-    @override
     def curvatures(self) -> torch.Tensor:
+        """The eigenvalues of the matrix, (P,)."""
         return torch.cat([self.of_weights.flatten(), self.of_biases])
 
-    @override
     def variances(self, features: torch.Tensor, prior: float) -> torch.Tensor:
+        """Return the variances of the logits (B, C) of features (B, D)."""
         along = (features @ self.inner).square() @ (1 / (self.of_weights + prior)).T
         return (along + 1 / (self.of_biases + prior)) @ self.outer.square().T
 
-    @override
     def draws(self, count: int, prior: float, generator: torch.Generator) -> torch.Tensor:
+        """Return the differences of drawn weights from the trained ones, (S, C, D + 1), biases last."""
         scales = torch.cat([self.of_weights, self.of_biases[:, None]], 1).add(prior).rsqrt()
         along = self.outer @ (_normal(count, *scales.shape, generator=generator).to(scales) * scales)
         return torch.cat([along[..., :-1] @ self.inner.T, along[..., -1:]], -1)
 
 
-class Full(Posterior):
-    """One of weights and biases with the whole matrix (C, D + 1, C, D + 1)."""
+class Full(nn.Module):
+    """As `Kron`, of weights and biases with the whole matrix (C, D + 1, C, D + 1)."""
 
-    values: torch.Tensor
+    curvatures: torch.Tensor
     vectors: torch.Tensor
 
     def __init__(self, matrix: torch.Tensor) -> None:
         super().__init__()
         size = matrix.shape[0] * matrix.shape[1]
         values, vectors = _eigen(matrix.reshape(size, size))
-        self.register_buffer("values", values)
+        self.register_buffer("curvatures", values)
         self.register_buffer("vectors", vectors.view(*matrix.shape[:2], size))
 
-    @property
-    @override
-    def curvatures(self) -> torch.Tensor:
-        return self.values
-
-    @override
     def variances(self, features: torch.Tensor, prior: float) -> torch.Tensor:
+        """Return the variances of the logits (B, C) of features (B, D)."""
         along = torch.einsum("bd,cdp->bcp", with_bias(features), self.vectors)
-        return along.square() @ (1 / (self.values + prior))
+        return along.square() @ (1 / (self.curvatures + prior))
 
-    @override
     def draws(self, count: int, prior: float, generator: torch.Generator) -> torch.Tensor:
-        normal = _normal(count, len(self.values), generator=generator).to(self.values)
-        return torch.einsum("cdp,sp->scd", self.vectors, normal * (self.values + prior).rsqrt())
+        """Return the differences of drawn weights from the trained ones, (S, C, D + 1), biases last."""
+        normal = _normal(count, len(self.curvatures), generator=generator).to(self.curvatures)
+        return torch.einsum("cdp,sp->scd", self.vectors, normal * (self.curvatures + prior).rsqrt())
 
 
 class LastLayer(BaselineModel):
@@ -162,11 +140,8 @@ class LastLayer(BaselineModel):
             layer.register_forward_hook(self._see)
         self.posterior, weights = self._fit(batches)
         self.register_buffer("drawn_weights", None)
-        if how.prior is not None:
-            prior = how.prior
-        elif held_out is not None:
-            prior = self._best(held_out, weights)
-        else:
+        prior = how.prior if held_out is None else self._best(held_out, weights)
+        if prior is None:
             prior = likeliest(self.posterior.curvatures, float(weights.square().sum()))
         self._assume(prior, weights)
 
@@ -230,7 +205,7 @@ class LastLayer(BaselineModel):
             hint="give a base or a member with a trained classifier",
         )
 
-    def _fit(self, batches: Iterable[Inputs]) -> tuple[Posterior, torch.Tensor]:
+    def _fit(self, batches: Iterable[Inputs]) -> tuple[Kron | Full, torch.Tensor]:
         """Return the distribution, and the weights (C, D + 1), biases last, that give logits divided by the temperature."""
         sums: list[torch.Tensor] = []
         layer = None
@@ -240,8 +215,12 @@ class LastLayer(BaselineModel):
                 layer_logits = layer(features) / self.temperature
                 if not torch.allclose(layer_logits, logits, rtol=1e-2, atol=1e-3):
                     raise self._unfit("its logits have other inputs")
-                if self.how.hessian == FULL:
-                    self._check_size(logits.shape[1] * (features.shape[1] + 1))
+                size = logits.shape[1] * (features.shape[1] + 1)
+                if self.how.hessian == FULL and size > MOST_WEIGHTS:
+                    raise UnsupportedModelError(
+                        f"{self.name}: its last layer has {size} weights, too many for `hessian={FULL}`",
+                        hint="leave it out to use `kron`",
+                    )
                 probs = exact(logits).softmax(-1)
                 batch_sums = self._sums(probs, exact(features))
             sums = [old + new for old, new in zip(sums, batch_sums, strict=True)] if sums else batch_sums
@@ -249,9 +228,7 @@ class LastLayer(BaselineModel):
         if layer is None:
             raise ValueError("there are no batches")
         sums = [factor_sum.clone() for factor_sum in sums]  # no longer of the inference
-        posterior: Posterior = (
-            Full(sums[0]) if self.how.hessian == FULL else Kron(sums[0], sums[1], self.count)
-        )
+        posterior = Full(sums[0]) if self.how.hessian == FULL else Kron(sums[0], sums[1], self.count)
         weight = exact(layer.weight.detach())
         bias = cast("torch.Tensor | None", layer.bias)
         bias = weight.new_zeros(len(weight)) if bias is None else exact(bias.detach())
@@ -265,13 +242,6 @@ class LastLayer(BaselineModel):
             hessian.diagonal(dim1=0, dim2=2).add_(across.permute(1, 2, 0))
             return [hessian]
         return [probs.sum(0).diag() - probs.T @ probs, features.T @ features]
-
-    def _check_size(self, size: int) -> None:
-        if size > MOST_WEIGHTS:
-            raise UnsupportedModelError(
-                f"{self.name}: its last layer has {size} weights, too many for `hessian={FULL}`",
-                hint="leave it out to use `kron`",
-            )
 
 
 def likeliest(curvatures: torch.Tensor, squares: float) -> float:
@@ -323,25 +293,16 @@ def check(options: LaplaceOptions, files: Sequence[OpenModel], _: Classes | None
 
 def build(options: LaplaceOptions, inputs: BaselineInputs) -> tuple[Towers, dict[str, float]]:
     """Return the model with a distribution over its last layer, and the prior's precision."""
-    model, opened, sources, progress = (
-        inputs.models[0],
-        inputs.files[0],
-        inputs.fitted_on,
-        inputs.progress,
-    )
-    reads = opened.header.preprocess
+    sources, progress, reads = inputs.fitted_on, inputs.progress, inputs.files[0].header.preprocess
     items = sources[str(options.reads)].items
     progress.step(f"Fitting the last layer of {inputs.name} on {counted(len(items), 'sample')}")
     fitting = (batch for batch, _ in inputs.batches(items, reads))
-    if options.val is None:
-        fitted = LastLayer(model, options, fitting, name=inputs.name)
-        return fitted, {"prior": fitted.prior}
-    held_out, _, labels = sources[str(options.val)]
-    if labels is None:
-        raise ValueError("the labels are read where the data are opened")
-    labelled = ((batch, labels[places]) for batch, places in inputs.batches(held_out, reads))
-    fitted = LastLayer(model, options, fitting, held_out=labelled, name=inputs.name)
-    _report_prior(fitted.prior, inputs.name, counted(len(held_out), "sample"), progress)
+    held_out, labelled = None if options.val is None else sources[str(options.val)], None
+    if held_out is not None:
+        labelled = ((x, held_out.labels[places]) for x, places in inputs.batches(held_out.items, reads))
+    fitted = LastLayer(inputs.models[0], options, fitting, held_out=labelled, name=inputs.name)
+    if held_out is not None:
+        _report_prior(fitted.prior, inputs.name, counted(len(held_out.items), "sample"), progress)
     return fitted, {"prior": fitted.prior}
 
 

@@ -77,8 +77,9 @@ class BaselineOptions(CheckedSettings):
 
     @property
     def reads(self) -> DataRef | None:
-        """What it is fitted on, as the model reads it."""
-        return None
+        """The data that it is fitted on, as the model reads them: its option `data`, or None if it has no such option."""
+        data: DataRef | None = getattr(self, DATA, None)
+        return data
 
     def made_of(self, checkpoints: int) -> Self:
         """Return the options of what is made of so many models; of one, where `SEVERAL` does not hold."""
@@ -158,11 +159,6 @@ class LaplaceOptions(BaselineOptions):
         check(self)
         if self.samples is None and self.predictive == SAMPLES:
             object.__setattr__(self, "samples", DRAWS)
-
-    @property
-    def reads(self) -> DataRef:
-        """What the model's own inputs are made of."""
-        return self.data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,11 +291,6 @@ class ViluOptions(BaselineOptions):
         """As `--augment` of `finetune`."""
         return ("rrc", "flip") if self.augment == CROPS else ()
 
-    @property
-    def reads(self) -> DataRef:
-        """What the model's own inputs are made of."""
-        return self.data
-
 
 BASELINES: Mapping[str, type[BaselineOptions]] = MappingProxyType(
     {
@@ -378,19 +369,16 @@ def parse_row(name: str | None, text: str) -> DerivedModels | None:
 def _belongs(reference: str, part: str) -> bool:
     """Return whether the part after a comma belongs to the reference of a baseline before it."""
     last, has_options, options = reference.partition("::")
-    if has_options:
-        return is_baseline(last) and continues_options(options, part)
-    return is_of_several(last) and not is_baseline(part)
+    return (
+        is_baseline(last) and continues_options(options, part)
+        if has_options
+        else is_baseline(last) and BASELINES[last.partition(":")[0]].SEVERAL and not is_baseline(part)
+    )
 
 
 def is_baseline(reference: str) -> bool:
     """Return whether a reference names what is made of a model."""
     return reference.partition(":")[0] in BASELINES and ":" in reference
-
-
-def is_of_several(reference: str) -> bool:
-    """Return whether a reference names what is made of several models, with commas between them."""
-    return is_baseline(reference) and BASELINES[reference.partition(":")[0]].SEVERAL
 
 
 def parse_baseline(reference: str) -> tuple[str, BaselineOptions]:
@@ -421,9 +409,11 @@ def _data_of(text: str, options: Iterable[str]) -> str:
     """Return the data reference at the beginning of a text: up to the next option that is no key of the data."""
     reference = _up_to(text, options)
     source, separator, _ = split_source(reference)
-    if not separator or not source or source.startswith(PREFIX):
-        return reference
-    return _up_to(text, {*options} - KEYS[DataRef(source=source).kind])
+    return (
+        reference
+        if not separator or not source or source.startswith(PREFIX)
+        else _up_to(text, {*options} - KEYS[DataRef(source=source).kind])
+    )
 
 
 def _up_to(text: str, options: Iterable[str]) -> str:

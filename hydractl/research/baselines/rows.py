@@ -69,11 +69,11 @@ class WithConfidence(BaselineModel):
 
 
 class FittedData(NamedTuple):
-    """Data that a baseline is fitted on, and their labels (N,) in the order of the models' classes, if the baseline reads them."""
+    """Data that a baseline is fitted on, and their labels (N,) in the order of the models' classes; no labels if none are read."""
 
     items: Items
     fingerprint: Fingerprint
-    labels: torch.Tensor | None
+    labels: torch.Tensor
 
 
 class BaselineInputs(NamedTuple):
@@ -111,9 +111,11 @@ class BaselineInputs(NamedTuple):
 def without_weights(opened: OpenModel) -> Towers:
     """Return a model without its weights."""
     state, header = hollow(opened.checkpoint.specs), opened.header
-    if header.kind == Kind.HYDRA:
-        return hydra_from_state(header, state, where=opened.reference)
-    return build_checked(opened.family, header, state, where=opened.reference)
+    return (
+        hydra_from_state(header, state, where=opened.reference)
+        if header.kind == Kind.HYDRA
+        else build_checked(opened.family, header, state, where=opened.reference)
+    )
 
 
 def check_baseline(options: BaselineOptions, files: Sequence[OpenModel], classes: Classes | None) -> None:

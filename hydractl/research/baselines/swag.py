@@ -55,16 +55,12 @@ class SwagMoments:
         for count, weights in enumerate(steps, start=1):
             mean = mean + (weights - mean) / count
             last = [*last, weights - mean][-rank:]
-        squares = torch.zeros_like(mean)
-        for weights in steps:
-            squares += (weights - mean).square()
+        squares = sum(((weights - mean).square() for weights in steps), torch.zeros_like(mean))
         return cls(mean, (squares / len(steps)).sqrt(), tuple(last))
 
     def sample(self, z1: Tensor, z2: Tensor, scale: float) -> Tensor:
         """Return a draw of the weights, of normal numbers `z1` of their shape and `z2` (K)."""
-        along = torch.zeros_like(self.mean)
-        for z, last_deviation in zip(z2, self.last, strict=True):
-            along += z * last_deviation
+        along = sum((z * x for z, x in zip(z2, self.last, strict=True)), torch.zeros_like(self.mean))
         spread = self.deviation * z1 + along / math.sqrt(len(self.last) - 1)
         return self.mean + math.sqrt(scale) * spread
 

@@ -28,7 +28,7 @@ from hydractl.families.tower import Contrast, Towers
 from hydractl.fusion.prompts import Classes
 from hydractl.messages import counted
 from hydractl.metrics.cost import count_macs, macs_of
-from hydractl.model_inputs import Inputs, inputs_like
+from hydractl.model_inputs import Inputs, inputs_like, map_inputs
 from hydractl.progress import Progress
 from hydractl.research.baselines.options import ViluOptions
 from hydractl.research.baselines.rows import BaselineInputs, WithConfidence, without_weights
@@ -254,7 +254,7 @@ class Vilu(WithConfidence):
         """Return multiply-accumulates of the training: the network's, and of embedding each image as often as that was done."""
         ((piece,),) = feed.steps(0, 1, Share(0, 1, 1))
         like = torch.empty(0, device="meta", dtype=self.dtype)
-        macs = macs_of(self, inputs_like(_first(piece.inputs), like))
+        macs = macs_of(self, inputs_like(map_inputs(lambda x: x[:1], piece.inputs), like))
         width = self.classes.shape[1]
         with torch.device("meta"):
             judge = FailurePredictor(width, scale=1.0, thaw=how.thaw)
@@ -262,12 +262,6 @@ class Vilu(WithConfidence):
         return BACKWARD * judge_macs * self._seen + (macs - judge_macs) * (
             self._seen if how.augments else len(feed.labels)
         )
-
-
-def _first(inputs: Inputs) -> Inputs:
-    if not isinstance(inputs, Tensor):
-        raise TypeError("a model that compares images with texts is asked about images")
-    return inputs[:1]
 
 
 def check(_: ViluOptions, files: Sequence[OpenModel], __: Classes | None) -> None:
@@ -280,8 +274,6 @@ def build(options: ViluOptions, inputs: BaselineInputs) -> tuple[Towers, dict[st
     model, opened, progress = inputs.models[0], inputs.files[0], inputs.progress
     contrast_of(model, name=opened.reference)
     items, _, labels = inputs.fitted_on[str(options.reads)]
-    if labels is None:
-        raise ValueError("the labels are read where the data are opened")
     feed = ItemFeed.open(
         items,
         labels.tolist(),

@@ -9,8 +9,7 @@ from hydractl.cli.commands.run import read_back, run_plan, written
 from hydractl.cli.output import Terminal, console, line, table, written_out
 from hydractl.messages import lasting
 from hydractl.progress import Progress
-from hydractl.research.bench.config import BenchConfig
-from hydractl.research.bench.plan import CostModel, WorkEstimate, in_order, stages
+from hydractl.research.bench.config import BenchConfig, CostModel, WorkEstimate, in_order, stages
 from hydractl.research.bench.rows import PLANS
 
 if TYPE_CHECKING:
@@ -49,8 +48,7 @@ def _planned(
     config: BenchConfig, base: OpenModel, progress: Progress
 ) -> tuple[WorkEstimate, tuple[str, ...]]:
     """Return how much there is to do, and the rivals that can be made, the cheapest first; data are held no longer."""
-    from hydractl.research.bench.fits import fitting
-    from hydractl.research.bench.measure import Sets, work_of
+    from hydractl.research.bench.measure import Sets, fitting, work_of
 
     sets = Sets()
     work = work_of(config, base, sets)
@@ -61,10 +59,9 @@ def _planned(
 def _say(config: BenchConfig, names: tuple[str, ...], work: WorkEstimate, pace: CostModel) -> None:
     """Show what is made, and how long it takes."""
     seconds = [pace.of(work, PLANS[name], config.members) for name in names]
-    trained = [PLANS[name].trainings(config.members) for name in names]
     rows = [
-        [name, str(times or ""), lasting(time)]
-        for name, times, time in zip(names, trained, seconds, strict=True)
+        [name, str(PLANS[name].trainings(config.members) or ""), lasting(time)]
+        for name, time in zip(names, seconds, strict=True)
     ]
     with written_out():
         out = console(stderr=True)

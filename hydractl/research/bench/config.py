@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from hydractl.cli.commands.run import StageOptions
 from hydractl.cli.pipeline import text_of
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
@@ -13,9 +15,9 @@ from hydractl.messages import did_you_mean, listed
 from hydractl.output.publish import Folder
 from hydractl.parsing import made_of
 from hydractl.research.baselines.options import BayesVlmOptions
-from hydractl.research.bench.rows import PLANS, SHARED_DEFAULT, SharedSettings
+from hydractl.research.bench.rows import PLANS, SHARED_DEFAULT, TEST, Rival, SharedSettings
 from hydractl.settings import Option, OptionGroup, Role, Setting, by_default, check, flag, required, setting
-from hydractl.stages.evaluate.refs import OOD_SETS, ROWS, NamedData, NamedModels
+from hydractl.stages.evaluate.refs import OOD_SETS, ROWS, NamedData, NamedModels, model_name
 from hydractl.stages.finetune.config import RECIPE
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig
@@ -197,19 +199,91 @@ class BenchConfig(CommandConfig):
     def _naming(self) -> dict[str, str | list[str]]:
         """Return the options that name classes, as they are typed."""
         names, templates, file = self.naming.names, self.naming.templates, self.naming.file
-        options: dict[str, str | list[str]] = {}
-        if names:
-            options["classes"] = ",".join(names) if file is None else str(file)
-        if templates:
-            options["template"] = list(templates)
-        return options
+        classes = ",".join(names) if file is None else str(file)
+        return ({"classes": classes} if names else {}) | ({"template": list(templates)} if templates else {})
 
     def _training(self) -> dict[str, str]:
         """Return options of `finetune` as they were typed, by name."""
-        option_values = made_of(self) or ()
         names = {option.name for option in TRAINING}
         return {
             option.name: text_of(value)
-            for option, value in option_values
+            for option, value in made_of(self) or ()
             if option.name in names and value != option.default
         }
+
+
+TABLE_STAGE = "table"
+FORWARD = 1 / 3
+"""A pass without a gradient, of one with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkEstimate:
+    """How much there is to do, in steps of training.
+
+    Attributes:
+        training: One training of a model, with its validation.
+        from_start: One from the beginning.
+        answers: One model's answers to all test data, to what is trained and validated on, and to pairs if there are any.
+        blocks: How many the model has.
+        heads: Likewise.
+    """
+
+    training: float
+    from_start: float
+    answers: Mapping[str, float]
+    blocks: int
+    heads: int
+
+    def of(self, rival: Rival, members: int) -> float:
+        """Return what its stages and its rows take; a row computes as several models do, be they one or not."""
+        times = rival.trainings(members)
+        trained = times * (self.from_start if rival.starts else self.training)
+        answered = sum(count * self.answers[data] for data, count in rival.answers.items())
+        return trained + answered + self.answers[TEST] * max(1, times)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """Seconds that a step of training takes here, and a command besides."""
+
+    step: float
+    begin: float
+
+    def of(self, work: WorkEstimate, rival: Rival, members: int) -> float:
+        """Return seconds that a rival takes."""
+        return work.of(rival, members) * self.step + rival.trainings(members) * self.begin
+
+
+def in_order(names: Iterable[str], work: WorkEstimate, *, members: int) -> tuple[str, ...]:
+    """Return rivals, the cheapest first."""
+    return tuple(sorted(names, key=lambda name: work.of(PLANS[name], members)))
+
+
+def stages(config: BenchConfig, names: Sequence[str], work: WorkEstimate) -> Iterator[StageOptions]:
+    """Yield what makes these rivals, in their order, then the table and its page."""
+    terms = config.terms(blocks=work.blocks, heads=work.heads)
+    compared = [f"{row.name}={row.typed}" for row in config.compare]
+    if config.hydra is not None:
+        compared.append(f"{model_name(config.model)}={config.model}")
+    for name in names:
+        yield from PLANS[name].stages(terms)
+        compared += [f"{row}={models}" for row, models in PLANS[name].rows(terms).items()]
+    yield {
+        "name": TABLE_STAGE,
+        "command": "eval",
+        "model": config.model if config.hydra is None else config.hydra,
+        "data": terms.test,
+        "near": [f"{ood_set.name}={ood_set.ref}" for ood_set in config.near],
+        "far": [f"{ood_set.name}={ood_set.ref}" for ood_set in config.far],
+        "compare": compared,
+        **terms.naming,
+        "latency": False,
+        "out": terms.path("report.json"),
+    }
+    yield {
+        "name": "page",
+        "command": "report",
+        "files": [f"@{TABLE_STAGE}"],
+        "out": terms.path("report.html"),
+    }

@@ -82,7 +82,6 @@ def tuned(
     terms: SharedSettings, name: str, model: str, *, times: int | None = None, **options: str
 ) -> StageOptions:
     """Return a stage that fine-tunes one model, or `times` with seeds from 0 on."""
-    several: StageOptions = {} if times is None else {"repeat": times, "seed": "{i}"}
     training = {
         name: value for name, value in terms.training.items() if not (name == "steps" and "epochs" in options)
     }
@@ -93,7 +92,7 @@ def tuned(
         "data": terms.data,
         "val": terms.val,
         **training,
-        **several,
+        **({} if times is None else {"repeat": times, "seed": "{i}"}),
         **options,
         "out": terms.path(f"{name}.st" if times is None else f"{name}-{{i}}.st"),
     }
@@ -113,13 +112,6 @@ def _temperature(terms: SharedSettings) -> Sequence[StageOptions]:
             "store": terms.path("temperature.st"),
             "out": terms.path("temperature.json"),
         }
-    ]
-
-
-def _hydra(terms: SharedSettings) -> Sequence[StageOptions]:
-    return [
-        tuned(terms, "copies", terms.model, times=terms.members),
-        {**_fused(terms, "hydra", "@copies"), "merge-trunk": "auto", "data": terms.val},
     ]
 
 
@@ -172,21 +164,6 @@ def _by(method: str, title: str) -> Rival:
     )
 
 
-def _batch_ensemble(terms: SharedSettings) -> Sequence[StageOptions]:
-    stage = tuned(terms, "batch-ensemble", terms.model, method=f"batch-ensemble::members={terms.members}")
-    return [{**stage, "out": terms.path("batch-ensemble-{i}.st")}]
-
-
-def _mimo(terms: SharedSettings) -> Sequence[StageOptions]:
-    copies = _fused(terms, "mimo-copies", *[terms.model] * terms.members)
-    return [{**copies, "own-from": terms.blocks}, tuned(terms, "mimo", "@mimo-copies", method="mimo")]
-
-
-def _packed(terms: SharedSettings) -> Sequence[StageOptions]:
-    method = f"packed::members={terms.members},alpha=2"
-    return [tuned(terms, "packed", str(terms.start), times=terms.members, method=method, **terms.from_start)]
-
-
 PLANS: Mapping[str, Rival] = MappingProxyType(
     {
         "temperature": Rival(
@@ -219,7 +196,10 @@ PLANS: Mapping[str, Rival] = MappingProxyType(
         ),
         "hydra": Rival(
             rows=lambda terms: {f"Hydra of {terms.members}": "@hydra"},
-            stages=_hydra,
+            stages=lambda terms: [
+                tuned(terms, "copies", terms.model, times=terms.members),
+                {**_fused(terms, "hydra", "@copies"), "merge-trunk": "auto", "data": terms.val},
+            ],
             trainings=lambda members: members,
         ),
         "pruned-hydra": Rival(
@@ -234,12 +214,18 @@ PLANS: Mapping[str, Rival] = MappingProxyType(
                     terms.path(f"batch-ensemble-{i}.st") for i in range(terms.members)
                 )
             },
-            stages=_batch_ensemble,
+            stages=lambda terms: [
+                tuned(terms, "batch-ensemble", terms.model, method=f"batch-ensemble::members={terms.members}")
+                | {"out": terms.path("batch-ensemble-{i}.st")}
+            ],
             trainings=lambda members: members,  # as much to compute
         ),
         "mimo": Rival(
             rows=lambda terms: {f"MIMO of {terms.members}": "@mimo"},
-            stages=_mimo,
+            stages=lambda terms: [
+                _fused(terms, "mimo-copies", *[terms.model] * terms.members) | {"own-from": terms.blocks},
+                tuned(terms, "mimo", "@mimo-copies", method="mimo"),
+            ],
             trainings=lambda _: Mimo().repeat,  # a batch holds each image so often, and computes as much
         ),
         "oba": Rival(
@@ -251,7 +237,16 @@ PLANS: Mapping[str, Rival] = MappingProxyType(
         "singular-values": _by("singular-values", "Singular value ensemble"),
         "packed": Rival(
             rows=lambda terms: {f"Packed ensemble of {terms.members}": "@packed"},
-            stages=_packed,
+            stages=lambda terms: [
+                tuned(
+                    terms,
+                    "packed",
+                    str(terms.start),
+                    times=terms.members,
+                    method=f"packed::members={terms.members},alpha=2",
+                    **terms.from_start,
+                )
+            ],
             trainings=lambda members: members,
             starts=True,
             named=True,

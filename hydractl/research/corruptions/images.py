@@ -48,20 +48,13 @@ def corrupted(image: Image.Image, corruption: Corruption, random: Random) -> Ima
     if corruption.name in _ON_FILES:
         return _ON_FILES[corruption.name](image, strength)
     pixels = np.atleast_3d(np.asarray(image)) / 255.0
-    if corruption.photographs is None:
-        pixels_after = _ON_PIXELS[corruption.name](pixels, strength, random)
-    else:
-        pixels_after = _frost(pixels, strength, random, corruption.photographs)
+    pixels_after = (
+        _ON_PIXELS[corruption.name](pixels, strength, random)
+        if corruption.photographs is None
+        else _frost(pixels, strength, random, corruption.photographs)
+    )
     levels = (np.clip(pixels_after, 0, 1) * 255 + ROUNDING).astype(np.uint8)
     return Image.fromarray(levels.squeeze(2) if image.mode == "L" else levels)
-
-
-def _gaussian_noise(x: Pixels, scale: float, random: Random) -> Pixels:
-    return x + random.normal(size=x.shape, scale=scale)
-
-
-def _shot_noise(x: Pixels, photons: float, random: Random) -> Pixels:
-    return random.poisson(x * photons) / photons
 
 
 def _impulse_noise(x: Pixels, share: float, random: Random) -> Pixels:
@@ -95,10 +88,6 @@ def _glass_blur(x: Pixels, glass: tuple[float, int, int], random: Random) -> Pix
         ):
             source[place] = source[neighbour]
     return _smooth(flat[source].reshape(x.shape), sigma)
-
-
-def _motion_blur(x: Pixels, motion: tuple[float, float], random: Random) -> Pixels:
-    return _moved(x, *motion, random.uniform(-45, 45))
 
 
 def _zoom_blur(x: Pixels, zoom: tuple[float, float], _: Random) -> Pixels:
@@ -186,12 +175,12 @@ _ON_FILES: Mapping[str, Callable[[Image.Image, Any], Image.Image]] = MappingProx
 )
 _ON_PIXELS: Mapping[str, Callable[[Pixels, Any, Random], Pixels]] = MappingProxyType(
     {
-        "gaussian-noise": _gaussian_noise,
-        "shot-noise": _shot_noise,
+        "gaussian-noise": lambda x, scale, random: x + random.normal(size=x.shape, scale=scale),
+        "shot-noise": lambda x, photons, random: random.poisson(x * photons) / photons,
         "impulse-noise": _impulse_noise,
         "defocus-blur": _defocus_blur,
         "glass-blur": _glass_blur,
-        "motion-blur": _motion_blur,
+        "motion-blur": lambda x, motion, random: _moved(x, motion[0], motion[1], random.uniform(-45, 45)),
         "zoom-blur": _zoom_blur,
         "snow": _snow,
         "frost": _frost,

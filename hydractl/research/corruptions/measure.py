@@ -141,8 +141,7 @@ class ShiftNumbers:
 
     def differences(self, other_row: ShiftNumbers) -> dict[str, dict[str, Value]]:
         """Return the differences of means to another row, as in `manifest.Difference`."""
-        gaps = differences(self.means, other_row.means)
-        return {name: gap for name, gap in gaps.items() if gap}
+        return {name: gap for name, gap in differences(self.means, other_row.means).items() if gap}
 
 
 def measure_corrupted(

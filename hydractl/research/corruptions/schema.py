@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from operator import not_
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -24,9 +25,7 @@ class Shift(StrictModel):
 
     values: dict[str, dict[Severity, dict[str, float]]]
     means: dict[Severity, dict[str, float]]
-    intervals: dict[str, dict[str, tuple[float, float]]] = Field(
-        default={}, exclude_if=lambda value: not value
-    )
+    intervals: dict[str, dict[str, tuple[float, float]]] = Field(default={}, exclude_if=not_)
 
     @property
     def cells(self) -> Mapping[tuple[str, str], Mapping[str, float]]:

@@ -29,8 +29,7 @@ _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 
 def corrupted_text(text: str, corruption: Corruption, random: Random) -> str:
     """Return a text as the corruption leaves it; one that nothing befalls is the same to the last blank."""
-    rate = RATES[corruption.name][corruption.severity - 1]
-    return _BY_NAME[corruption.name](text, rate, random)
+    return _BY_NAME[corruption.name](text, RATES[corruption.name][corruption.severity - 1], random)
 
 
 def _typos(text: str, rate: float, random: Random) -> str:

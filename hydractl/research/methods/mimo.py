@@ -23,8 +23,8 @@ from hydractl.data.preprocess import sample_seed
 from hydractl.errors import UsageError
 from hydractl.families.base import Family, Place
 from hydractl.manifest.header import Fate, Header, Tokenization
-from hydractl.model_inputs import Inputs, split_inputs
-from hydractl.research.methods.adapter import Adapter, Site, make
+from hydractl.model_inputs import Inputs, map_inputs, split_inputs
+from hydractl.research.methods.adapters import Adapter, Site, make
 from hydractl.research.methods.options import Mimo
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.trainable import Together, TrainableModel
@@ -191,10 +191,8 @@ class MimoFeed(Feed):
     def _side_by_side(self, piece: Piece, step: int) -> Piece:
         generator = torch.Generator().manual_seed(sample_seed(self.feed.seed, step, piece.first))
         rows = self._rows(len(piece.labels), generator).flatten()
-        if not isinstance(piece.inputs, torch.Tensor):
-            raise TypeError("only images can be concatenated")
         return Piece(
-            inputs=piece.inputs[rows],
+            inputs=map_inputs(lambda x: x[rows], piece.inputs),
             labels=piece.labels[rows],
             first=piece.first * self.repeat,
             total=piece.total * self.repeat,

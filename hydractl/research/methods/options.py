@@ -38,7 +38,7 @@ class TrainingMethod(CheckedSettings):
 
     KIND: ClassVar[str]
     EXAMPLE: ClassVar[str]
-    ADAPTER: ClassVar[str] = "hydractl.research.methods.adapter:SeededTraining"
+    ADAPTER: ClassVar[str] = "hydractl.research.methods.adapters:SeededTraining"
     TAKES_TEACHERS: ClassVar[bool] = True
 
     @property

@@ -57,8 +57,7 @@ class StraightThrough(Gates):
     def __init__(self, w: torch.Tensor, *, keep: int) -> None:
         """Initialize with w (N,) and `keep` = K, 0 < K < N."""
         super().__init__()
-        self.w = nn.Parameter(w.clone())
-        self.keep = keep
+        self.w, self.keep = nn.Parameter(w.clone()), keep
 
     @property
     @override
@@ -93,9 +92,11 @@ class SoftSubset(StraightThrough):
 
     @override
     def forward(self) -> torch.Tensor:
-        if not self.training:
-            return super().forward()
-        return soft_top_k(self.w + self._noise, self.keep, temperature=self._temperature)
+        return (
+            super().forward()
+            if not self.training
+            else soft_top_k(self.w + self._noise, self.keep, temperature=self._temperature)
+        )
 
 
 def hard_top_k(w: torch.Tensor, k: int) -> torch.Tensor:

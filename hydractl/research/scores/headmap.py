@@ -6,7 +6,7 @@ Axes: K heads of a layer, B samples of a batch, C classes, N inputs of a tower, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 
@@ -74,11 +74,8 @@ def _cut(samples: Samples, mask: torch.Tensor) -> Samples | None:
     return Samples(map_inputs(lambda x: x[rows], samples.inputs), samples.labels[rows])
 
 
-class _BatchInTower(NamedTuple):
-    """A batch on its way through a tower: its labels (B,), and the other towers' outputs (1, N, F)."""
-
-    labels: torch.Tensor
-    others: dict[str, torch.Tensor]
+_BatchInTower: TypeAlias = "tuple[torch.Tensor, dict[str, torch.Tensor]]"
+"""A batch on its way through a tower: its labels (B,), and the other towers' outputs (1, N, F)."""
 
 
 def _located(job: ScoreJob, name: str, chosen: Sequence[Samples | None]) -> Iterator[list[float]]:
@@ -95,8 +92,9 @@ def _located(job: ScoreJob, name: str, chosen: Sequence[Samples | None]) -> Iter
                 continue
             if id(stream) not in outputs:  # of a tower that is always asked the same there is one stream
                 outputs = {id(stream): _without_each(tower, layer, stream, room)}
-            logits = job.model.answer(located.others | {name: outputs[id(stream)]})
-            losses.append(losses_of(logits, located.labels).double())
+            labels, others = located
+            logits = job.model.answer(others | {name: outputs[id(stream)]})
+            losses.append(losses_of(logits, labels).double())
         means = torch.cat(job.team.in_order(losses), dim=1).mean(dim=1)
         if not means.isfinite().all():
             raise not_finite("losses")
@@ -134,7 +132,7 @@ def _entering(
                 fixed[other_tower] = others[other_tower]
         if shared is None or name not in job.model.answer.fixed:
             shared = job.model.tower(name).embed(routed[name])
-        batches.append(_BatchInTower(samples.labels, others))
+        batches.append((samples.labels, others))
         streams.append(shared)
     return batches, streams
 

@@ -43,13 +43,17 @@ def score_michel(job: ScoreJob, progress: Progress) -> Ranking:
 
     def measure() -> HeadImportance:
         tables, loss = gate_importance(job, settings.form)
-        if settings.normalize == "none":
-            return HeadImportance(tables, loss)
-        return HeadImportance(min_max(normalized(tables, settings.normalize)), loss)
+        return (
+            HeadImportance(tables, loss)
+            if settings.normalize == "none"
+            else HeadImportance(min_max(normalized(tables, settings.normalize)), loss)
+        )
 
-    if settings.recompute:
-        return remove_lowest(job, progress, measure, at_once=settings.recompute)
-    return Ranking(scores=measure().tables)
+    return (
+        remove_lowest(job, progress, measure, at_once=settings.recompute)
+        if settings.recompute
+        else Ranking(scores=measure().tables)
+    )
 
 
 def gate_importance(job: ScoreJob, form: str) -> HeadImportance:
@@ -115,7 +119,10 @@ def absolute_gradients(job: ScoreJob) -> HeadImportance:
     Raises:
         DataError: If there are no labels, or a gradient is not finite.
     """
-    sums = _summed(job)
+    job.model.requires_grad_(requires_grad=False)
+    fixed_towers: dict[str, Fixed] = {}
+    batch_sums = [_of_batch(job, samples, fixed_towers) for samples in job.id_data]
+    sums = torch.stack(job.team.in_order(batch_sums)).sum(dim=0)
     count = sums[-1]
     if not sums.isfinite().all():
         raise not_finite("gradients")
@@ -127,16 +134,8 @@ def absolute_gradients(job: ScoreJob) -> HeadImportance:
     return HeadImportance(tables, checked_loss((sums[-2] / count).item()))
 
 
-def _summed(job: ScoreJob) -> torch.Tensor:
-    """Return Σ|∂L/∂ξ| of all heads that are left, tower after tower; then the summed loss and the number of samples."""
-    job.model.requires_grad_(requires_grad=False)
-    fixed_towers: dict[str, Fixed] = {}
-    batch_sums = [_of_batch(job, samples, fixed_towers) for samples in job.id_data]
-    return torch.stack(job.team.in_order(batch_sums)).sum(dim=0)
-
-
 def _of_batch(job: ScoreJob, samples: Samples, fixed_towers: dict[str, Fixed]) -> torch.Tensor:
-    """Return one batch's share of `_summed`, float64."""
+    """Return Σ|∂L/∂ξ| of a batch for all heads that are left, tower after tower; then the summed loss and the number of samples; float64."""
     inputs, labels = samples.labelled("computing gradients")
     routed = job.model.routed(inputs)
     for name in job.model.answer.fixed & routed.keys():
@@ -260,7 +259,13 @@ def remove_lowest(
     job.log.begin(baseline)
     steps = range(len(removals), job.budget, at_once)
     for begin in progress.track(steps, label="Removing heads", total=len(steps)):
-        lowest = _lowest(job, importance.tables)[: min(at_once, job.budget - begin)]
+        scores = {
+            HeadId(tower, layer, head): score
+            for tower, rows in importance.tables.items()
+            for layer, row in enumerate(rows)
+            for head, score in zip(heads_left(job.model.tower(tower), layer), row, strict=True)
+        }
+        lowest = sorted(scores, key=scores.__getitem__)[: min(at_once, job.budget - begin)]
         for head in lowest:
             remove_head(job.model, head)
         left = begin + len(lowest) < job.budget
@@ -273,14 +278,3 @@ def remove_lowest(
                 job.log.record(removal)
             removals.append(removal)
     return Ranking.of_removals(job, removals, baseline=baseline)
-
-
-def _lowest(job: ScoreJob, tables: Tables) -> list[HeadId]:
-    """Return the heads that are left by ascending score."""
-    scores = {
-        HeadId(tower, layer, head): score
-        for tower, rows in tables.items()
-        for layer, row in enumerate(rows)
-        for head, score in zip(heads_left(job.model.tower(tower), layer), row, strict=True)
-    }
-    return sorted(scores, key=lambda head: scores[head])

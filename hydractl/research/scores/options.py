@@ -16,7 +16,7 @@ from hydractl.settings import Constraint, Extension, Role, Setting, by_default, 
 
 GATES = "Learned gates"
 JOINT = "joint"
-GATE_RUN = "hydractl.research.scores.gate_run:GateRun"
+GATE_RUN = "hydractl.research.scores.gates:GateRun"
 SOFT = Constraint("estimator", ("soft",), why="only that one has a temperature")
 GATE_LR = Setting(
     "Learning rate of the gates (default: 0.1 for l0, 0.5 for dsp).",

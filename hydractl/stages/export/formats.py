@@ -45,9 +45,7 @@ class ExportModule(nn.Module):
             pixels: What makes its inputs of uint8 pixels; None where they come prepared.
         """
         super().__init__()
-        self.model = with_score.model
-        self.with_score = with_score
-        self.pixels = pixels
+        self.model, self.with_score, self.pixels = with_score.model, with_score, pixels
         self.eval()
 
     def forward(self, inputs: dict[str, torch.Tensor], exact: bool = False) -> dict[str, torch.Tensor]:
@@ -62,8 +60,7 @@ class ExportModule(nn.Module):
             inputs = {PIXELS: self.pixels(inputs[IMAGES])}
         model_inputs = inputs[PIXELS] if inputs.keys() == {PIXELS} else inputs
         member_logits, ood_score = self.with_score(model_inputs, exact=exact)
-        member_opinions = opinions(member_logits)
-        log_probs, mean = member_opinions
+        member_opinions = log_probs, mean = opinions(member_logits)
         several = self.model.answer.multi_label
         logits = member_opinions.logits(multi_label=several)
         if isinstance(self.model, Model):
@@ -255,33 +252,26 @@ def onnx_libraries() -> tuple[Any, Any]:
     return onnx, onnxruntime
 
 
-class Axes(NamedTuple):
-    """What of an input may be of any length: the names of its axes from the first on, and the most that one may hold."""
-
-    names: tuple[str, ...]
-    most: Mapping[str, int] = {}
-
-    def dims(self) -> dict[int, Any]:
-        """Return them as torch.export is told."""
-        return {i: Dim(name, max=self.most.get(name)) for i, name in enumerate(self.names)}
-
-
-def traced(subject: ExportModule, inputs: Named, axes: Axes, *, where: str) -> ExportedProgram:
+def traced(
+    subject: ExportModule, inputs: Named, axes: Sequence[str], *, most: int | None, where: str
+) -> ExportedProgram:
     """Return the subject as a program of torch.export.
 
     Args:
         subject: What answers.
         inputs: An example, of two samples at least.
-        axes: Of every input.
+        axes: Names of the axes of any length of every input, from the first axis on.
+        most: Largest length of the axis `length`; None for no limit.
         where: What messages call the model.
 
     Raises:
         UnsupportedModelError: If torch cannot trace it, for any number of samples and tokens.
     """
+    dims = {i: Dim(name, max=most if name == "length" else None) for i, name in enumerate(axes)}
     try:
         with quiet(), torch.no_grad():
             program = torch.export.export(
-                subject, (dict(inputs),), dynamic_shapes={"inputs": {name: axes.dims() for name in inputs}}
+                subject, (dict(inputs),), dynamic_shapes={"inputs": dict.fromkeys(inputs, dims)}
             )
     except Exception as error:  # torch promises no kind
         raise UnsupportedModelError(f"{where}: torch.export cannot trace it: {_first(error)}") from error
@@ -313,12 +303,12 @@ def run_pt2(content: bytes) -> Program:
     return run
 
 
-def onnx(program: ExportedProgram, axes: Axes, *, names: Sequence[str], where: str) -> Any:  # noqa: ANN401 - untyped
+def onnx(program: ExportedProgram, axes: Sequence[str], *, names: Sequence[str], where: str) -> Any:  # noqa: ANN401 - untyped
     """Return a program as onnx's own document.
 
     Args:
         program: What to write.
-        axes: Of every input.
+        axes: Names of the axes of any length of every input, from the first axis on.
         names: Of the inputs.
         where: What messages call the model.
 
@@ -332,7 +322,7 @@ def onnx(program: ExportedProgram, axes: Axes, *, names: Sequence[str], where: s
                 program,
                 input_names=list(names),
                 output_names=list(OUTPUTS),
-                dynamic_shapes={"inputs": {name: dict(enumerate(axes.names)) for name in names}},
+                dynamic_shapes={"inputs": {name: dict(enumerate(axes)) for name in names}},
                 opset_version=OPSET,
                 dynamo=True,
                 verbose=False,

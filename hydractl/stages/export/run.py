@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import floor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 
+from hydractl.checkpoint import write_checkpoint
 from hydractl.data.batches import Batch
 from hydractl.data.datasets import ImageSet, Items
+from hydractl.data.decoding import FORMATS
 from hydractl.data.encode import encoded, of_kind
-from hydractl.data.preprocess import eval_transform, to_channels
+from hydractl.data.preprocess import MODES, eval_transform, to_channels
+from hydractl.data.reference import MAX_ITEM
 from hydractl.errors import CheckFailed, InputError, UnsupportedModelError, UsageError, reason_of
 from hydractl.families.base import problem_type_of
 from hydractl.families.load import OpenModel, fingerprint_of
@@ -25,11 +29,13 @@ from hydractl.fusion.feature_ood import WithDefaultScore
 from hydractl.fusion.inference import Runnable, collected
 from hydractl.fusion.inference import responses as responses_of
 from hydractl.fusion.prompts import Classes, settle, with_class_names
+from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Header, Preprocess, Tokenization
 from hydractl.manifest.report import Report, Row
 from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.tokenizers import is_python_tokenizer, parts_of
 from hydractl.metrics.compute import Selection, means, measure_all
 from hydractl.metrics.ood_scores import MSP, means_the_same
 from hydractl.metrics.per_sample import Responses, in_memory
@@ -43,12 +49,137 @@ from hydractl.progress import SILENT, Progress
 from hydractl.runtime import versions
 from hydractl.stages.export import formats
 from hydractl.stages.export.config import ONNX, ExportConfig
-from hydractl.stages.export.folder import ExportReport, export_folder, script
 from hydractl.stages.export.formats import FILTERS, IMAGES, OUTPUTS, ExportModule, Named, Pixels, Program
 from hydractl.stages.shared.open_inputs import labels_of, open_reader, open_sets
-from hydractl.stages.shared.outputs import check_outputs, claim
+from hydractl.stages.shared.outputs import check_models, check_outputs, claim
 from hydractl.stages.shared.provenance import begin_with_sidecar, check_sidecar, make_step, sidecar_step
 from hydractl.version import __version__
+
+TEMPLATE = Path(__file__).with_name("script.py.jinja")
+
+
+def script(config: ExportConfig, header: Header, threshold: Threshold | None) -> bytes:
+    """Return the source of a Python script that runs the exported model.
+
+    Args:
+        config: Of the export.
+        header: Of the model; of a zero-shot one with its classes.
+        threshold: On the exported model's OOD score; None if it has none.
+    """
+    from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - `--help` does without
+
+    environment = Environment(  # noqa: S701 - no HTML; what a user or a file may say goes through `literal`
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
+    environment.filters["literal"] = repr
+    how = header.preprocess
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
+        how=how,
+        labelled=bool(header.labels),
+        multi_label=header.architecture.task.by_label,
+        by_word=header.architecture.task.by_word,
+        name=config.out.name,
+        onnx=config.form == ONNX,
+        pixels=config.with_preprocess,
+        threshold=threshold,
+        sets=header.prediction_sets,
+        **(_of_images(how) if isinstance(how, Preprocess) else _of_texts(how.tokenizer or "")),
+    ).encode()
+
+
+def _of_images(how: Preprocess) -> dict[str, object]:
+    """Return sizes as (width, height): of the crop, and that images are resized to before it."""
+    channels, height, width = how.input_size
+    return {
+        "images": True,
+        "packages": "pillow",
+        "mode": MODES[channels],
+        "size": (width, height),
+        "scaled": (floor(width / how.crop_pct), floor(height / how.crop_pct)),
+        "fill": tuple(round(255 * mean) for mean in how.mean),
+        "on_arrays": how.resizes_tensors,
+        "formats": FORMATS,
+        "max_item": MAX_ITEM,
+        "python_tokenizer": None,
+    }
+
+
+def _of_texts(tokenizer: str) -> dict[str, object]:
+    name = parts_of(tokenizer)[0] if is_python_tokenizer(tokenizer) else None
+    return {
+        "images": False,
+        "packages": "transformers" if name else "tokenizers" if tokenizer else "",
+        "python_tokenizer": name,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport:
+    """Files or folder that `export` wrote, and their differences from the model.
+
+    Attributes:
+        paths: Files written: the model, the script that runs it, the report.
+        inputs: Name, type and shape of each input; dynamic axes have names.
+        outputs: Name, type and shape of each output.
+        members: Number of members M.
+        classes: Number of classes C.
+        size_bytes: Size of the model.
+        differences: Largest differences from the model's outputs: on random inputs; of logits on the data; for pixel
+            inputs, from the outputs with the preprocessing of `eval`; for a quantized model, before and after
+            quantization.
+        measured: Report of both models on the data, as from `eval`; None without data.
+    """
+
+    paths: tuple[Path, ...]
+    inputs: tuple[tuple[str, str, str], ...]
+    outputs: tuple[tuple[str, str, str], ...]
+    members: int
+    classes: int
+    size_bytes: int
+    differences: dict[str, float]
+    measured: Report | None = None
+
+
+def export_folder(config: ExportConfig, progress: Progress) -> ExportReport:
+    """Write a copy of a model as a folder of transformers and timm, which needs no comparison: the weights are the same bytes.
+
+    Raises:
+        OutputExists: If the folder contains a model that may not be replaced.
+        OutputError: If it cannot be written.
+    """
+    with claim(config, [config.out], progress) as output_lock:
+        opened = open_reader(config.model, arch=config.arch)
+        check_models([config.out], output_lock, models=[opened], files=[config.naming.file])
+        step = make_step(
+            config,
+            family=opened.family,
+            options={
+                "format": "folder",
+                "classes": config.naming.names or None,
+                "templates": config.naming.templates or None,
+            },
+            inputs=[opened.as_input()],
+        )
+        named, checkpoint = with_class_names(opened.header, config.naming.classes(opened)), opened.checkpoint
+        header = named.model_copy(update={"base": opened.base, "made_by": step})
+        with publish_models(output_lock) as begin:
+            write_checkpoint(
+                begin(config.out, header),
+                checkpoint.specs | checkpoint.beside,
+                lambda name: [checkpoint.spans[name]],
+                header=header,
+            )
+    return ExportReport(
+        paths=(config.out,),
+        inputs=(),
+        outputs=(),
+        members=len(header.masks),
+        classes=header.num_classes,
+        size_bytes=checkpoint.size_bytes,
+        differences={},
+    )
+
 
 BATCHES = (1, 2, 5)
 SIZES = ((1.0, 1.0), (0.6, 0.8), (1.7, 2.3), (3.1, 1.3))
@@ -61,16 +192,8 @@ class Runner:
     """An exported model, asked as a model is that `respond` is given."""
 
     program: Program
-
-    @property
-    def device(self) -> torch.device:
-        """Where it takes its inputs."""
-        return torch.device("cpu")
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype that it takes them in."""
-        return torch.float32
+    device: ClassVar = torch.device("cpu")
+    dtype: ClassVar = torch.float32
 
     def outputs(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         """Return each member's logits (M, B, C), or of words (M, B, Q, C)."""
@@ -82,9 +205,11 @@ class Runner:
 
 def named(inputs: Inputs) -> Named:
     """Return inputs by name."""
-    if isinstance(inputs, torch.Tensor):
-        return {IMAGES if inputs.dtype == torch.uint8 else PIXELS: inputs}
-    return inputs
+    return (
+        {IMAGES if inputs.dtype == torch.uint8 else PIXELS: inputs}
+        if isinstance(inputs, torch.Tensor)
+        else inputs
+    )
 
 
 def samples(header: Header, *, batch: int, seed: int) -> dict[str, torch.Tensor]:
@@ -181,9 +306,11 @@ class Trial:
 
     def batches(self, items: Items, *, pixels: bool) -> Iterable[Batch[Inputs]]:
         """Return what is asked: inputs as they are prepared for the model, or pixels."""
-        if pixels and isinstance(self.how, Preprocess):
-            return undecoded(of_kind(items, ImageSet), self.how)
-        return encoded(items, self.how, batch_size=self.batch_size, limit_bytes=0)
+        return (
+            undecoded(of_kind(items, ImageSet), self.how)
+            if pixels and isinstance(self.how, Preprocess)
+            else encoded(items, self.how, batch_size=self.batch_size, limit_bytes=0)
+        )
 
     def ask(
         self, model: Runnable, *, name: str, progress: Progress, pixels: bool = False
@@ -225,13 +352,7 @@ def measured(
     rows = []
     for name, responses in responses_by_row.items():
         foreign = {OOD: responses[OOD]} if OOD in responses else {}
-        numbers = measure_all(
-            responses[ID_NAME],
-            trial.labels,
-            foreign,
-            opened.header,
-            selection,
-        )
+        numbers = measure_all(responses[ID_NAME], trial.labels, foreign, opened.header, selection)
         rows.append(
             Row(
                 name=name,
@@ -292,7 +413,20 @@ def run_export(config: ExportConfig, progress: Progress = SILENT) -> ExportRepor
             exported, report = _compare_on_data(config, source, exported, trial, differences, progress)
         progress.step(f"Writing {config.out}")
         paths = _publish(config, source, exported, report, output_lock)
-        return _report(source, exported, paths, differences, report)
+        answers = exported.program(source.example)
+        return ExportReport(
+            paths=paths,
+            inputs=tuple(_described_tensor(name, x, source.axes) for name, x in source.example.items()),
+            outputs=tuple(
+                _described_tensor(name, x, ("members", "batch") if name == "member_logits" else ("batch",))
+                for name, x in answers.items()
+            ),
+            members=len(source.module.model.answers),
+            classes=answers["probabilities"].shape[1],
+            size_bytes=len(exported.content),
+            differences=differences,
+            measured=report,
+        )
 
 
 class Source(NamedTuple):
@@ -303,7 +437,8 @@ class Source(NamedTuple):
 
     opened: OpenModel
     module: ExportModule
-    axes: formats.Axes
+    axes: tuple[str, ...]
+    most: int | None
     example: formats.Named
     header: Header
     threshold: Threshold | None
@@ -331,13 +466,11 @@ def _check(config: ExportConfig, opened: OpenModel, output_lock: OutputLock) -> 
             option=option,
         )
     how = opened.header.preprocess
-    if not config.with_preprocess:
-        return
-    if isinstance(how, Tokenization):
+    if config.with_preprocess and isinstance(how, Tokenization):
         raise UsageError(
             f"`--with-preprocess` is for images, but {opened.reference} reads texts", hint="leave it out"
         )
-    if how.interpolation not in FILTERS:
+    if config.with_preprocess and isinstance(how, Preprocess) and how.interpolation not in FILTERS:
         raise UnsupportedModelError(
             f"{opened.reference}: its preprocessing resizes by `{how.interpolation}`, which cannot be exported exactly",
             hint="leave out `--with-preprocess`",
@@ -378,13 +511,12 @@ def _load(config: ExportConfig, opened: OpenModel, classes: Classes | None, prog
         for name in model.towers.keys() - {"vision"}:
             del model.towers[name]
     pixels, example = None, samples(opened.header, batch=EXAMPLES, seed=config.seed)
-    axes = formats.Axes(("batch",))
+    axes: tuple[str, ...] = ("batch",)
     if isinstance(how, Tokenization):
         # what a batch of texts is always filled up to is no axis of any length
-        names = ("batch", "length") if how.padding == "longest" else ("batch",)
-        axes = formats.Axes(names, {"length": how.max_length})
+        axes = ("batch", "length") if how.padding == "longest" else ("batch",)
     elif config.with_preprocess:
-        pixels, axes = Pixels(how), formats.Axes(("batch", "height", "width"))
+        pixels, axes = Pixels(how), ("batch", "height", "width")
         example = {IMAGES: pictures(how, size=(1.5, 1.25), batch=EXAMPLES, seed=config.seed)}
     module = ExportModule(WithDefaultScore.stored(model, opened, classes), pixels)
     header = with_class_names(opened.header, classes)
@@ -397,7 +529,8 @@ def _load(config: ExportConfig, opened: OpenModel, classes: Classes | None, prog
             f"{opened.reference}: its prediction sets are not exported: they do not hold for the quantized model"
         )
         header = header.model_copy(update={"prediction_sets": None})
-    return Source(opened, module, axes, example, header, threshold)
+    most = how.max_length if isinstance(how, Tokenization) else None
+    return Source(opened, module, axes, most, example, header, threshold)
 
 
 def _unfit(config: ExportConfig, threshold: Threshold, module: ExportModule, header: Header) -> str | None:
@@ -414,7 +547,7 @@ def _unfit(config: ExportConfig, threshold: Threshold, module: ExportModule, hea
 
 def _convert(config: ExportConfig, source: Source, progress: Progress) -> Exported:
     where, metadata = source.opened.reference, _metadata(config, source)
-    program = formats.traced(source.module, source.example, source.axes, where=where)
+    program = formats.traced(source.module, source.example, source.axes, most=source.most, where=where)
     if config.form != ONNX:
         content = formats.pt2(program, metadata)
         return Exported(content, formats.run_pt2(content))
@@ -497,29 +630,6 @@ def _publish(
     return (*written,)
 
 
-def _report(
-    source: Source,
-    exported: Exported,
-    paths: tuple[Path, ...],
-    differences: dict[str, float],
-    report: Report | None,
-) -> ExportReport:
-    answers = exported.program(source.example)
-    return ExportReport(
-        paths=paths,
-        inputs=tuple(_described_tensor(name, x, source.axes.names) for name, x in source.example.items()),
-        outputs=tuple(
-            _described_tensor(name, x, ("members", "batch") if name == "member_logits" else ("batch",))
-            for name, x in answers.items()
-        ),
-        members=len(source.module.model.answers),
-        classes=answers["probabilities"].shape[1],
-        size_bytes=len(exported.content),
-        differences=differences,
-        measured=report,
-    )
-
-
 def _metadata(config: ExportConfig, source: Source) -> dict[str, str]:
     """Return what the file says of itself: JSON by key."""
     header, threshold = source.header, source.threshold
@@ -540,24 +650,21 @@ def _metadata(config: ExportConfig, source: Source) -> dict[str, str]:
         "kind": header.kind.value,
         "ood_score": source.module.with_score.score,
         "threshold": None if threshold is None else threshold.model_dump(mode="json"),
-        **_of_labels(header),
+        **(
+            {
+                "labels": header.class_names,
+                "label_temperatures": header.label_temperatures,
+                "label_thresholds": header.label_thresholds or (HALF,) * header.num_classes,
+                **problem_type_of(header.architecture),
+            }
+            if header.architecture.task.by_label
+            else {}
+        ),
         "prediction_sets": header.prediction_sets and header.prediction_sets.model_dump(mode="json"),
         "members": len(header.masks),
         "made_by": step.model_dump(mode="json"),
     }
     return {f"hydractl.{name}": json.dumps(value, sort_keys=True) for name, value in fields.items()}
-
-
-def _of_labels(header: Header) -> dict[str, object]:
-    """Return what a model says of itself whose inputs may have several labels."""
-    if not header.architecture.task.by_label:
-        return {}
-    return {
-        "labels": header.class_names,
-        "label_temperatures": header.label_temperatures,
-        "label_thresholds": header.label_thresholds or (HALF,) * header.num_classes,
-        **problem_type_of(header.architecture),
-    }
 
 
 def _options(config: ExportConfig) -> dict[str, OptionValue]:

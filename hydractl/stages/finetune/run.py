@@ -22,9 +22,12 @@ from hydractl.processes.distributed import follow_leader, rank
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_text, versions
 from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.stages.finetune.head_training import KeptFeatures, head_macs, items_to_encode, keep_features
 from hydractl.stages.finetune.job import (
+    KeptFeatures,
     build,
+    head_macs,
+    items_to_encode,
+    keep_features,
     load_output,
     measure_of,
     open_job,
@@ -107,9 +110,11 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
         for teacher in work.teachers:
             check_weights(teacher)
         folder = _state_folder(work)
-        start = Snapshot()
-        if folder is not None:
-            start = folder.resumed(force=config.force, others=config.if_changed, progress=progress)
+        start = (
+            Snapshot()
+            if folder is None
+            else folder.resumed(force=config.force, others=config.if_changed, progress=progress)
+        )
         with (
             _settling_state(config, folder, leads=leads),
             start_engine(config.device, precision=config.recipe.precision, shards=shards) as engine,
@@ -247,8 +252,8 @@ def _training_macs(work: TrainingPlan, features: KeptFeatures | None, steps: int
     samples = epochs * len(work.train.items) + last_steps * work.config.recipe.batch_size
     if features is not None:
         return head_macs(work, features, samples)
-    model = work.load().module.eval()
-    return 3 * times * samples * macs_of(model, blank_inputs(work.header.preprocess, 1, device="meta"))
+    macs = macs_of(work.load().module.eval(), blank_inputs(work.header.preprocess, 1, device="meta"))
+    return 3 * times * samples * macs
 
 
 def _publish(
@@ -277,8 +282,9 @@ def _publish(
         },
     )
     samples = samples_of(work.inputs, work.header, *(teacher.header for teacher in work.teachers))
-    changes = {"base": work.opened.base, "assumed": False, "samples": samples, "made_by": step}
-    header = work.header.of_other_weights(changes)
+    header = work.header.of_other_weights(
+        {"base": work.opened.base, "assumed": False, "samples": samples, "made_by": step}
+    )
     with publish_models(output_lock) as begin:
         for path, own_tensors in zip(report.paths, tensors, strict=True):
             write_tensors(begin(path, header), own_tensors, header=header)

@@ -128,8 +128,9 @@ def _check_classes(teacher: OpenModel, student: Header) -> None:
 def _check_reading(teacher: OpenModel, how: Reading) -> None:
     where, theirs = teacher.reference, teacher.header.preprocess
     if type(theirs) is not type(how):
-        reads = "texts" if isinstance(theirs, Tokenization) else "images"
-        raise CheckpointError(f"{where}: reads {reads}, but the student does not")
+        raise CheckpointError(
+            f"{where}: reads {'texts' if isinstance(theirs, Tokenization) else 'images'}, but the student does not"
+        )
     if isinstance(theirs, Tokenization) and isinstance(how, Tokenization):
         if theirs.max_length < how.max_length:
             raise CheckpointError(

@@ -42,8 +42,7 @@ class Together(nn.Module):
         """
         super().__init__()
         hydra.lay_out("in turn")  # what changes with each step, or lies in parts, is not worth a copy
-        self.hydra = hydra
-        self.by_member = by_member
+        self.hydra, self.by_member = hydra, by_member
 
     @override
     def forward(self, inputs: Inputs) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -20,18 +21,29 @@ from hydractl.fusion.build import hydra_from_state
 from hydractl.fusion.feature_ood import Predictor, Scores
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import Fusion
-from hydractl.manifest.document import OptionValue
-from hydractl.manifest.header import Fate, FittedScores, Header, InputFile, Kind, samples_of
+from hydractl.manifest.document import Fingerprint, OptionValue, pack
+from hydractl.manifest.header import Fate, FittedScores, Header, InputFile, Kind, SampledFile, samples_of
 from hydractl.manifest.temperature import Temperature
 from hydractl.messages import counted
 from hydractl.metrics.diversity import mutual_information
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION
 from hydractl.metrics.per_sample import Responses, answers, ensemble_log_probs
+from hydractl.metrics.registry import FIT, VAL
 from hydractl.metrics.temperature import divisor, scale_log_probs
 from hydractl.processes.distributed import ProcessGroup, answering_device
 from hydractl.progress import Progress
 from hydractl.stages.fuse.config import FuseConfig
-from hydractl.stages.shared.open_inputs import data_input, labels_of, warn
-from hydractl.stages.shared.predictions import PreparedData, Scaling, fits, predict
+from hydractl.stages.shared.open_inputs import data_input, digests, identified, labels_of, warn
+from hydractl.stages.shared.predictions import (
+    FitOn,
+    PreparedData,
+    Scaling,
+    fit_on,
+    fits,
+    inputs_of,
+    overlap_of_val,
+    predict,
+)
 from hydractl.stages.shared.provenance import make_step
 
 UNKNOWN_DIGEST = f"sha256:{'0' * 64}"
@@ -254,14 +266,16 @@ class MergeEvaluator:
         member_log_probs = {
             ref: torch.cat([by_set[ref] for by_set in log_probs_by_member]) for ref in self.sets
         }
-        before, predicted, of_members = self.quality(member_log_probs, ENSEMBLE)
+        before, predicted, of_members = self.quality(data, member_log_probs, ENSEMBLE)
         tried: list[Tried] = []
         for merge_trunk in range(fusion.merge_trunk, -1, -1):
             candidate = fusion.merging(merge_trunk)
             quality, classes, temperature = before, predicted, of_members
             if Fate.MERGED in candidate.fates.values():
                 name = f"{HYDRA} merged before block {merge_trunk}" if auto else HYDRA
-                quality, classes, temperature = self.quality(self.log_probs_of_hydra(candidate, name), name)
+                quality, classes, temperature = self.quality(
+                    data, self.log_probs_of_hydra(candidate, name), name
+                )
             agreement = float((classes == predicted).double().mean())
             loss = quality.nll - before.nll
             tried.append(Tried(merge_trunk=merge_trunk, hydra=quality, loss=loss, agreement=agreement))
@@ -338,14 +352,13 @@ class MergeEvaluator:
             .rounded()
         )
 
-    def quality(self, log_probs_by_set: LogProbs, name: str) -> tuple[Quality, Tensor, Temperature]:
-        """Return how good the ensemble of those who said it is on `--data`, which classes (N,) it predicts, and its temperature.
+    def quality(
+        self, ref: DataRef, log_probs_by_set: LogProbs, name: str
+    ) -> tuple[Quality, Tensor, Temperature]:
+        """Return the quality of an ensemble on a data set, its predicted classes (N,), and its temperature.
 
         Each label or word of a sample counts as one.
         """
-        ref = self.measuring.data
-        if ref is None:
-            raise ValueError("no data set is given to measure on")
         temperature = self.temperature(log_probs_by_set, name)
         scaled = Responses(scale_log_probs(log_probs_by_set[ref], divisor(temperature)))
         member_log_probs, labels = scaled.flattened().log_probs.double(), self.sets[ref].labels
@@ -358,3 +371,93 @@ class MergeEvaluator:
             mutual_information=mutual_information(member_log_probs.exp()),
         )
         return quality, log_probs.argmax(1), temperature
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScoreFitter:
+    """Training data, and held-out data of the same classes, that `energy+density` is fitted on.
+
+    Attributes:
+        config: Configuration of the fusion.
+        members: The members.
+        on: The data of `--fit` and `--val`.
+        sources: Lineage entries of the two.
+        team: The processes.
+        progress: Receives steps and warnings.
+    """
+
+    config: FuseConfig
+    members: Sequence[OpenModel]
+    on: FitOn
+    sources: tuple[SampledFile, SampledFile]
+    team: ProcessGroup
+    progress: Progress
+
+    @classmethod
+    def open(
+        cls,
+        config: FuseConfig,
+        members: Sequence[OpenModel],
+        team: ProcessGroup,
+        progress: Progress,
+    ) -> Self | None:
+        """Open the data of `--fit` and of `--val`; None without them.
+
+        Raises:
+            DataError: If a set cannot be used, or `--fit` has no labels, or not those of the members.
+        """
+        measuring, first = config.measuring, members[0]
+        if measuring.fit is None or measuring.val is None:
+            return None
+        refs = (measuring.fit, measuring.val)
+        check_reads(first.header.preprocess, model=first.reference)
+        how = limited(first.header.preprocess, measuring.max_length, model=first.reference)
+        opened = [open_items(ref, how, workers=measuring.num_workers, progress=progress) for ref in refs]
+        labels, _ = labels_of(first, opened[0], None, progress, option=f"--{FIT}")
+        training, held_out = (
+            inputs_of(items, name=name, batch_size=measuring.batch_size, team=team)
+            for name, items in zip((FIT, VAL), opened, strict=True)
+        )
+        (fit_digest, fit_content), (val_digest, val_content) = (
+            identified(items, digests(items, team)) for items in opened
+        )
+        if doubt := overlap_of_val(val_content, fit_content):
+            progress.warn(doubt)
+        return cls(
+            config=config,
+            members=members,
+            on=FitOn(training, labels, held_out),
+            sources=(
+                SampledFile(name=opened[0].name, sha256=fit_digest, samples=pack(fit_content)),
+                SampledFile(name=opened[1].name, sha256=val_digest, samples=pack(val_content)),
+            ),
+            team=team,
+            progress=progress,
+        )
+
+    def add(self, outcome: Outcome) -> Outcome:
+        """Return the outcome with the score of the hydra at its temperature.
+
+        Raises:
+            DataError: If the score cannot be fitted on such data.
+            InputError: If the hydra does not fit into the memory of the device.
+        """
+        self.progress.step(f"Fitting the OOD score {ENERGY_DENSITY}")
+        device = answering_device(self.config.measuring.device)
+        header = make_header(self.config, self.members, outcome, digest=UNKNOWN_DIGEST)
+        how = limited(header.preprocess, self.config.measuring.max_length, model=HYDRA)
+        with fits(HYDRA, device):
+            tensors = {name: outcome.fusion.tensor(name) for name in outcome.fusion.specs}
+            hydra = hydra_from_state(header, tensors, where=HYDRA).to(device)
+        hydra.set_temperature(outcome.temperature)
+        predictor = Predictor(model=hydra, name=HYDRA, reads=how)
+        family = self.members[0].family
+        scores = fit_on(predictor, family, (ENERGY_DENSITY,), self.on, self.team, self.progress)
+        source = self.sources[0]
+        fitted = FittedScores(
+            scores=(ENERGY_DENSITY,),
+            data=Fingerprint(reference=source.name, sha256=source.sha256, count=len(self.on.inputs)),
+            temperature=scores.temperature,
+            version=VERSION,
+        )
+        return replace(outcome, scores=scores, fitted=fitted, sources=(*outcome.sources, *self.sources))

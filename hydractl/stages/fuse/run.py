@@ -5,36 +5,254 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from hydractl.checkpoint import digest_together, write_checkpoint
-from hydractl.errors import CheckFailed
-from hydractl.families.load import OpenModel, open_model
+from hydractl.data.labels import has_default_names
+from hydractl.data.preprocess import reading_differences
+from hydractl.errors import EDITED, CheckFailed, CheckpointError, UsageError
+from hydractl.families.load import OpenModel, check_tensors, open_model
+from hydractl.families.registry import architecture_differences, expected_specs
 from hydractl.families.tower import TOLERANCE, largest_difference, probe_inputs
 from hydractl.fusion.plan import Fusion
+from hydractl.fusion.slicing import unpruned_shape
 from hydractl.fusion.streaming import hydra_logits, member_logits
 from hydractl.hub.model_outputs import publish_models
-from hydractl.manifest.header import Fate, Header
+from hydractl.manifest.header import Fate, Header, Kind
 from hydractl.manifest.temperature import Temperature, TemperatureFields
-from hydractl.messages import counted
+from hydractl.messages import counted, quoted
 from hydractl.metrics.per_sample import ensemble_log_probs
 from hydractl.output.publish import OutputLock, is_stream
-from hydractl.processes.distributed import ProcessGroup, require_one_process, start_team
+from hydractl.processes.distributed import require_one_process, start_team
 from hydractl.progress import SILENT, Progress
-from hydractl.stages.fuse.compatibility import check_members, merge_trunk_of, starting_temperature
-from hydractl.stages.fuse.config import FuseConfig
-from hydractl.stages.fuse.result import UNKNOWN_DIGEST, Measured, Outcome, make_header
+from hydractl.stages.fuse.config import FuseConfig, Measuring
+from hydractl.stages.fuse.result import (
+    UNKNOWN_DIGEST,
+    Measured,
+    MergeEvaluator,
+    Outcome,
+    ScoreFitter,
+    make_header,
+)
 from hydractl.stages.shared.finite import check_weights, warn_refusing
 from hydractl.stages.shared.outputs import check_models, claim
 from hydractl.stages.shared.zero_shot_classes import with_classes
 from hydractl.tensor_spec import spec_of, tensor_bytes
 
-if TYPE_CHECKING:
-    from hydractl.stages.fuse.fit_scores import ScoreFitter
-    from hydractl.stages.fuse.result import MergeEvaluator
+
+def check_members(config: FuseConfig, members: Sequence[OpenModel]) -> None:
+    """Refuse members that cannot be fused as configured, from their headers alone.
+
+    Raises:
+        CheckpointError: Naming the first that does not belong to the others.
+        UsageError: If no tower has a block that is named, or members own what nothing trains.
+    """
+    first = members[0]
+    for member in members:
+        _check_architecture(member, first)
+        _check_reading(member, first)
+        _check_specs(member, first)
+    if not config.verify:  # which would find it out; all members have the same tensors
+        check_tensors(first.reference, first.checkpoint.specs, expected_specs(first.family, first.header))
+    _check_own_from(first, config.own_from)
+    _check_merge_trunk(config, members)
+    if config.merges and not config.force_merge:
+        _check_one_start(members)
+
+
+def merge_trunk_of(config: FuseConfig, members: Sequence[OpenModel]) -> int:
+    """Return before which block tensors are averaged: with `auto` the last one before which all keep the same heads."""
+    if not config.auto:
+        return int(config.merge_trunk or 0)
+    own_from = inf if config.own_from is None else config.own_from
+    return int(
+        min([_depth_of(members[0]), own_from, *(_first_difference(m, members[0])[1] for m in members)])
+    )
+
+
+def starting_temperature(measuring: Measuring, members: Sequence[OpenModel]) -> Temperature:
+    """Return the temperature that is given, or that all members store, as a hydra has one; 1 where one is to be fitted.
+
+    Raises:
+        CheckpointError: If they store different ones.
+    """
+    if measuring.given_temperature or measuring.temperature_data:
+        return Temperature(measuring.given_temperature or 1.0)
+    first = members[0]
+    for member in members:
+        if member.header.scale != first.header.scale:
+            raise CheckpointError(
+                f"{member.reference}: stores the temperature {member.header.scale}, {first.reference} "
+                f"{first.header.scale}; the members of a hydra share one temperature",
+                hint="add `--temperature val/` to fit one, or `--temperature 1` to use none",
+            )
+    return first.header.scale
+
+
+def _check_architecture(member: OpenModel, first: OpenModel) -> None:
+    where, ours, theirs = member.reference, member.header.architecture, first.header.architecture
+    if member.header.kind == Kind.HYDRA:
+        raise CheckpointError(f"{where}: is already a hydra", hint="fuse its members instead")
+    different = architecture_differences(ours, theirs)
+    if different and (ours.library, ours.name) != (theirs.library, theirs.name):
+        raise CheckpointError(
+            f"{where}: is a {ours.name} of {ours.library}, {first.reference} a {theirs.name} of {theirs.library}",
+            hint="all members must have the same architecture",
+        )
+    if ours.num_classes != theirs.num_classes:
+        raise CheckpointError(
+            f"{where}: has {ours.num_classes} classes, {first.reference} has {theirs.num_classes}",
+            hint=(
+                "fine-tune all members on data with the same classes; `hydractl finetune` replaces the classifiers"
+            ),
+        )
+    if different:
+        raise CheckpointError(
+            f"{where}: is a {ours.name} with {', '.join(different)}, {first.reference} a {theirs.name}",
+            hint="all members must have the same architecture",
+        )
+
+
+def _check_reading(member: OpenModel, first: OpenModel) -> None:
+    """Refuse a member that takes its inputs, or counts its classes, otherwise than the first."""
+    ours, theirs = member.header, first.header
+    reads = reading_differences(ours.preprocess, theirs.preprocess)
+    different = {
+        "has other preprocessing": reads,
+        "has another tokenizer or other templates": ours.prompting != theirs.prompting,
+        "has other class labels, or another order of them,": ours.labels != theirs.labels,
+    }
+    for problem, differs in different.items():
+        if differs:
+            raise CheckpointError(
+                f"{member.reference}: {problem} than {first.reference}"
+                + (f": other {quoted(reads)}" if differs is reads else ""),
+                hint="one of them has no class names: `import --labels a,b,c` and `make --labels a,b,c` name those of imported weights"
+                if has_default_names(ours.labels) != has_default_names(theirs.labels) and not reads
+                else "`hydractl inspect` shows both",
+            )
+
+
+def _check_specs(member: OpenModel, first: OpenModel) -> None:
+    """Refuse a member whose tensors differ from the first's by more than the heads that their masks drop."""
+    if differing := member.checkpoint.specs.keys() ^ first.checkpoint.specs.keys():
+        raise CheckpointError(
+            f"{member.reference}: tensor `{min(differing)}` exists in only one of this member and {first.reference}"
+        )
+    for name, spec in member.checkpoint.specs.items():
+        first_spec = first.checkpoint.specs[name]
+        if spec.dtype != first_spec.dtype:
+            raise CheckpointError(
+                f"{member.reference}: tensor `{name}` is {spec.dtype}, in {first.reference} it is {first_spec.dtype}",
+                hint="prune with the same `--dtype` for all members",
+            )
+        if _unpruned(member, name) != _unpruned(first, name):
+            raise CheckpointError(
+                f"{member.reference}: tensor `{name}` has shape {spec.shape}, in {first.reference} {first_spec.shape}"
+            )
+
+
+def _unpruned(member: OpenModel, name: str) -> tuple[int, ...]:
+    header, spec = member.header, member.checkpoint.specs[name]
+    try:
+        return unpruned_shape(member.family, header.architecture, header.masks[0], name, spec)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{member.reference}: {error}", hint=f"{EDITED}; prune the base again"
+        ) from error
+
+
+def _check_own_from(first: OpenModel, own_from: int | None) -> None:
+    """Refuse `--own-from` where there is no such block, or nothing to train.
+
+    Raises:
+        UsageError: If it is so.
+    """
+    if own_from is not None and first.header.prompting is not None:
+        raise UsageError(
+            f"`--own-from {own_from}`: {first.reference} is a zero-shot model, which cannot be trained",
+            hint="leave it out; tensors that differ between members are stored for each member anyway",
+        )
+    depth = _depth_of(first)
+    if own_from is not None and own_from > depth:
+        raise UsageError(
+            f"`--own-from {own_from}`: {first.reference} has {counted(depth, 'block')}",
+            hint=f"`--own-from {depth}` gives each member its own readout and head",
+        )
+
+
+def _check_merge_trunk(config: FuseConfig, members: Sequence[OpenModel]) -> None:
+    """Refuse to average blocks that do not exist, or in which members keep other heads. `auto` averages fewer blocks instead.
+
+    Raises:
+        UsageError: If no tower has so many blocks.
+        CheckpointError: If members keep other heads before that block; it has the way out.
+    """
+    first, depth = members[0], _depth_of(members[0])
+    merge_trunk = merge_trunk_of(config, members)
+    if merge_trunk > depth:
+        raise UsageError(
+            f"`--merge-trunk {merge_trunk}`: must be in 0..{depth}; the model has {counted(depth, 'block')}",
+            hint=f"`--merge-trunk {depth}` merges everything except readout and classifier",
+        )
+    for member in members[1:]:
+        tower, layer = _first_difference(member, first)
+        if layer < merge_trunk:
+            where = f"block {layer}" + (f" of tower {tower}" if len(first.header.masks[0]) > 1 else "")
+            raise CheckpointError(
+                f"{member.reference}: keeps other heads than {first.reference} in {where}, so "
+                "their weights cannot be averaged",
+                hint=(
+                    f"prune with `--diverge-from {min(merge_trunk, depth - 1)}`, so that members keep the same heads before that block"
+                )
+                + (f", or merge less: `--merge-trunk {layer}`" if layer else ""),
+            )
+
+
+def _first_difference(member: OpenModel, first: OpenModel) -> tuple[str, float]:
+    """Return the tower and layer of the earliest block where heads differ; infinity where none do."""
+    places = [("", inf)]
+    for name, tower in first.header.masks[0].items():
+        pairs = enumerate(zip(tower.keep, member.header.masks[0][name].keep, strict=True))
+        places += [(name, layer) for layer, (ours, theirs) in pairs if ours != theirs]
+    return min(places, key=lambda place: place[1])
+
+
+def _depth_of(member: OpenModel) -> int:
+    """Return how many blocks the deepest tower has."""
+    return max(tower.layers for tower in member.header.architecture.towers.values())
+
+
+def _check_one_start(members: Sequence[OpenModel]) -> None:
+    """Refuse to average members that were not made of one set of weights.
+
+    Means of models tuned from one start work, as all lie in one basin (Wortsman et al. 2022); of others they do not.
+
+    Raises:
+        CheckpointError: Naming the first that has another base, with what to type to insist.
+    """
+    first = members[0]
+    for member in members[1:]:
+        if _origin(member) != _origin(first):
+            untold = next((m for m in (member, first) if not m.header.base and not m.header.made_by), None)
+            doubt = (
+                f" ({untold.reference} does not record which weights it was trained from)" if untold else ""
+            )
+            raise CheckpointError(
+                f"{member.reference}: comes from another base than {first.reference}{doubt}; averaging "
+                "unrelated weights gives a useless model",
+                hint="if all were trained from the same weights, add `--force-merge`; to fuse "
+                "unrelated models, use `--mlp keep` without `--merge-trunk`",
+            )
+
+
+def _origin(member: OpenModel) -> str:
+    """Return the digest of the base that a member was made of; a base is its own."""
+    return member.header.base or member.checkpoint.digest
+
 
 MAX_SHOWN = 3
 LATER = "members are still identical: the hydra predicts like one model until `finetune` trains it"
@@ -114,9 +332,13 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
         members = _open_members(config, output_lock if team.leads else None, progress)
         temperature = starting_temperature(config.measuring, members)
         members = _name_classes(config, members, progress)
-        evaluator = _open_evaluator(config, members, temperature, team, progress)
+        evaluator = (
+            MergeEvaluator(config, members, temperature, team, progress)
+            if config.measuring.labelled
+            else None
+        )
         members = evaluator.members if evaluator else members
-        fitter = _open_fitter(config, members, team, progress)
+        fitter = ScoreFitter.open(config, members, team, progress)
         # The lineage wants the members' digests. A file is written while they are computed, and its header last;
         # a pipe has to wait for them.
         hashing = pool.submit(digest_together, [m.checkpoint for m in members])
@@ -165,33 +387,6 @@ def _name_classes(
             "the hydra has no class names yet: fuse with `--classes`, or give `--classes` to `eval`"
         )
     return members
-
-
-def _open_evaluator(
-    config: FuseConfig,
-    members: Sequence[OpenModel],
-    temperature: Temperature,
-    team: ProcessGroup,
-    progress: Progress,
-) -> MergeEvaluator | None:
-    """Return what measures hydras, if there are data to do it on."""
-    if not config.measuring.labelled:
-        return None
-    from hydractl.stages.fuse.result import MergeEvaluator  # noqa: PLC0415 - runs models on data: not needed to fuse
-
-    return MergeEvaluator(config, members, temperature, team, progress)
-
-
-def _open_fitter(
-    config: FuseConfig, members: Sequence[OpenModel], team: ProcessGroup, progress: Progress
-) -> ScoreFitter | None:
-    """Return what fits the hydra's OOD score, if there are data to do it on."""
-    fit, val = config.measuring.fit, config.measuring.val
-    if fit is None or val is None:
-        return None
-    from hydractl.stages.fuse.fit_scores import ScoreFitter  # noqa: PLC0415 - as above
-
-    return ScoreFitter.open(config, members, (fit, val), team, progress)
 
 
 def _compare(config: FuseConfig, members: Sequence[OpenModel], progress: Progress) -> Fusion:
@@ -262,14 +457,13 @@ def _verify(config: FuseConfig, members: Sequence[OpenModel], outcome: Outcome, 
     logits = hydra_logits(fusion, header, inputs, where=str(config.out))
     difference = largest_difference(logits, expected)
     of_hydra, of_members = (ensemble_log_probs(z.log_softmax(-1)).exp() for z in (logits, expected))
-    probabilities = (of_hydra - of_members).abs().max().item()
-    averages = Fate.MERGED in fusion.fates.values()
-    if not difference <= TOLERANCE and (not averages or difference == float("inf")):
+    may_differ = Fate.MERGED in fusion.fates.values() and difference != float("inf")
+    if not difference <= TOLERANCE and not may_differ:
         raise CheckFailed(
             f"the hydra differs from its members by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",
             hint="very large weights may overflow; `--no-verify` skips the check",
         )
-    return Gap(logits=difference, probabilities=probabilities)
+    return Gap(logits=difference, probabilities=(of_hydra - of_members).abs().max().item())
 
 
 def _write(

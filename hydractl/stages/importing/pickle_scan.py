@@ -91,12 +91,10 @@ def record_class(name: str, container: type) -> type:
         name: Module and name of the class.
         container: `dict` or `list` where its objects are filled as such, else `object`; such objects become plain ones.
     """
-    kinds: dict[type, Callable[[], object]] = {dict: OrderedDict, list: list}
-    make_container = kinds.get(container)
     module, _, last = name.rpartition(".")
     body: dict[str, Any] = {"__module__": module, "__qualname__": last}
-    if make_container is not None:
-        body["__new__"] = lambda _cls, *_args: make_container()
+    if container is not object:
+        body["__new__"] = lambda _cls, *_args: OrderedDict() if container is dict else []
     return type(last, (PickleRecord,), body)
 
 

@@ -121,13 +121,16 @@ def _names(holders: list[Mapping[str, object]]) -> Iterator[str]:
 
 def _first(holders: list[Mapping[str, object]], keys: tuple[str, ...]) -> object:
     """Return the first value that is a number, a text, or a list of numbers; None where there is none."""
-    for h in holders:
-        for key in keys:
-            value = to_plain(h.get(key))
-            is_numbers = isinstance(value, list) and all(isinstance(item, int | float) for item in value)
-            if is_numbers or isinstance(value, int | float | str):
-                return value
-    return None
+    saved_options = (to_plain(h.get(key)) for h in holders for key in keys)
+    return next(
+        (
+            option
+            for option in saved_options
+            if isinstance(option, int | float | str)
+            or (isinstance(option, list) and all(isinstance(number, int | float) for number in option))
+        ),
+        None,
+    )
 
 
 def _values(
@@ -407,11 +410,10 @@ def _where_weights_are(saved: Mapping[object, object], wrapper: str, *, averages
 def _descend(saved: Mapping[object, object], wrapper: str) -> tuple[str, Mapping[object, object]]:
     """Follow known keys to the innermost mapping; return their path and what lies there."""
     for _ in range(DEEPEST):
-        key = next((key for key in WRAPPERS if isinstance(saved.get(key), Mapping)), None)
-        if key is None:
-            break
-        inner = saved[key]
-        if not isinstance(inner, Mapping):
+        key, inner = next(
+            ((key, inner) for key in WRAPPERS if isinstance(inner := saved.get(key), Mapping)), ("", None)
+        )
+        if inner is None:
             break
         saved, wrapper = inner, f"{wrapper}.{key}".lstrip(".")
     return wrapper, saved

@@ -32,6 +32,7 @@ from hydractl.families.registry import (
     described_as,
     family_for_name,
 )
+from hydractl.families.timm.models import untagged
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Architecture, Header, Preprocess, Tokenization
 from hydractl.messages import counted, quoted
@@ -265,7 +266,7 @@ def _labelled(header: Header, labels: tuple[str, ...]) -> Header:
 def _name(config: ImportConfig, metadata: Metadata, option_name: str) -> str:
     names = [name for text in metadata.arch if (name := architecture_called(text)) is not None]
     if option_name:
-        if names and not {option_name, _untagged(option_name)} & {*names, *map(_untagged, names)}:
+        if names and not {option_name, untagged(option_name)} & {*names, *map(untagged, names)}:
             raise _contradiction(config, f"--arch {option_name}", names[0])
         return option_name
     if names:
@@ -276,11 +277,6 @@ def _name(config: ImportConfig, metadata: Metadata, option_name: str) -> str:
         hint = f"its folder does: add `--arch {shlex.quote(str(beside))}`"
     called = f"; {quoted(metadata.arch, most=3)} is not a known architecture" if metadata.arch else ""
     raise CheckpointError(f"{config.source}: does not name its architecture{called}", hint=hint)
-
-
-def _untagged(name: str) -> str:
-    """Return a name of timm's without the tag that says on what the model was trained."""
-    return name.partition(".")[0]
 
 
 def _form(key: str, value: object) -> object:
@@ -406,7 +402,9 @@ def fit(
     if matched is None:
         matched = _on_disk(where, plain, expected, family, lambda names: names == expected.keys())
         converted = convert(family, architecture, matched.tensors)
-        if converted is not None and _distance(converted, expected) < _distance(matched.tensors, expected):
+        if converted is not None and len(converted.keys() ^ expected.keys()) < len(
+            matched.tensors.keys() ^ expected.keys()
+        ):
             matched = replace(matched, tensors=converted, converted=family.library)
     _check(where, {k: spec_of(v) for k, v in matched.tensors.items()}, expected, family, architecture)
     return matched
@@ -442,10 +440,8 @@ def fit_encoder(
     matched = _without_prefix(where, plain, required, lambda names: required.keys() <= names)
     if matched is None:
         matched = _on_disk(where, plain, expected, family, lambda names: required.keys() <= names)
-        converted = encoder_of(family, architecture, matched.tensors)
-        matched = (
-            matched if converted is None else replace(matched, tensors=converted, converted=family.library)
-        )
+        if (converted := encoder_of(family, architecture, matched.tensors)) is not None:
+            matched = replace(matched, tensors=converted, converted=family.library)
     kept_tensors = {
         n: t for n, t in matched.tensors.items() if n in expected or place_of(family, n).layer is not None
     }
@@ -510,8 +506,11 @@ def _without_prefix(
             f"{where}: has several sets of weights that fit, under {quoted(fitting)}",
             hint=f"`--weights-key {fitting[-1].rstrip('.')}` imports those",
         )
-    left_out = tuple(k for k in tensors if not k.startswith(prefix))
-    return MatchedTensors(tensors=beneath[prefix], prefix=prefix, left_out=left_out)
+    return MatchedTensors(
+        tensors=beneath[prefix],
+        prefix=prefix,
+        left_out=tuple(name for name in tensors if not name.startswith(prefix)),
+    )
 
 
 def _is_usual(prefix: str) -> bool:
@@ -538,16 +537,14 @@ def _check_head(
         TrainedHeadError: With how to name it.
     """
     family = FAMILIES[header.architecture.family]
-    number = header.architecture.num_classes
-    matched_tensors = list(fitted.tensors.values())
     for name, tensor in tensors.items():
         stem, _, last = name.rpartition(".")
         if last != "weight" or tensor.ndim != 2 or not tensor.is_floating_point():
             continue
-        if tensor.shape[0] != number and stem.rpartition(".")[2] not in HEADS:
+        if tensor.shape[0] != header.architecture.num_classes and stem.rpartition(".")[2] not in HEADS:
             continue
         if place_of(family, name.removeprefix(fitted.prefix)).layer is not None or any(
-            t.shape == tensor.shape and bool((t == tensor).all()) for t in matched_tensors
+            t.shape == tensor.shape and bool((t == tensor).all()) for t in fitted.tensors.values()
         ):
             continue
         heads = {n.rpartition(".")[0] for n in expected if place_of(family, n).part == "head"}
@@ -576,10 +573,6 @@ def _without_common(
     return unwrapped
 
 
-def _distance(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, TensorSpec]) -> int:
-    return len(tensors.keys() ^ expected.keys())
-
-
 def _check(
     where: str,
     actual: Mapping[str, TensorSpec],
@@ -604,8 +597,7 @@ def _check(
                 "(`--arch NAME::key=value`)"
             ),
         )
-    mismatched = [name for name in sorted(expected) if actual[name].shape != expected[name].shape]
-    if mismatched:
+    if mismatched := [name for name in sorted(expected) if actual[name].shape != expected[name].shape]:
         _refuse_shapes(where, mismatched, actual, expected, architecture, heads=heads)
     for name, spec in expected.items():
         if spec.dtype in FLOATS and actual[name].dtype not in FLOATS:
@@ -628,12 +620,11 @@ def _refuse_shapes(
     theirs, ours = actual[first].shape, expected[first].shape
     if all(name.startswith(heads) for name in names) and theirs[1:] == ours[1:]:
         raise OtherClassesError(where, theirs[0], f"not {ours[0]} (`{first}` is {theirs})")
-    position = all("pos" in name for name in names)
     raise CheckpointError(
         f"{where}: {len(names)} {'tensor has' if len(names) == 1 else 'tensors have'} a shape that "
         f"does not fit {architecture.name}, for example `{first}`: {theirs}, not {ours}",
         hint="the model may have been trained on another image size: `--arch NAME::img_size=N`"
-        if position
+        if all("pos" in name for name in names)
         else (
             "check `--arch`: the weights may be of another architecture, or need other options "
             "(`--arch NAME::key=value`)"

@@ -95,7 +95,23 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
         )
         check_finite(fitted.tensors, where=config.source)
         _tell(progress, config, weights, fitted, header)
-        header = _with_step(config, files, header, weights, fitted)
+        step = make_step(
+            config,
+            family=FAMILIES[header.architecture.family],
+            options={
+                "arch": config.arch or header.architecture.name,
+                "num_classes": config.num_classes,
+                "head_seed": config.head_seed,
+                "pooling": config.pooling,
+                "ema": config.ema,
+                "weights_key": config.weights_key,
+                "rename": tuple("=".join(pair) for pair in config.rename) or None,
+                **config.images.options(),
+            },
+            inputs=[InputFile(name=Path(config.source).name, sha256=digest_files(files))],
+            results={"wrapper": weights.wrapper, "prefix": fitted.prefix, "converted": fitted.converted},
+        )
+        header = header.model_copy(update={"made_by": step})
         progress.step(f"Writing {config.out}")
         with publish_models(output_lock) as begin:
             write_tensors(begin(config.out, header), fitted.tensors, header=header)
@@ -117,10 +133,9 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
 def _files_beside(config: ImportConfig) -> list[Path]:
     """Return the files that are read besides weights: an index, those that say the architecture, a tokenizer."""
     folders = [path for path in (config.folder, config.tokenizer) if path is not None and path.is_dir()]
-    tokenizer = [] if config.tokenizer is None else [config.tokenizer]
     return [
         Path(config.source),
-        *tokenizer,
+        *([] if config.tokenizer is None else [config.tokenizer]),
         *(path for folder in folders for path in folder_files(folder)),
     ]
 
@@ -227,25 +242,3 @@ def _tell(
         progress.warn(
             "the base has no tokenizer, so it reads only token numbers; `--tokenizer PATH` adds one"
         )
-
-
-def _with_step(
-    config: ImportConfig, files: tuple[Path, ...], header: Header, weights: Weights, fitted: MatchedTensors
-) -> Header:
-    step = make_step(
-        config,
-        family=FAMILIES[header.architecture.family],
-        options={
-            "arch": config.arch or header.architecture.name,
-            "num_classes": config.num_classes,
-            "head_seed": config.head_seed,
-            "pooling": config.pooling,
-            "ema": config.ema,
-            "weights_key": config.weights_key,
-            "rename": tuple("=".join(pair) for pair in config.rename) or None,
-            **config.images.options(),
-        },
-        inputs=[InputFile(name=Path(config.source).name, sha256=digest_files(files))],
-        results={"wrapper": weights.wrapper, "prefix": fitted.prefix, "converted": fitted.converted},
-    )
-    return header.model_copy(update={"made_by": step})

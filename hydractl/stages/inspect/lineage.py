@@ -59,8 +59,7 @@ class LineageReport:
         Raises:
             CheckFailed: If files do not match; the message names them.
         """
-        wrong = [verified_file.file for verified_file in self.verified if verified_file.problem]
-        if wrong:
+        if wrong := [verified_file.file for verified_file in self.verified if verified_file.problem]:
             raise CheckFailed(
                 f"{len(wrong)} of {counted(len(self.verified), 'file')} do not match the lineage of "
                 f"{self.model}: {quoted(wrong)}"
@@ -111,15 +110,12 @@ def _verified(file: str, recorded: tuple[InputFile, ...]) -> Verified:
         digest = checkpoint.digest if checkpoint else digest_file(Path(file))
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
-    name = Path(file).name
-    for source in recorded:
-        if source.sha256 == digest:
-            header = checkpoint.header if checkpoint else None
-            forged = header is not None and header.made_by != source.made_by
-            problem = f"has another history than the lineage records for `{source.name}`" if forged else ""
-            return Verified(file=file, sha256=digest, read_as=source.name, problem=problem)
-    for source in recorded:
-        if source.name == name:
-            problem = f"is not the `{name}` that was read ({source.sha256})"
-            return Verified(file=file, sha256=digest, read_as=name, problem=problem)
-    return Verified(file=file, sha256=digest, problem="no stage read a file with this name or content")
+    name, problem = Path(file).name, "no stage read a file with this name or content"
+    source = next((source for source in recorded if source.sha256 == digest), None)
+    if source is not None:
+        header = checkpoint.header if checkpoint else None
+        forged = header is not None and header.made_by != source.made_by
+        problem = f"has another history than the lineage records for `{source.name}`" if forged else ""
+    elif source := next((source for source in recorded if source.name == name), None):
+        problem = f"is not the `{name}` that was read ({source.sha256})"
+    return Verified(file=file, sha256=digest, read_as=source.name if source else None, problem=problem)

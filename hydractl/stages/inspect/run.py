@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, ClassVar, NamedTuple
 
 from pydantic import ValidationError
 
@@ -69,8 +69,7 @@ def open_local(file: str) -> tuple[Checkpoint | Document, Located]:
         InputError: If it is neither, or cannot be read.
     """
     path = Path(file.removeprefix("local-dir:"))
-    is_id = HUB_ID.match(file) and path.suffix not in {".st", ".safetensors", ".json"}
-    if is_id and not path.exists():
+    if HUB_ID.match(file) and path.suffix not in {".st", ".safetensors", ".json"} and not path.exists():
         raise CheckpointError(
             f"{file}: no such file or folder",
             hint="for a Hub id: `hf download ID --local-dir FOLDER`, then inspect the folder",
@@ -253,9 +252,11 @@ def of_folder(
 
 def _without_tokenizer_text(how: Preprocess | Tokenization) -> Preprocess | Tokenization:
     """Return how an item becomes an input, with a tokenizer's digest in the place of its text, which nobody wants to read."""
-    if not isinstance(how, Tokenization) or how.tokenizer is None:
-        return how
-    return how.model_copy(update={"tokenizer": digest_text(how.tokenizer)})
+    return (
+        how
+        if not isinstance(how, Tokenization) or how.tokenizer is None
+        else how.model_copy(update={"tokenizer": digest_text(how.tokenizer)})
+    )
 
 
 def _tokenizer_size(how: Preprocess | Tokenization, prompting: Prompting | None) -> int | None:
@@ -275,18 +276,13 @@ def _guessed(folder: Mapping[str, object]) -> ModelIdentity:
     """Read what a library's `config.json` says without the library."""
     classes = folder.get("architectures")
     name = folder.get("architecture") or (classes[0] if isinstance(classes, list) and classes else None)
-    num_classes = folder.get("num_classes")
-    labels = folder.get("label_names")
-    pretrained_cfg = folder.get("pretrained_cfg")
-    preprocess_fields = (
-        {k: v for k, v in pretrained_cfg.items() if k in Preprocess.model_fields}
-        if isinstance(pretrained_cfg, dict)
-        else {}
+    num_classes, labels, stated = (folder.get(k) for k in ("num_classes", "label_names", "pretrained_cfg"))
+    fields = (
+        {k: v for k, v in stated.items() if k in Preprocess.model_fields} if isinstance(stated, dict) else {}
     )
-    try:
-        preprocess = Preprocess.model_validate_json(json.dumps(preprocess_fields))
-    except ValidationError:
-        preprocess = None
+    preprocess = None
+    with suppress(ValidationError):
+        preprocess = Preprocess.model_validate_json(json.dumps(fields))
     return ModelIdentity(
         name=str(name) if name else None,
         num_classes=num_classes if isinstance(num_classes, int) else None,
@@ -421,11 +417,7 @@ class CheckpointReport(TemperatureFields):
     metadata: dict[str, str]
     listing: tuple[TensorLine, ...] | None
     hint: str | None
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """Nothing is written."""
-        return ()
+    paths: ClassVar[tuple[Path, ...]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -435,11 +427,7 @@ class DocumentReport:
     file: str
     kind: str
     document: Document
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """Nothing is written."""
-        return ()
+    paths: ClassVar[tuple[Path, ...]] = ()
 
 
 def run_inspect(
@@ -575,15 +563,14 @@ def _fused(header: Header, lines: tuple[TensorLine, ...]) -> Fused | None:
     if plan is None:
         return None
     by_part = _grouped(sorted(lines, key=_place), lambda line: line.part)
-    grouped = sum(line.size_bytes for line in lines if line.fate == Fate.GROUPED)
-    stored = sum(line.size_bytes for line in lines)
+    sizes = {fate: sum(line.size_bytes for line in lines if line.fate == fate) for fate in Fate}
     return Fused(
         members=member_names(header),
         trunk=plan.trunk,
         mlp=plan.mlp,
         merge_trunk=plan.merge_trunk,
         amounts={part: _by(part_lines, lambda line: line.fate or "") for part, part_lines in by_part.items()},
-        apart_bytes=grouped + count * (stored - grouped),
+        apart_bytes=sizes.pop(Fate.GROUPED) + count * sum(sizes.values()),
     )
 
 

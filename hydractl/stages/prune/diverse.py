@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 
 from hydractl.data.batches import BatchShare
-from hydractl.data.datasets import Items
 from hydractl.data.encode import encoded, limited
 from hydractl.errors import DataError, ManifestError, UsageError
 from hydractl.families.attention import Attention
@@ -83,34 +82,11 @@ def check_memory(candidates: int, samples: int, classes: int) -> None:
     """
     bytes_needed = 8 * candidates * samples * classes
     if bytes_needed > PREDICTION_BYTES:
-        most = max(1, PREDICTION_BYTES // (8 * candidates * classes))
         raise UsageError(
             f"{candidates} candidates on {samples} samples of {classes} classes take {bytes_needed / 2**30:.1f} GiB of "
             f"probabilities, more than {PREDICTION_BYTES >> 30}",
-            hint=f"use fewer samples, `--data DATA::limit={most}`, or fewer `--candidates`",
+            hint=f"use fewer samples, `--data DATA::limit={max(1, PREDICTION_BYTES // (8 * candidates * classes))}`, or fewer `--candidates`",
         )
-
-
-def validation_for(
-    opened: OpenModel,
-    config: DiverseConfig,
-    sets: Mapping[str, Items],
-    labels: torch.Tensor,
-    model: Model,
-    team: ProcessGroup,
-) -> Validation:
-    """Return this process's batches as the model takes them, on its device and in its dtype."""
-    how = opened.header.preprocess
-    like = torch.empty(0, device=model.device, dtype=model.dtype)
-    deal = BatchShare(team.rank, team.world)
-    batches = {
-        role: encoded(items, how, batch_size=config.batch_size, deal=deal) for role, items in sets.items()
-    }
-    return Validation(
-        labelled=RepeatedBatches(batches["id"], labels, like),
-        ood=RepeatedBatches(batches["ood"], None, like) if "ood" in batches else (),
-        team=team,
-    )
 
 
 def run_candidates(
@@ -312,9 +288,19 @@ def choose(
     ask(model, opened, classes)
     if yardstick.needs_features:
         check_halves(labels)
-        extractor = FeatureExtractor.of(model, opened.family, name=opened.reference)
-        yardstick = yardstick._replace(features=extractor)
-    data = validation_for(opened, config, sets, labels, model, team)
+        yardstick = yardstick._replace(
+            features=FeatureExtractor.of(model, opened.family, name=opened.reference)
+        )
+    like = torch.empty(0, device=model.device, dtype=model.dtype)
+    batches = {
+        role: RepeatedBatches(
+            encoded(items, how, batch_size=config.batch_size, deal=BatchShare(team.rank, team.world)),
+            labels if role == "id" else None,
+            like,
+        )
+        for role, items in sets.items()
+    }
+    data = Validation(labelled=batches["id"], ood=batches.get("ood", ()), team=team)
     progress.step(f"Evaluating {counted(len(draws), 'candidate')} by {name}")
     probs, values = run_candidates(model, draws, data, yardstick, progress)
     report = ""

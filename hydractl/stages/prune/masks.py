@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Self, cast
+from typing import cast
 
 import torch
 
 from hydractl.errors import ManifestError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.families.timm.models import untagged
-from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
+from hydractl.fusion.slicing import prune_tensor, zero_dropped
 from hydractl.heads.budget import HeadBudget, total_heads
 from hydractl.heads.masks import (
     Sampling,
@@ -43,7 +43,7 @@ from hydractl.messages import counted
 from hydractl.output.publish import is_stream
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
-from hydractl.stages.prune.config import PruneConfig, Strategy, needs_pool
+from hydractl.stages.prune.config import DiverseConfig, PruneConfig, Strategy, needs_pool
 from hydractl.stages.prune.diverse import DiverseReport, Session, choose
 from hydractl.stages.shared.finite import as_stored, check_weights
 from hydractl.stages.shared.mask_selection import (
@@ -232,9 +232,7 @@ def _random(material: Material, _: Progress) -> DrawnMasks:
 
 def _diverse(material: Material, progress: Progress) -> DrawnMasks:
     """The most diverse of many draws."""
-    config = material.config.diverse
-    if config is None:
-        raise ValueError("no scores to choose heads by")
+    config = cast("DiverseConfig", material.config.diverse)  # as the configuration sees to
     draws = _draws(material, config.candidates)
     check_weights(material.opened)
     choice = choose(
@@ -362,7 +360,14 @@ def choose_masks(config: PruneConfig, opened: OpenModel, team: ProcessGroup, pro
         DataError: If `diverse` is given data that do not fit.
     """
     if config.masks:
-        return _read_masks(config, opened, progress)
+        read_masks = tuple(_read_mask(path, opened, progress) for path in config.masks)
+        return Chosen(
+            masks=read_masks,
+            sources=tuple(
+                (document_input(path, mask.digest() if is_stream(path) else None),)
+                for path, mask in zip(config.masks, read_masks, strict=True)
+            ),
+        )
     scores = tuple(_read_scores(path, opened, progress) for path in config.scores)
     strategy = _strategy(config, scores)
     shape = _shape(config, opened, scores)
@@ -406,15 +411,6 @@ def choose_masks(config: PruneConfig, opened: OpenModel, team: ProcessGroup, pro
         remarks=tuple(remarks),
         diverse=drawn_masks.diverse,
     )
-
-
-def _read_masks(config: PruneConfig, opened: OpenModel, progress: Progress) -> Chosen:
-    masks = tuple(_read_mask(path, opened, progress) for path in config.masks)
-    sources = tuple(
-        (document_input(p, m.digest() if is_stream(p) else None),)
-        for p, m in zip(config.masks, masks, strict=True)
-    )
-    return Chosen(masks=masks, sources=sources)
 
 
 def _strategy(config: PruneConfig, scores: Sequence[HeadScores]) -> Strategy:
@@ -554,26 +550,6 @@ class Plan:
     sources: tuple[InputFile, ...]
     specs: Mapping[str, TensorSpec]
 
-    @classmethod
-    def of(
-        cls,
-        opened: OpenModel,
-        mask: HeadMask,
-        specs: Mapping[str, TensorSpec],
-        *,
-        path: Path,
-        sources: tuple[InputFile, ...],
-    ) -> Self:
-        """Plan a member of a base that would be stored with `specs` as a whole."""
-        family, architecture = opened.family, opened.header.architecture
-        return cls(
-            opened=opened,
-            mask=mask,
-            path=path,
-            sources=sources,
-            specs={n: pruned_spec(family, architecture, mask.towers, n, spec) for n, spec in specs.items()},
-        )
-
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor as it is stored.
 
@@ -581,9 +557,8 @@ class Plan:
             CheckFailed: If its dtype is too small for a number.
         """
         opened, spec = self.opened, self.specs[name]
-        base_tensor = opened.checkpoint.tensor(name)
         member_tensor = prune_tensor(
-            opened.family, opened.header.architecture, self.mask.towers, name, base_tensor
+            opened.family, opened.header.architecture, self.mask.towers, name, opened.checkpoint.tensor(name)
         )
         larger = spec.dtype == "F16" and "`--dtype bf16` or `--dtype fp32` can represent larger numbers"
         return as_stored(
@@ -607,6 +582,8 @@ class Plan:
     def chunks(self, name: str) -> Chunks:
         """Return a tensor's bytes, those of the base where nothing changes; raises as `tensor`."""
         stored = self.opened.checkpoint
-        if stored.specs[name] == self.specs[name]:
-            return [stored.spans[name]]
-        return [tensor_bytes(self.tensor(name))]
+        return (
+            [stored.spans[name]]
+            if stored.specs[name] == self.specs[name]
+            else [tensor_bytes(self.tensor(name))]
+        )

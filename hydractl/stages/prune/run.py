@@ -12,6 +12,7 @@ from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.load import OpenModel, build_checked, check_tensors, open_model
 from hydractl.families.registry import expected_specs
 from hydractl.families.tower import TOLERANCE, Model, blank_inputs, largest_difference, probe_inputs
+from hydractl.fusion.slicing import pruned_spec
 from hydractl.fusion.streaming import hollow, streamed_logits
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept
@@ -111,7 +112,17 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
                 progress.warn(f"{plan.path}: no head remains in {quoted(empty)}")
         verifies = config.verify and team.leads
         differences = _verify(opened, plans, progress) if verifies else [None] * len(plans)
-        members = [_describe(plan, difference) for plan, difference in zip(plans, differences, strict=True)]
+        members = [
+            PrunedMember(
+                path=plan.path,
+                mask_path=mask_path(plan.path),
+                heads_kept=total_kept(plan.mask.towers),
+                heads_removed=total_heads(plan.mask.towers) - total_kept(plan.mask.towers),
+                size=_size(opened, plan.mask.towers, plan.specs),
+                largest_difference=difference,
+            )
+            for plan, difference in zip(plans, differences, strict=True)
+        ]
         if team.leads:
             _write(config, plans, output_lock, progress)
         team.broadcast("")  # the others end when it is there
@@ -152,15 +163,21 @@ def _open_base(config: PruneConfig, output_lock: OutputLock | None, progress: Pr
 
 def _plan_members(config: PruneConfig, opened: OpenModel, choice: Chosen) -> list[Plan]:
     """Return what is written of the base for each mask, in the dtype that is wanted."""
-    specs = opened.checkpoint.specs
+    specs, family, architecture = opened.checkpoint.specs, opened.family, opened.header.architecture
     if config.dtype is not None:
-        name, exact = config.dtype.upper().replace("FP", "F"), opened.family.exact
+        name, exact = config.dtype.upper().replace("FP", "F"), family.exact
         specs = {
             k: TensorSpec("F32" if k in exact else name, s.shape) if s.is_floating else s
             for k, s in specs.items()
         }
     return [
-        Plan.of(opened, mask, specs, path=path, sources=sources)
+        Plan(
+            opened=opened,
+            mask=mask,
+            path=path,
+            sources=sources,
+            specs={n: pruned_spec(family, architecture, mask.towers, n, spec) for n, spec in specs.items()},
+        )
         for mask, path, sources in zip(choice.masks, config.outputs(), choice.sources, strict=True)
     ]
 
@@ -231,20 +248,6 @@ def _member_header(config: PruneConfig, plan: Plan, *, member: int) -> Header:
     )
 
 
-def _describe(plan: Plan, difference: float | None) -> PrunedMember:
-    """Count what was removed and compare with what the mask and the shapes say."""
-    mask = plan.mask.towers
-    kept_heads = total_kept(mask)
-    return PrunedMember(
-        path=plan.path,
-        mask_path=mask_path(plan.path),
-        heads_kept=kept_heads,
-        heads_removed=total_heads(mask) - kept_heads,
-        size=_size(plan.opened, mask, plan.specs),
-        largest_difference=difference,
-    )
-
-
 def _size(opened: OpenModel, mask: Mask, specs: Mapping[str, TensorSpec]) -> Size:
     """Count parameters and bytes from the shapes, and MACs by running the model without data on the meta device."""
     model = opened.family.build(opened.header.architecture, mask, None)
@@ -256,9 +259,8 @@ def _size(opened: OpenModel, mask: Mask, specs: Mapping[str, TensorSpec]) -> Siz
             f"{opened.reference}: the shapes of its tensors give {stored} elements, but the model has {model_elements}"
         )
     model.answer.expect(1)  # a zero-shot model costs what its vision side costs
-    inputs = blank_inputs(opened.header.preprocess, 1, device="meta")
     return Size(
         parameters=parameters,
-        macs=macs_of(model, inputs),
+        macs=macs_of(model, blank_inputs(opened.header.preprocess, 1, device="meta")),
         size_bytes=sum(s.size_bytes for s in specs.values()),
     )

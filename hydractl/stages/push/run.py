@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from hydractl.checkpoint import ScratchFolder
 from hydractl.errors import UsageError
 from hydractl.families.load import check_tensors, open_model
 from hydractl.fusion.build import stored_specs
-from hydractl.hub.repository import Pushed, Target, push, require_token, settled
+from hydractl.hub.repository import Target, push, require_token, settled
 from hydractl.hub.upload import CARD, Publication, usual_message
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import SILENT, Progress
@@ -94,21 +92,16 @@ def run_push(config: PushConfig, progress: Progress = SILENT) -> PushReport:
     )
     scratch = ScratchFolder()
     files = publication.files(opened.checkpoint, opened.header, scratch=scratch, where=config.model)
-    pushed = None
-    if not config.dry_run:
-        target = Target(
-            name=config.repository,
-            revision=config.revision,
-            private=config.private,
-            create_pr=config.create_pr,
-            message=config.commit_message or usual_message(opened.header),
-        )
-        pushed = push(files, target, progress=progress)
-    return _report(config, settled(files, lambda _: None) if pushed is None else pushed.files, pushed)
-
-
-def _report(config: PushConfig, files: Mapping[str, Path | bytes], pushed: Pushed | None) -> PushReport:
-    card = files[CARD]
+    target = Target(
+        name=config.repository,
+        revision=config.revision,
+        private=config.private,
+        create_pr=config.create_pr,
+        message=config.commit_message or usual_message(opened.header),
+    )
+    pushed = None if config.dry_run else push(files, target, progress=progress)
+    written = settled(files, lambda _: None) if pushed is None else pushed.files
+    card = written[CARD]
     return PushReport(
         repository=config.repository,
         revision=config.revision,
@@ -118,7 +111,7 @@ def _report(config: PushConfig, files: Mapping[str, Path | bytes], pushed: Pushe
                 size_bytes=len(content) if isinstance(content, bytes) else content.stat().st_size,
                 written=None if pushed is None else name in pushed.written,
             )
-            for name, content in files.items()
+            for name, content in written.items()
         ),
         deleted=() if pushed is None else pushed.deleted,
         card=card.decode() if isinstance(card, bytes) else "",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -85,18 +85,8 @@ def _check(
     """Refuse outputs that must not be written; `--if-changed` replaces none but a report's."""
     inputs = [path for path in config.files if path != STDIN]
     check_outputs(paths, force=output_lock.may_replace, files=inputs, option=option)
-    if config.if_changed:
-        check_ours(paths)
-
-
-def check_ours(paths: Iterable[Path]) -> None:
-    """Refuse to replace what is no part of a report.
-
-    Raises:
-        ForeignOutputError: Naming the first.
-    """
     for path in paths:
-        if has_content(path) and MARK.encode() not in path.read_bytes():
+        if config.if_changed and has_content(path) and MARK.encode() not in path.read_bytes():
             raise ForeignOutputError(
                 path,
                 "was not written by hydractl",
@@ -122,9 +112,11 @@ def _files(
 ) -> dict[Path, bytes]:
     """Return the content of every output."""
     figure_list = tuple(figures(compared))
-    files: dict[Path, bytes] = {}
-    if config.figures is not None:
-        files = _pictures(config, config.figures, figure_list, output_lock, progress)
+    files = (
+        {}
+        if config.figures is None
+        else _pictures(config, config.figures, figure_list, output_lock, progress)
+    )
     if config.out is not None:
         is_html = config.form == PAGE
         text = page(compared, figure_list) if is_html else markdown(compared, figure_list, _folder(config))

@@ -19,7 +19,7 @@ from hydractl.data.open_dataset import open_data
 from hydractl.families.load import open_model
 from hydractl.fusion.prompts import Classes
 from hydractl.manifest.report import Report
-from hydractl.research.bench.plan import CostModel, WorkEstimate
+from hydractl.research.bench.config import CostModel, WorkEstimate
 from hydractl.research.bench.rows import PLANS, SharedSettings
 from hydractl.research.methods.options import METHODS
 from hydractl.stages.shared.zero_shot_classes import with_classes

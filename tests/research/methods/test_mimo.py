@@ -14,7 +14,7 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.families.base import Place
-from hydractl.research.methods.adapter import Site, make
+from hydractl.research.methods.adapters import Site, make
 from hydractl.research.methods.mimo import MimoFeed, Slots, stack_images
 from hydractl.research.methods.options import Mimo
 from hydractl.training.accelerator import Share

@@ -26,8 +26,7 @@ from hydractl.manifest.header import Header, Preprocess
 from hydractl.manifest.terms import SetMethod
 from hydractl.metrics.conformal import class_sets
 from hydractl.stages.export.config import ExportConfig
-from hydractl.stages.export.folder import script
-from hydractl.stages.export.run import run_export
+from hydractl.stages.export.run import run_export, script
 from support.builders import base
 from support.heard import Heard
 from support.pairs import pair

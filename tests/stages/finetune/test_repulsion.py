@@ -15,7 +15,7 @@ from hydractl.families.tower import blank_inputs
 from hydractl.fusion.build import load_any
 from hydractl.manifest.header import Tokenization
 from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.stages.finetune.prepare import _check_repulsion
+from hydractl.stages.finetune.prepare import _check_members
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
@@ -82,7 +82,7 @@ def test_repulsion_needs_a_hydra_of_images(hydra, tmp_path):
     given = config(tmp_path / "never.st", hydra, repulsion=0.1)
     texts = Tokenization(max_length=8, pad_id=0, vocab_size=9)
     with pytest.raises(UsageError, match="reads texts, but only patches of images can be permuted"):
-        _check_repulsion(given, open_model(str(hydra)).header, texts)
+        _check_members(given, open_model(str(hydra)).header, texts)
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ ROWS = (
         "export base.st -o o.pt2",
     ),
     Row(
-        "stages/fuse/compatibility.py",
+        "stages/fuse/run.py",
         "one of them has no class names: `import --labels a,b,c` and `make --labels a,b,c` name those of imported weights",
         "fuse named.st bare.st -o o.st",
         "fuse named.st again.st -o o.st",
@@ -241,10 +241,10 @@ ROWS = (
         f"{SCORE} --method cahp --keep-fraction 0.5",
     ),
     Row(
-        "research/scores/gate_run.py",
+        "research/scores/gates.py",
         "lower `--weights-lr`",
         "python import torch; from hydractl.checkpoint import Checkpoint; from pathlib import Path; "
-        "from hydractl.research.scores.gate_run import GateRun, TrainedWeights\n"
+        "from hydractl.research.scores.gates import GateRun, TrainedWeights\n"
         "from types import SimpleNamespace as N; c = Checkpoint.open(Path('base.st'))\n"
         "w = {n: torch.full_like(x, float('inf')) if x.is_floating_point() else x for n, x in c.tensors().items()}\n"
         "e = (TrainedWeights(trained=Path('t.st')),)\n"

@@ -11,7 +11,8 @@ from support.hints.table import Row
 from support.pairs import pair
 
 BAYES, SWAG, CONFIG, FITS = (
-    f"research/{name}.py" for name in ("baselines/bayesvlm", "baselines/swag", "bench/config", "bench/fits")
+    f"research/{name}.py"
+    for name in ("baselines/bayesvlm", "baselines/swag", "bench/config", "bench/measure")
 )
 DIGITS = "digits::classes=0-6,limit=14"
 EVAL = f"eval base.st --data {DIGITS},split=test --bootstrap 0 --no-latency -o o.json"

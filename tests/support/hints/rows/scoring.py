@@ -123,7 +123,7 @@ ROWS = (
         f"{SCORE} --method taylor",
     ),
     Row(
-        "stages/score/journal.py",
+        "stages/score/run.py",
         "add `--force` to discard it and start again",
         f"{CIRCUIT} --objective acc",
         f"{CIRCUIT} --objective acc --force",
@@ -148,13 +148,13 @@ ROWS = (
         "score multi --data labels.jsonl --method taylor -o o.json",
     ),
     Row(
-        "research/scores/gate_run.py",
+        "research/scores/gates.py",
         "add `--training pipelined`",
         "score clip --data pictures.jsonl --classes a,b --method l0 --epochs 1 --batch-size 4 --training joint -o o.json",
         "score clip --data pictures.jsonl --classes a,b --method l0 --epochs 1 --batch-size 4 --training pipelined -o o.json",
     ),
     Row(
-        "research/scores/gate_run.py",
+        "research/scores/gates.py",
         "name another file",
         f"{GATES} --training joint --trained -",
         f"{GATES} --training joint --trained t.st",

@@ -9,9 +9,7 @@ from pathlib import Path
 from support.hints.material import VIT
 from support.hints.table import Row
 
-HEAD, CONFIG, PREPARE, TEACHERS = (
-    f"stages/finetune/{name}.py" for name in ("classifier_head", "config", "prepare", "teachers")
-)
+CONFIG, PREPARE, TEACHERS = (f"stages/finetune/{name}.py" for name in ("config", "prepare", "teachers"))
 RUN = "stages/finetune/run.py"
 OPTIONS = "--steps 1 --batch-size 8 -o o.st"
 SPLITS = "--data digits::classes=0-6,limit=16 --val digits::classes=0-6,limit=14,split=val"
@@ -54,76 +52,76 @@ def _shorten_teacher() -> None:
 
 ROWS = (
     Row(
-        HEAD,
+        PREPARE,
         "add `--num-classes {}`, or select some of the classes with `::classes=`",
         f"{TUNE} --num-classes 3",
         f"{TUNE} --num-classes 7",
     ),
     Row(
-        HEAD,
+        PREPARE,
         "add `head` to `--train`",
         f"finetune base.st {FIVE} {OPTIONS} --train mlp",
         f"finetune base.st {FIVE} {OPTIONS} --train mlp,head",
     ),
     Row(
-        HEAD,
+        PREPARE,
         "leave `--head-seed` out, or add `--reset-head` for a new classifier",
         f"{TUNE} --head-seed 1",
         f"{TUNE} --head-seed 1 --reset-head",
     ),
     Row(
-        HEAD,
+        PREPARE,
         "leave `--keep-head` or `--num-classes` out",
         f"{TUNE} --num-classes 9 --keep-head",
         f"{TUNE} --keep-head",
     ),
     Row(
-        HEAD,
+        PREPARE,
         "leave `--keep-head` out",
         f"finetune headless --data texts --val texts {OPTIONS} --keep-head",
         f"finetune headless --data texts --val texts {OPTIONS}",
         prepare=_headless,
     ),
     Row(
-        HEAD,
+        PREPARE,
         "leave `--keep-head` out for a new classifier",
         f"finetune bert {LABELS} {OPTIONS} --keep-head",
         f"finetune bert {LABELS} {OPTIONS}",
     ),
     Row(
-        HEAD,
+        PREPARE,
         "leave `--keep-head` out for a new classifier, rename the data's classes to the model's with `::map=OLD:NEW,...`, "
         "or select some of them with `::classes=`",
         f"finetune five.st {SPLITS} {OPTIONS} --keep-head",
         f"finetune five.st {SPLITS} {OPTIONS}",
     ),
     Row(
-        HEAD,
+        PREPARE,
         "leave `--num-classes` or `{}={}` out",
         f"{RANDOM} --num-classes 8",
         RANDOM,
     ),
     Row(
-        HEAD,
+        PREPARE,
         "leave `{}={}` out, write `{}={}`, or select some of the classes with `::classes=`",
         RANDOM.replace("num_classes=7", "num_classes=3"),
         RANDOM,
     ),
     Row(
-        HEAD,
+        PREPARE,
         "leave it out",
         f"finetune words --data words.jsonl --val words.jsonl {OPTIONS} --pooling mean",
         f"finetune words --data words.jsonl --val words.jsonl {OPTIONS}",
     ),
     Row(
-        HEAD,
+        PREPARE,
         "leave it out; an image model uses the pooling of its family",
         f"{TUNE} --pooling mean",
         TUNE,
     ),
-    Row(HEAD, "leave one of them out", f"{TEXTS} --keep-head --pooling mean", f"{TEXTS} --pooling mean"),
+    Row(PREPARE, "leave one of them out", f"{TEXTS} --keep-head --pooling mean", f"{TEXTS} --pooling mean"),
     Row(
-        HEAD,
+        PREPARE,
         "leave out `own`, or fuse with `--own-from`",
         f"finetune hydra.st {FIVE} {OPTIONS} --train own",
         f"finetune hydra.st {FIVE} {OPTIONS}",
@@ -154,7 +152,7 @@ ROWS = (
         f"{TUNE} --save-every 1",
     ),
     Row(
-        "research/methods/adapter.py",
+        "research/methods/adapters.py",
         "leave `--method` out",
         f"finetune multi {LABELS} {OPTIONS} --method lora-ensemble",
         f"finetune multi {LABELS} {OPTIONS}",

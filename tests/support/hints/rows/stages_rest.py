@@ -113,7 +113,7 @@ ROWS = (
         f"{TUNE} --lr 1e-4 -o o.st",
     ),
     Row(
-        "stages/fuse/compatibility.py",
+        "stages/fuse/run.py",
         "{}; prune the base again",
         FUSE,
         "prune base.st --mask m-0.mask.json -o n-0.st",
@@ -225,7 +225,7 @@ ROWS = (
         prepare=partial(_write_beside, "r.jsonl"),
     ),
     Row(
-        "stages/score/journal.py",
+        "stages/score/run.py",
         "move it to another place, or choose another name with `-o`",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o o.json",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o new.json",
@@ -237,7 +237,7 @@ ROWS = (
         test="tests/stages/evaluate/test_spool.py::test_a_disk_without_room_is_refused_before_it_is_full",
     ),
     Row(
-        "stages/score/journal.py",
+        "stages/score/run.py",
         "move it to another place",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o o.json",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o o.json",

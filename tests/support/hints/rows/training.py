@@ -54,13 +54,13 @@ ROWS = (
         f"{TUNE} --steps 4 --lr 1e-4",
     ),
     Row(
-        "research/methods/adapter.py",
+        "research/methods/adapters.py",
         "leave out `--method`, or give a base or a member",
         f"finetune hydra.st {DATA} -o o.st --steps 1 --method lora-ensemble",
         f"finetune base.st {DATA} -o o.st --steps 1 --method lora-ensemble",
     ),
     Row(
-        "research/methods/adapter.py",
+        "research/methods/adapters.py",
         "train more layers without `--train`, `--last-blocks` and `--freeze-blocks`, or use another method",
         f"{ONE} --method lora-ensemble --train head",
         f"{ONE} --method lora-ensemble",
