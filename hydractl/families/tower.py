@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from hydractl.errors import EDITED, CheckpointError
 from hydractl.families.attention import Attention, QuietDropout
-from hydractl.families.layout import TowerLayout, select_heads
+from hydractl.families.base import TowerLayout, select_heads
 from hydractl.families.stream import MemberParallel, Product, Sources, Stream, all_same, computed, share
 from hydractl.manifest.temperature import Temperature
 from hydractl.model_inputs import TEXTS, Inputs, batch_of, checked_inputs, map_inputs, repeat_batch
@@ -27,24 +27,18 @@ if TYPE_CHECKING:
 
 
 class Block(nn.Module):
-    """One transformer block; its direct children are the parts that members may share or not."""
+    """One transformer block; its direct children are the parts that members may share or not.
+
+    Attributes:
+        feeds: For norms the part that alone reads their outputs.
+        adds: Whether `join` gives the outputs of attention and MLP to `residual` alone, or to `applied` before.
+        tokenwise: Whether `join` makes each token of itself and of its attention output alone: of no other, of no context.
+    """
 
     attn: Attention
-
-    @property
-    def feeds(self) -> Mapping[str, str]:
-        """For norms the part that alone reads what they give."""
-        return {}
-
-    @property
-    def adds(self) -> bool:
-        """Whether `join` gives what attention and MLP make to `residual` alone, or to `applied` before."""
-        return False
-
-    @property
-    def tokenwise(self) -> bool:
-        """Whether `join` makes each token of itself and of its attention output alone: of no other, of no context."""
-        return True
+    feeds: Mapping[str, str] = MappingProxyType({})
+    adds = False
+    tokenwise = True
 
     def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
         """Return every head's output (B, T', H, K) before the output projection; `queries` picks the T' tokens."""

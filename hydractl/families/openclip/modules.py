@@ -44,10 +44,8 @@ TEXT_READS = {"first": slice(0, 1), "last": slice(-1, None)}
 class OpenClipBlock(Block):
     """Norm, attention, norm or none, scale or none, residual; norm, MLP, scale or none, residual."""
 
-    @property
-    @override
-    def feeds(self) -> Mapping[str, str]:
-        return PRE_NORM
+    feeds = PRE_NORM
+    adds = True
 
     def __init__(self, layer: Any, head_numbers: tuple[int, ...]) -> None:  # noqa: ANN401 - open_clip is untyped
         super().__init__()
@@ -58,11 +56,6 @@ class OpenClipBlock(Block):
         self.norm2: nn.Module = layer.ln_2
         self.mlp: nn.Module = layer.mlp
         self.ls2: nn.Module = layer.ls_2
-
-    @property
-    @override
-    def adds(self) -> bool:
-        return True
 
     @override
     def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:

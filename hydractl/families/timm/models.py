@@ -24,14 +24,17 @@ from hydractl.families.base import (
     PROBLEM_RULE,
     Described,
     Family,
+    HeadTensor,
     ModelFolder,
     Rule,
+    TensorRole,
+    TowerLayout,
     class_names_of,
     num_classes_of,
     problem_type_of,
+    projections_apart,
 )
 from hydractl.families.config_checks import building, check_options, check_patches, check_values
-from hydractl.families.layout import HeadTensor, TensorRole, TowerLayout, projections_apart
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.head_mask import TowerHeads, TowerKeep
 from hydractl.manifest.header import Architecture, Preprocess

@@ -70,22 +70,13 @@ class TimmBlock(Block):
         super().__init__()
         self.layer = layer
         self.norms_last = isinstance(library, NORMS_LAST)
+        self.feeds, self.adds = {} if self.norms_last else PRE_NORM, not self.norms_last
         children = dict(library.named_children())
         for name, gamma in (("ls1", "gamma_1"), ("ls2", "gamma_2")):
             scale = library._parameters.get(gamma)
             children.setdefault(name, nn.Identity() if scale is None else LayerScale(scale))
         for name, child in children.items():
             self.add_module(name, Attention([head_group(child, head_numbers)]) if name == "attn" else child)
-
-    @property
-    @override
-    def feeds(self) -> Mapping[str, str]:
-        return {} if self.norms_last else PRE_NORM
-
-    @property
-    @override
-    def adds(self) -> bool:
-        return not self.norms_last
 
     @override
     def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:

@@ -18,6 +18,7 @@ from hydractl.families.base import (
     Family,
     ModelFolder,
     Rule,
+    TowerLayout,
     answering,
     class_names_of,
     is_replaceable,
@@ -27,7 +28,6 @@ from hydractl.families.base import (
     with_pooling,
 )
 from hydractl.families.config_checks import OptionsError, building, check_patches
-from hydractl.families.layout import TowerLayout
 from hydractl.families.transformers import hf_models
 from hydractl.families.transformers.encoder import heads_of
 from hydractl.families.transformers.hf_models import FILES, image_size, says_images, write_image_processor

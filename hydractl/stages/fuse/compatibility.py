@@ -10,7 +10,7 @@ from hydractl.data.preprocess import reading_differences
 from hydractl.errors import EDITED, CheckpointError, UsageError
 from hydractl.families.load import OpenModel, check_tensors
 from hydractl.families.registry import architecture_differences, expected_specs
-from hydractl.fusion.slicing import unpruned_shape
+from hydractl.fusion.plan import unpruned_shape
 from hydractl.manifest.header import Kind
 from hydractl.manifest.temperature import Temperature
 from hydractl.messages import counted, quoted

@@ -14,8 +14,8 @@ from hydractl.checkpoint import digest_together, write_checkpoint
 from hydractl.errors import CheckFailed
 from hydractl.families.load import OpenModel, open_model
 from hydractl.families.tower import TOLERANCE, largest_difference, probe_inputs
+from hydractl.fusion.build import hydra_logits, member_logits
 from hydractl.fusion.plan import Fusion
-from hydractl.fusion.streaming import hydra_logits, member_logits
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.header import Fate, Header
 from hydractl.manifest.temperature import Temperature, TemperatureFields
