@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from hydractl.errors import EDITED, CheckpointError
 from hydractl.families.attention import Attention, QuietDropout
-from hydractl.families.base import TowerLayout, select_heads
+from hydractl.families.layout import TowerLayout, select_heads
 from hydractl.families.stream import MemberParallel, Product, Sources, Stream, all_same, computed, share
 from hydractl.manifest.temperature import Temperature
 from hydractl.model_inputs import TEXTS, Inputs, batch_of, checked_inputs, map_inputs, repeat_batch
@@ -146,7 +146,9 @@ class Tower(nn.Module):
         folded = [block for block in self.layers() if block.fold()]
         for block in self.layers():
             block.delay()
-        self._branch = self._branching() if on else ()
+        fork = self.fork or 0
+        branch = self.layers()[fork - 1].branching() if on and 0 < fork <= len(self.blocks) else None
+        self._branch = () if branch is None else (branch,)
         self._copied = Sources(parts, within=folded) if on else None
 
     @contextmanager
@@ -160,11 +162,6 @@ class Tower(nn.Module):
                 yield
             finally:
                 self._asked = was_stacked
-
-    def _branching(self) -> tuple[Block, ...]:
-        fork = self.fork or 0
-        branch = self.layers()[fork - 1].branching() if 0 < fork <= len(self.blocks) else None
-        return () if branch is None else (branch,)
 
     def _member_parallel_parts(self) -> list[MemberParallel]:
         return [module for module in self.modules() if isinstance(module, MemberParallel)]

@@ -18,7 +18,8 @@ from typing import Literal
 import torch
 
 from hydractl.errors import CheckpointError
-from hydractl.families.base import Family, TensorRole, place_of
+from hydractl.families.base import Family, place_of
+from hydractl.families.layout import TensorRole
 from hydractl.families.load import OpenModel
 from hydractl.manifest.head_mask import Mask, Shape
 from hydractl.manifest.header import Architecture, Fate, FusePlan, Header

@@ -6,7 +6,8 @@ import random
 
 import torch
 
-from hydractl.families.base import TensorRole, place_of
+from hydractl.families.base import place_of
+from hydractl.families.layout import TensorRole
 from hydractl.progress import Progress
 from hydractl.scoring.attention_hooks import write_out_keys
 from hydractl.scoring.job import Ranking, ScoreJob

@@ -578,13 +578,6 @@ def _read(host: nn.Module, stream: Stream, encoder: TextEncoderNames, pooling: s
     return stream.mean(x) if pooling == "late" else x
 
 
-def _scaled_before(parts: HeadParts, layer: Any) -> HeadGroup:  # noqa: ANN401 - as above
-    """Return heads that scale queries before they rotate them, if they do rotate them."""
-    return (
-        ScaledGroup(parts) if layer.attention.self.position_embedding_type == "rotary" else HeadGroup(parts)
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
     """What of an encoder is code.
@@ -605,7 +598,14 @@ CODE: Mapping[str, Code] = MappingProxyType(
         "": Code(),
         "shared bias": Code(embed=_embed_biased),
         "rotated in single precision": Code(group=lambda parts, _: RotatedGroup(parts)),
-        "scaled before": Code(group=_scaled_before),
+        # rotary embeddings are an option of these models
+        "scaled before": Code(
+            group=lambda parts, layer: (
+                ScaledGroup(parts)
+                if layer.attention.self.position_embedding_type == "rotary"
+                else HeadGroup(parts)
+            )
+        ),
         "pairs": Code(
             embed=_embed_paired, group=lambda parts, _: HeadGroup(replace(parts, rotation="pairs"))
         ),

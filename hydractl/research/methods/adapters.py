@@ -17,7 +17,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
-from hydractl.families.base import Family, Place, TensorRole
+from hydractl.families.base import Family, Place
+from hydractl.families.layout import TensorRole
 from hydractl.families.load import build_checked, in_one_dtype
 from hydractl.manifest.header import Header
 from hydractl.metrics.per_sample import ensemble_log_probs

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.families.base import TensorRole, place_of
+from hydractl.families.base import place_of
+from hydractl.families.layout import TensorRole
 from hydractl.research.methods.adapter import ORIGINAL, PARAMETRIZED, realised, sites_of
 from hydractl.research.methods.adapters import LowRank, Outer, Spectrum
 from hydractl.research.methods.options import (
