@@ -58,6 +58,8 @@ class TimmBlock(Block):
     Every module is the library's; where one has none, nothing happens in its place.
     """
 
+    feeds = PRE_NORM
+    adds = True
     norm1: nn.Module
     norm2: nn.Module
     mlp: nn.Module
@@ -70,7 +72,8 @@ class TimmBlock(Block):
         super().__init__()
         self.layer = layer
         self.norms_last = isinstance(library, NORMS_LAST)
-        self.feeds, self.adds = {} if self.norms_last else PRE_NORM, not self.norms_last
+        if self.norms_last:
+            self.feeds, self.adds = {}, False
         children = dict(library.named_children())
         for name, gamma in (("ls1", "gamma_1"), ("ls2", "gamma_2")):
             scale = library._parameters.get(gamma)
