@@ -58,7 +58,7 @@ class TimmBlock(Block):
     Every module is the library's; where one has none, nothing happens in its place.
     """
 
-    feeds = PRE_NORM
+    feeds: Mapping[str, str] = PRE_NORM
     adds = True
     norm1: nn.Module
     norm2: nn.Module
