@@ -12,9 +12,9 @@ import sys
 TYPE_CHECKING = False  # as in the package itself: `typing` takes longer to load than this
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
     from types import ModuleType
-    from typing import Any
 
 HEARD = [
     "transformers.models.auto.modeling_auto",
@@ -25,7 +25,7 @@ HEARD = [
 
 
 class ImportHook:
-    """A module finder that wraps the loader of certain modules to register the models after it."""
+    """A module finder that makes the loaders of certain modules register the models after it."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -38,33 +38,20 @@ class ImportHook:
                 continue
             spec = finder.find_spec(name, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = Loader(spec.loader, name)  # type: ignore[assignment]  # what it lacks, the other has
+                _register_after(spec.loader, name)
                 return spec
         return None
 
 
-class Loader:
-    """A loader that registers the models after another loader has executed the module."""
+def _register_after(loader: Loader, name: str) -> None:
+    """Have a loader register the models after the execution of its module."""
 
-    def __init__(self, loader: Any, name: str) -> None:  # noqa: ANN401 - loaders share no type
-        self._loader = loader
-        self._name = name
+    def exec_module(module: ModuleType) -> None:
+        del vars(loader)["exec_module"]
+        loader.exec_module(module)
+        register(name)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as above
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Create the module with the other loader."""
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Execute the module, then register the models."""
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        register(self._name)
+    vars(loader)["exec_module"] = exec_module
 
 
 def listen() -> None:

@@ -12,7 +12,7 @@ from hydractl.data.labels import required_labels
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.manifest.report import Report
-from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.terms import ID_NAME
 from hydractl.messages import listed
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.output.publish import publish

@@ -8,7 +8,7 @@ their values are plain names, and what is made of them is bounded while nothing 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -110,6 +110,23 @@ def check_filled(name: str, state: Mapping[str, torch.Tensor]) -> None:
             raise OptionsError(
                 f"`{name}`: its tensor `{key}` would be empty, with shape {tuple(tensor.shape)}"
             )
+
+
+def accepts_images(run: Callable[[torch.Tensor], object], size: Sequence[int]) -> bool:
+    """Return whether a model on the meta device runs on an image of a size (channels, height, width)."""
+    import torch
+
+    try:
+        with torch.inference_mode():
+            run(torch.zeros(1, *size, device="meta"))
+    except (
+        AssertionError,
+        IndexError,
+        RuntimeError,
+        ValueError,
+    ):  # libraries differ in the errors that they raise
+        return False
+    return True
 
 
 @contextmanager

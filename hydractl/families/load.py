@@ -28,7 +28,7 @@ from hydractl.families.base import (
     with_pooling,
     without_wrapper,
 )
-from hydractl.families.config_checks import check_filled
+from hydractl.families.config_checks import accepts_images, check_filled
 from hydractl.families.registry import expected_specs
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.document import Fingerprint
@@ -396,17 +396,9 @@ def _declared(config: Mapping[str, Any]) -> tuple[object, ...]:
 
 @lru_cache
 def _accepts_images(architecture: str, size: tuple[int, int, int]) -> bool:
-    import torch
-
     parsed = Architecture.model_validate_json(architecture)
     model = registry.family_of(parsed).build(parsed, full_mask(parsed.towers), None).to("meta")
-    images = torch.zeros(1, *size, dtype=model.dtype, device="meta")
-    try:
-        with torch.inference_mode():
-            model.run_tower("vision", images)
-    except (AssertionError, IndexError, RuntimeError, ValueError):  # libraries differ in what they raise
-        return False
-    return True
+    return accepts_images(lambda images: model.run_tower("vision", images.to(model.dtype)), size)
 
 
 def check_tensors(where: str, actual: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec]) -> None:

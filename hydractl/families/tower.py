@@ -27,24 +27,18 @@ if TYPE_CHECKING:
 
 
 class Block(nn.Module):
-    """One transformer block; its direct children are the parts that members may share or not."""
+    """One transformer block; its direct children are the parts that members may share or not.
+
+    Attributes:
+        feeds: For norms the part that alone reads their outputs.
+        adds: Whether `join` gives the outputs of attention and MLP to `residual` alone, or to `applied` before.
+        tokenwise: Whether `join` makes each token of itself and of its attention output alone: of no other, of no context.
+    """
 
     attn: Attention
-
-    @property
-    def feeds(self) -> Mapping[str, str]:
-        """For norms the part that alone reads what they give."""
-        return {}
-
-    @property
-    def adds(self) -> bool:
-        """Whether `join` gives what attention and MLP make to `residual` alone, or to `applied` before."""
-        return False
-
-    @property
-    def tokenwise(self) -> bool:
-        """Whether `join` makes each token of itself and of its attention output alone: of no other, of no context."""
-        return True
+    feeds: Mapping[str, str] = MappingProxyType({})
+    adds = False
+    tokenwise = True
 
     def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
         """Return every head's output (B, T', H, K) before the output projection; `queries` picks the T' tokens."""
@@ -152,7 +146,9 @@ class Tower(nn.Module):
         folded = [block for block in self.layers() if block.fold()]
         for block in self.layers():
             block.delay()
-        self._branch = self._branching() if on else ()
+        fork = self.fork or 0
+        branch = self.layers()[fork - 1].branching() if on and 0 < fork <= len(self.blocks) else None
+        self._branch = () if branch is None else (branch,)
         self._copied = Sources(parts, within=folded) if on else None
 
     @contextmanager
@@ -166,11 +162,6 @@ class Tower(nn.Module):
                 yield
             finally:
                 self._asked = was_stacked
-
-    def _branching(self) -> tuple[Block, ...]:
-        fork = self.fork or 0
-        branch = self.layers()[fork - 1].branching() if 0 < fork <= len(self.blocks) else None
-        return () if branch is None else (branch,)
 
     def _member_parallel_parts(self) -> list[MemberParallel]:
         return [module for module in self.modules() if isinstance(module, MemberParallel)]

@@ -19,8 +19,8 @@ from hydractl.hub.repository import MAIN
 from hydractl.manifest.document import OptionValue, Value
 from hydractl.manifest.header import Header, Kind, Preprocess, Step, steps_to
 from hydractl.manifest.report import Report, Row, column_heads, scaled_alike
-from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.temperature import Temperature
+from hydractl.manifest.terms import ID_NAME
 from hydractl.messages import abridged, counted
 from hydractl.metrics.metric_spec import MetricNeeds, Unit
 from hydractl.metrics.registry import METRICS, TEMPERATURE, needing

@@ -9,7 +9,6 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from hydractl.manifest.answers import ByClass, Examples
 from hydractl.manifest.document import (
     ConfigDigest,
     Document,
@@ -21,11 +20,11 @@ from hydractl.manifest.document import (
     Version,
     with_plugin_fields,
 )
-from hydractl.manifest.guarantees import OpenShare, SetNumbers, Threshold
+from hydractl.manifest.guarantees import ByClass, Examples, OpenShare, SetNumbers, Threshold
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep
 from hydractl.manifest.header import Step, StoredTemperature
-from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.temperature import Temperature
+from hydractl.manifest.terms import ID_NAME
 
 USUAL = "msp"
 """OOD score of a report that does not name one."""

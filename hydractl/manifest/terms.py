@@ -1,4 +1,4 @@
-"""Limits of lists in a report, guarantees of thresholds, and kinds of prediction sets. Importing this module loads no pydantic."""
+"""Terms of reports: limits of lists, guarantees of thresholds, kinds of prediction sets, the ID set. Importing it loads no pydantic."""
 
 from __future__ import annotations
 
@@ -31,3 +31,6 @@ class SetMethod(StrEnum):
     LAC = "lac"
     APS = "aps"
     RAPS = "raps"
+
+
+ID_NAME = "id"

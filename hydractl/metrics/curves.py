@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hydractl.manifest.answers import ByClass, ClassHits, Confusion
+from hydractl.manifest.guarantees import ByClass, ClassHits, Confusion
 from hydractl.manifest.report import MOST_POINTS, Bins, Curves, Line
-from hydractl.manifest.shift_groups import ID_NAME
-from hydractl.manifest.terms import MOST_CLASSES, MOST_CONFUSIONS
+from hydractl.manifest.terms import ID_NAME, MOST_CLASSES, MOST_CONFUSIONS
 from hydractl.metrics.classification import BINS
 from hydractl.metrics.compute import scored
 from hydractl.metrics.ood_scores import MSP

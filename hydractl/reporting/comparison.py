@@ -10,7 +10,7 @@ from typing import Self
 
 from hydractl.errors import InputError, ManifestError
 from hydractl.manifest.report import Report, scaled_alike
-from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.terms import ID_NAME
 from hydractl.messages import counted, listed, quoted
 from hydractl.metrics.registry import METRICS, TEMPERATURE
 from hydractl.reporting.report_values import (

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import sqrt
 
 from hydractl.manifest.report import Bins, Curves, Line
-from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.terms import ID_NAME
 from hydractl.messages import count, counted
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.plugins import functions_after

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hydractl.manifest.answers import ByClass, Example
+from hydractl.manifest.guarantees import ByClass, Example
 from hydractl.manifest.report import Report, Row, column_heads
 from hydractl.messages import abridged, counted
 from hydractl.metrics.metric_spec import ON_ID_DATA, MetricNeeds

@@ -15,7 +15,7 @@ from hydractl.families.tower import Towers
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.report import Report, Row
-from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.ood_scores import MSP
 from hydractl.research.analyses.context import analyse, check_rows, read_scores
 from hydractl.research.baselines.options import baselines_of, data_of

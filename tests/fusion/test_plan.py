@@ -11,8 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydractl.families.timm.models import TIMM_VIT
-from hydractl.fusion.plan import fused_spec, group_axis, member_widths, split_members, trunk_length
-from hydractl.fusion.slicing import prune_tensor, pruned_spec, unpruned_shape, zero_dropped
+from hydractl.fusion.plan import (
+    fused_spec,
+    group_axis,
+    member_widths,
+    prune_tensor,
+    pruned_spec,
+    split_members,
+    trunk_length,
+    unpruned_shape,
+    zero_dropped,
+)
 from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Fate, FusePlan, Kind
 from hydractl.tensor_spec import TensorSpec

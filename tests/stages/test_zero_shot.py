@@ -17,8 +17,8 @@ from hydractl.data.tokenize import encode_texts
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.families.load import load_model, open_model
 from hydractl.fusion.loaded_model import load
+from hydractl.fusion.plan import zero_dropped
 from hydractl.fusion.prompts import DEFAULT_TEMPLATE, Classes, settle
-from hydractl.fusion.slicing import zero_dropped
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import Fate, Kind, Prompting

@@ -14,7 +14,7 @@ from hydractl.checkpoint import write_tensors
 from hydractl.families.load import check_tensors
 from hydractl.families.registry import FAMILIES, expected_specs, with_problem_type
 from hydractl.families.tower import probe_inputs
-from hydractl.fusion.slicing import prune_tensor, zero_dropped
+from hydractl.fusion.plan import prune_tensor, zero_dropped
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep
 from hydractl.manifest.header import Header, Kind

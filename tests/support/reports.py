@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hydractl.manifest.answers import ByClass, ClassHits, Confusion, Example, Examples
 from hydractl.manifest.document import Fingerprint, Value
-from hydractl.manifest.guarantees import Threshold
+from hydractl.manifest.guarantees import ByClass, ClassHits, Confusion, Example, Examples, Threshold
 from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import InputFile, Step
 from hydractl.manifest.report import Bins, Curves, Line, Origin, Report, Row

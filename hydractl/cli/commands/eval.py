@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, as_json, leader_is_silent, line, summarize, table, table_of
 from hydractl.errors import CheckFailed, Interrupted, UsageError
-from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.terms import ID_NAME
 from hydractl.messages import counted, listed
 from hydractl.metrics.metric_spec import ON_ID_DATA, MetricNeeds, Unit
 from hydractl.metrics.ood_scores import MSP, number_name

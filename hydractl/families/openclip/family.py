@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.base import COMMON_RULES, SCALE, Described, Family
-from hydractl.families.config_checks import building, check_options, check_patches
+from hydractl.families.config_checks import accepts_images, building, check_options, check_patches
 from hydractl.families.layout import HeadTensor, TensorRole, TowerLayout
 from hydractl.families.timm.models import LAYOUT, tower_heads
 from hydractl.families.transformers.text import read_tokenizer
@@ -130,57 +130,52 @@ def evaluation_config(config: Mapping[str, Any]) -> Mapping[str, object]:
 def refusal(config: Mapping[str, Any]) -> str | None:
     """Return why heads cannot be cut in a model with this configuration, or None."""
     vision, text = config["vision_cfg"], config["text_cfg"]
-    if "multimodal_cfg" in config:
-        return "a CoCa model, which writes captions with a third stack of blocks"
-    if isinstance(vision.get("layers"), list | tuple):
-        return "its image tower is a ResNet (ModifiedResNet), which has no heads"
-    if hugging_face := text.get("hf_model_name"):
-        return f"its text tower is transformers' `{hugging_face}`; open_clip's own text transformers are supported"
-    if text.get("embed_cls"):
-        return "its text tower has a class token (embed_cls), as in CoCa"
-    if text.get("tokenizer_mode"):
-        return f"tokenizer mode `{text['tokenizer_mode']}`: texts end in a class token after the padding"
-    if text.get("proj_type") == "none" and text.get("width") != config.get("embed_dim"):
-        return "its text tower does not project (proj_type), and its width differs from its embeddings"
-    if config.get("nonscalar_logit_scale"):
-        return "its temperature is not a scalar (nonscalar_logit_scale)"
-    return _refusal_of_pooling(vision, text) or _refusal_of_attention(config)
-
-
-def _refusal_of_pooling(vision: Mapping[str, Any], text: Mapping[str, Any]) -> str | None:
-    pool = vision.get("attentional_pool")
-    if isinstance(pool, str):
-        return f"attentional pooling of kind `{pool}`: two poolers, and one embedding per query"
-    for tower, options in (("image", vision), ("text", text)):
-        if options.get("pool_type") == "none":
-            return f"its {tower} tower does not pool: it returns one embedding per token"
-    return None
-
-
-def _refusal_of_attention(config: Mapping[str, Any]) -> str | None:
-    for tower in TOWERS:
-        for option, reason in UNCUT.items():
-            if config[f"{tower}_cfg"].get(option):
-                return f"{option} of the {tower} tower: {reason}"
-    return None
+    pool, towers = vision.get("attentional_pool"), (("image", vision), ("text", text))
+    reasons = {
+        "a CoCa model, which writes captions with a third stack of blocks": "multimodal_cfg" in config,
+        "its image tower is a ResNet (ModifiedResNet), which has no heads": isinstance(
+            vision.get("layers"), list | tuple
+        ),
+        f"its text tower is transformers' `{text.get('hf_model_name')}`; open_clip's own text transformers are "
+        "supported": text.get("hf_model_name"),
+        "its text tower has a class token (embed_cls), as in CoCa": text.get("embed_cls"),
+        f"tokenizer mode `{text.get('tokenizer_mode')}`: texts end in a class token after the padding": text.get(
+            "tokenizer_mode"
+        ),
+        "its text tower does not project (proj_type), and its width differs from its embeddings": text.get(
+            "proj_type"
+        )
+        == "none"
+        and text.get("width") != config.get("embed_dim"),
+        "its temperature is not a scalar (nonscalar_logit_scale)": config.get("nonscalar_logit_scale"),
+        f"attentional pooling of kind `{pool}`: two poolers, and one embedding per query": isinstance(
+            pool, str
+        ),
+        **{
+            f"its {tower} tower does not pool: it returns one embedding per token": options.get("pool_type")
+            == "none"
+            for tower, options in towers
+        },
+        **{
+            f"{option} of the {tower} tower: {reason}": config[f"{tower}_cfg"].get(option)
+            for tower in TOWERS
+            for option, reason in UNCUT.items()
+        },
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def refusal_of_timm(visual: Any) -> str | None:  # noqa: ANN401 - open_clip is untyped
     """Return why heads cannot be cut in an image tower of timm's, on the meta device, or None if they can."""
-    import torch
-
     from hydractl.families.timm.models import refusal_of_tower
 
     if reason := refusal_of_tower(visual.trunk):
         return reason
     made_for = visual.trunk.patch_embed.img_size
-    if tuple(visual.image_size) != tuple(made_for):
-        try:  # some take images of any size
-            with torch.no_grad():
-                visual.trunk(torch.empty(1, 3, *visual.image_size, device="meta"))
-        except (AssertionError, RuntimeError):
-            return f"it accepts images of {made_for}, not of {visual.image_size}"
-    return None
+    fits = tuple(visual.image_size) == tuple(made_for) or accepts_images(
+        visual.trunk, (3, *visual.image_size)
+    )
+    return None if fits else f"it accepts images of {made_for}, not of {visual.image_size}"
 
 
 def timm_name(config: Mapping[str, Any]) -> str:

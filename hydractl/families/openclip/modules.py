@@ -44,25 +44,30 @@ TEXT_READS = {"first": slice(0, 1), "last": slice(-1, None)}
 class OpenClipBlock(Block):
     """Norm, attention, norm or none, scale or none, residual; norm, MLP, scale or none, residual."""
 
-    @property
-    @override
-    def feeds(self) -> Mapping[str, str]:
-        return PRE_NORM
+    feeds = PRE_NORM
+    adds = True
 
     def __init__(self, layer: Any, head_numbers: tuple[int, ...]) -> None:  # noqa: ANN401 - open_clip is untyped
         super().__init__()
-        self.attn = Attention([_head_group(layer.attn, head_numbers)])
+        attn = layer.attn  # torch's `MultiheadAttention`, or open_clip's `Attention`
+        parts = HeadParts(
+            head_numbers=head_numbers,
+            head_dim=attn.head_dim,
+            scale=attn.head_dim**-0.5,
+            qkv=_linear(attn.in_proj_weight, attn.in_proj_bias),
+            proj=attn.out_proj,
+            q_norm=getattr(attn, "ln_q", nn.Identity()),
+            k_norm=getattr(attn, "ln_k", nn.Identity()),
+            dropout=attn.attn_drop.p if hasattr(attn, "attn_drop") else attn.dropout,
+            proj_drop=getattr(attn, "out_drop", nn.Identity()),
+        )
+        self.attn = Attention([HeadGroup(parts)])
         self.norm1: nn.Module = layer.ln_1
         self.norm_attn: nn.Module = getattr(layer, "ln_attn", nn.Identity())
         self.ls1: nn.Module = layer.ls_1
         self.norm2: nn.Module = layer.ln_2
         self.mlp: nn.Module = layer.mlp
         self.ls2: nn.Module = layer.ls_2
-
-    @property
-    @override
-    def adds(self) -> bool:
-        return True
 
     @override
     def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
@@ -74,23 +79,6 @@ class OpenClipBlock(Block):
     def join(self, stream: Stream, y: torch.Tensor | Product) -> Stream:
         x = residual(stream.tokens, y, self.norm_attn, self.ls1)
         return stream.with_tokens(residual(x, self.mlp(self.norm2(x)), self.ls2))
-
-
-def _head_group(attn: Any, head_numbers: tuple[int, ...]) -> HeadGroup:  # noqa: ANN401 - as above
-    """Return the heads of torch's `MultiheadAttention`, or of open_clip's `Attention`."""
-    return HeadGroup(
-        HeadParts(
-            head_numbers=head_numbers,
-            head_dim=attn.head_dim,
-            scale=attn.head_dim**-0.5,
-            qkv=_linear(attn.in_proj_weight, attn.in_proj_bias),
-            proj=attn.out_proj,
-            q_norm=getattr(attn, "ln_q", nn.Identity()),
-            k_norm=getattr(attn, "ln_k", nn.Identity()),
-            dropout=attn.attn_drop.p if hasattr(attn, "attn_drop") else attn.dropout,
-            proj_drop=getattr(attn, "out_drop", nn.Identity()),
-        )
-    )
 
 
 def _linear(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Linear:

@@ -30,7 +30,13 @@ from hydractl.families.base import (
     num_classes_of,
     problem_type_of,
 )
-from hydractl.families.config_checks import building, check_options, check_patches, check_values
+from hydractl.families.config_checks import (
+    accepts_images,
+    building,
+    check_options,
+    check_patches,
+    check_values,
+)
 from hydractl.families.layout import HeadTensor, TensorRole, TowerLayout, projections_apart
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.head_mask import TowerHeads, TowerKeep
@@ -208,18 +214,11 @@ def initialise(architecture: Architecture, seed: int) -> dict[str, torch.Tensor]
         return dict(create(architecture.name, architecture.config, device="cpu").state_dict())
 
 
-def covered(row: TimmRow, name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - timm is untyped
-    """Return timm's model on the meta device, one that heads can be cut in; see `create` and `check_covered`."""
-    library = create(name, options)
-    check_covered(row, name, library)
-    return library
-
-
-def check_covered(row: TimmRow, name: str, library: Any) -> None:  # noqa: ANN401 - timm is untyped
-    """Raise UnsupportedModelError, with the reason, for a model that heads cannot be cut in."""
-    reason = refusal(row, library)
-    if reason is not None:
+def covered(row: TimmRow, name: str, library: Any) -> Any:  # noqa: ANN401 - timm is untyped
+    """Return timm's model; raise UnsupportedModelError, with the reason, for one that heads cannot be cut in."""
+    if (reason := refusal(row, library)) is not None:
         raise UnsupportedModelError(f"`{name}` is not supported: {reason}", hint=SUPPORTED)
+    return library
 
 
 def evaluation_config(row: TimmRow, name: str, options: Mapping[str, object]) -> dict[str, object]:
@@ -318,7 +317,7 @@ def describe(row: TimmRow, name: str, options: Mapping[str, object]) -> Describe
     """
     import timm
 
-    library = covered(row, name, options)
+    library = covered(row, name, create(name, options))
     data = timm.data.resolve_data_config(model=library)
     size = (library.in_chans, *library.patch_embed.img_size)
     if tuple(data["input_size"][1:]) != size[1:]:
@@ -395,8 +394,7 @@ def read_config(row: TimmRow, config: Mapping[str, object], folder: Path) -> Des
         options = {k: v for k, v in options.items() if (k, v) != ("global_pool", "")} | {"num_classes": 1}
         pretrained = {k: v for k, v in pretrained.items() if k != "label_names"}
     name = untagged(str(config["architecture"]))  # a tag names settings, which the folder itself has
-    library = _created(name, options, pretrained)
-    check_covered(row, name, library)
+    library = covered(row, name, _created(name, options, pretrained))
     options |= {
         "num_classes": library.num_classes,
         "in_chans": library.in_chans,
@@ -545,7 +543,7 @@ def _preprocess(where: str, library: Any, *, stated: bool) -> Preprocess:  # noq
 
     data = timm.data.resolve_data_config(model=library)
     size, built = tuple(data["input_size"]), (library.in_chans, *library.patch_embed.img_size)
-    if size != built and not _accepts_images(library, size):
+    if size != built and not accepts_images(library, size):
         if stated:
             raise UnsupportedModelError(
                 f"{where}: `input_size` is {size}, but timm builds a model for {built}",
@@ -555,23 +553,11 @@ def _preprocess(where: str, library: Any, *, stated: bool) -> Preprocess:  # noq
     return preprocess_of(data, size)
 
 
-def _accepts_images(library: Any, size: Sequence[int]) -> bool:  # noqa: ANN401 - as above
-    import torch
-
-    try:
-        with torch.inference_mode():
-            library(torch.zeros(1, *size, device="meta"))
-    except (AssertionError, IndexError, RuntimeError, ValueError):  # classes differ in what they raise
-        return False
-    return True
-
-
 def _number_problem(folder: ModelFolder) -> str | None:
     options, pretrained = _sections(folder.config, f"{folder.path}/config.json")
     number, stored = options.get("num_classes"), pretrained.get("num_classes")
-    if number is None or stored is None or number == stored:
-        return None
-    return f"`num_classes` is {stored}, but {number} in `model_args`"
+    reason = f"`num_classes` is {stored}, but {number} in `model_args`"
+    return None if number is None or stored is None or number == stored else reason
 
 
 def _names_problem(folder: ModelFolder) -> str | None:
@@ -670,9 +656,8 @@ def _odd_width(library: Any) -> str | None:  # noqa: ANN401 - timm is untyped
     from hydractl.families.timm.modules import head_width
 
     attention = library.blocks[0].attn
-    if attention.num_heads * head_width(attention) != library.embed_dim:
-        return f"its width {library.embed_dim} is not a multiple of its {attention.num_heads} heads"
-    return None
+    reason = f"its width {library.embed_dim} is not a multiple of its {attention.num_heads} heads"
+    return reason if attention.num_heads * head_width(attention) != library.embed_dim else None
 
 
 def _refusal_of_eva(library: Any) -> str | None:  # noqa: ANN401 - as above
@@ -703,7 +688,8 @@ def _family(row: TimmRow) -> Family:
         from hydractl.families.timm.modules import wrap
         from hydractl.families.tower import cut_heads, fill
 
-        library = covered(row, architecture.name, {**architecture.config, **row.build_options})
+        library = create(architecture.name, {**architecture.config, **row.build_options})
+        covered(row, architecture.name, library)
         cut_heads(library, {TOWER: LAYOUT}, architecture, mask)
         fill(library, state)
         model = wrap(library, mask[TOWER].keep).eval()

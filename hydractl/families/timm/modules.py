@@ -58,6 +58,8 @@ class TimmBlock(Block):
     Every module is the library's; where one has none, nothing happens in its place.
     """
 
+    feeds: Mapping[str, str] = PRE_NORM
+    adds = True
     norm1: nn.Module
     norm2: nn.Module
     mlp: nn.Module
@@ -70,22 +72,14 @@ class TimmBlock(Block):
         super().__init__()
         self.layer = layer
         self.norms_last = isinstance(library, NORMS_LAST)
+        if self.norms_last:
+            self.feeds, self.adds = {}, False
         children = dict(library.named_children())
         for name, gamma in (("ls1", "gamma_1"), ("ls2", "gamma_2")):
             scale = library._parameters.get(gamma)
             children.setdefault(name, nn.Identity() if scale is None else LayerScale(scale))
         for name, child in children.items():
             self.add_module(name, Attention([head_group(child, head_numbers)]) if name == "attn" else child)
-
-    @property
-    @override
-    def feeds(self) -> Mapping[str, str]:
-        return {} if self.norms_last else PRE_NORM
-
-    @property
-    @override
-    def adds(self) -> bool:
-        return not self.norms_last
 
     @override
     def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -17,9 +16,7 @@ from hydractl.errors import CheckpointError, UnsupportedModelError, reason_of
 from hydractl.families.config_checks import OptionsError, building, check_options, check_values
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Preprocess
-from hydractl.messages import counted
 from hydractl.strict_json import MAX_BYTES
-from hydractl.tensor_spec import common_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -234,7 +231,7 @@ def blank(model_class: str, architecture: Architecture, spared: Sequence[str] = 
     from hydractl.families.tower import without_weights
 
     with without_weights(), no_init_weights():
-        return _without(_build_library_model(model_class, architecture), spared)
+        return without_modules(_build_library_model(model_class, architecture), spared)
 
 
 def random_state(
@@ -245,10 +242,10 @@ def random_state(
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return dict(_without(_build_library_model(model_class, architecture), spared).state_dict())
+        return dict(without_modules(_build_library_model(model_class, architecture), spared).state_dict())
 
 
-def _without(library: Any, spared: Sequence[str]) -> Any:  # noqa: ANN401 - as above
+def without_modules(library: Any, spared: Sequence[str]) -> Any:  # noqa: ANN401 - as above
     """Return a model in which nothing stands for some modules."""
     from torch import nn
 
@@ -264,79 +261,6 @@ def _build_library_model(model_class: str, architecture: Architecture) -> Any:  
     config = configured(class_named(model_class).config_class.model_type, architecture.config)
     with building("transformers", architecture.name), quiet():
         return class_named(model_class)(config)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adoption:
-    """What of a folder's tensors may be otherwise than the model's.
-
-    Attributes:
-        spared: See `blank`.
-        replaceable: Whether a tensor may be missing, which is left out then, or of another shape.
-        in_block: Whether a tensor belongs to a block: weights there that the model has no place for are an error.
-        bare: See `Row`.
-        exact: See `Family`.
-    """
-
-    spared: Sequence[str]
-    replaceable: Callable[[str], bool]
-    in_block: Callable[[str], bool]
-    bare: tuple[tuple[str, str], ...]
-    exact: frozenset[str]
-
-
-def adopted_state(
-    model_class: str, where: str, architecture: Architecture, state: Mapping[str, torch.Tensor], how: Adoption
-) -> dict[str, torch.Tensor]:
-    """Return the tensors of a folder under the names that they have in memory.
-
-    Args:
-        model_class: The library's, which need not be the one that the folder is of: the encoder is what must be the same.
-        where: What messages call the folder.
-        architecture: What the tensors should become.
-        state: The tensors, as they are stored.
-        how: What may be otherwise.
-
-    Raises:
-        CheckpointError: If others are missing, or of another shape than the configuration says, or blocks hold more, or
-            the library cannot convert them.
-    """
-    config = configured(class_named(model_class).config_class.model_type, architecture.config)
-    try:
-        with quiet():
-            library, report = class_named(model_class).from_pretrained(
-                None,
-                config=config,
-                state_dict=dict(state),
-                dtype=common_dtype(tensor for name, tensor in state.items() if name not in how.exact),
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # or else its error does not say which
-                **({"key_mapping": dict(how.bare)} if how.bare else {}),
-            )
-    except Exception as error:  # the library raises whatever its converters do
-        raise CheckpointError(f"{where}: transformers cannot read its weights: {reason_of(error)}") from error
-    if missing := sorted(name for name in report["missing_keys"] if not how.replaceable(name)):
-        raise CheckpointError(
-            f"{where}: lacks {counted(len(missing), 'tensor')} of {model_class}, for example `{missing[0]}`",
-            hint="config.json may belong to another model",
-        )
-    if unexpected := sorted(name for name in report["unexpected_keys"] if how.in_block(name)):
-        raise CheckpointError(
-            f"{where}: has {counted(len(unexpected), 'tensor')} in its blocks that {model_class} "
-            f"does not have, for example `{unexpected[0]}`",
-            hint="merge adapters into the weights first (`merge_and_unload()`), or check the architecture",
-        )
-    resized = {name: shapes for name, *shapes in sorted(report["mismatched_keys"])}
-    if mismatched := [name for name in resized if not (how.replaceable(name) and name in state)]:
-        stored, expected = map(tuple, resized[mismatched[0]])
-        raise CheckpointError(
-            f"{where}: tensor `{mismatched[0]}` has shape {stored}, but its config.json needs {expected}",
-            hint="config.json may belong to another model",
-        )
-    loaded = _without(library, how.spared).state_dict()
-    loaded_state = {name: tensor for name, tensor in loaded.items() if name not in report["missing_keys"]}
-    unchanged = {*resized, *how.exact} & state.keys() & loaded.keys()
-    return {**loaded_state, **{name: state[name] for name in sorted(unchanged)}}
 
 
 def check_small(folder: Path, patterns: Iterable[str]) -> None:

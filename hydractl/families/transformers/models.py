@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from hydractl.errors import EDITED, CheckpointError, UnsupportedModelError
+from hydractl.errors import EDITED, CheckpointError, UnsupportedModelError, reason_of
 from hydractl.families.base import (
     COMMON_RULES,
     DEFAULT_POOLING,
@@ -33,9 +33,10 @@ from hydractl.families.transformers.encoder import heads_of
 from hydractl.families.transformers.hf_models import FILES, image_size, says_images, write_image_processor
 from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
-from hydractl.messages import quoted
+from hydractl.messages import counted, quoted
 from hydractl.strict_json import compact, parse, plain
 from hydractl.tasks import TOKENS
+from hydractl.tensor_spec import common_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -54,11 +55,9 @@ ENCODER = (
 
 def _num_labels(folder: ModelFolder) -> str | None:
     names, number = folder.config.get("id2label"), folder.config.get("num_labels")
-    if not folder.classifies:
+    if not (folder.classifies and isinstance(names, dict) and isinstance(number, int)):
         return None
-    if isinstance(names, dict) and isinstance(number, int) and number != len(names):
-        return f"`num_labels` is {number}, but `id2label` has {len(names)}"
-    return None
+    return f"`num_labels` is {number}, but `id2label` has {len(names)}" if number != len(names) else None
 
 
 def _class_names(folder: ModelFolder) -> str | None:
@@ -97,10 +96,11 @@ def _own_class(folder: ModelFolder) -> str | None:
 
 
 def _setfit(folder: ModelFolder) -> str | None:
-    files = [name for name in ("model_head.pkl", "model_head.pt") if (folder.path / name).is_file()]
-    if not files:
-        return None
-    return f"is a SetFit model: its classifier is in `{files[0]}`, a pickle, which is never loaded, so it would be lost"
+    reason = (
+        "is a SetFit model: its classifier is in `{}`, a pickle, which is never loaded, so it would be lost"
+    )
+    files = (name for name in ("model_head.pkl", "model_head.pt") if (folder.path / name).is_file())
+    return next(map(reason.format, files), None)
 
 
 def _sentence_modules(folder: ModelFolder) -> str | None:
@@ -515,24 +515,71 @@ def family_of_row(row: FamilyRow) -> Family:
         ),
         texts=row.text_sizes if "text" in row.towers else None,
         rules=RULES,
-        adopt=lambda where, architecture, state: hf_models.adopted_state(
-            row.class_of(architecture),
-            where,
-            architecture,
-            state,
-            hf_models.Adoption(
-                spared=row.spared(architecture),
-                replaceable=lambda name: is_replaceable(family, name),
-                in_block=lambda name: place_on_disk(family, name).layer is not None,
-                bare=row.bare,
-                exact=row.exact,
-            ),
-        ),
+        adopt=lambda where, architecture, state: _adopted_state(row, family, where, architecture, state),
         on_disk=row.on_disk,
         scalars=row.scalars,
         exact=row.exact,
     )
     return family
+
+
+def _adopted_state(
+    row: FamilyRow, family: Family, where: str, architecture: Architecture, state: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of a folder under the names that they have in memory.
+
+    Args:
+        row: The row of the family. Its class need not be the one that the folder is of: the encoder must be the same.
+        family: The family.
+        where: Name of the folder in messages.
+        architecture: Architecture that the tensors should become.
+        state: The tensors, as they are stored.
+
+    Raises:
+        CheckpointError: If tensors that cannot be drawn anew are missing, or of another shape than the configuration says, or blocks
+            hold more, or the library cannot convert them.
+    """
+    model_class = row.class_of(architecture)
+    config = hf_models.configured(
+        hf_models.class_named(model_class).config_class.model_type, architecture.config
+    )
+    try:
+        with hf_models.quiet():
+            library, report = hf_models.class_named(model_class).from_pretrained(
+                None,
+                config=config,
+                state_dict=dict(state),
+                dtype=common_dtype(tensor for name, tensor in state.items() if name not in row.exact),
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # or else its error does not say which
+                **({"key_mapping": dict(row.bare)} if row.bare else {}),
+            )
+    except Exception as error:  # the library raises whatever its converters do
+        raise CheckpointError(f"{where}: transformers cannot read its weights: {reason_of(error)}") from error
+    if missing := sorted(name for name in report["missing_keys"] if not is_replaceable(family, name)):
+        raise CheckpointError(
+            f"{where}: lacks {counted(len(missing), 'tensor')} of {model_class}, for example `{missing[0]}`",
+            hint="config.json may belong to another model",
+        )
+    if unexpected := sorted(
+        name for name in report["unexpected_keys"] if place_on_disk(family, name).layer is not None
+    ):
+        raise CheckpointError(
+            f"{where}: has {counted(len(unexpected), 'tensor')} in its blocks that {model_class} "
+            f"does not have, for example `{unexpected[0]}`",
+            hint="merge adapters into the weights first (`merge_and_unload()`), or check the architecture",
+        )
+    resized = {name: shapes for name, *shapes in sorted(report["mismatched_keys"])}
+    if mismatched := [name for name in resized if not (is_replaceable(family, name) and name in state)]:
+        stored, expected = map(tuple, resized[mismatched[0]])
+        raise CheckpointError(
+            f"{where}: tensor `{mismatched[0]}` has shape {stored}, but its config.json needs {expected}",
+            hint="config.json may belong to another model",
+        )
+    loaded = hf_models.without_modules(library, row.spared(architecture)).state_dict()
+    loaded_state = {name: tensor for name, tensor in loaded.items() if name not in report["missing_keys"]}
+    unchanged = {*resized, *row.exact} & state.keys() & loaded.keys()
+    return {**loaded_state, **{name: state[name] for name in sorted(unchanged)}}
 
 
 def _read_config(row: FamilyRow, config: Mapping[str, object], folder: Path) -> Described:

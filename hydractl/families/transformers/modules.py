@@ -52,6 +52,7 @@ class EncoderBlock(Block):
     """
 
     kind = FULL
+    adds = True
 
     def __init__(self, layer: nn.Module, group: HeadGroup, encoder: EncoderNames) -> None:
         super().__init__()
@@ -61,11 +62,6 @@ class EncoderBlock(Block):
         self.mlp = mlp[0] if len(mlp) == 1 else nn.Sequential(*mlp)
         self.drop = _drop(layer, encoder, 1)
         self.drop_path = layer.get_submodule("drop_path") if encoder.drop_path else nn.Identity()
-
-    @property
-    @override
-    def adds(self) -> bool:
-        return True
 
     def side(self, stream: Stream) -> AttentionExtras:
         """Return what attention needs beside the tokens, of what the stream has: mask, angles, bias, positions."""
@@ -94,10 +90,7 @@ class PostNormBlock(EncoderBlock):
 class PreNormBlock(EncoderBlock):
     """Norm, attention, scale, residual; norm, MLP, scale, residual."""
 
-    @property
-    @override
-    def feeds(self) -> Mapping[str, str]:
-        return PRE_NORM
+    feeds = PRE_NORM
 
     def __init__(self, layer: nn.Module, group: HeadGroup, encoder: EncoderNames) -> None:
         super().__init__(layer, group, encoder)
@@ -390,21 +383,12 @@ class ConvStep(Hosted):
 class DebertaBlock(PostNormBlock):
     """BERT's block; the first may be followed by a convolution."""
 
-    conv: nn.Module | None
-
-    def __init__(self, layer: nn.Module, group: HeadGroup, encoder: EncoderNames) -> None:
-        super().__init__(layer, group, encoder)
-        self.conv = None
-
-    @property
-    @override
-    def tokenwise(self) -> bool:
-        return self.conv is None
+    conv: nn.Module
 
     @override
     def join(self, stream: Stream, y: torch.Tensor | Product) -> Stream:
         out = super().join(stream, y)
-        if self.conv is None:
+        if self.tokenwise:
             return out
         parts = {"embedded": stream.tokens, "tokens": out.tokens, "mask": stream.context["mask"]}
         return stream.with_tokens(self.conv(parts))
@@ -443,7 +427,7 @@ def convolve(tower: Tower, library: Any) -> None:  # noqa: ANN401 - as above
     """Give the first block the convolution that follows it, if there is one; alone, it needs all tokens."""
     conv, (first, *others) = library.deberta.encoder.conv, tower.layers()
     if conv is not None and isinstance(first, DebertaBlock):
-        first.conv = ConvStep(conv)
+        first.conv, first.tokenwise = ConvStep(conv), False
         tower.reads = tower.reads if others else None
 
 
@@ -594,13 +578,6 @@ def _read(host: nn.Module, stream: Stream, encoder: TextEncoderNames, pooling: s
     return stream.mean(x) if pooling == "late" else x
 
 
-def _scaled_before(parts: HeadParts, layer: Any) -> HeadGroup:  # noqa: ANN401 - as above
-    """Return heads that scale queries before they rotate them, if they do rotate them."""
-    return (
-        ScaledGroup(parts) if layer.attention.self.position_embedding_type == "rotary" else HeadGroup(parts)
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
     """What of an encoder is code.
@@ -621,7 +598,14 @@ CODE: Mapping[str, Code] = MappingProxyType(
         "": Code(),
         "shared bias": Code(embed=_embed_biased),
         "rotated in single precision": Code(group=lambda parts, _: RotatedGroup(parts)),
-        "scaled before": Code(group=_scaled_before),
+        # rotary embeddings are an option of these models
+        "scaled before": Code(
+            group=lambda parts, layer: (
+                ScaledGroup(parts)
+                if layer.attention.self.position_embedding_type == "rotary"
+                else HeadGroup(parts)
+            )
+        ),
         "pairs": Code(
             embed=_embed_paired, group=lambda parts, _: HeadGroup(replace(parts, rotation="pairs"))
         ),

@@ -243,22 +243,19 @@ class TextRow(FamilyRow):
 
 
 def _causal(config: Any) -> str | None:  # noqa: ANN401 - as above
-    if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
-        return "it is a decoder with causal attention"
-    return None
+    decodes = getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False)
+    return "it is a decoder with causal attention" if decodes else None
 
 
 def _few_buckets(config: Any) -> str | None:  # noqa: ANN401 - as above
-    if config.relative_attention_num_buckets < MPNET_BUCKETS:
-        return f"it has fewer than the {MPNET_BUCKETS} relative positions that the library uses"
-    return None
+    reason = f"it has fewer than the {MPNET_BUCKETS} relative positions that the library uses"
+    return reason if config.relative_attention_num_buckets < MPNET_BUCKETS else None
 
 
 def _other_width(config: Any) -> str | None:  # noqa: ANN401 - as above
     width = config.hidden_size // config.num_attention_heads
-    if getattr(config, "attention_head_size", width) != width:
-        return "its `attention_head_size` is not its width divided by its number of heads"
-    return None
+    reason = "its `attention_head_size` is not its width divided by its number of heads"
+    return reason if getattr(config, "attention_head_size", width) != width else None
 
 
 def changing_angles(config: Any) -> str | None:  # noqa: ANN401 - as above
@@ -280,10 +277,6 @@ def _unpadded(config: Any) -> str | None:  # noqa: ANN401 - as above
     if config.pad_token_id is None or (config.token_dropout and config.mask_token_id is None):
         return "it defines no padding token (`pad_token_id`) or mask token (`mask_token_id`)"
     return _causal(config)
-
-
-def _rotated_values(config: Any) -> str | None:  # noqa: ANN401 - as above
-    return "it also rotates values (`rotary_value`)" if config.rotary_value else _causal(config)
 
 
 def _behind_padding(config: Any) -> int:  # noqa: ANN401 - as above
@@ -462,7 +455,9 @@ _ROWS = (
             code="pairs",
         ),
         classes={"roformer": "RoFormerForSequenceClassification"},
-        refusal=_rotated_values,
+        refusal=lambda config: (
+            "it also rotates values (`rotary_value`)" if config.rotary_value else _causal(config)
+        ),
         refuses="decoders; `rotary_value`",
     ),
     replace(

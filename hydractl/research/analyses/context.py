@@ -23,7 +23,7 @@ from hydractl.fusion.inference import collected, responses
 from hydractl.fusion.prompts import prompts_of
 from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.header import Fate, Kind, steps_to
-from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.compute import means, measure
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_scores import SCORES

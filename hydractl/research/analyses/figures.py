@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 
 from hydractl.manifest.report import Row
-from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.terms import ID_NAME
 from hydractl.reporting.chart import Axis, Chart, Figure, Series, series_style
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.head_maps import value_map

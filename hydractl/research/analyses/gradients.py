@@ -28,7 +28,7 @@ from hydractl.families.tower import Model
 from hydractl.fusion.plan import split_members
 from hydractl.manifest.head_mask import Mask
 from hydractl.manifest.header import Kind
-from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.terms import ID_NAME
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.progress import SILENT
 from hydractl.research.analyses.context import (

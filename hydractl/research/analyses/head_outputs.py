@@ -18,7 +18,7 @@ from hydractl.families.stream import Stream
 from hydractl.families.tower import Towers
 from hydractl.heads.masks import removal_order
 from hydractl.manifest.head_mask import HeadId, HeadName, HeadScores
-from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.feature_scores import whitening
 from hydractl.model_inputs import Inputs, batch_of, repeat_batch
 from hydractl.research.analyses.context import AnalysisContext, ModelOfRow

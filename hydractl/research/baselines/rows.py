@@ -15,12 +15,11 @@ from hydractl.data.datasets import Items
 from hydractl.data.encode import Reading, encoded
 from hydractl.families.load import OpenModel, build_checked
 from hydractl.families.tower import OutputHead, Towers
-from hydractl.fusion.build import hydra_from_state
+from hydractl.fusion.build import hollow, hydra_from_state
 from hydractl.fusion.prompts import Classes
-from hydractl.fusion.streaming import hollow
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Kind
-from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.terms import ID_NAME
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.progress import Progress
 from hydractl.research.baselines.options import DATA, VAL, BaselineOptions, DerivedModels

@@ -18,7 +18,7 @@ from hydractl.data.words import WordSet
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.document import Value
 from hydractl.manifest.header import Tokenization
-from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.compute import (
     Estimates,
     Selection,

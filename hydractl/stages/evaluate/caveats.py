@@ -15,7 +15,7 @@ from hydractl.families.load import OpenModel
 from hydractl.manifest.document import union, unpack
 from hydractl.manifest.header import Step, steps_to
 from hydractl.manifest.report import Row, scaled_alike
-from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.terms import ID_NAME
 from hydractl.messages import counted, listed
 from hydractl.metrics.classification import CALIBRATED
 from hydractl.metrics.conformal import fewest_samples

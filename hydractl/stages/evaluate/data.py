@@ -20,7 +20,7 @@ from hydractl.errors import DataError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.prompts import Classes
 from hydractl.manifest.document import Fingerprint
-from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress

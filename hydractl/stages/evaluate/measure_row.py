@@ -17,13 +17,12 @@ from hydractl.families.load import OpenModel, fingerprint_of
 from hydractl.fusion.build import load_any
 from hydractl.fusion.feature_ood import Predictor, Scores, default_score
 from hydractl.fusion.prompts import Classes, settle
-from hydractl.manifest.answers import ByClass, Examples
 from hydractl.manifest.document import Value
-from hydractl.manifest.guarantees import SetNumbers
+from hydractl.manifest.guarantees import ByClass, Examples, SetNumbers
 from hydractl.manifest.header import Header
 from hydractl.manifest.report import Origin, Row, StoredScores
-from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.temperature import Temperature
+from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.compute import RowNumbers, Selection, answered, means, measure, measure_all
 from hydractl.metrics.curves import by_class, curves_of
 from hydractl.metrics.metric_spec import MetricNeeds

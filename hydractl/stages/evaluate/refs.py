@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple, Self
 from hydractl.data.names import continues, split_keys
 from hydractl.data.reference import DataRef, SourceKind
 from hydractl.errors import UsageError
-from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.terms import ID_NAME
 from hydractl.messages import quoted
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.model_source import named, split_options, unclosed

@@ -15,7 +15,7 @@ from hydractl.errors import CheckFailed
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.report import Report
-from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.metric_spec import WHERE_PRESENT, MetricNeeds
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES, definition_of
 from hydractl.metrics.per_sample import StoredPredictions, at_once

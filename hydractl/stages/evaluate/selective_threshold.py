@@ -18,8 +18,8 @@ from hydractl.fusion.prompts import Classes
 from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import FittedScores, Header, samples_of
 from hydractl.manifest.report import Row
-from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.temperature import Temperature
+from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.compute import scored
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
 from hydractl.metrics.per_sample import StoredPredictions, at_once, mean_probabilities

@@ -34,7 +34,7 @@ from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Header, Preprocess, Tokenization
 from hydractl.manifest.report import Report, Row
-from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.terms import ID_NAME
 from hydractl.manifest.tokenizers import is_python_tokenizer, parts_of
 from hydractl.metrics.compute import Selection, means, measure_all
 from hydractl.metrics.ood_scores import MSP, means_the_same

@@ -17,9 +17,8 @@ from hydractl.errors import EDITED, CheckFailed, CheckpointError, UsageError
 from hydractl.families.load import OpenModel, check_tensors, open_model
 from hydractl.families.registry import architecture_differences, expected_specs
 from hydractl.families.tower import TOLERANCE, largest_difference, probe_inputs
-from hydractl.fusion.plan import Fusion
-from hydractl.fusion.slicing import unpruned_shape
-from hydractl.fusion.streaming import hydra_logits, member_logits
+from hydractl.fusion.build import hydra_logits, member_logits
+from hydractl.fusion.plan import Fusion, unpruned_shape
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.header import Fate, Header, Kind
 from hydractl.manifest.temperature import Temperature, TemperatureFields

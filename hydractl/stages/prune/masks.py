@@ -14,7 +14,7 @@ import torch
 from hydractl.errors import ManifestError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.families.timm.models import untagged
-from hydractl.fusion.slicing import prune_tensor, zero_dropped
+from hydractl.fusion.plan import prune_tensor, zero_dropped
 from hydractl.heads.budget import HeadBudget, total_heads
 from hydractl.heads.masks import (
     Sampling,

@@ -12,8 +12,8 @@ from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.load import OpenModel, build_checked, check_tensors, open_model
 from hydractl.families.registry import expected_specs
 from hydractl.families.tower import TOLERANCE, Model, blank_inputs, largest_difference, probe_inputs
-from hydractl.fusion.slicing import pruned_spec
-from hydractl.fusion.streaming import hollow, streamed_logits
+from hydractl.fusion.build import hollow, streamed_logits
+from hydractl.fusion.plan import pruned_spec
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept
 from hydractl.hub.model_outputs import publish_models

@@ -21,7 +21,7 @@ from hydractl.manifest.document import Document, OptionValue
 from hydractl.manifest.head_mask import HeadMask, HeadScores, Mask
 from hydractl.manifest.header import InputFile, SampledFile, Sidecar, Step
 from hydractl.manifest.report import DOCUMENTS, Report
-from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.terms import ID_NAME
 from hydractl.messages import quoted
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.model_source import WEIGHTS

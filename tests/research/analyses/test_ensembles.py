@@ -11,7 +11,7 @@ from scipy.stats import entropy
 
 from hydractl.data.batches import Batch
 from hydractl.fusion import inference
-from hydractl.manifest.shift_groups import ID_NAME
+from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics import per_sample
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import SILENT

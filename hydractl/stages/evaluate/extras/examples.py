@@ -18,7 +18,7 @@ from hydractl.data.datasets import ImageSet, Items, TextSet
 from hydractl.data.encode import of_kind
 from hydractl.data.preprocess import to_channels
 from hydractl.errors import shortened
-from hydractl.manifest.answers import MOST_LETTERS, Example, Examples
+from hydractl.manifest.guarantees import MOST_LETTERS, Example, Examples
 from hydractl.metrics.compute import scored
 from hydractl.metrics.per_sample import StoredPredictions, at_once
 

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from hydractl.manifest.answers import ClassHits
 from hydractl.manifest.document import Fingerprint, Value
-from hydractl.manifest.guarantees import PredictionSets, SetNumbers
+from hydractl.manifest.guarantees import ClassHits, PredictionSets, SetNumbers
 from hydractl.manifest.terms import MOST_CLASSES
 from hydractl.metrics.conformal import binomial_interval, class_sets, fit_thresholds, nonconformity
 from hydractl.metrics.metric_spec import MetricNeeds

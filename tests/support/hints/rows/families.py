@@ -296,14 +296,14 @@ ROWS = (
         mend=partial(edit, "bert/config.json", id2label={"0": "a", "1": "b"}),
     ),
     Row(
-        f"{HF}/hf_models.py",
+        f"{HF}/models.py",
         "config.json may belong to another model",
         PREDICT_WORDS,
         "predict multi texts.jsonl",
         prepare=partial(rewrite, "bert/model.safetensors", _without_layer),
     ),
     Row(
-        f"{HF}/hf_models.py",
+        f"{HF}/models.py",
         "merge adapters into the weights first (`merge_and_unload()`), or check the architecture",
         PREDICT_WORDS,
         "predict multi texts.jsonl",

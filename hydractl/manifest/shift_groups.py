@@ -1,3 +1,0 @@
-"""Name of the ID set in reports. Importing it loads no pydantic."""
-
-ID_NAME = "id"
