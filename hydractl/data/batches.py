@@ -203,11 +203,12 @@ def _read(
     """
     inputs, bad = list[Tensor](), dict[int, str]()
     if dataset.fast and isinstance(transform, EvalTransform):
-        transform = transform.quickly()
+        transform = replace(transform, steps=transform.quick)
+    least = transform.least if dataset.fast and isinstance(transform, EvalTransform | PerItem) else None
     for index, number in zip(indices, numbers, strict=True):
         where = ""
         try:
-            with at_least(_least(dataset, transform)):
+            with at_least(least):
                 image = dataset.image(index)
             where = f"{dataset.name}: {dataset.key(index)}: "
             inputs.append(_transformed(transform, image, number))
@@ -221,10 +222,6 @@ def _read(
 
 def _transformed(transform: Transform, image: Image.Image, number: int) -> Tensor:
     return transform(image, number) if isinstance(transform, PerItem) else transform(image)
-
-
-def _least(dataset: ImageSet, transform: Transform) -> int | None:
-    return transform.least if dataset.fast and isinstance(transform, EvalTransform | PerItem) else None
 
 
 def _read_apart(transform: bytes, images: ImageSet, numbers: Sequence[int]) -> DecodedPart:

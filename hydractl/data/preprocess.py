@@ -165,7 +165,8 @@ class Middle:
             return image.resize(
                 (across.cropped, down.cropped), self.resample, box=(left, above, right, below)
             )
-        if _columns_first(across, down):
+        # from release 13 on, Pillow resizes columns before rows if an image becomes lower rather than narrower
+        if down.source - down.resized > max(0, 2 * (across.source - across.resized)):
             whole = image.resize((across.resized, down.resized), self.resample)
             return whole.crop(_box(across.kept_pixels, down.kept_pixels))
         begin, end = down.read if down.is_exact else (0, down.source)
@@ -246,12 +247,6 @@ class CropBefore:
         return image.crop((left, above, left + width, above + height))
 
 
-def _columns_first(across: _ResizedSide, down: _ResizedSide) -> bool:
-    """Return whether Pillow resizes columns before rows: from release 13 on, of images that become lower rather than narrower."""
-    lower, narrower = down.source - down.resized, across.source - across.resized
-    return lower > max(0, 2 * narrower)
-
-
 def _box(across: tuple[T, T], down: tuple[T, T]) -> tuple[T, T, T, T]:
     (left, right), (above, below) = across, down
     return left, above, right, below
@@ -321,10 +316,6 @@ class EvalTransform:
     def __call__(self, image: Image.Image) -> Tensor:
         """Return the input, float32 of shape (C, H, W)."""
         return self.finish(run_steps(self.steps, self.convert(image)))
-
-    def quickly(self) -> EvalTransform:
-        """Return what does it in the quick way."""
-        return replace(self, steps=self.quick)
 
 
 def eval_transform(preprocessing: Preprocess) -> EvalTransform:
@@ -464,8 +455,7 @@ def train_transform(preprocessing: Preprocess, augment: tuple[str, ...]) -> Trai
 
 def sample_seed(*parts: int) -> int:
     """Return a seed in 0..2**63-1 that mixes whole numbers; near ones give unrelated seeds."""
-    digest = hashlib.sha256("/".join(str(part) for part in parts).encode()).digest()
-    return int.from_bytes(digest[:8]) >> 1
+    return int.from_bytes(hashlib.sha256("/".join(str(part) for part in parts).encode()).digest()[:8]) >> 1
 
 
 class _Drawing(TorchFunctionMode):

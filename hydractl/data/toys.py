@@ -66,14 +66,11 @@ def open_digits(ref: DataRef) -> ImageSet:
         DataError: If the split is not one of train, val and test.
     """
     pixels, labels = _digits()
-    if ref.split is None:
-        chosen: Sequence[int] = range(len(labels))
-    elif ref.split in SPLITS:
-        chosen = stratified_split(labels)[SPLITS.index(ref.split)]
-    else:
+    if ref.split not in {None, *SPLITS}:
         raise DataError(
             f"`digits` has no split `{ref.split}`", hint=f"choose one of {', '.join(SPLITS)}, or none for all"
         )
+    chosen = stratified_split(labels)[SPLITS.index(ref.split)] if ref.split else range(len(labels))
     return ImageSet(
         store=PixelStore(pixels),
         places=chosen,
@@ -126,8 +123,11 @@ def open_photos(ref: DataRef) -> ImageSet:
 
 def open_noise(ref: DataRef) -> ImageSet:
     """Return uniform noise, mode `L`."""
-    store = NoiseStore(size=ref.size or DEFAULT_SIZE, seed=ref.seed or 0)
-    return ImageSet(store=store, places=range(ref.limit or DEFAULT_LIMIT), name="noise")
+    return ImageSet(
+        store=NoiseStore(size=ref.size or DEFAULT_SIZE, seed=ref.seed or 0),
+        places=range(ref.limit or DEFAULT_LIMIT),
+        name="noise",
+    )
 
 
 def spread(total: int, count: int) -> list[int]:

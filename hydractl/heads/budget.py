@@ -174,7 +174,7 @@ def concave_majorant(values: Sequence[float]) -> list[float]:
     majorant = [float(values[0])]
     for (left, low), (right, high) in pairwise(corners):
         steps = right - left
-        majorant += [low + (high - low) * (i / steps) for i in range(1, steps)] + [float(high)]
+        majorant += [*(low + (high - low) * (i / steps) for i in range(1, steps)), float(high)]
     return majorant
 
 

@@ -143,7 +143,14 @@ class Share:
 
 
 class Engine:
-    """One process's view of all that train together."""
+    """One process's view of all that train together.
+
+    Attributes:
+        device: The device of this process.
+        rank: The number of this process, from 0.
+        world: The number of processes.
+        shards: Whether models lie in parts.
+    """
 
     def __init__(self, accelerator: Any, *, shards: bool = False) -> None:  # noqa: ANN401 - accelerate is untyped
         """Take part.
@@ -154,21 +161,9 @@ class Engine:
         """
         self._accelerator = accelerator
         self.shards = shards
-
-    @property
-    def device(self) -> torch.device:
-        """Where this process computes."""
-        return cast("torch.device", self._accelerator.device)
-
-    @property
-    def rank(self) -> int:
-        """This process's number, from 0."""
-        return int(self._accelerator.process_index)
-
-    @property
-    def world(self) -> int:
-        """How many processes train together."""
-        return int(self._accelerator.num_processes)
+        self.device: torch.device = accelerator.device
+        self.rank = int(accelerator.process_index)
+        self.world = int(accelerator.num_processes)
 
     @property
     def leads(self) -> bool:
@@ -352,11 +347,12 @@ def start_engine(device: str, *, precision: str, shards: bool = False) -> Iterat
             world_size=world,
             timeout=timedelta(seconds=PATIENCE_S),  # processes wait while one writes
         )
-    mixed = "bf16" if precision == "bf16" else "no"
     on_one = torch.cuda.device(chosen) if ":" in device else contextlib.nullcontext()
     # variables of a launcher or a shell would divide losses, compile, cast, or change the device
     with voice, on_one, without_variables():
-        accelerator = Accelerator(cpu=chosen.type == "cpu", mixed_precision=mixed)
+        accelerator = Accelerator(
+            cpu=chosen.type == "cpu", mixed_precision="bf16" if precision == "bf16" else "no"
+        )
         try:
             yield Engine(accelerator, shards=shards)
         finally:

@@ -178,8 +178,7 @@ def open_source(items: Items, how: Reading, *, augment: tuple[str, ...], seed: i
     """
     check_augment(how, augment)
     if isinstance(how, Tokenization):
-        texts = of_kind(items, TextSet)
-        return TextSource(tokens=tokens_of(texts, how))
+        return TextSource(tokens=tokens_of(of_kind(items, TextSet), how))
     return ImageSource.open(of_kind(items, ImageSet), how, augment=augment, seed=seed)
 
 
@@ -191,9 +190,8 @@ class TextSource(InputSource):
 
     @override
     def steps(self, plan: Sequence[Planned], *, epoch: int) -> Iterator[list[Inputs]]:
-        lengths = self.tokens.lengths
         for step in plan:
-            longest = int(lengths[step.batch].max())
+            longest = int(self.tokens.lengths[step.batch].max())
             yield [self.tokens.batch(piece, length=longest) for piece in step.pieces]
 
 
@@ -224,14 +222,20 @@ class ImageSource(InputSource):
         Raises:
             DataError: If an image is missing or corrupt.
         """
-        fits = 4 * prod(preprocessing.input_size) * len(dataset) <= CACHE_BYTES
-        cacheable = fits and TENSOR_AUGMENTATIONS.issuperset(augment)
+        cacheable = 4 * prod(preprocessing.input_size) * len(
+            dataset
+        ) <= CACHE_BYTES and TENSOR_AUGMENTATIONS.issuperset(augment)
         return cls(
             dataset=dataset,
             preprocessing=preprocessing,
             augment=augment,
             seed=seed,
-            cached_inputs=_decoded(dataset, preprocessing) if cacheable else None,
+            # all images as the model's evaluation reads them
+            cached_inputs=torch.cat(
+                [batch.inputs for batch in batches(dataset, eval_transform(preprocessing), batch_size=_CHUNK)]
+            )
+            if cacheable
+            else None,
         )
 
     @override
@@ -263,13 +267,6 @@ class ImageSource(InputSource):
             waiting = waiting[size:]
 
 
-def _decoded(dataset: ImageSet, preprocessing: Preprocess) -> torch.Tensor:
-    """Return all images as the model's evaluation wants them, (N, C, H, W)."""
-    return torch.cat(
-        [batch.inputs for batch in batches(dataset, eval_transform(preprocessing), batch_size=_CHUNK)]
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochDraws:
     """What befalls each sample of a data set in one epoch; row i hangs on (seed, epoch, i) and the set's size.
@@ -291,13 +288,12 @@ class EpochDraws:
         """Draw for `count` samples."""
         generator = torch.Generator().manual_seed(sample_seed(_AUGMENTATION_STREAM, seed, epoch))
         flip, move, down, right = torch.rand(4, count, generator=generator)
-        height, width = preprocessing.input_size[1:]
-        moves = move < SHIFT_PROBABILITY
+        _, height, width = preprocessing.input_size
         mean, std = torch.tensor(preprocessing.mean), torch.tensor(preprocessing.std)
         return cls(
             flip=flip < 0.5,
-            down=_pixels(down, height) * moves,
-            right=_pixels(right, width) * moves,
+            down=_pixels(down, height) * (move < SHIFT_PROBABILITY),
+            right=_pixels(right, width) * (move < SHIFT_PROBABILITY),
             black=((0 - mean) / std)[:, None, None],
         )
 

@@ -590,15 +590,9 @@ def recipe_of(name: str | None, overrides: Mapping[str, object]) -> Recipe:
         # a rate and a decay are meant for one optimiser
         base = {k: v for k, v in base.items() if k not in {"lr", "weight_decay"}}
     recipe = replace(Recipe(), **{"lr": (), "weight_decay": None, "epochs": None, **base, **stated})
-    _refuse_idle(recipe, stated)
-    return recipe
-
-
-def _refuse_idle(recipe: Recipe, stated: Mapping[str, object]) -> None:
-    """Refuse options that were given and that another one makes idle."""
-    for name, constraint in recipe.idle().items():
-        if name in stated:
-            raise constraint.refusal(recipe, name, "only_with")
+    for key, constraint in recipe.idle().items():
+        if key in stated:
+            raise constraint.refusal(recipe, key, "only_with")
     if stated.get("keep_best") is False and recipe.early_stop is not None:
         raise UsageError(
             "`--keep-last` and `--early-stop` exclude each other: stopping early keeps the best weights",
@@ -611,3 +605,4 @@ def _refuse_idle(recipe: Recipe, stated: Mapping[str, object]) -> None:
             f"{getattr(recipe, blocks)}`, which freezes the embedding",
             hint="leave out `embed` from `--train`",
         )
+    return recipe

@@ -150,7 +150,7 @@ def _read_csv(path: Path) -> Rows:
         if len(cells) != len(head):
             raise DataError(
                 f"{path}: line {line} has {len(cells)} cells under {len(head)} columns",
-                hint=f'put a cell that contains {_named(delimiter)} in quotes: `"..."`',
+                hint=f'put a cell that contains {f"`{delimiter}`" if delimiter.strip() else "a tab"} in quotes: `"..."`',
             )
         if delimiter == "\t" and any("\t" in cell and "\n" in cell for cell in cells):
             # files of tabs are often written without quoting, where a text that begins with a quote would swallow rows
@@ -186,16 +186,17 @@ def _delimiter(text: str) -> str:
     return max(_DELIMITERS, key=fit)
 
 
-def _named(delimiter: str) -> str:
-    return "a tab" if delimiter == "\t" else f"`{delimiter}`"
-
-
 def _read_json(path: Path, content: Content) -> Rows:
     """Return the objects of an array, or those that stand one a line."""
     text = read_text(path)
     rows: Rows = []
-    read = _array if text.lstrip().startswith("[") else _lines
-    for place, row in read(path, text, content):
+    if text.lstrip().startswith("["):
+        array = enumerate(_parsed(path, text, content))
+        values = ((f"row {number} of the array", row) for number, row in array)
+    else:
+        lines = ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
+        values = ((f"line {n}", _parsed(path, line, content, line=n)) for n, line in lines)
+    for place, row in values:
         if not isinstance(row, dict):
             raise DataError(f"{path}: {place} is not a JSON object")
         if rows and row.keys() != rows[0].keys():
@@ -205,30 +206,16 @@ def _read_json(path: Path, content: Content) -> Rows:
     return rows
 
 
-def _array(path: Path, text: str, content: Content) -> Iterator[tuple[str, object]]:
+def _parsed(path: Path, text: str, content: Content, *, line: int = 0) -> Any:  # noqa: ANN401 - JSON may be anything
+    """Return the value of a file, or of its line `line`."""
     try:
-        rows = parse(text)
+        return parse(text)
     except NotJSONError as error:
-        line, column = (f"line {error.line} ", f" at column {error.column}") if error.line else ("", "")
+        place = f"line {line or error.line} " if line or error.line else ""
+        column = f" at column {error.column}" if error.column else ""
         raise DataError(
-            f"{path}: {line}is not JSON: {error.words}{column}",
-            hint=_FORM.format(_EXAMPLES[content]),
+            f"{path}: {place}is not JSON: {error.words}{column}", hint=_FORM.format(_EXAMPLES[content])
         ) from error
-    yield from ((f"row {number} of the array", row) for number, row in enumerate(rows))
-
-
-def _lines(path: Path, text: str, content: Content) -> Iterator[tuple[str, object]]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            yield f"line {number}", parse(line)
-        except NotJSONError as error:
-            column = f" at column {error.column}" if error.column else ""
-            raise DataError(
-                f"{path}: line {number} is not JSON: {error.words}{column}",
-                hint=_FORM.format(_EXAMPLES[content]),
-            ) from error
 
 
 def _rename_hint(path: Path) -> str:

@@ -25,8 +25,7 @@ from hydractl.research.scores.options import GateSettings
 from hydractl.scoring.attention_hooks import Gated
 from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.training.accelerator import Share, start_engine
-from hydractl.training.evaluate import metrics_of, tally
-from hydractl.training.loop import Trained, train
+from hydractl.training.loop import Trained, metrics_of, tally, train
 from hydractl.training.recipe import Recipe
 from hydractl.training.resume import Metrics, Snapshot, StateFolder
 from hydractl.training.trainer import Job, copy_weights

@@ -105,9 +105,7 @@ class Exact:
 
 def best_of(values: Mapping[HeadId, float]) -> tuple[HeadId, float]:
     """Return the first of the heads of the highest value, and that value."""
-    heads = list(values)
-    best = heads[first_best(list(values.values()))]
-    return best, values[best]
+    return max(values.items(), key=lambda pair: pair[1])
 
 
 SPENT = "spent"
@@ -181,7 +179,7 @@ class Lazy(Exact):
             evaluated = self._search(circuit_traits, heads, step)
         else:
             evaluated = self._evaluate(heads)
-            self.doubt = DeviationBound.of([value for value, _ in evaluated.values()])
+            self.doubt = DeviationBound(pstdev(value for value, _ in evaluated.values()))
         self.since |= dict.fromkeys(evaluated, step)
         self.effects |= {head: traits.difference(circuit_traits) for head, (_, traits) in evaluated.items()}
         best, value = best_of({head: evaluated[head][0] for head in heads if head in evaluated})
@@ -321,17 +319,12 @@ class DeviationBound:
     """The errors of expected values so far.
 
     Attributes:
-        spread: How much heads differ in value, the scale of all of it.
+        spread: How much heads differ in value, the scale of all of it: the standard deviation of new values.
     """
 
     spread: float
     _error_counts: dict[tuple[str, int], tuple[float, int]] = field(default_factory=dict)
     """By tower and layer: the sum of squared errors a step, and how many there are."""
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> DeviationBound:
-        """Return that of heads whose values have all been seen just now."""
-        return cls(pstdev(values))
 
     def learn(self, head: HeadId, steps: int, error: float) -> None:
         """Take note of how far off a head's expected value was, so many steps after the head was seen last."""

@@ -339,8 +339,7 @@ def _join(run: Callable[..., torch.Tensor], block: Block, stream: Stream, y: tor
     # what counts memory must see what is made
     if y.shape[:-1].numel() == 1 or _get_current_dispatch_mode() is not None:
         return type(block).join(block, stream, y)
-    tokens = run(block, _in_one_row(stream.tokens), _in_one_row(y))
-    return stream.with_tokens(tokens.view(y.shape))
+    return stream.with_tokens(run(block, _in_one_row(stream.tokens), _in_one_row(y)).view(y.shape))
 
 
 def _in_one_row(x: torch.Tensor) -> torch.Tensor:

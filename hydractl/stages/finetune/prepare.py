@@ -16,7 +16,7 @@ from hydractl.data.labels import (
     match_classes,
     model_labels,
 )
-from hydractl.data.names import folded
+from hydractl.data.reference import folded
 from hydractl.data.words import by_word, check_answerable
 from hydractl.errors import DataError, UsageError
 from hydractl.families.base import Family
