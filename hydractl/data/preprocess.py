@@ -71,12 +71,9 @@ def resizing(preprocessing: Preprocess) -> Steps:
         ).transforms
     )
     steps = steps[:-2]  # what follows is normalised, to the bit as `Normalised` does in half the time
-    size = preprocessing.input_size[1:]
-    first = steps[0]
-    squashed = isinstance(first, Resize) and not isinstance(
-        first.size, int
-    )  # to one size, whose margins are known
-    odd = not squashed or any(
+    first, size = steps[0], preprocessing.input_size[1:]
+    # a resize to one size has known margins
+    odd = not (isinstance(first, Resize) and not isinstance(first.size, int)) or any(
         (resized_side - crop_side) % 2 for resized_side, crop_side in zip(first.size, size, strict=True)
     )
     before = preprocessing.crop_offset == "before" and odd
@@ -86,14 +83,15 @@ def resizing(preprocessing: Preprocess) -> Steps:
         and isinstance(first.size, int)
         and first.size >= max(size)
     ):
-        resample = str_to_pil_interp(preprocessing.interpolation)
-        return (Middle(side=first.size, size=size, before=before, resample=resample),)
+        return (
+            Middle(
+                side=first.size,
+                size=size,
+                before=before,
+                resample=str_to_pil_interp(preprocessing.interpolation),
+            ),
+        )
     return tuple(CropBefore(size) if before and isinstance(step, CenterCrop) else step for step in steps)
-
-
-def rounded(steps: Steps) -> Steps:
-    """Return steps that do the same but for rounding, in less time; these themselves where there are none."""
-    return tuple(replace(step, exact=False) if isinstance(step, Middle) else step for step in steps)
 
 
 class _ResizedSide(NamedTuple):
@@ -179,8 +177,9 @@ class Middle:
             columns = columns.crop(_box(across.kept_pixels, rows))
         if down.is_exact:
             above, below = (place - begin for place in down.ends)
-            box = _box((0, across.cropped), (above, below))
-            return columns.resize((across.cropped, down.cropped), self.resample, box=box)
+            return columns.resize(
+                (across.cropped, down.cropped), self.resample, box=_box((0, across.cropped), (above, below))
+            )
         resized = columns.resize((across.cropped, down.resized), self.resample)
         return resized.crop(_box((0, across.cropped), down.kept_pixels))
 
@@ -330,7 +329,7 @@ def eval_transform(preprocessing: Preprocess) -> EvalTransform:
         ),
         least=_least(preprocessing),
         steps=steps,
-        quick=rounded(steps),
+        quick=tuple(replace(step, exact=False) if isinstance(step, Middle) else step for step in steps),
         finish=Normalised.of(preprocessing),
     )
 

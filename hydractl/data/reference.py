@@ -169,7 +169,13 @@ class DataRef:
     max_item: int | None = None
 
     def __post_init__(self) -> None:
-        self._check_source()
+        if not self.source:
+            raise UsageError("the data reference has no source", hint=SOURCES_HINT)
+        if self.source.startswith(HUB_PREFIX) and not _HUB.fullmatch(self.source):
+            raise UsageError(
+                f"`{self.source}`: expected `hf:org/name` or `hf:org/name@revision`",
+                hint="for example `hf:ylecun/mnist`",
+            )
         allowed = KEYS[self.kind]
         for key, value in self._options().items():
             if key not in allowed:
@@ -294,15 +300,6 @@ class DataRef:
     def _options(self) -> dict[str, object]:
         return {key: value for key in OPTION_KEYS if (value := getattr(self, _field(key))) is not None}
 
-    def _check_source(self) -> None:
-        if not self.source:
-            raise UsageError("the data reference has no source", hint=SOURCES_HINT)
-        if self.source.startswith(HUB_PREFIX) and not _HUB.fullmatch(self.source):
-            raise UsageError(
-                f"`{self.source}`: expected `hf:org/name` or `hf:org/name@revision`",
-                hint="for example `hf:ylecun/mnist`",
-            )
-
 
 def check_seekable(path: Path) -> None:
     """Check that data can be read by position.
@@ -409,7 +406,7 @@ def _check_value(key: str, value: Any) -> None:  # noqa: ANN401 - of a program, 
             raise UsageError(f"`{key}={value}`: must be at least {least}")
         return
     if key == MAP:
-        check_pairs(value)
+        _check_pairs(value)
         return
     if key == "part":
         _part(value)
@@ -523,16 +520,11 @@ def write_name(name: str) -> str:
     return name if _NEEDS_NO_QUOTES.fullmatch(name) else '"{}"'.format(name.replace('"', '""'))
 
 
-def check_pairs(pairs: Sequence[tuple[str, str]]) -> None:
-    """Refuse pairs of which a name is empty, or that rename a class twice.
-
-    Raises:
-        UsageError: If it is so.
-    """
+def _check_pairs(pairs: Sequence[tuple[str, str]]) -> None:
+    """Refuse pairs with an empty name, and pairs that rename a class twice."""
     if not pairs or not all(map(all, pairs)):
         raise UsageError(f"the key `{MAP}` has an empty name", hint=f"write `{MAP}=OLD:NEW`, or leave it out")
-    twice = first_twice(old for old, _ in pairs)
-    if twice is not None:
+    if (twice := first_twice(old for old, _ in pairs)) is not None:
         raise UsageError(f"`{MAP}={write_pairs(pairs)}`: renames the class `{twice}` twice")
 
 

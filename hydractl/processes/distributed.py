@@ -259,7 +259,17 @@ class ProcessGroup:
         from safetensors.torch import load, save  # noqa: PLC0415 - as above
 
         if self.rank == sender:
-            packed = b"" if mine is None else save(_named(mine))
+            # names sort as the tensors are ordered, and hold the kind of device of each tensor
+            packed = (
+                b""
+                if mine is None
+                else save(
+                    {
+                        f"{i:09d} {tensor.device.type}": tensor.detach().cpu().contiguous().clone()
+                        for i, tensor in enumerate(mine)
+                    }
+                )
+            )
             size = torch.tensor([-1 if mine is None else len(packed)])
         else:
             packed, size = b"", torch.zeros(1, dtype=torch.int64)
@@ -283,14 +293,6 @@ def _broadcast(group: Any, tensor: torch.Tensor, sender: int) -> None:  # noqa: 
         group.broadcast(tensor, sender).wait()
     except RuntimeError as error:  # gloo has no class of its own for a connection that was closed
         raise Interrupted(PROCESS_ENDED, hint=HINT) from error
-
-
-def _named(tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return tensors under names that sort as they stand and say on what kind of device they lie."""
-    return {
-        f"{i:09d} {tensor.device.type}": tensor.detach().cpu().contiguous().clone()
-        for i, tensor in enumerate(tensors)
-    }
 
 
 class _Voice(NamedTuple):

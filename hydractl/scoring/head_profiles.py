@@ -140,8 +140,7 @@ def signatures(model: Model, tower: str, inputs: Inputs, *, size: int) -> torch.
     lengths = text_lengths(tower_inputs)
     layer_signatures: list[torch.Tensor] = []
 
-    def watched(name: str, layer: int, attention: Attention) -> Attention:
-        del name, layer
+    def watched(_name: str, _layer: int, attention: Attention) -> Attention:
         return AttentionTap(
             attention, lambda weights, _: layer_signatures.append(signature(weights, lengths, size=size))
         )

@@ -74,14 +74,6 @@ def shard(model: nn.Module, device: torch.device, world: int) -> None:
     fully_shard(model, mesh=mesh)
 
 
-def exchange(model: nn.Module, *, sync: bool) -> None:
-    """Say whether the next backward pass exchanges gradients, or keeps them for one that does."""
-    from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 - as above
-
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(sync)
-
-
 def part_again(model: nn.Module) -> None:
     """Drop what a forward pass without a backward pass has left whole."""
     from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 - as above
@@ -215,8 +207,8 @@ class Engine:
 
     def backward(self, loss: torch.Tensor, model: nn.Module, *, sync: bool) -> None:
         """Add the gradients of `loss`, exchanging them between processes only with `sync`."""
-        if self.shards:
-            exchange(model, sync=sync)
+        if self.shards:  # without `sync`, this backward pass keeps its gradients for one that exchanges them
+            cast("Any", model).set_requires_gradient_sync(sync)
         with contextlib.nullcontext() if sync or self.shards else self._accelerator.no_sync(model):
             self._accelerator.backward(loss)
         if not self.shards:  # those of parts lie side by side in one storage

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod, sqrt
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -126,8 +126,7 @@ class Mixing:
 def rows_read(total: int, cut: Iterable[tuple[int, int, float]]) -> torch.Tensor:
     """Return which rows (R,) of a batch of `total`, rising, pieces need that go from one row to another: theirs and partners."""
     rows = torch.cat([torch.arange(first, last) for first, last, _ in cut])
-    with_partners: torch.Tensor = torch.cat([rows, total - 1 - rows]).unique()
-    return with_partners
+    return cast("torch.Tensor", torch.cat([rows, total - 1 - rows]).unique())
 
 
 def _span(draws: np.random.Generator, side: int, length: int) -> slice:
@@ -156,9 +155,8 @@ class InputSource(Protocol):
         """Yield the inputs of each step's pieces; they hang on the items, the epoch and the step's batch alone."""
         ...
 
-    def reseeded(self, seed: int) -> InputSource:
+    def reseeded(self, seed: int) -> InputSource:  # noqa: ARG002 - sources without random numbers ignore it
         """Return the same items with the augmentation of another seed; itself where nothing is random."""
-        del seed
         return self
 
 
@@ -286,8 +284,9 @@ class EpochDraws:
     @classmethod
     def of(cls, count: int, preprocessing: Preprocess, *, seed: int, epoch: int) -> EpochDraws:
         """Draw for `count` samples."""
-        generator = torch.Generator().manual_seed(sample_seed(_AUGMENTATION_STREAM, seed, epoch))
-        flip, move, down, right = torch.rand(4, count, generator=generator)
+        flip, move, down, right = torch.rand(
+            4, count, generator=torch.Generator().manual_seed(sample_seed(_AUGMENTATION_STREAM, seed, epoch))
+        )
         _, height, width = preprocessing.input_size
         mean, std = torch.tensor(preprocessing.mean), torch.tensor(preprocessing.std)
         return cls(

@@ -128,13 +128,9 @@ class _Saver:
         """Save if it is time; the last step's result is as good as saved once it is published."""
         if self.folder is None:
             return
-        step, since = run.position.step, time.monotonic() - self.at
-        if self.job.save_every is not None:
-            due = step % self.job.save_every == 0
-        else:
-            due = since >= (
-                EPOCH_SAVE_EVERY_S if (step % self.job.feed.steps_per_epoch == 0) else SAVE_EVERY_S
-            )
+        step, every = run.position.step, self.job.save_every
+        wait = SAVE_EVERY_S if step % self.job.feed.steps_per_epoch else EPOCH_SAVE_EVERY_S
+        due = time.monotonic() - self.at >= wait if every is None else step % every == 0
         if self.engine.agree(due=due):
             self.save(run)
 

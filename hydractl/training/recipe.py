@@ -338,8 +338,9 @@ class Recipe:
         if len(set(self.lr)) != len(self.lr):
             raise UsageError("`--lr` repeats a learning rate")
         if not self.train:
-            choices = f"choose from {', '.join(PARTS)}"
-            raise UsageError("nothing would train: `--train` has no part", hint=choices)
+            raise UsageError(
+                "nothing would train: `--train` has no part", hint=f"choose from {', '.join(PARTS)}"
+            )
         if self.reset_head and "head" not in self.parts:
             raise UsageError(
                 "`--reset-head` sets the classifier to zero, and without training it nothing else can learn",

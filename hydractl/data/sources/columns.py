@@ -22,12 +22,12 @@ from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.tables import (
     AS_IS,
+    LIST_FORM,
     Cell,
     DataTable,
     FileSpan,
     ImageFiles,
     Read,
-    is_unreadable_list,
     list_in,
     separator_in,
     split_labels,
@@ -398,7 +398,11 @@ def label_of(cell: object, place: str) -> int | str:
         value = int(value) if value.lstrip("-").isdigit() else float(value)
     if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
         return int(value)
-    if value == "" or not isinstance(value, int | str) or is_unreadable_list(str(value)):
+    if (
+        value == ""
+        or not isinstance(value, int | str)
+        or (LIST_FORM.fullmatch(str(value)) and list_in(value) is None)
+    ):
         raise DataError(
             f"{place} has an invalid label: {cell!r:.80}",
             hint='labels must be names or integers; write lists in JSON, `["bad", "long"]`; for cells such as `bad|long` add `::label-separator=|` in quotes',

@@ -50,7 +50,7 @@ def score_circuit(job: ScoreJob, progress: Progress) -> Ranking:
                 search.remove(recorded[step].id)
                 continue
             search.remove(best)
-            removal = Removal(tower=best.tower, layer=best.layer, head=best.head, objective=value)
+            removal = Removal(**best._asdict(), objective=value)
             removals.append(removal)
             job.log.record(removal, search.memory())
         if recorded and len(recorded) >= job.budget:
@@ -73,9 +73,8 @@ class Exact:
         """Return after how many removals to go on, when so many of an interrupted run are known: all or fewer."""
         return recorded
 
-    def best(self, step: int) -> tuple[HeadId, float]:
+    def best(self, step: int) -> tuple[HeadId, float]:  # noqa: ARG002 - a lazy search needs it
         """Return the head to remove after `step` removals, and the objective without it."""
-        del step
         return best_of(self.circuit.candidate_values())
 
     def remove(self, head: HeadId) -> None:
@@ -96,7 +95,6 @@ class Exact:
         Raises:
             ManifestError: If it is not what such a search remembers.
         """
-        del memory
 
     def results(self) -> Mapping[str, OptionValue]:
         """Return what else a scores file says."""
@@ -476,8 +474,7 @@ class Swaps:
         self.circuit.change(swap)
         at = next(i for i, r in enumerate(self.removals) if r.id == swap.back)
         del self.removals[at]
-        head = swap.out
-        self.removals.append(Removal(tower=head.tower, layer=head.layer, head=head.head, objective=value))
+        self.removals.append(Removal(**swap.out._asdict(), objective=value))
         self.first = min(self.first, at)
         self.value, self.now = value, traits
         self.made += 1

@@ -10,8 +10,8 @@ import torch
 from hydractl.errors import ManifestError
 from hydractl.manifest.head_mask import HeadId, Removal
 from hydractl.progress import SILENT
-from hydractl.scoring.circuit import memory_budget as circuit_memory
 from hydractl.scoring.circuit import search
+from hydractl.scoring.circuit import tower as circuit_memory
 from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.search import DeviationBound, Lazy, Swap, Swaps, promise, score_circuit
 from hydractl.scoring.settings import CircuitSettings
