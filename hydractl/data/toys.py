@@ -101,8 +101,8 @@ def open_noise(ref: DataRef) -> ImageSet:
     def noise(index: int) -> Image.Image:
         # numpy promises that raw words stay the same over its versions, but not what `Generator` makes of them
         words = np.random.PCG64([ref.seed or 0, index]).random_raw(-(-(size**2) // 8))
-        values = np.asarray(words, dtype="<u8").view(np.uint8)[: size**2]
-        return Image.fromarray(values.reshape(size, size))
+        grey = np.asarray(words, dtype="<u8").view(np.uint8)[: size**2]
+        return Image.fromarray(grey.reshape(size, size))
 
     return ImageSet(store=DrawnStore(noise), places=range(ref.limit or DEFAULT_LIMIT), name="noise")
 

@@ -453,7 +453,7 @@ def _label_sets(cells: Sequence[list[Any]], names: Sequence[str] | None, where: 
     if not texts:
         raise DataError(f"{where}: every list of labels is empty")
     class_names, position, numbered = _classes(texts, names)
-    sets = tuple(tuple(sorted({position[str(value)] for value in row})) for row in lists)
+    sets = tuple(tuple(sorted({position[str(label)] for label in row})) for row in lists)
     return Labels(class_names, sets, numbered, MULTI_LABEL)
 
 

@@ -192,11 +192,11 @@ def _read_json(path: Path, content: Content) -> Rows:
     rows: Rows = []
     if text.lstrip().startswith("["):
         array = enumerate(_parsed(path, text, content))
-        values = ((f"row {number} of the array", row) for number, row in array)
+        placed_rows = ((f"row {number} of the array", row) for number, row in array)
     else:
         lines = ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
-        values = ((f"line {n}", _parsed(path, line, content, line=n)) for n, line in lines)
-    for place, row in values:
+        placed_rows = ((f"line {n}", _parsed(path, line, content, line=n)) for n, line in lines)
+    for place, row in placed_rows:
         if not isinstance(row, dict):
             raise DataError(f"{path}: {place} is not a JSON object")
         if rows and row.keys() != rows[0].keys():
