@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from PIL import Image
@@ -203,11 +203,12 @@ def _read(
     """
     inputs, bad = list[Tensor](), dict[int, str]()
     if dataset.fast and isinstance(transform, EvalTransform):
-        transform = transform.quickly()
+        transform = replace(transform, steps=transform.quick)
+    least = transform.least if dataset.fast and isinstance(transform, EvalTransform | PerItem) else None
     for index, number in zip(indices, numbers, strict=True):
         where = ""
         try:
-            with at_least(_least(dataset, transform)):
+            with at_least(least):
                 image = dataset.image(index)
             where = f"{dataset.name}: {dataset.key(index)}: "
             inputs.append(_transformed(transform, image, number))
@@ -221,10 +222,6 @@ def _read(
 
 def _transformed(transform: Transform, image: Image.Image, number: int) -> Tensor:
     return transform(image, number) if isinstance(transform, PerItem) else transform(image)
-
-
-def _least(dataset: ImageSet, transform: Transform) -> int | None:
-    return transform.least if dataset.fast and isinstance(transform, EvalTransform | PerItem) else None
 
 
 def _read_apart(transform: bytes, images: ImageSet, numbers: Sequence[int]) -> DecodedPart:
@@ -250,8 +247,7 @@ def _shared(inputs: list[Tensor]) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _unpickled(transform: bytes) -> Transform:
-    unpickled: Transform = pickle.loads(transform)  # noqa: S301 - what this program has sent itself
-    return unpickled
+    return cast("Transform", pickle.loads(transform))  # noqa: S301 - this program has pickled the transform itself
 
 
 def _parts(
@@ -305,8 +301,11 @@ def _parted(transform: Transform) -> tuple[Transform, Normalised | None]:
 def _joined(parts: Sequence[DecodedPart], count: int, finish: Normalised | None) -> Tensor:
     """Return the inputs of parts as one tensor, in memory that a GPU reads from at once if one is in use."""
     first = parts[0].inputs
-    dtype = first.dtype if finish is None else torch.float32
-    joined = torch.empty((count, *first.shape[1:]), dtype=dtype, pin_memory=torch.cuda.is_initialized())
+    joined = torch.empty(
+        (count, *first.shape[1:]),
+        dtype=first.dtype if finish is None else torch.float32,
+        pin_memory=torch.cuda.is_initialized(),
+    )
     if finish is None:
         return torch.cat([part.inputs for part in parts], out=joined)
     for part, out in zip(parts, joined.split([len(part.inputs) for part in parts]), strict=True):

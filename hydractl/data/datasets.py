@@ -6,7 +6,7 @@ import hashlib
 import json
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, TypeAlias, cast
@@ -182,15 +182,22 @@ class Items(ABC):
         if self.task.has_one_question:
             one_each = cast("tuple[int, ...]", self.labels)
             indices = [i for i, label in enumerate(one_each) if label in position]
-            labels = tuple(position[one_each[i]] for i in indices)
-            return replace(self.at(indices), class_names=class_names, labels=labels)
+            return replace(
+                self.at(indices),
+                class_names=class_names,
+                labels=tuple(position[one_each[i]] for i in indices),
+            )
         lists, is_selection = (
             cast("tuple[tuple[int, ...], ...]", self.labels),
             len(classes) < len(self.class_names),
         )
         if self.task.by_label:
-            chosen = tuple(tuple(sorted(position[i] for i in row if i in position)) for row in lists)
-            return replace(self, class_names=class_names, labels=chosen, is_selection=is_selection)
+            return replace(
+                self,
+                class_names=class_names,
+                labels=tuple(tuple(sorted(position[i] for i in row if i in position)) for row in lists),
+                is_selection=is_selection,
+            )
         if is_selection:
             raise DataError(
                 f"{self.name}: has a label for each word, so `classes=` cannot leave any out",
@@ -256,7 +263,7 @@ class ImageStore(ABC):
 
     def only(self, places: Sequence[int]) -> ImageStore:
         """Return what another process needs to read some images, under the same numbers: here the images themselves."""
-        return InMemoryImages({place: self.image(place) for place in places})
+        return DrawnStore({place: self.image(place) for place in places}.__getitem__)
 
     def check_there(self, places: Sequence[int]) -> None:  # noqa: B027 - most stores find out when they read
         """Refuse images of which it can be told without reading that they are not there.
@@ -282,14 +289,14 @@ class ImageStore(ABC):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class InMemoryImages(ImageStore):
-    """Some images of a store, in memory."""
+class DrawnStore(ImageStore):
+    """Images that a function returns by their numbers."""
 
-    images: Mapping[int, Image.Image]
+    draw: Callable[[int], Image.Image]
 
     @override
     def image(self, index: int) -> Image.Image:
-        return self.images[index]
+        return self.draw(index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

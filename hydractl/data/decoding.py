@@ -143,7 +143,13 @@ def decode(data: bytes, *, where: str) -> Image.Image:
         image = _open(data)
         if (least := _LEAST.get()) is not None:
             image.draft(None, (least, least))
-        _check_size(image, where)
+        # a small file may decode to gigabytes
+        channels, limit = len(image.getbands()), _MAX_ITEM.get()
+        if (size := image.width * image.height * channels) > limit:
+            raise DataError(
+                f"{where}: has {image.width} x {image.height} pixels with {channels} channels, more than {limit} bytes",
+                hint=f"make the image smaller, or add `::max-item={size}` to the data",
+            )
         image.load()
         return image
 
@@ -159,20 +165,6 @@ def upright(image: Image.Image) -> Image.Image:
     except PILLOW_ERRORS:
         return image
     return image if method is None else image.transpose(method)
-
-
-def _check_size(image: Image.Image, where: str) -> None:
-    """Refuse an image that is too large, by its header: a small file may decode to gigabytes.
-
-    Raises:
-        DataError: With both sizes.
-    """
-    channels, limit = len(image.getbands()), _MAX_ITEM.get()
-    if (size := image.width * image.height * channels) > limit:
-        raise DataError(
-            f"{where}: has {image.width} x {image.height} pixels with {channels} channels, more than {limit} bytes",
-            hint=f"make the image smaller, or add `::max-item={size}` to the data",
-        )
 
 
 def _open(data: bytes) -> Image.Image:

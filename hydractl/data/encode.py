@@ -13,15 +13,7 @@ from PIL import Image
 from torch import Tensor
 from typing_extensions import override
 
-from hydractl.data.batches import (
-    CACHE_BYTES,
-    EVERY_BATCH,
-    Batch,
-    BatchShare,
-    Transform,
-    checked_order,
-    tensor_cache,
-)
+from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, BatchShare, checked_order, tensor_cache
 from hydractl.data.datasets import Content, ImageSet, ImageStore, Items, Text, TextSet
 from hydractl.data.decoding import decode, read_bytes
 from hydractl.data.open_dataset import open_data
@@ -226,10 +218,9 @@ def encoded(
     if isinstance(how, Tokenization):
         texts = of_kind(items, TextSet)
         order = checked_order(len(texts), batch_size, indices)
-        tokens = tokens_of(texts, how)
         among = None if deal.among is None else deal.among * batch_size
         token_batches = TokenBatches.of(
-            tokens,
+            tokens_of(texts, how),
             indices=order,
             batch_size=batch_size,
             among=1 if deal.as_given else among,
@@ -239,17 +230,12 @@ def encoded(
     order = checked_order(len(images), batch_size, indices)
     return tensor_cache(
         images,
-        _eval_transform(images, how),
+        eval_transform(how) if images.changed is None else images.changed(eval_transform(how)),
         batch_size=batch_size,
         indices=[order[i] for i in deal.positions(len(order), batch_size)],
         limit_bytes=limit_bytes,
         ahead=deal.ahead,
     )
-
-
-def _eval_transform(images: ImageSet, how: Preprocess) -> Transform:
-    clean = eval_transform(how)
-    return clean if images.changed is None else images.changed(clean)
 
 
 def check_augment(how: Reading, augment: tuple[str, ...]) -> None:

@@ -10,13 +10,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from hydractl.data.datasets import LABELS_HINT, UNASKED, Items, columns_there
-from hydractl.data.names import (
+from hydractl.data.reference import (
     ALPHABET,
     LEAST,
     MAP,
     NUMBER,
     POSITION,
     TWO_ORDERS,
+    DataRef,
     by_number,
     counters,
     first_twice,
@@ -26,7 +27,6 @@ from hydractl.data.names import (
     placeholders,
     write_name,
 )
-from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UsageError
 from hydractl.messages import counted, nearest, quoted
 from hydractl.progress import SILENT, Progress
@@ -184,21 +184,6 @@ def check_training_labels(items: Items, option: str) -> None:
     )
 
 
-def normal_names(names: Iterable[str], *, where: str) -> tuple[str, ...]:
-    """Return class names as they are compared, see `normal`.
-
-    Raises:
-        DataError: If two become one.
-    """
-    normalised = tuple(map(normal, names))
-    if (twice := first_twice(normalised)) is not None:
-        raise DataError(
-            f"{where}: two classes have the name `{twice}`",
-            hint="rename one; names are compared without surrounding spaces and in Unicode normal form",
-        )
-    return normalised
-
-
 def apply_class_options(items: T, ref: DataRef, progress: Progress) -> T:
     """Return items whose classes a reference chooses, renames and orders, in this turn.
 
@@ -210,7 +195,13 @@ def apply_class_options(items: T, ref: DataRef, progress: Progress) -> T:
         if ref.classes is None and ref.reads_classes:
             required_labels(items, f"::{MAP}=" if ref.map else "::classes-by=")
         return items if ref.classes is None else items.of_classes(())  # which are refused
-    items = replace(items, class_names=normal_names(items.class_names, where=items.name))
+    names = tuple(map(normal, items.class_names))
+    if (twice := first_twice(names)) is not None:
+        raise DataError(
+            f"{items.name}: two classes have the name `{twice}`",
+            hint="rename one; names are compared without surrounding spaces and in Unicode normal form",
+        )
+    items = replace(items, class_names=names)
     chosen = None if ref.classes is None else select_classes(items.class_names, ref.classes)
     if ref.map is not None:
         items = _renamed(items, dict(ref.map))
@@ -310,8 +301,13 @@ def match_classes(
                 f"{called}: class names differ from the model's only in upper and lower case, so they count as equal"
             )
         return matched
-    if items.numbered:
-        _check_numbers(class_names, model_labels, num_classes)
+    high = next((name for name in class_names if items.numbered and int(name) >= num_classes), None)
+    if high is not None:
+        names = f", or use class names; the model has {first_names(model_labels)}" if model_labels else ""
+        raise DataError(
+            f"label {high} is out of range: the model has {num_classes} classes, 0 to {num_classes - 1}",
+            hint=f"count the labels from 0{names}; for an `arch:` reference set the number of classes",
+        )
     indices = None if matched else _indices(items, model_labels, num_classes, by_text=by_text)
     if indices is not None:
         _warn_indices(items, model_labels, indices, called=called, progress=progress)
@@ -340,12 +336,11 @@ def has_default_names(model_labels: Sequence[str]) -> bool:
 
 def names_agree(items: Items, model_labels: Sequence[str], num_classes: int) -> bool:
     """Return whether the data's classes are the model's by name, number or order of the user, or the model's have no names."""
-    if items.by_position and (not model_labels or len(items.class_names) == num_classes):
-        return True
-    if not model_labels and len(items.class_names) == num_classes:
+    are_as_many = len(items.class_names) == num_classes
+    if (not model_labels or are_as_many) if items.by_position else (not model_labels and are_as_many):
         return True
     matches, _ = _by_name(items.class_names, model_labels)
-    if any(place is not None for place in matches):
+    if {*matches} - {None}:
         return None not in matches
     return _indices(items, model_labels, num_classes, by_text=True) is not None
 
@@ -517,14 +512,3 @@ def _unlike(
         ),
         hint=hint,
     )
-
-
-def _check_numbers(class_names: Sequence[str], model_labels: Sequence[str], num_classes: int) -> None:
-    """Refuse a number that is none of the model's classes."""
-    high = next((name for name in class_names if int(name) >= num_classes), None)
-    if high is not None:
-        names = f", or use class names; the model has {first_names(model_labels)}" if model_labels else ""
-        raise DataError(
-            f"label {high} is out of range: the model has {num_classes} classes, 0 to {num_classes - 1}",
-            hint=f"count the labels from 0{names}; for an `arch:` reference set the number of classes",
-        )

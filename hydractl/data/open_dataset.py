@@ -108,8 +108,9 @@ def _part_of(items: Items, index: int, parts: int) -> int:
 
 def _named(ref: DataRef, items: Items) -> Items:
     if isinstance(items, ImageSet):
-        limit = ref.max_item or MAX_ITEM
-        items = replace(items, fast=ref.decode is not None, oriented=ref.exif is None, max_item=limit)
+        items = replace(
+            items, fast=ref.decode is not None, oriented=ref.exif is None, max_item=ref.max_item or MAX_ITEM
+        )
     else:
         for key in OF_IMAGES:
             if value := getattr(ref, key):
@@ -148,7 +149,15 @@ def _opened(
     if _holds_files(ref, content, labelled=labelled):
         return (folder.open_folder if reads_labels else folder.open_tree)(ref, content, progress)
     table = _table(ref, content, progress, labelled=labelled)
-    return _items_of(table, ref, content, progress, labelled=labelled, pairs=pairs)
+    if len(table) == 0:
+        raise DataError(f"{table.where}: has no rows")
+    table.label_separator = ref.label_separator
+    if content is Content.IMAGES:
+        return columns.images_of(table, ref, progress, labelled=labelled)
+    words = columns.word_column(table, ref, has_texts=any(columns.usual_texts(table)))
+    if words is not None:
+        return columns.words_of(table, words, ref, progress, labelled=labelled)
+    return columns.texts_of(table, ref, progress, labelled=labelled, pairs=pairs)
 
 
 def _holds_files(ref: DataRef, content: Content, *, labelled: bool) -> bool:
@@ -157,7 +166,7 @@ def _holds_files(ref: DataRef, content: Content, *, labelled: bool) -> bool:
     Raises:
         UsageError: If they are, and the reference names a column.
     """
-    if ref.kind is not SourceKind.FOLDER or webdataset.lie_in(ref) or folder.is_saved(ref):
+    if ref.kind is not SourceKind.FOLDER or webdataset.shards_in(ref) or folder.is_saved(ref):
         return False
     if content is Content.IMAGES and (labelled or ref.image) and folder.has_metadata(ref):
         return False
@@ -172,28 +181,8 @@ def _holds_files(ref: DataRef, content: Content, *, labelled: bool) -> bool:
 def _table(ref: DataRef, content: Content, progress: Progress, *, labelled: bool) -> tables.DataTable:
     if ref.kind is SourceKind.HUB:
         return tables.fetch_table(ref, progress)
-    if ref.source.lower().endswith(SHARD_SUFFIX) or webdataset.lie_in(ref):
+    if ref.source.lower().endswith(SHARD_SUFFIX) or webdataset.shards_in(ref):
         return webdataset.open_shards(ref, progress)
     if ref.kind is SourceKind.FOLDER:
         return folder.open_saved(ref, progress) if folder.is_saved(ref) else folder.open_listed(ref, progress)
     return files.open_table(ref, content, labelled=labelled)
-
-
-def _items_of(
-    table: tables.DataTable,
-    ref: DataRef,
-    content: Content,
-    progress: Progress,
-    *,
-    labelled: bool,
-    pairs: bool | None,
-) -> Items:
-    if len(table) == 0:
-        raise DataError(f"{table.where}: has no rows")
-    table.label_separator = ref.label_separator
-    if content is Content.IMAGES:
-        return columns.images_of(table, ref, progress, labelled=labelled)
-    words = columns.word_column(table, ref, has_texts=any(columns.usual_texts(table)))
-    if words is not None:
-        return columns.words_of(table, words, ref, progress, labelled=labelled)
-    return columns.texts_of(table, ref, progress, labelled=labelled, pairs=pairs)

@@ -71,12 +71,9 @@ def resizing(preprocessing: Preprocess) -> Steps:
         ).transforms
     )
     steps = steps[:-2]  # what follows is normalised, to the bit as `Normalised` does in half the time
-    size = preprocessing.input_size[1:]
-    first = steps[0]
-    squashed = isinstance(first, Resize) and not isinstance(
-        first.size, int
-    )  # to one size, whose margins are known
-    odd = not squashed or any(
+    first, size = steps[0], preprocessing.input_size[1:]
+    # a resize to one size has known margins
+    odd = not (isinstance(first, Resize) and not isinstance(first.size, int)) or any(
         (resized_side - crop_side) % 2 for resized_side, crop_side in zip(first.size, size, strict=True)
     )
     before = preprocessing.crop_offset == "before" and odd
@@ -86,14 +83,15 @@ def resizing(preprocessing: Preprocess) -> Steps:
         and isinstance(first.size, int)
         and first.size >= max(size)
     ):
-        resample = str_to_pil_interp(preprocessing.interpolation)
-        return (Middle(side=first.size, size=size, before=before, resample=resample),)
+        return (
+            Middle(
+                side=first.size,
+                size=size,
+                before=before,
+                resample=str_to_pil_interp(preprocessing.interpolation),
+            ),
+        )
     return tuple(CropBefore(size) if before and isinstance(step, CenterCrop) else step for step in steps)
-
-
-def rounded(steps: Steps) -> Steps:
-    """Return steps that do the same but for rounding, in less time; these themselves where there are none."""
-    return tuple(replace(step, exact=False) if isinstance(step, Middle) else step for step in steps)
 
 
 class _ResizedSide(NamedTuple):
@@ -165,7 +163,8 @@ class Middle:
             return image.resize(
                 (across.cropped, down.cropped), self.resample, box=(left, above, right, below)
             )
-        if _columns_first(across, down):
+        # from release 13 on, Pillow resizes columns before rows if an image becomes lower rather than narrower
+        if down.source - down.resized > max(0, 2 * (across.source - across.resized)):
             whole = image.resize((across.resized, down.resized), self.resample)
             return whole.crop(_box(across.kept_pixels, down.kept_pixels))
         begin, end = down.read if down.is_exact else (0, down.source)
@@ -178,8 +177,9 @@ class Middle:
             columns = columns.crop(_box(across.kept_pixels, rows))
         if down.is_exact:
             above, below = (place - begin for place in down.ends)
-            box = _box((0, across.cropped), (above, below))
-            return columns.resize((across.cropped, down.cropped), self.resample, box=box)
+            return columns.resize(
+                (across.cropped, down.cropped), self.resample, box=_box((0, across.cropped), (above, below))
+            )
         resized = columns.resize((across.cropped, down.resized), self.resample)
         return resized.crop(_box((0, across.cropped), down.kept_pixels))
 
@@ -244,12 +244,6 @@ class CropBefore:
         height, width = self.size
         left, above = (image.width - width) // 2, (image.height - height) // 2
         return image.crop((left, above, left + width, above + height))
-
-
-def _columns_first(across: _ResizedSide, down: _ResizedSide) -> bool:
-    """Return whether Pillow resizes columns before rows: from release 13 on, of images that become lower rather than narrower."""
-    lower, narrower = down.source - down.resized, across.source - across.resized
-    return lower > max(0, 2 * narrower)
 
 
 def _box(across: tuple[T, T], down: tuple[T, T]) -> tuple[T, T, T, T]:
@@ -322,10 +316,6 @@ class EvalTransform:
         """Return the input, float32 of shape (C, H, W)."""
         return self.finish(run_steps(self.steps, self.convert(image)))
 
-    def quickly(self) -> EvalTransform:
-        """Return what does it in the quick way."""
-        return replace(self, steps=self.quick)
-
 
 def eval_transform(preprocessing: Preprocess) -> EvalTransform:
     """Return the transform that timm evaluates with, after conversion to grey or RGB.
@@ -339,7 +329,7 @@ def eval_transform(preprocessing: Preprocess) -> EvalTransform:
         ),
         least=_least(preprocessing),
         steps=steps,
-        quick=rounded(steps),
+        quick=tuple(replace(step, exact=False) if isinstance(step, Middle) else step for step in steps),
         finish=Normalised.of(preprocessing),
     )
 
@@ -464,8 +454,7 @@ def train_transform(preprocessing: Preprocess, augment: tuple[str, ...]) -> Trai
 
 def sample_seed(*parts: int) -> int:
     """Return a seed in 0..2**63-1 that mixes whole numbers; near ones give unrelated seeds."""
-    digest = hashlib.sha256("/".join(str(part) for part in parts).encode()).digest()
-    return int.from_bytes(digest[:8]) >> 1
+    return int.from_bytes(hashlib.sha256("/".join(str(part) for part in parts).encode()).digest()[:8]) >> 1
 
 
 class _Drawing(TorchFunctionMode):

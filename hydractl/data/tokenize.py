@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -148,7 +148,24 @@ def tokenize(
         segments.append(marks.clamp(max=SEGMENTS).to(torch.uint8))
     starts = torch.tensor([0, *lengths]).cumsum(0)
     tokens = Tokens(how=how, ids=torch.cat(ids), segments=torch.cat(segments), starts=starts)
-    _check(tokens, where)
+    if int(starts.diff().min()) == 0:
+        raise DataError(
+            f"{where}: text {int(starts.diff().argmin())} has no token that the model knows",
+            hint="write a text into that row, or select another column: `::text=COLUMN`",
+        )
+    if (most := int(tokens.ids.max())) >= how.vocab_size:
+        raise CheckpointError(
+            f"the tokenizer returns token {most}, but the model has tokens 0 to {how.vocab_size - 1}",
+            hint=(
+                "the tokenizer may be of another model; in an `arch:` reference set `vocab_size=` to "
+                "that of the tokenizer"
+            ),
+        )
+    if "token_type_ids" in how.names and int(tokens.segments.max()) >= SEGMENTS:
+        raise CheckpointError(
+            "the tokenizer returns segment ids above 1, but an item has at most two texts",
+            hint="the tokenizer may be of another model",
+        )
     return tokens
 
 
@@ -170,29 +187,6 @@ def encode_texts(texts: Sequence[Text], how: Tokenization) -> dict[str, Tensor]:
     """Return a few texts as one batch of a model's inputs by name, each (B, T), int64; raises as `tokenize` does."""
     tokens = tokenize(texts, how, where="the texts")
     return tokens.batch(torch.arange(len(tokens)))
-
-
-def _check(tokens: Tokens, where: str) -> None:
-    lengths = tokens.starts.diff()
-    if int(lengths.min()) == 0:
-        raise DataError(
-            f"{where}: text {int(lengths.argmin())} has no token that the model knows",
-            hint="write a text into that row, or select another column: `::text=COLUMN`",
-        )
-    most, vocab_size = int(tokens.ids.max()), tokens.how.vocab_size
-    if most >= vocab_size:
-        raise CheckpointError(
-            f"the tokenizer returns token {most}, but the model has tokens 0 to {vocab_size - 1}",
-            hint=(
-                "the tokenizer may be of another model; in an `arch:` reference set `vocab_size=` to "
-                "that of the tokenizer"
-            ),
-        )
-    if "token_type_ids" in tokens.how.names and int(tokens.segments.max()) >= SEGMENTS:
-        raise CheckpointError(
-            "the tokenizer returns segment ids above 1, but an item has at most two texts",
-            hint="the tokenizer may be of another model",
-        )
 
 
 def require_tokenizer(how: Tokenization, *, model: str) -> None:
@@ -224,7 +218,7 @@ def open_whole(how: Tokenization) -> Tokenizer:
             "the model's tokenizer is in Python only and does not tell where in a text its tokens stand, so words cannot be told",
             hint="save a fast tokenizer (`tokenizer.json`) into the model's folder",
         )
-    return _whole_tokenizer(how.tokenizer or "")
+    return cast("Tokenizer", _tokenizer(how.tokenizer or "", None, "right"))
 
 
 def open_cutting(how: Tokenization) -> Any:  # noqa: ANN401 - a `Tokenizer` or `PythonTokenizer`
@@ -245,30 +239,20 @@ def translated(failure: str) -> Iterator[None]:
         raise CheckpointError(f"the model's tokenizer {failure}: {reason_of(error)}") from error
 
 
-@lru_cache(maxsize=4)
-def _tokenizer(text: str, max_length: int, side: str) -> Tokenizer | PythonTokenizer:
-    if is_python_tokenizer(text):
-        with translated("cannot be read"):
-            return _python_tokenizer(text, max_length=max_length, truncation_side=side)
-    tokenizer = _read(text)
-    tokenizer.enable_truncation(max_length, strategy="longest_first", direction=side)
-    return tokenizer
-
-
-@lru_cache(maxsize=4)
-def _whole_tokenizer(text: str) -> Tokenizer:
-    tokenizer = _read(text)
-    tokenizer.no_truncation()
-    return tokenizer
-
-
-def _read(text: str) -> Tokenizer:
-    from tokenizers import Tokenizer  # noqa: PLC0415 - what reads no text need not load it
+@lru_cache(maxsize=8)
+def _tokenizer(text: str, max_length: int | None, side: str) -> Tokenizer | PythonTokenizer:
+    """Return a tokenizer that cuts texts to `max_length` tokens, or not if it is None."""
+    from tokenizers import Tokenizer  # noqa: PLC0415 - commands that read no text do not load it
 
     with translated("cannot be read"):
+        if max_length is not None and is_python_tokenizer(text):
+            return _python_tokenizer(text, max_length=max_length, truncation_side=side)
         check_document(parse(text), "the model")
         tokenizer = Tokenizer.from_str(text)
     tokenizer.no_padding()
+    tokenizer.no_truncation()
+    if max_length is not None:
+        tokenizer.enable_truncation(max_length, strategy="longest_first", direction=side)
     return tokenizer
 
 
@@ -296,14 +280,16 @@ class PythonTokenizer:
         """Return the tokens of texts and pairs of texts."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # SigLIP's warns of texts that hold its end token
-            return [self._encode(text) for text in texts]
-
-    def _encode(self, text: Text) -> Encoding:
-        parts = (text,) if isinstance(text, str) else text
-        tokens = self.tokenizer(
-            *parts, truncation="longest_first", max_length=self.max_length, return_token_type_ids=True
-        )
-        return Encoding(tokens["input_ids"], tokens["token_type_ids"])
+            encodings = [
+                self.tokenizer(
+                    *((text,) if isinstance(text, str) else text),
+                    truncation="longest_first",
+                    max_length=self.max_length,
+                    return_token_type_ids=True,
+                )
+                for text in texts
+            ]
+        return [Encoding(tokens["input_ids"], tokens["token_type_ids"]) for tokens in encodings]
 
 
 def _python_tokenizer(text: str, *, max_length: int, truncation_side: str) -> PythonTokenizer:

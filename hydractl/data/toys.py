@@ -9,7 +9,6 @@ import math
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from types import MappingProxyType
@@ -18,9 +17,8 @@ from typing import TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
-from typing_extensions import override
 
-from hydractl.data.datasets import ImageSet, ImageStore, TextSet
+from hydractl.data.datasets import DrawnStore, ImageSet, TextSet
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UsageError
 from hydractl.messages import did_you_mean
@@ -32,33 +30,6 @@ DIGIT_NAMES = tuple("0123456789")
 PHOTOS = ("china.jpg", "flower.jpg")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PixelStore(ImageStore):
-    """Images held as one array, shape (N, H, W) of mode `L` or (N, H, W, 3) of mode `RGB`, uint8."""
-
-    pixels: NDArray[np.uint8]
-
-    @override
-    def image(self, index: int) -> Image.Image:
-        return Image.fromarray(self.pixels[index])
-
-
-@dataclass(frozen=True, slots=True)
-class NoiseStore(ImageStore):
-    """Grey images of independent uniform pixels; image i depends on the seed, the side in pixels and i alone."""
-
-    size: int
-    seed: int
-
-    @override
-    def image(self, index: int) -> Image.Image:
-        """Draw one image, mode `L`, values uniform in 0..255."""
-        # numpy promises that raw words stay the same over its versions, but not what `Generator` makes of them
-        words = np.random.PCG64([self.seed, index]).random_raw(-(-(self.size**2) // 8))
-        values = np.asarray(words, dtype="<u8").view(np.uint8)[: self.size**2]
-        return Image.fromarray(values.reshape(self.size, self.size))
-
-
 def open_digits(ref: DataRef) -> ImageSet:
     """Return scikit-learn's 1,797 digits, 8 x 8 pixels, mode `L`, or one of their splits.
 
@@ -66,16 +37,13 @@ def open_digits(ref: DataRef) -> ImageSet:
         DataError: If the split is not one of train, val and test.
     """
     pixels, labels = _digits()
-    if ref.split is None:
-        chosen: Sequence[int] = range(len(labels))
-    elif ref.split in SPLITS:
-        chosen = stratified_split(labels)[SPLITS.index(ref.split)]
-    else:
+    if ref.split not in {None, *SPLITS}:
         raise DataError(
             f"`digits` has no split `{ref.split}`", hint=f"choose one of {', '.join(SPLITS)}, or none for all"
         )
+    chosen = stratified_split(labels)[SPLITS.index(ref.split)] if ref.split else range(len(labels))
     return ImageSet(
-        store=PixelStore(pixels),
+        store=DrawnStore(lambda index: Image.fromarray(pixels[index])),
         places=chosen,
         name="digits",
         class_names=DIGIT_NAMES,
@@ -121,13 +89,22 @@ def open_photos(ref: DataRef) -> ImageSet:
     patches = np.empty((count, size, size, 3), dtype=np.uint8)
     for turn, grid in enumerate(grids):
         patches[turn::2] = grid[spread(len(grid), len(range(turn, count, 2)))]
-    return ImageSet(store=PixelStore(patches), places=range(count), name="photos")
+    return ImageSet(
+        store=DrawnStore(lambda index: Image.fromarray(patches[index])), places=range(count), name="photos"
+    )
 
 
 def open_noise(ref: DataRef) -> ImageSet:
-    """Return uniform noise, mode `L`."""
-    store = NoiseStore(size=ref.size or DEFAULT_SIZE, seed=ref.seed or 0)
-    return ImageSet(store=store, places=range(ref.limit or DEFAULT_LIMIT), name="noise")
+    """Return grey images of independent uniform pixels; image i depends on the seed, the side in pixels and i alone."""
+    size = ref.size or DEFAULT_SIZE
+
+    def noise(index: int) -> Image.Image:
+        # numpy promises that raw words stay the same over its versions, but not what `Generator` makes of them
+        words = np.random.PCG64([ref.seed or 0, index]).random_raw(-(-(size**2) // 8))
+        grey = np.asarray(words, dtype="<u8").view(np.uint8)[: size**2]
+        return Image.fromarray(grey.reshape(size, size))
+
+    return ImageSet(store=DrawnStore(noise), places=range(ref.limit or DEFAULT_LIMIT), name="noise")
 
 
 def spread(total: int, count: int) -> list[int]:
@@ -203,18 +180,6 @@ SHAPE_DOMAINS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ShapeStore(ImageStore):
-    """Images that are drawn, mode `RGB`: of each its class and its seed."""
-
-    class_and_seed: tuple[tuple[str, str], ...]
-
-    @override
-    def image(self, index: int) -> Image.Image:
-        label, seed = self.class_and_seed[index]
-        return draw(label, seed=seed)
-
-
 def open_shapes(ref: DataRef) -> ImageSet:
     """Return the coloured shapes of a domain, class after class: small noisy images, each a function of its place.
 
@@ -242,7 +207,7 @@ def open_shapes(ref: DataRef) -> ImageSet:
         for place in range(counts[split] // len(names))
     ]
     return ImageSet(
-        store=ShapeStore(tuple(class_and_seed)),
+        store=DrawnStore(lambda index: draw(class_and_seed[index][0], seed=class_and_seed[index][1])),
         places=range(len(class_and_seed)),
         name="shapes",
         class_names=names,

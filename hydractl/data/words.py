@@ -68,9 +68,9 @@ def spans_of_window(window: Window, words: Sequence[Word]) -> list[Span]:
 
 def sources_of(texts: Sequence[str], lists: Sequence[Sequence[Span]]) -> Sequence[str | list[str]]:
     """Return the inputs of the tokenizer: texts, or if `lists` has the words of each text, lists of words."""
-    if not lists:
-        return texts
-    return [[text[b:e] for b, e in spans] for text, spans in zip(texts, lists, strict=True)]
+    return (
+        [[text[b:e] for b, e in spans] for text, spans in zip(texts, lists, strict=True)] if lists else texts
+    )
 
 
 def words_of_text(text: str, spans: Sequence[Span] | None, encoding: Encoding, cutter: Cutter) -> list[Word]:
@@ -136,8 +136,7 @@ class Cutter(NamedTuple):
 
     def encode_part(self, sources: Sequence[str | list[str]]) -> list[Encoding]:
         """Return the tokens of at least one text or list of words. Errors are those of the tokenizers library."""
-        are_lists = not isinstance(sources[0], str)
-        return self.tokenizer.encode_batch(list(sources), is_pretokenized=are_lists)
+        return self.tokenizer.encode_batch(list(sources), is_pretokenized=not isinstance(sources[0], str))
 
     def windows(
         self, text: str, words: Sequence[Word], encoding: Encoding, *, in_words: bool
@@ -173,8 +172,7 @@ class Cutter(NamedTuple):
             ]
             texts = [text[slice(*window.characters)] for window in windows]
             lists = [spans_of_window(window, words) for window in windows] if in_words else ()
-            parts = self.encode(sources_of(texts, lists))
-            too_long = (len(part.ids) > self.how.max_length for part in parts)
+            too_long = (len(part.ids) > self.how.max_length for part in self.encode(sources_of(texts, lists)))
             # a word that is longer than any window is read as far as it fits
             if not any(
                 long and last - first > 1 for long, (first, last, _) in zip(too_long, cuts, strict=True)
@@ -348,8 +346,9 @@ def by_word(items: Items, how: Tokenization, progress: Progress = SILENT) -> Wor
     texts, cutter = [_single(text, items.name) for text in items.texts], Cutter.of(how)
     labelled, lists = (items.words, items.pieces or items.words) if isinstance(items, WordSet) else ((), ())
     rows, unread = list[Row](), list[str]()
-    sources = sources_of(texts, lists)
-    for number, (text, encoding) in enumerate(zip(texts, cutter.encode(sources), strict=True)):
+    for number, (text, encoding) in enumerate(
+        zip(texts, cutter.encode(sources_of(texts, lists)), strict=True)
+    ):
         words = words_of_text(text, lists[number] if lists else None, encoding, cutter)
         places: Sequence[int | None] = range(len(words))
         if lists:
@@ -435,17 +434,10 @@ def _labels(items: TextSet, rows: Sequence[Row]) -> ItemLabels | None:
     return tuple(tuple(labels[row.text][place] for place in row.places) for row in rows)
 
 
-def _tokens_of_spans(spans: Sequence[Span], words: Iterable[Word]) -> list[int]:
-    """Return the first token of the word at each span, -1 where `words`, which has the same order, has no such word."""
-    remaining = iter(words)
-    return [next((word.token for word in remaining if word.span == span), -1) for span in spans]
-
-
 def _tokens_at(spans: Sequence[Span], encoding: Encoding) -> list[int]:
     """Return the first token that ends behind the begin of each span, -1 for none: spans are words of another tokenizer."""
-    offsets = encoding.offsets
     places = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
-    ends = [offsets[i][1] for i in places]
+    ends = [encoding.offsets[i][1] for i in places]
     return [[*places, -1][bisect_right(ends, begin)] for begin, _ in spans]
 
 
@@ -490,7 +482,8 @@ def tokens_of(items: TextSet, how: Tokenization) -> Tokens:
         for encoding, i in zip(encodings, numbers):  # noqa: B905 - the numbers go on with the next part
             words = words_of_text(texts[i], items.pieces[i] if items.pieces else None, encoding, cutter)
             spans = items.words[i]
-            starts = _tokens_of_spans(spans, words)
+            remaining = iter(words)  # in the order of the spans
+            starts = [next((word.token for word in remaining if word.span == span), -1) for span in spans]
             if -1 in starts and not items.pieces:
                 starts = _tokens_at(spans, encoding)
             if -1 in starts:

@@ -88,12 +88,7 @@ class WorkerPool:
             InputError: If processes cannot share memory here.
         """
         count = paying(images) if workers is None else workers
-        if count == 0:
-            return None
-        pool = cls._living.get(count)
-        if pool is None:
-            cls._living[count] = pool = cls(count)
-        return pool
+        return (cls._living.get(count) or cls._living.setdefault(count, cls(count))) if count else None
 
     def submit(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> Future[T]:
         """Have a worker do it.

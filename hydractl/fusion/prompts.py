@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hydractl.data.names import first_twice, normal
+from hydractl.data.reference import first_twice, normal
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.messages import counted
 

@@ -78,7 +78,17 @@ class HeadBudget:
             return self.remove
         if self.keep_fraction is not None:
             return math.floor(total * (1 - Fraction(str(self.keep_fraction))) + Fraction(1, 2))
-        return total - self._keep(towers, total=total)
+        keep, layers = self.keep_per_layer or 0, sum(size.layers for size in towers.values())
+        if keep * layers > total:
+            raise ValueError(
+                f"cannot keep {keep} heads per layer on average: {layers} layers have {total} heads, not {keep * layers}"
+            )
+        for tower, size in towers.items():
+            if self.per_layer and keep > size.num_heads:
+                raise ValueError(
+                    f"cannot keep {keep} heads per layer: layers of tower `{tower}` have {size.num_heads}"
+                )
+        return total - keep * layers
 
     def kept_a_layer(self, towers: Shape) -> int:
         """Return how many heads stay of each layer where all keep equally many: as near the budget as that goes.
@@ -93,21 +103,6 @@ class HeadBudget:
         """
         layers = sum(size.layers for size in towers.values())
         return round(Fraction(total_heads(towers) - self.removals(towers), layers))
-
-    def _keep(self, towers: Shape, *, total: int) -> int:
-        """Return how many heads stay in all under `keep_per_layer`."""
-        keep = self.keep_per_layer or 0
-        layers = sum(size.layers for size in towers.values())
-        if keep * layers > total:
-            raise ValueError(
-                f"cannot keep {keep} heads per layer on average: {layers} layers have {total} heads, not {keep * layers}"
-            )
-        for tower, size in towers.items():
-            if self.per_layer and keep > size.num_heads:
-                raise ValueError(
-                    f"cannot keep {keep} heads per layer: layers of tower `{tower}` have {size.num_heads}"
-                )
-        return keep * layers
 
 
 def total_heads(shape: Shape) -> int:
@@ -174,7 +169,7 @@ def concave_majorant(values: Sequence[float]) -> list[float]:
     majorant = [float(values[0])]
     for (left, low), (right, high) in pairwise(corners):
         steps = right - left
-        majorant += [low + (high - low) * (i / steps) for i in range(1, steps)] + [float(high)]
+        majorant += [*(low + (high - low) * (i / steps) for i in range(1, steps)), float(high)]
     return majorant
 
 

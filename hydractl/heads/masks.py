@@ -356,17 +356,6 @@ def share_before(masks: Sequence[Mask], layer: int) -> tuple[dict[str, TowerKeep
     Raises:
         ValueError: If the masks are of different shapes, or `layer` is negative.
     """
-    _check_comparable(masks, layer=layer)
-    return tuple(
-        {
-            tower: TowerKeep(num_heads=part.num_heads, keep=masks[0][tower].keep[:layer] + part.keep[layer:])
-            for tower, part in mask.items()
-        }
-        for mask in masks
-    )
-
-
-def _check_comparable(masks: Sequence[Mask], *, layer: int) -> None:
     if layer < 0:
         raise ValueError(f"layer must be at least 0, got {layer}")
     for member, mask in enumerate(masks):
@@ -374,6 +363,13 @@ def _check_comparable(masks: Sequence[Mask], *, layer: int) -> None:
             raise ValueError(
                 f"member {member} has a mask for {shape_of(mask)}, but member 0 for {shape_of(masks[0])}"
             )
+    return tuple(
+        {
+            tower: TowerKeep(num_heads=part.num_heads, keep=masks[0][tower].keep[:layer] + part.keep[layer:])
+            for tower, part in mask.items()
+        }
+        for mask in masks
+    )
 
 
 def cluster_masks(
@@ -464,9 +460,8 @@ def eligible(values: Sequence[float], members: int) -> tuple[int, ...]:
     """
     if not 1 <= members <= len(values):
         raise ValueError(f"cannot choose {members} of {len(values)} candidates")
-    median = statistics.median_low(values)
     ranked = sorted(range(len(values)), key=lambda i: (-values[i], i))
-    count = max(members, sum(value >= median for value in values))
+    count = max(members, sum(value >= statistics.median_low(values) for value in values))
     return tuple(sorted(ranked[:count]))
 
 

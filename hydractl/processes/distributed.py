@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydractl.errors import HydraError, Interrupted, UsageError
 from hydractl.processes.signals import signals_that_kill
@@ -20,7 +20,6 @@ from hydractl.runtime import on_cpu, pick_device
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import Work
     from torch.distributed.distributed_c10d import Store
 
 PATIENCE_S = 7 * 24 * 3600
@@ -160,14 +159,6 @@ def follow_leader(purpose: str) -> None:
             store.wait(["here"], timedelta(seconds=PATIENCE_S))
 
 
-class TorchGroup(Protocol):
-    """What is used of torch's group of processes, whose methods its types leave out."""
-
-    def broadcast(self, tensor: torch.Tensor, root: int, /) -> Work:
-        """Fill `tensor` with that of process `root`."""
-        ...
-
-
 class ProcessGroup:
     """The processes that work together. Each is given its share of the batches and meets the others here.
 
@@ -178,7 +169,7 @@ class ProcessGroup:
 
     def __init__(
         self,
-        group: TorchGroup | None = None,
+        group: Any = None,  # noqa: ANN401 - a `ProcessGroupGloo`, whose types leave out methods
         *,
         rank: int = 0,
         world: int = 1,
@@ -209,8 +200,7 @@ class ProcessGroup:
         """
         results = on_cpu(*local_results)
         shares = [self._sent(rank, results) or [] for rank in range(self.world)]
-        count = sum(map(len, shares))
-        return [shares[i % self.world][i // self.world] for i in range(count)]
+        return [shares[i % self.world][i // self.world] for i in range(sum(map(len, shares)))]
 
     def added(self, local_tensors: Iterable[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """Return the sums over all batches of several tensors a batch, added in the order of the data.
@@ -249,8 +239,7 @@ class ProcessGroup:
             return text
         import torch  # noqa: PLC0415 - as above
 
-        letters = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
-        sent = self._sent(0, [letters])
+        sent = self._sent(0, [torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)])
         return "" if sent is None else bytes(sent[0].tolist()).decode().rstrip("\0")
 
     def _sent(self, sender: int, local_tensors: Sequence[torch.Tensor] | None) -> list[torch.Tensor] | None:
@@ -270,7 +259,17 @@ class ProcessGroup:
         from safetensors.torch import load, save  # noqa: PLC0415 - as above
 
         if self.rank == sender:
-            packed = b"" if mine is None else save(_named(mine))
+            # names sort as the tensors are ordered, and hold the kind of device of each tensor
+            packed = (
+                b""
+                if mine is None
+                else save(
+                    {
+                        f"{i:09d} {tensor.device.type}": tensor.detach().cpu().contiguous().clone()
+                        for i, tensor in enumerate(mine)
+                    }
+                )
+            )
             size = torch.tensor([-1 if mine is None else len(packed)])
         else:
             packed, size = b"", torch.zeros(1, dtype=torch.int64)
@@ -289,19 +288,11 @@ class ProcessGroup:
         ]
 
 
-def _broadcast(group: TorchGroup, tensor: torch.Tensor, sender: int) -> None:
+def _broadcast(group: Any, tensor: torch.Tensor, sender: int) -> None:  # noqa: ANN401 - as above
     try:
         group.broadcast(tensor, sender).wait()
     except RuntimeError as error:  # gloo has no class of its own for a connection that was closed
         raise Interrupted(PROCESS_ENDED, hint=HINT) from error
-
-
-def _named(tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return tensors under names that sort as they stand and say on what kind of device they lie."""
-    return {
-        f"{i:09d} {tensor.device.type}": tensor.detach().cpu().contiguous().clone()
-        for i, tensor in enumerate(tensors)
-    }
 
 
 class _Voice(NamedTuple):
@@ -391,7 +382,6 @@ def start_team(device: torch.device | str = "cpu") -> Iterator[ProcessGroup]:
         signals_that_kill()
     ):  # nothing is to be cleaned up yet, and Python would answer only when all have come
         store, rank, world = meeting("score")
-        waiting = timedelta(seconds=PATIENCE_S)
-        group = cast("TorchGroup", ProcessGroupGloo(store, rank, world, waiting))
+        group = ProcessGroupGloo(store, rank, world, timedelta(seconds=PATIENCE_S))
     with one_voice(store, rank):
         yield ProcessGroup(group, rank=rank, world=world, device=device)

@@ -61,28 +61,6 @@ class AttentionTap(Attention):
         return super().heads(x, queries, side)
 
 
-class Heard(Attention):
-    """Attention that passes its head outputs, before the output projection, to a function in each pass."""
-
-    def __init__(self, attention: Attention, hear: Callable[[torch.Tensor], None]) -> None:
-        """Take the place of an attention, of one member or of several.
-
-        Args:
-            attention: Module to wrap.
-            hear: Receives the outputs, as `Attention.heads` returns them in turn.
-        """
-        super().__init__(attention.groups())
-        self._hear = hear
-
-    @override
-    def heads(
-        self, x: torch.Tensor, queries: slice | None = None, side: AttentionExtras = NOTHING
-    ) -> torch.Tensor:
-        z = super().heads(x, queries, side)
-        self._hear(z)
-        return z
-
-
 @contextlib.contextmanager
 def tapped(
     model: Towers, towers: Iterable[str], tap: Callable[[str, int, Attention], Attention]

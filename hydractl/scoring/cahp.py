@@ -19,9 +19,8 @@ from hydractl.manifest.head_mask import HeadName
 from hydractl.messages import counted
 from hydractl.progress import Progress
 from hydractl.scoring.gradients import gate_gradients
-from hydractl.scoring.head_profiles import HeadDistances, SignatureMoments, class_moments, compare
-from hydractl.scoring.job import Ranking, ScoreJob
-from hydractl.scoring.normalize import min_max
+from hydractl.scoring.head_profiles import HeadDistances, class_moments, compare
+from hydractl.scoring.job import Ranking, ScoreJob, min_max
 from hydractl.scoring.settings import CahpSettings
 
 FEWEST_HEADS = 3
@@ -62,7 +61,11 @@ def score_cahp(job: ScoreJob, progress: Progress) -> Ranking:
         raise DataError(f"`cahp` needs at least {FEWEST_HEADS} heads, but the model has {heads}")
     progress.step("Computing attention maps by class")
     moments = class_moments(job, tower, size=settings.signature_size)
-    _warn_of_single_samples(moments, progress)
+    if single := moments.counts.count(1):
+        progress.warn(
+            f"{single} of {counted(len(moments.counts), 'class', 'classes')} have a single sample, so their "
+            "variance is set to 1e-6 and the distances between heads are too large"
+        )
     compared = compare(moments, progress, device=job.model.device)
     share = max(1, int(settings.salience_share * moments.batches))
     progress.step(f"Computing the salience on {share} of {counted(moments.batches, 'batch', 'batches')}")
@@ -96,15 +99,6 @@ def _only_tower(job: ScoreJob) -> str:
             hint=f"add `--towers {seeing[-1]}`",
         )
     return towers[0]
-
-
-def _warn_of_single_samples(moments: SignatureMoments, progress: Progress) -> None:
-    single = sum(count == 1 for count in moments.counts)
-    if single:
-        progress.warn(
-            f"{single} of {counted(len(moments.counts), 'class', 'classes')} have a single sample, so their "
-            "variance is set to 1e-6 and the distances between heads are too large"
-        )
 
 
 def _placed(
@@ -156,11 +150,11 @@ def _clusters(
     """Return the heads of each group in order."""
     by_medoid = settings.representative == "medoid"
     keys = distances.T if by_medoid else -salience.flatten().expand_as(distances)
-    orders = []
-    for medoid, members in zip(grouped.medoids, grouped.members(), strict=True):
-        # the medoid is first even if a head of a lower number has the same place
-        ranks = {i: (by_medoid and i != medoid, float(keys[medoid, i]), i) for i in members}
-        orders.append(sorted(members, key=ranks.__getitem__))
+    # the medoid is first even if a head of a lower number has the same place
+    orders = [
+        sorted(members, key=lambda i, medoid=medoid: (by_medoid and i != medoid, float(keys[medoid, i]), i))  # type: ignore[misc]
+        for medoid, members in zip(grouped.medoids, grouped.members(), strict=True)
+    ]
     width = salience.shape[1]
     return tuple(
         tuple(HeadName(tower=tower, layer=i // width, head=i % width) for i in order)
@@ -228,8 +222,9 @@ def principal_start(gram: torch.Tensor) -> np.ndarray:
     """
     values, vectors = torch.linalg.eigh(gram)
     points = (vectors * values.clamp(min=0).sqrt()).flip(-1)[:, :2]
-    largest = points.abs().argmax(dim=0)
-    points = points * points.gather(0, largest[None]).sign()  # of two signs the one that makes it positive
+    points = (
+        points * points.gather(0, points.abs().argmax(dim=0)[None]).sign()
+    )  # of two signs the one that makes it positive
     start: np.ndarray = (points / points[:, 0].std(correction=0) * FIRST_SPREAD).float().numpy()
     return start
 
@@ -278,8 +273,7 @@ def group_points(distances: torch.Tensor, k: int, *, seed: int) -> Clustering:
     steps = (
         distances * (STEPS_OF_DISTANCE / distances.max().clamp(min=torch.finfo(distances.dtype).tiny))
     ).round()
-    result = kmedoids.fasterpam(steps.numpy(), k, random_state=seed, n_cpu=1)
-    medoids = sorted(int(m) for m in result.medoids)
+    medoids = sorted(int(m) for m in kmedoids.fasterpam(steps.numpy(), k, random_state=seed, n_cpu=1).medoids)
     group = distances[:, medoids].argmin(dim=1)
     group[medoids] = torch.arange(k)  # two medoids may lie on one spot
     return Clustering(tuple(medoids), group)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -99,7 +100,12 @@ class _Running:
             label, batch_count = (int(x) for x in row[:2].tolist())
             mean, squares = row[2:].chunk(2)
             if label not in self._classes:
-                self._check_room(len(self._classes) + 1)
+                if 16 * (len(self._classes) + 1) * prod(self._shape) > MOMENTS_BYTES:
+                    raise DataError(
+                        f"the moments of {self._shape[0]} heads in at least {len(self._classes) + 1} classes need more than "
+                        f"{MOMENTS_BYTES >> 30} GiB",
+                        hint="use a smaller `--signature-size`, or fewer classes: `--data DATA::classes=0-99`",
+                    )
                 self._classes[label] = batch_count, mean.clone(), squares.clone()
                 continue
             count, all_mean, all_squares = self._classes[label]
@@ -121,14 +127,6 @@ class _Running:
             variance[i] = VARIANCE_FLOOR if count == 1 else squares.view(heads, width) / (count - 1)
         return SignatureMoments(labels, tuple(counts), mean, variance, batches)
 
-    def _check_room(self, classes: int) -> None:
-        heads, width = self._shape
-        if 16 * classes * heads * width > MOMENTS_BYTES:
-            raise DataError(
-                f"the moments of {heads} heads in at least {classes} classes need more than {MOMENTS_BYTES >> 30} GiB",
-                hint="use a smaller `--signature-size`, or fewer classes: `--data DATA::classes=0-99`",
-            )
-
 
 def signatures(model: Model, tower: str, inputs: Inputs, *, size: int) -> torch.Tensor:
     """Return every head's signature (B, N, D) on the model's inputs (B, ...), in fp32 or the model's wider dtype.
@@ -142,8 +140,7 @@ def signatures(model: Model, tower: str, inputs: Inputs, *, size: int) -> torch.
     lengths = text_lengths(tower_inputs)
     layer_signatures: list[torch.Tensor] = []
 
-    def watched(name: str, layer: int, attention: Attention) -> Attention:
-        del name, layer
+    def watched(_name: str, _layer: int, attention: Attention) -> Attention:
         return AttentionTap(
             attention, lambda weights, _: layer_signatures.append(signature(weights, lengths, size=size))
         )

@@ -136,7 +136,7 @@ NORMALIZE = Setting(
     choices=("none", "layer", "tower"),
     panel=GRADIENTS,
 )
-"""See `hydractl.scoring.normalize`."""
+"""See `hydractl.scoring.job.normalized`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

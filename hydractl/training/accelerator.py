@@ -74,14 +74,6 @@ def shard(model: nn.Module, device: torch.device, world: int) -> None:
     fully_shard(model, mesh=mesh)
 
 
-def exchange(model: nn.Module, *, sync: bool) -> None:
-    """Say whether the next backward pass exchanges gradients, or keeps them for one that does."""
-    from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 - as above
-
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(sync)
-
-
 def part_again(model: nn.Module) -> None:
     """Drop what a forward pass without a backward pass has left whole."""
     from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 - as above
@@ -143,7 +135,14 @@ class Share:
 
 
 class Engine:
-    """One process's view of all that train together."""
+    """One process's view of all that train together.
+
+    Attributes:
+        device: The device of this process.
+        rank: The number of this process, from 0.
+        world: The number of processes.
+        shards: Whether models lie in parts.
+    """
 
     def __init__(self, accelerator: Any, *, shards: bool = False) -> None:  # noqa: ANN401 - accelerate is untyped
         """Take part.
@@ -154,21 +153,9 @@ class Engine:
         """
         self._accelerator = accelerator
         self.shards = shards
-
-    @property
-    def device(self) -> torch.device:
-        """Where this process computes."""
-        return cast("torch.device", self._accelerator.device)
-
-    @property
-    def rank(self) -> int:
-        """This process's number, from 0."""
-        return int(self._accelerator.process_index)
-
-    @property
-    def world(self) -> int:
-        """How many processes train together."""
-        return int(self._accelerator.num_processes)
+        self.device: torch.device = accelerator.device
+        self.rank = int(accelerator.process_index)
+        self.world = int(accelerator.num_processes)
 
     @property
     def leads(self) -> bool:
@@ -220,8 +207,8 @@ class Engine:
 
     def backward(self, loss: torch.Tensor, model: nn.Module, *, sync: bool) -> None:
         """Add the gradients of `loss`, exchanging them between processes only with `sync`."""
-        if self.shards:
-            exchange(model, sync=sync)
+        if self.shards:  # without `sync`, this backward pass keeps its gradients for one that exchanges them
+            cast("Any", model).set_requires_gradient_sync(sync)
         with contextlib.nullcontext() if sync or self.shards else self._accelerator.no_sync(model):
             self._accelerator.backward(loss)
         if not self.shards:  # those of parts lie side by side in one storage
@@ -352,11 +339,12 @@ def start_engine(device: str, *, precision: str, shards: bool = False) -> Iterat
             world_size=world,
             timeout=timedelta(seconds=PATIENCE_S),  # processes wait while one writes
         )
-    mixed = "bf16" if precision == "bf16" else "no"
     on_one = torch.cuda.device(chosen) if ":" in device else contextlib.nullcontext()
     # variables of a launcher or a shell would divide losses, compile, cast, or change the device
     with voice, on_one, without_variables():
-        accelerator = Accelerator(cpu=chosen.type == "cpu", mixed_precision=mixed)
+        accelerator = Accelerator(
+            cpu=chosen.type == "cpu", mixed_precision="bf16" if precision == "bf16" else "no"
+        )
         try:
             yield Engine(accelerator, shards=shards)
         finally:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod, sqrt
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -126,8 +126,7 @@ class Mixing:
 def rows_read(total: int, cut: Iterable[tuple[int, int, float]]) -> torch.Tensor:
     """Return which rows (R,) of a batch of `total`, rising, pieces need that go from one row to another: theirs and partners."""
     rows = torch.cat([torch.arange(first, last) for first, last, _ in cut])
-    with_partners: torch.Tensor = torch.cat([rows, total - 1 - rows]).unique()
-    return with_partners
+    return cast("torch.Tensor", torch.cat([rows, total - 1 - rows]).unique())
 
 
 def _span(draws: np.random.Generator, side: int, length: int) -> slice:
@@ -156,9 +155,8 @@ class InputSource(Protocol):
         """Yield the inputs of each step's pieces; they hang on the items, the epoch and the step's batch alone."""
         ...
 
-    def reseeded(self, seed: int) -> InputSource:
+    def reseeded(self, seed: int) -> InputSource:  # noqa: ARG002 - sources without random numbers ignore it
         """Return the same items with the augmentation of another seed; itself where nothing is random."""
-        del seed
         return self
 
 
@@ -178,8 +176,7 @@ def open_source(items: Items, how: Reading, *, augment: tuple[str, ...], seed: i
     """
     check_augment(how, augment)
     if isinstance(how, Tokenization):
-        texts = of_kind(items, TextSet)
-        return TextSource(tokens=tokens_of(texts, how))
+        return TextSource(tokens=tokens_of(of_kind(items, TextSet), how))
     return ImageSource.open(of_kind(items, ImageSet), how, augment=augment, seed=seed)
 
 
@@ -191,9 +188,8 @@ class TextSource(InputSource):
 
     @override
     def steps(self, plan: Sequence[Planned], *, epoch: int) -> Iterator[list[Inputs]]:
-        lengths = self.tokens.lengths
         for step in plan:
-            longest = int(lengths[step.batch].max())
+            longest = int(self.tokens.lengths[step.batch].max())
             yield [self.tokens.batch(piece, length=longest) for piece in step.pieces]
 
 
@@ -224,14 +220,20 @@ class ImageSource(InputSource):
         Raises:
             DataError: If an image is missing or corrupt.
         """
-        fits = 4 * prod(preprocessing.input_size) * len(dataset) <= CACHE_BYTES
-        cacheable = fits and TENSOR_AUGMENTATIONS.issuperset(augment)
+        cacheable = 4 * prod(preprocessing.input_size) * len(
+            dataset
+        ) <= CACHE_BYTES and TENSOR_AUGMENTATIONS.issuperset(augment)
         return cls(
             dataset=dataset,
             preprocessing=preprocessing,
             augment=augment,
             seed=seed,
-            cached_inputs=_decoded(dataset, preprocessing) if cacheable else None,
+            # all images as the model's evaluation reads them
+            cached_inputs=torch.cat(
+                [batch.inputs for batch in batches(dataset, eval_transform(preprocessing), batch_size=_CHUNK)]
+            )
+            if cacheable
+            else None,
         )
 
     @override
@@ -263,13 +265,6 @@ class ImageSource(InputSource):
             waiting = waiting[size:]
 
 
-def _decoded(dataset: ImageSet, preprocessing: Preprocess) -> torch.Tensor:
-    """Return all images as the model's evaluation wants them, (N, C, H, W)."""
-    return torch.cat(
-        [batch.inputs for batch in batches(dataset, eval_transform(preprocessing), batch_size=_CHUNK)]
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochDraws:
     """What befalls each sample of a data set in one epoch; row i hangs on (seed, epoch, i) and the set's size.
@@ -289,15 +284,15 @@ class EpochDraws:
     @classmethod
     def of(cls, count: int, preprocessing: Preprocess, *, seed: int, epoch: int) -> EpochDraws:
         """Draw for `count` samples."""
-        generator = torch.Generator().manual_seed(sample_seed(_AUGMENTATION_STREAM, seed, epoch))
-        flip, move, down, right = torch.rand(4, count, generator=generator)
-        height, width = preprocessing.input_size[1:]
-        moves = move < SHIFT_PROBABILITY
+        flip, move, down, right = torch.rand(
+            4, count, generator=torch.Generator().manual_seed(sample_seed(_AUGMENTATION_STREAM, seed, epoch))
+        )
+        _, height, width = preprocessing.input_size
         mean, std = torch.tensor(preprocessing.mean), torch.tensor(preprocessing.std)
         return cls(
             flip=flip < 0.5,
-            down=_pixels(down, height) * moves,
-            right=_pixels(right, width) * moves,
+            down=_pixels(down, height) * (move < SHIFT_PROBABILITY),
+            right=_pixels(right, width) * (move < SHIFT_PROBABILITY),
             black=((0 - mean) / std)[:, None, None],
         )
 

@@ -1,17 +1,24 @@
 """The loop: steps, evaluations, early stopping, a learning-rate grid, and saving in between.
 
-It knows neither files of models nor images: a `Job` says what to train, on what, and what is good.
+It knows neither files of models nor images: a `Job` says what to train, on what, and what is good. `classifier_metrics`
+validates a classifier in all processes together.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
+from hydractl.data.batches import Batch
 from hydractl.errors import CheckFailed
+from hydractl.metrics.classification import mean
+from hydractl.metrics.per_sample import answers
+from hydractl.model_inputs import Inputs, inputs_on
 from hydractl.processes.signals import signals_held
 from hydractl.progress import Progress
 from hydractl.runtime import on_cpu
@@ -121,12 +128,9 @@ class _Saver:
         """Save if it is time; the last step's result is as good as saved once it is published."""
         if self.folder is None:
             return
-        step, since = run.position.step, time.monotonic() - self.at
-        if self.job.save_every is not None:
-            due = step % self.job.save_every == 0
-        else:
-            epoch_ends = step % self.job.feed.steps_per_epoch == 0
-            due = since >= (EPOCH_SAVE_EVERY_S if epoch_ends else SAVE_EVERY_S)
+        step, every = run.position.step, self.job.save_every
+        wait = SAVE_EVERY_S if step % self.job.feed.steps_per_epoch else EPOCH_SAVE_EVERY_S
+        due = time.monotonic() - self.at >= wait if every is None else step % every == 0
         if self.engine.agree(due=due):
             self.save(run)
 
@@ -215,3 +219,73 @@ def _line(run: TrainingRun, *, loss: float | None, left_s: float) -> str:
     trained = "" if loss is None else f"loss {loss:.4f} · "
     spans = "" if metrics.span_f1 is None else f"span F1 {metrics.span_f1:.4f}, "
     return f"{grid}{where}: {trained}{run.job.measured_on} {spans}accuracy {metrics.accuracy:.4f}, nll {metrics.nll:.4f}{ahead}"
+
+
+TALLIED = 4
+
+
+def classifier_metrics(
+    engine: Engine,
+    batches: Iterable[Batch[Inputs]],
+    labels: torch.Tensor,
+    span_f1: Callable[[torch.Tensor], float] | None = None,
+) -> Callable[[nn.Module], Metrics | None]:
+    """Return a function that measures a model which maps inputs to logits (B, C).
+
+    Args:
+        engine: Who computes; each process takes every world-th batch.
+        batches: The validation data, in the same order each time they are gone over.
+        labels: Shape (N,), int64, the model's class of each item of the data set; or (N, Q), which of its Q labels apply, or the
+            class of each word, below 0 for none.
+        span_f1: Returns the F1 of spans, given the predicted class of each word (N, Q); None for models without words.
+    """
+
+    def measure(model: nn.Module) -> Metrics | None:
+        sums, classes = [0.0] * TALLIED, torch.zeros_like(labels)
+        # what is made whole in inference is of no use in training
+        with torch.no_grad() if engine.shards else torch.inference_mode():
+            i, last = 0, None
+            for i, batch in enumerate(batches, start=1):
+                last = batch.inputs
+                if (i - 1) % engine.world != engine.rank:
+                    continue
+                logits = model(inputs_on(batch.inputs, engine.device))
+                if span_f1 is not None:
+                    classes[batch.indices, : logits.shape[1]] = logits.argmax(-1).cpu()
+                batch_sums = tally(logits, labels[batch.indices])
+                sums = [total + batch_sum for total, batch_sum in zip(sums, batch_sums, strict=True)]
+            if engine.shards and last is not None and engine.rank >= i % engine.world > 0:
+                model(inputs_on(last, engine.device))  # the others need this process's parts
+        metrics = metrics_of(engine.sum(sums))
+        if span_f1 is None or metrics is None:
+            return metrics
+        if engine.world > 1:  # each process has the classes of its batches, and zeros
+            classes = torch.tensor(engine.sum(classes.flatten().tolist())).long().view(labels.shape)
+        return metrics.model_copy(update={"span_f1": span_f1(classes)})
+
+    return measure
+
+
+def tally(logits: torch.Tensor, labels: torch.Tensor) -> tuple[float, ...]:
+    """Return what a batch adds to `metrics_of`: right answers, nats, samples or their labels, and whether it has none that count.
+
+    Args:
+        logits: Shape (B, C), or (B, Q, C).
+        labels: Shape (B,), or (B, Q), int64, on the CPU; those below 0 do not count.
+    """
+    log_probs, counted = logits.float().log_softmax(-1).cpu(), labels >= 0
+    if not log_probs.isfinite().all():
+        return 0.0, 0.0, 0.0, 1.0
+    log_probs, labels = log_probs[counted], labels[counted]
+    size = len(labels)
+    if not size:
+        return 0.0, 0.0, 0.0, 0.0
+    per_sample = answers(log_probs.exp(), labels, log_probs=log_probs)
+    return float(mean(per_sample["hits"])) * size, float(mean(per_sample["nll"])) * size, float(size), 0.0
+
+
+def metrics_of(sums: Sequence[float]) -> Metrics | None:
+    """Return the metrics that the sums of all batches' tallies make, None if an output is not finite."""
+    correct, loss, count, broken = sums
+    # a share of whole samples, rid of the rounding that summing shares brings
+    return None if broken else Metrics(accuracy=round(correct) / count, nll=loss / count)

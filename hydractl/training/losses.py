@@ -109,8 +109,9 @@ class Repulsion:
         """
         if not isinstance(inputs, torch.Tensor):
             raise TypeError("repulsion needs images")
-        random = torch.Generator().manual_seed(sample_seed(_STREAM, self.seed, step))
-        order = torch.rand(total, CELLS**2, generator=random)[rows.start : rows.stop].argsort(-1)
+        order = torch.rand(
+            total, CELLS**2, generator=torch.Generator().manual_seed(sample_seed(_STREAM, self.seed, step))
+        )[rows.start : rows.stop].argsort(-1)
         probs = model(with_permuted_patches(inputs, order.to(inputs.device))).float().softmax(-1)
         return self.weight * agreement(probs)
 

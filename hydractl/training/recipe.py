@@ -338,8 +338,9 @@ class Recipe:
         if len(set(self.lr)) != len(self.lr):
             raise UsageError("`--lr` repeats a learning rate")
         if not self.train:
-            choices = f"choose from {', '.join(PARTS)}"
-            raise UsageError("nothing would train: `--train` has no part", hint=choices)
+            raise UsageError(
+                "nothing would train: `--train` has no part", hint=f"choose from {', '.join(PARTS)}"
+            )
         if self.reset_head and "head" not in self.parts:
             raise UsageError(
                 "`--reset-head` sets the classifier to zero, and without training it nothing else can learn",
@@ -590,15 +591,9 @@ def recipe_of(name: str | None, overrides: Mapping[str, object]) -> Recipe:
         # a rate and a decay are meant for one optimiser
         base = {k: v for k, v in base.items() if k not in {"lr", "weight_decay"}}
     recipe = replace(Recipe(), **{"lr": (), "weight_decay": None, "epochs": None, **base, **stated})
-    _refuse_idle(recipe, stated)
-    return recipe
-
-
-def _refuse_idle(recipe: Recipe, stated: Mapping[str, object]) -> None:
-    """Refuse options that were given and that another one makes idle."""
-    for name, constraint in recipe.idle().items():
-        if name in stated:
-            raise constraint.refusal(recipe, name, "only_with")
+    for key, constraint in recipe.idle().items():
+        if key in stated:
+            raise constraint.refusal(recipe, key, "only_with")
     if stated.get("keep_best") is False and recipe.early_stop is not None:
         raise UsageError(
             "`--keep-last` and `--early-stop` exclude each other: stopping early keeps the best weights",
@@ -611,3 +606,4 @@ def _refuse_idle(recipe: Recipe, stated: Mapping[str, object]) -> None:
             f"{getattr(recipe, blocks)}`, which freezes the embedding",
             hint="leave out `embed` from `--train`",
         )
+    return recipe

@@ -148,8 +148,7 @@ def _checkpointed(forward: Callable[..., Stream], stream: Stream, *args: Any) ->
     def run(tokens: torch.Tensor) -> Stream:
         return forward(stream.with_tokens(tokens), *args)
 
-    recomputed: Stream = checkpoint(run, stream.tokens, use_reentrant=False)
-    return recomputed
+    return checkpoint(run, stream.tokens, use_reentrant=False)
 
 
 def _run_instead(module: nn.Module, run: Callable[..., Any]) -> None:
@@ -351,8 +350,9 @@ class TrainingRun:
             metrics = self.job.evaluate(self.model)
             if self.engine.shards:
                 part_again(self.model)
-        update = {"evaluated": self.position.step} | self._changes_by(metrics)
-        self.position = self.position.model_copy(update=update)
+        self.position = self.position.model_copy(
+            update={"evaluated": self.position.step} | self._changes_by(metrics)
+        )
 
     def _changes_by(self, metrics: Metrics | None) -> dict[str, object]:
         """Return what an evaluation changes of the position, and keep the weights if they are the best and those are wanted."""

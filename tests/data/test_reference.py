@@ -7,8 +7,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hydractl.data.names import ORDERS, normal, split_keys
-from hydractl.data.reference import BUILT_IN_IMAGES, BUILT_IN_TEXTS, KEYS, DataRef, SourceKind
+from hydractl.data.reference import (
+    BUILT_IN_IMAGES,
+    BUILT_IN_TEXTS,
+    KEYS,
+    ORDERS,
+    DataRef,
+    SourceKind,
+    normal,
+    split_keys,
+)
 from hydractl.errors import UsageError
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters=",+:"), min_size=1, max_size=8)

@@ -23,10 +23,10 @@ IDLE = {"waits": 0, "copies": 0, "allocations": 0}
 MOST = {"pruned": 1.12, "tuned": 1.25}
 """Launches of a stacked hydra over those of the library's model, texts with padding; fine-tuned members share the embedding."""
 WAITS = {
-    "finetune": {"training.loop._steps": 2, "training.evaluate.tally": 2, "runtime.wait_for": 1},  # 2 epochs
+    "finetune": {"training.loop._steps": 2, "training.loop.tally": 2, "runtime.wait_for": 1},  # 2 epochs
     "score": {
         "scoring.gradients.mean_gradient": 3,  # 3 layers: whether it is finite
-        "scoring.taylor._l1.<locals>.<dictcomp>": 3,
+        "scoring.weight_scores._l1.<locals>.<dictcomp>": 3,
     },
     "cahp": {  # labels and moments of 4 batches, and gradients
         "scoring.head_profiles.signatures": 4,

@@ -200,7 +200,7 @@ def test_training_waits_where_a_number_is_read():
     )  # zeros of a gradient, which C++ makes where it sees the tensor
     assert found == {
         "_local_scalar_dense in hydractl.training.loop._steps": EPOCHS,
-        "copy in hydractl.training.evaluate.tally": EPOCHS,
+        "copy in hydractl.training.loop.tally": EPOCHS,
         "wait in hydractl.runtime.wait_for": 1,
     }
 

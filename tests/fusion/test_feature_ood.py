@@ -14,7 +14,7 @@ from hydractl.fusion.feature_ood import fit_scores
 from hydractl.metrics.feature_scores import FITS, Classifier
 from hydractl.output import scratch
 from hydractl.processes.distributed import ProcessGroup
-from hydractl.scoring.circuit.memory_budget import Peak
+from hydractl.scoring.circuit.tower import Peak
 
 MEMBERS, SAMPLES, CLASSES, WIDTH, BATCH = 2, 1024, 2000, 8, 32
 LOGITS = 4 * MEMBERS * SAMPLES * CLASSES

@@ -5,9 +5,9 @@ import torch
 
 from hydractl.errors import UsageError
 from hydractl.progress import SILENT
-from hydractl.scoring.controls import score_magnitude, score_random
 from hydractl.scoring.job import ScoreJob
 from hydractl.scoring.settings import MagnitudeSettings
+from hydractl.scoring.weight_scores import score_magnitude, score_random
 from support.builders import base
 from support.variants import variant
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydractl.scoring.normalize import min_max, normalized, warn_of_unlike_towers
+from hydractl.scoring.job import min_max, normalized, warn_of_unlike_towers
 from support.builders import base
 from support.heard import Heard
 from support.jobs import job_for

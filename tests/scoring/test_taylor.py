@@ -9,7 +9,7 @@ from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT
 from hydractl.scoring import gradients
 from hydractl.scoring.settings import BudgetMeaning, TaylorSettings
-from hydractl.scoring.taylor import score_taylor
+from hydractl.scoring.weight_scores import score_taylor
 from support import naive
 from support.builders import base
 from support.heard import Heard

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from itertools import accumulate, chain
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 from PIL import Image
 from typing_extensions import override
@@ -22,12 +22,12 @@ from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.tables import (
     AS_IS,
+    LIST_FORM,
     Cell,
     DataTable,
     FileSpan,
     ImageFiles,
     Read,
-    is_unreadable_list,
     list_in,
     separator_in,
     split_labels,
@@ -247,12 +247,13 @@ def images_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: b
             if text
             else "select the column with the images: `::image=COLUMN`",
         )
-    label = label_column(table, ref) if labelled else None
-    store = CellStore(table.images(image), table.where)
-    labels = _labels(table, label, progress)
-    places = range(len(table))
+    labels = _labels(table, ref, progress, labelled=labelled)
     return ImageSet(
-        store=store, places=places, name=table.name, columns=tuple(table.columns), **labels._asdict()
+        store=CellStore(table.images(image), table.where),
+        places=range(len(table)),
+        name=table.name,
+        columns=tuple(table.columns),
+        **labels._asdict(),
     )
 
 
@@ -269,9 +270,8 @@ def texts_of(
         [_checked(cell, f"{table.place(c)}: row {row}") for row, cell in enumerate(table.cells(c))]
         for c in columns
     ]
-    label = label_column(table, ref) if labelled else None
     texts: tuple[Text, ...] = tuple(zip(*cells, strict=True)) if len(cells) > 1 else tuple(cells[0])
-    labels = _labels(table, label, progress)
+    labels = _labels(table, ref, progress, labelled=labelled)
     return TextSet(texts=texts, name=table.name, columns=tuple(table.columns), **labels._asdict())
 
 
@@ -284,16 +284,8 @@ def _checked(cell: object, where: str) -> str:
     return cell
 
 
-def label_column(table: DataTable, ref: DataRef) -> str | None:
-    """Return the column of labels, None where there is none.
-
-    Raises:
-        DataError: If the reference names one that is missing.
-    """
-    return find_column(table, column=ref.label, usual=LABEL_COLUMNS, role="label")
-
-
-def _labels(table: DataTable, column: str | None, progress: Progress) -> Labels:
+def _labels(table: DataTable, ref: DataRef, progress: Progress, *, labelled: bool) -> Labels:
+    column = find_column(table, column=ref.label, usual=LABEL_COLUMNS, role="label") if labelled else None
     if column is None:
         return Labels()
     return read_labels(
@@ -348,15 +340,28 @@ def read_labels(
             raise DataError(
                 f"{where}: row {row} has the label {label!r}, but must have an index into {len(names)} class names"
             )
-    if names is not None:
-        return Labels(tuple(names), cast("tuple[int, ...]", tuple(labels)), task=task)
     texts = dict.fromkeys(map(str, labels))
-    if separator is None:
+    if separator is None and names is None:
         _check_separators(texts, where, progress)
-    numbered = are_numerals(texts)
-    class_names = sorted(texts, key=int if numbered else None)
-    position = {text: index for index, text in enumerate(class_names)}
-    return Labels(tuple(class_names), tuple(position[str(label)] for label in labels), numbered, task)
+    class_names, position, numbered = _classes(texts, names)
+    return Labels(class_names, tuple(position[str(label)] for label in labels), numbered, task)
+
+
+def _classes(
+    labels: Iterable[str], names: Sequence[str] | None
+) -> tuple[tuple[str, ...], Mapping[str, int], bool]:
+    """Return the class names, the class of each label, and whether the names are numbers.
+
+    Args:
+        labels: All labels, each once or more.
+        names: The class names if the table declares them; labels are then indices into it.
+    """
+    numbered = names is None and are_numerals(labels)
+    if names is None:
+        names = keys = sorted({*labels}, key=int if numbered else None)
+    else:
+        keys = [str(number) for number in range(len(names))]
+    return tuple(names), {key: number for number, key in enumerate(keys)}, numbered
 
 
 def _cells_of_task(cells: Sequence[object], where: str) -> tuple[Task, Sequence[Any]]:
@@ -393,7 +398,11 @@ def label_of(cell: object, place: str) -> int | str:
         value = int(value) if value.lstrip("-").isdigit() else float(value)
     if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
         return int(value)
-    if value == "" or not isinstance(value, int | str) or is_unreadable_list(str(value)):
+    if (
+        value == ""
+        or not isinstance(value, int | str)
+        or (LIST_FORM.fullmatch(str(value)) and list_in(value) is None)
+    ):
         raise DataError(
             f"{place} has an invalid label: {cell!r:.80}",
             hint='labels must be names or integers; write lists in JSON, `["bad", "long"]`; for cells such as `bad|long` add `::label-separator=|` in quotes',
@@ -443,11 +452,9 @@ def _label_sets(cells: Sequence[list[Any]], names: Sequence[str] | None, where: 
     texts = {str(value) for row in lists for value in row}
     if not texts:
         raise DataError(f"{where}: every list of labels is empty")
-    numbered = names is None and are_numerals(texts)
-    class_names = names or sorted(texts, key=int if numbered else None)
-    position = {text: i for i, text in enumerate(class_names)} if names is None else None
-    sets = (sorted({int(v) if position is None else position[str(v)] for v in row}) for row in lists)
-    return Labels(tuple(class_names), tuple(map(tuple, sets)), numbered, MULTI_LABEL)
+    class_names, position, numbered = _classes(texts, names)
+    sets = tuple(tuple(sorted({position[str(label)] for label in row})) for row in lists)
+    return Labels(class_names, sets, numbered, MULTI_LABEL)
 
 
 WORD_COLUMNS = ("tokens", "words")
@@ -577,16 +584,6 @@ def _word_labels(
             raise DataError(
                 f"{where}: has the label `{tag}`, but its labels must be indices into {len(names)} class names"
             )
-    texts = sorted(map(str, unique))
-    numbered = names is None and are_numerals(texts)
-    class_names = names or sorted(texts, key=int if numbered else None)
-    position = {text: i for i, text in enumerate(class_names)} if names is None else None
-    return Labels(
-        tuple(class_names),
-        tuple(
-            tuple(int(tag) if position is None else position[str(tag)] for tag in row if tag != UNASKED)
-            for row in tags
-        ),
-        numbered,
-        TOKENS,
-    )
+    class_names, position, numbered = _classes({*map(str, unique)}, names)
+    labels = tuple(tuple(position[str(tag)] for tag in row if tag != UNASKED) for row in tags)
+    return Labels(class_names, labels, numbered, TOKENS)

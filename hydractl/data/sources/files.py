@@ -103,7 +103,7 @@ def open_table(ref: DataRef, content: Content, *, labelled: bool = True) -> Data
         )
     ref.check_there()
     if path.suffix.lower() == ".parquet":
-        return ParquetTable.read(path, ref)
+        return read_parquet(path, ref)
     is_lines = path.suffix.lower() == LIST_SUFFIX and content is Content.TEXTS and not labelled
     return RowTable(_text_lines(path) if is_lines else read_rows(path, content), path, folder_of(ref))
 
@@ -150,7 +150,7 @@ def _read_csv(path: Path) -> Rows:
         if len(cells) != len(head):
             raise DataError(
                 f"{path}: line {line} has {len(cells)} cells under {len(head)} columns",
-                hint=f'put a cell that contains {_named(delimiter)} in quotes: `"..."`',
+                hint=f'put a cell that contains {f"`{delimiter}`" if delimiter.strip() else "a tab"} in quotes: `"..."`',
             )
         if delimiter == "\t" and any("\t" in cell and "\n" in cell for cell in cells):
             # files of tabs are often written without quoting, where a text that begins with a quote would swallow rows
@@ -186,16 +186,17 @@ def _delimiter(text: str) -> str:
     return max(_DELIMITERS, key=fit)
 
 
-def _named(delimiter: str) -> str:
-    return "a tab" if delimiter == "\t" else f"`{delimiter}`"
-
-
 def _read_json(path: Path, content: Content) -> Rows:
     """Return the objects of an array, or those that stand one a line."""
     text = read_text(path)
     rows: Rows = []
-    read = _array if text.lstrip().startswith("[") else _lines
-    for place, row in read(path, text, content):
+    if text.lstrip().startswith("["):
+        array = enumerate(_parsed(path, text, content))
+        placed_rows = ((f"row {number} of the array", row) for number, row in array)
+    else:
+        lines = ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
+        placed_rows = ((f"line {n}", _parsed(path, line, content, line=n)) for n, line in lines)
+    for place, row in placed_rows:
         if not isinstance(row, dict):
             raise DataError(f"{path}: {place} is not a JSON object")
         if rows and row.keys() != rows[0].keys():
@@ -205,30 +206,16 @@ def _read_json(path: Path, content: Content) -> Rows:
     return rows
 
 
-def _array(path: Path, text: str, content: Content) -> Iterator[tuple[str, object]]:
+def _parsed(path: Path, text: str, content: Content, *, line: int = 0) -> Any:  # noqa: ANN401 - JSON may be anything
+    """Return the value of a file, or of its line `line`."""
     try:
-        rows = parse(text)
+        return parse(text)
     except NotJSONError as error:
-        line, column = (f"line {error.line} ", f" at column {error.column}") if error.line else ("", "")
+        place = f"line {line or error.line} " if line or error.line else ""
+        column = f" at column {error.column}" if error.column else ""
         raise DataError(
-            f"{path}: {line}is not JSON: {error.words}{column}",
-            hint=_FORM.format(_EXAMPLES[content]),
+            f"{path}: {place}is not JSON: {error.words}{column}", hint=_FORM.format(_EXAMPLES[content])
         ) from error
-    yield from ((f"row {number} of the array", row) for number, row in enumerate(rows))
-
-
-def _lines(path: Path, text: str, content: Content) -> Iterator[tuple[str, object]]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            yield f"line {number}", parse(line)
-        except NotJSONError as error:
-            column = f" at column {error.column}" if error.column else ""
-            raise DataError(
-                f"{path}: line {number} is not JSON: {error.words}{column}",
-                hint=_FORM.format(_EXAMPLES[content]),
-            ) from error
 
 
 def _rename_hint(path: Path) -> str:
@@ -328,61 +315,35 @@ def read_rows(path: Path, content: Content) -> Rows:
     return _read_csv(path) if suffix in {".csv", ".tsv"} else _read_json(path, content)
 
 
-class ParquetTable(ArrowTable):
-    """The rows of a .parquet file; columns of a type that `datasets` does not know are there, and refused when they are read."""
+def read_parquet(path: Path, ref: DataRef) -> ArrowTable:
+    """Return the table in a .parquet file. Columns of types that `datasets` does not know are refused when they are read.
 
-    def __init__(self, dataset: Any, ref: DataRef, *, where: str, unknown: Mapping[str, str]) -> None:  # noqa: ANN401 - the library is untyped
-        """Take up a file.
+    Raises:
+        DataError: If it is malformed, or no column can be read.
+    """
+    import datasets  # noqa: PLC0415 - seconds of import that other data need not pay
+    import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415 - as above
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]  # noqa: PLC0415 - as above
 
-        Args:
-            dataset: The columns whose types are known.
-            ref: Names it.
-            where: As in `Table`.
-            unknown: The types of the others, by their names.
-        """
-        super().__init__(dataset, ref, where=where)
-        self.columns = (*self.columns, *unknown)
-        self._unknown = unknown
+    def is_known(column: Any) -> bool:  # noqa: ANN401 - a `pyarrow.Field`, untyped
+        try:
+            datasets.Features.from_arrow_schema(pa.schema([column]))
+        except (ValueError, NotImplementedError):
+            return False
+        return True
 
-    @classmethod
-    def read(cls, path: Path, ref: DataRef) -> ParquetTable:
-        """Return the table in a file.
-
-        Raises:
-            DataError: If it is malformed, or no column can be read.
-        """
-        import datasets  # noqa: PLC0415 - seconds of import that other data need not pay
-        import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415 - as above
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]  # noqa: PLC0415 - as above
-
-        def is_known(column: Any) -> bool:  # noqa: ANN401 - a `pyarrow.Field`, untyped
-            try:
-                datasets.Features.from_arrow_schema(pa.schema([column]))
-            except (ValueError, NotImplementedError):
-                return False
-            return True
-
-        with readable(path, "Parquet"):
-            with pq.ParquetFile(path) as file:
-                batches = [*_batches(file, path, ref.max_item or MAX_ITEM)]
-                table = pa.Table.from_batches(batches, file.schema_arrow)
-            unknown = {column.name: str(column.type) for column in table.schema if not is_known(column)}
-            known_columns = table.select([name for name in table.column_names if name not in unknown])
-            # the library's own reader would leave a copy in its cache
-            dataset = datasets.Dataset(datasets.table.InMemoryTable(known_columns))
-        if unknown and not known_columns.column_names:
-            types = ", ".join(f"`{name}` ({kind})" for name, kind in unknown.items())
-            raise DataError(f"{path}: has no column of a supported type, only {types}")
-        return cls(dataset, ref, where=str(path), unknown=unknown)
-
-    @override
-    def rows(self, column: str) -> Any:
-        if column in self._unknown:
-            raise DataError(
-                f"{self.place(column)}: has the unsupported type `{self._unknown[column]}`",
-                hint="select another column, or convert it to strings or numbers",
-            )
-        return super().rows(column)
+    with readable(path, "Parquet"):
+        with pq.ParquetFile(path) as file:
+            batches = [*_batches(file, path, ref.max_item or MAX_ITEM)]
+            table = pa.Table.from_batches(batches, file.schema_arrow)
+        unknown = {column.name: str(column.type) for column in table.schema if not is_known(column)}
+        known_columns = table.select([name for name in table.column_names if name not in unknown])
+        # the library's own reader would leave a copy in its cache
+        dataset = datasets.Dataset(datasets.table.InMemoryTable(known_columns))
+    if unknown and not known_columns.column_names:
+        types = ", ".join(f"`{name}` ({kind})" for name, kind in unknown.items())
+        raise DataError(f"{path}: has no column of a supported type, only {types}")
+    return ArrowTable(dataset, ref, where=str(path), unknown=unknown)
 
 
 def _batches(file: Any, path: Path, limit: int) -> Iterator[Any]:  # noqa: ANN401 - of pyarrow, untyped

@@ -85,7 +85,29 @@ def open_folder(ref: DataRef, content: Content, progress: Progress) -> datasets.
             not UTF-8.
     """
     root = _root(ref)
-    return _items(root, content, *_files(root, content, progress))
+    folders, loose, skipped = _listing(root, content)
+    if folders and loose:
+        raise DataError(
+            f"{root}: contains both {content} (`{loose[0]}`) and sub-folders (`{folders[0]}`)",
+            hint=f"use only one sub-folder per class, or only {content} for a set without labels",
+        )
+    if not folders and not loose:
+        raise _nothing(root, content, skipped)
+    _refuse_splits(root, folders, content)
+    files, labels = list(loose), []
+    for label, folder in enumerate(folders):
+        class_files, others = _walk(root, f"{folder}/", content)
+        if not class_files:
+            raise DataError(
+                f"{root}: class folder `{folder}` has no {content.singular}",
+                hint=_other_kind(others, content) or f"add {content} to it, or move it out of `{root}`",
+            )
+        files += class_files
+        labels += [label] * len(class_files)
+        skipped += others
+    _tell_skipped(root, content, skipped, progress)
+    names = tuple(os.fsencode(folder).decode(errors="backslashreplace") for folder in folders)
+    return _items(root, content, tuple(files), datasets.Labels(names, tuple(labels) if folders else None))
 
 
 def open_tree(ref: DataRef, content: Content, progress: Progress) -> datasets.Items:
@@ -120,30 +142,6 @@ def _text(path: Path) -> str:
     if not text.strip():
         raise DataError(f"{path}: has no text", hint="write a text into it, or move it out of the folder")
     return text
-
-
-def _files(root: Path, content: Content, progress: Progress) -> tuple[tuple[str, ...], datasets.Labels]:
-    """Return the paths of files of one kind below a folder, and their classes: the names of its sub-folders, if there are any."""
-    folders, loose, skipped = _listing(root, content)
-    if folders and loose:
-        raise DataError(
-            f"{root}: contains both {content} (`{loose[0]}`) and sub-folders (`{folders[0]}`)",
-            hint=f"use only one sub-folder per class, or only {content} for a set without labels",
-        )
-    if not folders and not loose:
-        raise _nothing(root, content, skipped)
-    _refuse_splits(root, folders, content)
-    files, labels = list(loose), []
-    for label, folder in enumerate(folders):
-        class_files, others = _walk(root, f"{folder}/", content)
-        if not class_files:
-            raise _empty_class(root / folder, content, others)
-        files += class_files
-        labels += [label] * len(class_files)
-        skipped += others
-    _tell_skipped(root, content, skipped, progress)
-    names = tuple(os.fsencode(folder).decode(errors="backslashreplace") for folder in folders)
-    return tuple(files), datasets.Labels(names, tuple(labels) if folders else None)
 
 
 def _walk(root: Path, below: str, content: Content) -> tuple[list[str], list[str]]:
@@ -194,8 +192,11 @@ def _tell_skipped(root: Path, content: Content, skipped: list[str], progress: Pr
 
 
 def _nothing(root: Path, content: Content, skipped: list[str]) -> DataError:
-    hint = _other_kind(skipped, content) or f"suffixes of {content}: {', '.join(sorted(SUFFIXES[content]))}"
-    return DataError(f"{root}: has no {content.singular}", hint=hint)
+    return DataError(
+        f"{root}: has no {content.singular}",
+        hint=_other_kind(skipped, content)
+        or f"suffixes of {content}: {', '.join(sorted(SUFFIXES[content]))}",
+    )
 
 
 def _root(ref: DataRef) -> Path:
@@ -207,9 +208,9 @@ def _root(ref: DataRef) -> Path:
         return root
     if not (root / ref.split).is_dir():
         folders = _listing(root, Content.IMAGES)[0]
-        present = quoted(folders) or "no sub-folders"
         raise DataError(
-            f"{root}: has no split `{ref.split}`; it has {present}", hint=did_you_mean(ref.split, folders)
+            f"{root}: has no split `{ref.split}`; it has {quoted(folders) or 'no sub-folders'}",
+            hint=did_you_mean(ref.split, folders),
         )
     return root / ref.split
 
@@ -232,11 +233,6 @@ def _listing(folder: Path, content: Content) -> tuple[list[str], list[str], list
         or (content is Content.IMAGES and entry.is_file() and decoding.is_image(entry))
     ]
     return folders, matching, sorted({entry.name for entry in files} - {*matching})
-
-
-def _empty_class(folder: Path, content: Content, others: list[str]) -> DataError:
-    hint = _other_kind(others, content) or f"add {content} to it, or move it out of `{folder.parent}`"
-    return DataError(f"{folder.parent}: class folder `{folder.name}` has no {content.singular}", hint=hint)
 
 
 def _other_kind(names: list[str], expected: Content) -> str | None:
@@ -332,8 +328,9 @@ def _roots(ref: DataRef) -> list[Path]:
 
 
 def _is_saved(root: Path) -> bool:
-    parts = all((root / name).is_file() for name in ("state.json", "dataset_info.json"))
-    return parts or (root / "dataset_dict.json").is_file()
+    return (root / "dataset_dict.json").is_file() or (
+        (root / "state.json").is_file() and (root / "dataset_info.json").is_file()
+    )
 
 
 def _metadata(root: Path) -> bool:

@@ -7,11 +7,12 @@ import contextlib
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import MappingProxyType
+from typing import Any, TypeAlias, cast
 
 from typing_extensions import override
 
@@ -30,7 +31,7 @@ _ITEM = re.compile(
     r"""(?:np\.\w+\()?('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|True|False|[-+]?\d+\.?\d*)\)?(\s*,\s*|\s+|$)""",
     re.DOTALL,
 )
-_UNREADABLE = re.compile(r"[\[({].*[,'\"].*[\])}]|\w+\(.*['\"].*\)", re.DOTALL)
+LIST_FORM = re.compile(r"[\[({].*[,'\"].*[\])}]|\w+\(.*['\"].*\)", re.DOTALL)
 
 
 def list_in(cell: object) -> list[Any] | None:
@@ -49,11 +50,6 @@ def list_in(cell: object) -> list[Any] | None:
             with suppress(SyntaxError, ValueError):
                 return [ast.literal_eval(part[1]) for part in items]
     return cell if isinstance(cell, list) else None
-
-
-def is_unreadable_list(text: str) -> bool:
-    """Return whether a text looks like a list with several items that `list_in` cannot read."""
-    return _UNREADABLE.fullmatch(text) is not None and list_in(text) is None
 
 
 def split_labels(cell: object, separator: str | None) -> object:
@@ -158,12 +154,27 @@ class DataTable(ABC):
 class ArrowTable(DataTable):
     """A `datasets.Dataset`; an image column is an Image feature, encoded bytes, or (local files) paths."""
 
-    def __init__(self, dataset: Any, ref: DataRef, *, where: str) -> None:  # noqa: ANN401 - the library is untyped
+    def __init__(
+        self,
+        dataset: Any,  # noqa: ANN401 - the library is untyped
+        ref: DataRef,
+        *,
+        where: str,
+        unknown: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Wrap a data set.
+
+        Args:
+            dataset: The columns whose types `datasets` knows.
+            ref: Data reference of the data set.
+            where: Name in messages.
+            unknown: The types of all other columns, by name. A column of an unknown type is refused when it is read.
+        """
         if any("." in name and name not in dataset.column_names for name in ref.text_columns):
             dataset = dataset.flatten()  # a column within a column is named `OUTER.INNER`
         name = where if ref.repo_id else Path(ref.source).resolve().name
-        super().__init__(dataset.column_names, where=where, name=name)
-        self._dataset = dataset
+        super().__init__([*dataset.column_names, *unknown], where=where, name=name)
+        self._dataset, self._unknown = dataset, unknown
         self._folder = folder_of(ref) if ref.kind is SourceKind.FILE else None
 
     @override
@@ -172,15 +183,19 @@ class ArrowTable(DataTable):
 
     def rows(self, column: str) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, untyped
         """Return the rows of a column alone."""
+        if column in self._unknown:
+            raise DataError(
+                f"{self.place(column)}: has the unsupported type `{self._unknown[column]}`",
+                hint="select another column, or convert it to strings or numbers",
+            )
         return self._dataset.select_columns([column])
 
     @override
     def cells(self, column: str, *, most: int | None = None) -> Sequence[object]:
         # as stored: the library would decode images, with any of Pillow's readers
-        column_cells: Sequence[object] = (
-            self.rows(column).with_format("arrow")[:most].column(column).to_pylist()
+        return cast(
+            "Sequence[object]", self.rows(column).with_format("arrow")[:most].column(column).to_pylist()
         )
-        return column_cells
 
     @override
     def classes(self, column: str) -> Sequence[str] | None:

@@ -125,11 +125,6 @@ class ShardTable(DataTable):
         return read
 
 
-def lie_in(ref: DataRef) -> bool:
-    """Return whether a folder holds shards."""
-    return bool(_in_folder(ref))
-
-
 def open_shards(ref: DataRef, progress: Progress) -> ShardTable:
     """Return the samples of shards: of those in a folder by their names, or of a pattern such as `train-{000..012}.tar`.
 
@@ -139,7 +134,7 @@ def open_shards(ref: DataRef, progress: Progress) -> ShardTable:
         DataError: As `ShardTable`.
         UsageError: If the pattern is malformed.
     """
-    paths = _in_folder(ref) or list(map(Path, expanded(ref.source)))
+    paths = shards_in(ref) or list(map(Path, expanded(ref.source)))
     for path in paths:
         check_seekable(path)
         if not path.is_file():
@@ -153,9 +148,10 @@ def open_shards(ref: DataRef, progress: Progress) -> ShardTable:
     return ShardTable(paths, where=ref.source, name=Path(ref.source).resolve().name, progress=progress)
 
 
-def _in_folder(ref: DataRef) -> list[Path]:
-    root = Path(ref.source, ref.split or "")
-    return sorted(p for p in root.glob(f"*{SHARD_SUFFIX}") if p.is_file() and not p.name.startswith("."))
+def shards_in(ref: DataRef) -> list[Path]:
+    """Return the shards in a folder, sorted by name."""
+    paths = Path(ref.source, ref.split or "").glob(f"*{SHARD_SUFFIX}")
+    return sorted(path for path in paths if path.is_file() and not path.name.startswith("."))
 
 
 def expanded(pattern: str) -> list[str]:

@@ -44,7 +44,7 @@ from hydractl.runtime import on_device
 from hydractl.scoring.gradients import losses_of
 from hydractl.scoring.job import ScoreJob
 from hydractl.scoring.settings import TaylorSettings
-from hydractl.scoring.taylor import score_taylor
+from hydractl.scoring.weight_scores import score_taylor
 
 PROBES = 8
 

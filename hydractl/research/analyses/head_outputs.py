@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from hydractl.families.attention import Attention
+from hydractl.families.attention import NOTHING, Attention, AttentionExtras
 from hydractl.families.stream import Stream
 from hydractl.families.tower import Towers
 from hydractl.heads.masks import removal_order
@@ -23,7 +24,27 @@ from hydractl.metrics.feature_scores import whitening
 from hydractl.model_inputs import Inputs, batch_of, repeat_batch
 from hydractl.research.analyses.context import AnalysisContext, ModelOfRow
 from hydractl.research.schema import CentroidDistances, Centroids, Plane, Planes
-from hydractl.scoring.attention_hooks import Heard, tapped
+from hydractl.scoring.attention_hooks import tapped
+
+
+class Heard(Attention):
+    """Attention that passes its head outputs, before the output projection, to a function in each pass."""
+
+    def __init__(self, attention: Attention, hear: Callable[[Tensor], None]) -> None:
+        """Take the place of an attention, of one member or of several.
+
+        Args:
+            attention: Module to wrap.
+            hear: Receives the outputs, as `Attention.heads` returns them in turn.
+        """
+        super().__init__(attention.groups())
+        self._hear = hear
+
+    @override
+    def heads(self, x: Tensor, queries: slice | None = None, side: AttentionExtras = NOTHING) -> Tensor:
+        z = super().heads(x, queries, side)
+        self._hear(z)
+        return z
 
 
 class Group(NamedTuple):

@@ -10,9 +10,8 @@ from typing import ClassVar, Self
 
 from typing_extensions import override
 
-from hydractl.data.names import split_source
 from hydractl.data.presets import PREFIX
-from hydractl.data.reference import KEYS, DataRef
+from hydractl.data.reference import KEYS, DataRef, split_source
 from hydractl.errors import UsageError
 from hydractl.parsing import number, whole_number, written
 from hydractl.settings import (

@@ -42,9 +42,8 @@ from hydractl.stages.shared.finite import stored_tensors
 from hydractl.stages.shared.outputs import check_outputs
 from hydractl.stages.shared.provenance import make_step, scored_data
 from hydractl.training.accelerator import Share, start_engine
-from hydractl.training.evaluate import metrics_of, tally
 from hydractl.training.feeding import ItemFeed
-from hydractl.training.loop import Trained, train
+from hydractl.training.loop import Trained, metrics_of, tally, train
 from hydractl.training.recipe import Recipe
 from hydractl.training.resume import Metrics, Snapshot, StateFolder
 from hydractl.training.trainer import Job, copy_weights

@@ -16,8 +16,7 @@ from hydractl.model_inputs import map_inputs
 from hydractl.progress import Progress
 from hydractl.research.scores.options import HeadmapSettings
 from hydractl.scoring.attention_hooks import heads_left, keep_heads
-from hydractl.scoring.circuit.memory_budget import MemoryBudget
-from hydractl.scoring.circuit.tower import LayerInput, iterate_ablations
+from hydractl.scoring.circuit.tower import LayerInput, MemoryBudget, iterate_ablations
 from hydractl.scoring.gradients import losses_of, not_finite, sample_losses
 from hydractl.scoring.job import Ranking, Samples, ScoreJob
 

@@ -20,8 +20,15 @@ from hydractl.research.scores.options import MichelSettings
 from hydractl.runtime import at_least_single
 from hydractl.scoring.attention_hooks import Gated, heads_left, remove_head, tapped
 from hydractl.scoring.gradients import gate_gradients, losses_of, not_finite, sample_losses
-from hydractl.scoring.job import Ranking, Samples, ScoreJob
-from hydractl.scoring.normalize import Tables, min_max, normalized, warn_of_unlike_towers
+from hydractl.scoring.job import (
+    Ranking,
+    Samples,
+    ScoreJob,
+    Tables,
+    min_max,
+    normalized,
+    warn_of_unlike_towers,
+)
 
 
 def score_michel(job: ScoreJob, progress: Progress) -> Ranking:

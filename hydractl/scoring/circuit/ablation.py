@@ -26,11 +26,11 @@ from hydractl.errors import DataError
 from hydractl.families.attention import HeadGroup
 from hydractl.manifest.head_mask import HeadId
 from hydractl.model_inputs import Inputs, batch_of, without_absent
-from hydractl.scoring.circuit.memory_budget import MemoryBudget
 from hydractl.scoring.circuit.outcomes import SCORE, Outcomes, Yardstick, guessed, outcomes_read
 from hydractl.scoring.circuit.tower import (
     CandidateHeads,
     LayerInput,
+    MemoryBudget,
     Streams,
     compile_joins,
     heads_of,
@@ -134,8 +134,7 @@ class Circuit:
         heads = [head for head in self.candidates() if self.left[head.tower][head.layer][0] == head.head]
         for role, data in self.data.items():
             for samples in islice(data, 1):
-                for _ in self._without(CircuitBatch(role, 0, *samples), self._picks(heads)):
-                    pass
+                deque(self._without(CircuitBatch(role, 0, *samples), self._picks(heads)), maxlen=0)
 
     def heads(self) -> list[HeadId]:
         """Return all heads that may go or have gone, in order."""
@@ -305,11 +304,9 @@ class Circuit:
         """Return how many inputs each tower sees in a pass over all data of all processes."""
         counts = dict.fromkeys(self.left, 0)
         for data in self.data.values():
-            batch_sizes = []
-            for inputs, _ in data:
-                tower_inputs = self.model.routed(inputs)
-                batch_sizes.append(torch.tensor([batch_of(tower_inputs[name]) for name in self.left]))
-            for sizes in self.team.in_order(batch_sizes):
+            routed = (self.model.routed(inputs) for inputs, _ in data)
+            sizes_here = [torch.tensor([batch_of(towers[name]) for name in self.left]) for towers in routed]
+            for sizes in self.team.in_order(sizes_here):
                 for name, size in zip(self.left, sizes.tolist(), strict=True):
                     counts[name] = size if name in self.model.answer.fixed else counts[name] + size
         return counts
@@ -408,10 +405,9 @@ class Circuit:
             ablated.extend(outputs)
             if layer + 1 == len(self.left[candidates.tower]):
                 full_output = self.model.tower(candidates.tower).finish(entered.leaving).unsqueeze(0)
-        full_and_ablated = full_output, ablated
         if candidates.tower in self.model.answer.fixed:
-            self._held[candidates] = full_and_ablated
-        return full_and_ablated
+            self._held[candidates] = full_output, ablated
+        return full_output, ablated
 
     def _outputs(
         self, batch: CircuitBatch, tower_inputs: Inputs, candidates: CandidateHeads
@@ -429,8 +425,8 @@ class Circuit:
                 ablations = iterate_ablations(tower, layer, entered, candidates.heads[layer], self.room)
                 yield entered, (ablation.outputs for ablation in ablations)
             return
-        fixed = candidates.tower in self.model.answer.fixed
-        key = None if fixed else (candidates.tower, batch.role, batch.number)
+        is_fixed = candidates.tower in self.model.answer.fixed
+        key = None if is_fixed else (candidates.tower, batch.role, batch.number)
         for layer, entered in enumerate(streams.entering(key, tower, tower_inputs)):
             heads = [HeadId(candidates.tower, layer, remaining[layer][i]) for i in candidates.heads[layer]]
             yield (

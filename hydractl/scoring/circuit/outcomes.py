@@ -114,8 +114,7 @@ def traits_of(
     exact, names = logits.double(), outcomes_read(objective, labelled=labels is not None)
     traits: dict[str, torch.Tensor] = {}
     if CONFIDENCE in names or (SCORE in names and ood_score == MSP):
-        top = exact.argmax(dim=-1, keepdim=True)
-        traits = dict.fromkeys((CONFIDENCE, SCORE), _odds(exact, top))
+        traits = dict.fromkeys((CONFIDENCE, SCORE), _odds(exact, exact.argmax(dim=-1, keepdim=True)))
         if exact.ndim > PLAIN:
             traits[SCORE] = traits[SCORE].sigmoid().nanmean(-1).logit(eps=SMALLEST)
     if SCORE in names and ood_score != MSP:
@@ -171,7 +170,7 @@ def values_of(objective: Objective, outcomes: Outcomes) -> torch.Tensor:
 
 def first_best(values: Sequence[float]) -> int:
     """Return the index of the first maximum: Algorithm 1 replaces its best only by a strictly better one."""
-    return max(range(len(values)), key=lambda i: (values[i], -i))
+    return max(range(len(values)), key=values.__getitem__)
 
 
 FEATURES, LABELS = "features", "labels"
@@ -282,8 +281,7 @@ class Yardstick(NamedTuple):
         logits: torch.Tensor = model.answer(outputs)
         if self.features is None:
             return logits
-        features = self.features.features_of(outputs).expand(len(logits), -1, -1)
-        return torch.cat([logits, features], dim=-1)
+        return torch.cat([logits, self.features.features_of(outputs).expand(len(logits), -1, -1)], dim=-1)
 
     def logits(self, answers: torch.Tensor) -> torch.Tensor:
         """Return the logits (..., C) of answers."""

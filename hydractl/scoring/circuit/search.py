@@ -50,7 +50,7 @@ def score_circuit(job: ScoreJob, progress: Progress) -> Ranking:
                 search.remove(recorded[step].id)
                 continue
             search.remove(best)
-            removal = Removal(tower=best.tower, layer=best.layer, head=best.head, objective=value)
+            removal = Removal(**best._asdict(), objective=value)
             removals.append(removal)
             job.log.record(removal, search.memory())
         if recorded and len(recorded) >= job.budget:
@@ -73,9 +73,8 @@ class Exact:
         """Return after how many removals to go on, when so many of an interrupted run are known: all or fewer."""
         return recorded
 
-    def best(self, step: int) -> tuple[HeadId, float]:
+    def best(self, step: int) -> tuple[HeadId, float]:  # noqa: ARG002 - a lazy search needs it
         """Return the head to remove after `step` removals, and the objective without it."""
-        del step
         return best_of(self.circuit.candidate_values())
 
     def remove(self, head: HeadId) -> None:
@@ -96,7 +95,6 @@ class Exact:
         Raises:
             ManifestError: If it is not what such a search remembers.
         """
-        del memory
 
     def results(self) -> Mapping[str, OptionValue]:
         """Return what else a scores file says."""
@@ -105,9 +103,7 @@ class Exact:
 
 def best_of(values: Mapping[HeadId, float]) -> tuple[HeadId, float]:
     """Return the first of the heads of the highest value, and that value."""
-    heads = list(values)
-    best = heads[first_best(list(values.values()))]
-    return best, values[best]
+    return max(values.items(), key=lambda pair: pair[1])
 
 
 SPENT = "spent"
@@ -181,7 +177,7 @@ class Lazy(Exact):
             evaluated = self._search(circuit_traits, heads, step)
         else:
             evaluated = self._evaluate(heads)
-            self.doubt = DeviationBound.of([value for value, _ in evaluated.values()])
+            self.doubt = DeviationBound(pstdev(value for value, _ in evaluated.values()))
         self.since |= dict.fromkeys(evaluated, step)
         self.effects |= {head: traits.difference(circuit_traits) for head, (_, traits) in evaluated.items()}
         best, value = best_of({head: evaluated[head][0] for head in heads if head in evaluated})
@@ -321,17 +317,12 @@ class DeviationBound:
     """The errors of expected values so far.
 
     Attributes:
-        spread: How much heads differ in value, the scale of all of it.
+        spread: How much heads differ in value, the scale of all of it: the standard deviation of new values.
     """
 
     spread: float
     _error_counts: dict[tuple[str, int], tuple[float, int]] = field(default_factory=dict)
     """By tower and layer: the sum of squared errors a step, and how many there are."""
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> DeviationBound:
-        """Return that of heads whose values have all been seen just now."""
-        return cls(pstdev(values))
 
     def learn(self, head: HeadId, steps: int, error: float) -> None:
         """Take note of how far off a head's expected value was, so many steps after the head was seen last."""
@@ -483,8 +474,7 @@ class Swaps:
         self.circuit.change(swap)
         at = next(i for i, r in enumerate(self.removals) if r.id == swap.back)
         del self.removals[at]
-        head = swap.out
-        self.removals.append(Removal(tower=head.tower, layer=head.layer, head=head.head, objective=value))
+        self.removals.append(Removal(**swap.out._asdict(), objective=value))
         self.first = min(self.first, at)
         self.value, self.now = value, traits
         self.made += 1

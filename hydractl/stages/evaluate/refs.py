@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Self
 
-from hydractl.data.names import continues, split_keys
-from hydractl.data.reference import DataRef, SourceKind
+from hydractl.data.reference import DataRef, SourceKind, continues, split_keys
 from hydractl.errors import UsageError
 from hydractl.manifest.terms import ID_NAME
 from hydractl.messages import quoted

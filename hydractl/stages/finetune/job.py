@@ -32,8 +32,8 @@ from hydractl.stages.finetune.trainable import Together, TrainableModel, of_each
 from hydractl.stages.shared.finite import stored_tensors
 from hydractl.training.accelerator import Engine
 from hydractl.training.dropout import HAS_LAYERS_FOR, set_dropout
-from hydractl.training.evaluate import classifier_metrics
 from hydractl.training.feeding import InputSource, ItemFeed, MemberFeeds, Planned
+from hydractl.training.loop import classifier_metrics
 from hydractl.training.losses import Repulsion
 from hydractl.training.optimizers import rate_scales
 from hydractl.training.recipe import Recipe

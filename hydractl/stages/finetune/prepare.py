@@ -21,7 +21,7 @@ from hydractl.data.labels import (
     names_all,
     new_names,
 )
-from hydractl.data.names import folded
+from hydractl.data.reference import folded
 from hydractl.data.words import by_word, check_answerable
 from hydractl.errors import DataError, UsageError
 from hydractl.families.base import DEFAULT_POOLING, Described, Family, answering, place_of

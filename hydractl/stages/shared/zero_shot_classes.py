@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from hydractl.data.names import LEAST, first_twice, normal
+from hydractl.data.reference import LEAST, first_twice, normal
 from hydractl.errors import UsageError
 from hydractl.fusion.prompts import DEFAULT_TEMPLATE, Classes, prompts_of, settle
 from hydractl.messages import did_you_mean_path

@@ -12,7 +12,7 @@ from hydractl.families.tower import largest_difference
 from hydractl.progress import SILENT
 from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.scoring.settings import TaylorSettings
-from hydractl.scoring.taylor import score_taylor
+from hydractl.scoring.weight_scores import score_taylor
 from support.builders import base, perturbed
 from support.variants import VARIANTS, Variant
 

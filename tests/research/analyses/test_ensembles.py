@@ -17,7 +17,7 @@ from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import SILENT
 from hydractl.research.analyses.context import AnalysisContext, ModelOfRow, ask, measured
 from hydractl.research.analyses.ensembles import compare_answers
-from hydractl.scoring.circuit.memory_budget import Peak
+from hydractl.scoring.circuit.tower import Peak
 
 MEMBERS, SAMPLES, CLASSES, BATCH = 2, 512, 4000, 16
 SAID = 4 * MEMBERS * SAMPLES * CLASSES

@@ -5,7 +5,7 @@ import torch
 
 from hydractl.manifest.head_mask import Removal
 from hydractl.progress import SILENT
-from hydractl.scoring.circuit import memory_budget as circuit_memory
+from hydractl.scoring.circuit import tower as circuit_memory
 from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.search import score_circuit
 from hydractl.scoring.settings import CircuitSettings

@@ -15,8 +15,8 @@ from hydractl.errors import DataError, UsageError
 from hydractl.fusion.feature_ood import FeatureExtractor
 from hydractl.model_inputs import cut_batch
 from hydractl.progress import SILENT
-from hydractl.scoring.circuit import memory_budget as circuit_memory
 from hydractl.scoring.circuit import outcomes as density
+from hydractl.scoring.circuit import tower as circuit_memory
 from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.search import score_circuit
 from hydractl.scoring.settings import CircuitSettings

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from statistics import pstdev
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ import torch
 from hydractl.errors import ManifestError
 from hydractl.manifest.head_mask import HeadId, Removal
 from hydractl.progress import SILENT
-from hydractl.scoring.circuit import memory_budget as circuit_memory
 from hydractl.scoring.circuit import search
+from hydractl.scoring.circuit import tower as circuit_memory
 from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.search import DeviationBound, Lazy, Swap, Swaps, promise, score_circuit
 from hydractl.scoring.settings import CircuitSettings
@@ -420,7 +421,7 @@ def test_a_trial_leaves_the_circuit_as_it_was():
 
 
 def test_doubt_grows_with_time_and_with_what_was_missed():
-    doubt = DeviationBound.of([0.0, 0.3, 0.6])
+    doubt = DeviationBound(pstdev([0.0, 0.3, 0.6]))
     near, far = HeadId("vision", 0, 0), HeadId("vision", 1, 0)
 
     assert doubt.deviation(near, 4) == pytest.approx(8**0.5 * doubt.deviation(near, 1))

@@ -8,10 +8,10 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.errors import UsageError
 from hydractl.progress import SILENT
-from hydractl.scoring.circuit import memory_budget as circuit_memory
+from hydractl.scoring.circuit import tower as circuit_memory
 from hydractl.scoring.circuit.ablation import Circuit
-from hydractl.scoring.circuit.memory_budget import Peak
 from hydractl.scoring.circuit.search import score_circuit
+from hydractl.scoring.circuit.tower import Peak
 from hydractl.scoring.settings import CircuitSettings
 from support.builders import base
 from support.circuits import data_for, job_for, removed

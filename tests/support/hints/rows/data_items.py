@@ -157,14 +157,14 @@ ROWS = (
         f"eval {SMALL}3 --data digits::classes=0-2,limit=9 {END}",
     ),
     Row(
-        "data/names.py",
+        "data/reference.py",
         'put names that contain one of `" , : =` in double quotes, and double each quote in them: `\'data::map="a:b, c":d\'`',
         f"eval bert --data other::map=x:y:a,z:b {END}",
         f"eval bert --data 'other::map=\"x:y\":a,z:b' {END}",
         files={"other/x:y/1.txt": "a cat", "other/z/1.txt": "a mat"},
     ),
     Row(
-        "data/names.py",
+        "data/reference.py",
         "write `{}=OLD:NEW`, or leave it out",
         f"eval bert --data 'texts::map= :b' {END}",
         f"eval bert --data 'texts::map=a:b,b:a' {END}",

@@ -350,7 +350,7 @@ ROWS = (
         test="tests/scoring/circuit/test_lazy_greedy.py::test_a_damaged_memory_is_refused",
     ),
     Row(
-        "scoring/circuit/memory_budget.py",
+        "scoring/circuit/tower.py",
         "use a larger `--max-memory`, fewer samples, or an OOD score of logits, such as `--ood-score energy`",
         test="tests/scoring/circuit/test_density.py::test_a_limit_with_no_room_for_one_candidate_is_refused",
     ),

@@ -74,7 +74,7 @@ ROWS = (
         f"{CIRCUIT} {FAR} --objective avg --ood-score energy",
     ),
     Row(
-        "scoring/circuit/memory_budget.py",
+        "scoring/circuit/tower.py",
         "use a smaller `--batch-size`{}",
         f"{CIRCUIT} --objective acc --max-memory 1KB",
         f"{CIRCUIT} --objective acc --batch-size 1 --max-memory 100MB",

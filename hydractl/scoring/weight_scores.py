@@ -1,14 +1,20 @@
-"""First-order Taylor scores of heads (Hydra Ensembles, appendix D.1.1; Molchanov et al. 2019)."""
+"""Scores of heads from their weights, and random scores as a control.
+
+Taylor scores are first-order (Hydra Ensembles, appendix D.1.1; Molchanov et al. 2019). Magnitude and random scores need no data.
+"""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import torch
 
+from hydractl.families.base import place_of
+from hydractl.families.layout import TensorRole
 from hydractl.progress import Progress
-from hydractl.scoring.attention_hooks import heads_left, keep_heads
+from hydractl.scoring.attention_hooks import heads_left, keep_heads, write_out_keys
 from hydractl.scoring.gradients import (
     Layer,
     WeightBlock,
@@ -17,9 +23,8 @@ from hydractl.scoring.gradients import (
     mean_gradient,
     not_finite,
 )
-from hydractl.scoring.job import Ranking, ScoreJob
-from hydractl.scoring.normalize import normalized, warn_of_unlike_towers
-from hydractl.scoring.settings import TaylorSettings
+from hydractl.scoring.job import Ranking, ScoreJob, normalized, warn_of_unlike_towers
+from hydractl.scoring.settings import MagnitudeSettings, TaylorSettings
 
 _Rows: TypeAlias = "dict[Layer, list[float]]"
 
@@ -91,3 +96,43 @@ def _products(job: ScoreJob, layer: Layer, block: WeightBlock, gradient: torch.T
     """Return weight times gradient of each head (copies, H, n)."""
     heads = len(heads_left(job.model.tower(layer[0]), layer[1]))
     return block.by_head(block.weight.detach().double() * gradient, heads)
+
+
+def score_random(job: ScoreJob, _: Progress) -> Ranking:
+    """Draw every score uniformly from [0, 1), depending only on the seed."""
+    draw = random.Random(f"scores-{job.seed}").random  # noqa: S311 - reproducible, not secret
+    return Ranking(
+        scores={
+            name: [[draw() for _ in range(t.num_heads)] for _ in range(t.layers)]
+            for name, t in job.scored.items()
+        }
+    )
+
+
+def score_magnitude(job: ScoreJob, progress: Progress) -> Ranking:
+    """Return the mean of |w| over each head's rows of q, k and v and its columns of the output projection.
+
+    The four matrices have equal weight whatever their sizes. Then scores are normalized according to the settings.
+    """
+    normalize = job.set_for(MagnitudeSettings).normalize
+    warn_of_unlike_towers(job, normalize, progress)
+    scores = {name: torch.zeros(t.layers, t.num_heads, dtype=torch.float64) for name, t in job.scored.items()}
+    weight = {name: torch.zeros(t.layers, 1, dtype=torch.float64) for name, t in job.scored.items()}
+    for name, t in job.scored.items():
+        for layer in range(t.layers):
+            write_out_keys(job.model.tower(name), layer)
+    for name, tensor in job.model.library_state().items():
+        place = place_of(job.family, name)
+        if (
+            place.heads is None
+            or place.layer is None
+            or place.heads.role not in {TensorRole.INPUT, TensorRole.OUTPUT}
+            or place.tower not in scores
+        ):
+            continue
+        by_head = tensor.detach().double().movedim(place.heads.axis, 0)
+        heads = by_head.reshape(place.heads.copies, job.scored[place.tower].num_heads, -1)
+        scores[place.tower][place.layer] += heads.abs().mean(dim=-1).sum(dim=0).cpu()
+        weight[place.tower][place.layer] += place.heads.copies
+    tables = {name: (table / weight[name]).tolist() for name, table in scores.items()}
+    return Ranking(scores=normalized(tables, normalize))
