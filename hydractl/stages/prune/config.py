@@ -225,7 +225,7 @@ class PruneConfig(CommandConfig):
             shared.MODEL,
             needs=(
                 Constraint(
-                    lambda config: config.scores or config.masks or config.strategy is Strategy.RANDOM,
+                    lambda config: config.scores or config.masks or config.strategy == Strategy.RANDOM,
                     message="give either `--scores` or `--mask`",
                     hint="make scores with `hydractl score MODEL --data VAL -o scores.json`, or remove heads at random "
                     "with `--strategy random`",
@@ -410,7 +410,7 @@ class PruneConfig(CommandConfig):
     if_changed: bool = flag(shared.IF_CHANGED)
 
     def __post_init__(self) -> None:
-        if (self.diverse is not None) != (self.strategy is Strategy.DIVERSE):
+        if (self.diverse is not None) != (self.strategy == Strategy.DIVERSE):
             raise ValueError("`diverse` requires the strategy of that name")
         if self.budget is not None and self.auto:
             raise ValueError("a budget and `auto` exclude each other")
