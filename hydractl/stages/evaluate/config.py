@@ -130,7 +130,10 @@ MEASURED = "Metrics"
 MEASURED_SETS = replace(
     OOD_SETS,
     only_with=Constraint(
-        lambda config: needing(config.chosen, MetricNeeds.OOD, MetricNeeds.MEMBERS),
+        lambda config: (
+            needing(config.chosen, MetricNeeds.OOD, MetricNeeds.MEMBERS)
+            or (config.ood_score and not config.uses_scores)
+        ),  # the refusal of `--ood-score` says more
         message="OOD data sets are given, but no selected metric uses them",
     ),
 )
