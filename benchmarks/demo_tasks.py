@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydractl.cli.commands import demo as demos
+from hydractl.cli.commands import run as demos
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ class DemoTask:
 
 def reviews(out: Path) -> DemoTask:
     """Return the task on reviews, whose tokenizer is in a folder."""
-    return DemoTask(demos.DEMOS[demos.Task.text], out)
+    return DemoTask(demos.DEMOS["text"], out)
 
 
 DIGITS = DemoTask(demos.FULL, Path())

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from promise_plan import FORWARD, Data, Plan, Task
 
-from hydractl.cli.commands.demo import CAPTIONS
+from hydractl.cli.commands.run import CAPTIONS
 from hydractl.data.datasets import ImageSet
 from hydractl.data.encode import of_kind
 from hydractl.data.open_dataset import open_data

@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import torch
 from scipy.stats import spearmanr
 
-from hydractl.cli.commands.demo import write_tokenizer
+from hydractl.cli.commands.run import write_tokenizer
 from hydractl.data.encode import encoded, open_items
 from hydractl.families.load import load_model
 from hydractl.manifest.head_mask import Removal

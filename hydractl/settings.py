@@ -43,36 +43,43 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """Another setting that one goes, or does not go, with.
+    """Another setting that one setting needs or excludes.
 
     Attributes:
-        field_name: Its field, or a property that tells whether it is as needed; a dot leads into a configuration within.
-        values: Which of its values, or of its items, are meant; any that is set where empty.
-        for_values: Which values of the first setting this is about; any but the default where empty.
-        option: The field that messages name, where `field_name` is a property.
-        why: The reason, where the user needs it.
-        hint: What to type instead, where it is not to add or leave out one of the two.
+        field_name: Field or property of the configuration, or a function of the configuration that returns whether the constraint
+            is met. A dot leads into a nested configuration.
+        values: Values of the field, or of its items, that meet the constraint. If empty, any value that is set meets it.
+        for_values: Values of the first setting to which the constraint applies, the default included. If empty, all but the default.
+        option: Field that messages name if `field_name` is a property.
+        why: Reason for the message.
+        message: The whole message; in it and in its hint `{config.NAME}` is replaced by a value.
+        hint: What to type instead. By default: add or leave out one of the two settings; none with a `message`.
     """
 
-    field_name: str
+    field_name: str | Callable[[Any], object]
     values: Sequence[object] = ()
     for_values: Sequence[object] = ()
     option: str | None = None
     why: str | None = None
+    message: str = ""
     hint: str | None = None
 
     def is_met(self, config: object) -> bool:
         """Return whether a configuration holds the other setting, with one of the values."""
-        current = attrgetter(self.field_name)(config)
+        getter = attrgetter(self.field_name) if isinstance(self.field_name, str) else self.field_name
+        current = getter(config)
         if self.values:
             return _includes(current, self.values)
         return current is not None and current is not False and current != ()
 
     def refusal(self, config: object, name: str, relation: str) -> UsageError:
         """Return what a user is told of a field `name` for which it is violated."""
+        if self.message:
+            message, hint = (text.format(config=config) for text in (self.message, self.hint or ""))
+            return UsageError(message, hint=hint or None)
         option_text = f"`{_as_typed(config, name)}`"
         subject = f"`{_as_typed(config, name, getattr(config, name))}`" if self.for_values else option_text
-        other_field = self.option or self.field_name
+        other_field = self.option or str(self.field_name)
         current = f"`{_as_typed(config, other_field, attrgetter(other_field)(config))}`"
         other_text = f"`{_as_typed(config, other_field, *self.values[:1])}`"
         example = self.values[:1] or (_setting_of(config, other_field).example,)
@@ -356,7 +363,7 @@ def check(config: object, *, may_idle: bool = False) -> None:
     defaults = {f.name: f.default for f in fields(config)}  # type: ignore[arg-type]  # a dataclass, as `declared` takes it
     for relation in ("needs", "excludes") if may_idle else ("needs", "only_with", "excludes"):
         for name, constraint in violations(config, relation):
-            if getattr(config, name) not in (None, defaults[name]):
+            if constraint.for_values or getattr(config, name) not in (None, defaults[name]):
                 raise constraint.refusal(config, name, relation)
 
 

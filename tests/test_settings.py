@@ -183,6 +183,11 @@ class Tied:
     named: int | None = setting(
         None, "Bare.", option_names=("named",), only_with=Constraint("is_fast", option="way")
     )
+    count: int = setting(
+        3, "How many.", needs=Constraint(
+            lambda config: config.count != config.tries, for_values=(3, 4), message="{config.count} of {config.way}", hint="{config.tries}"
+        )
+    )  # fmt: skip
 
     def __post_init__(self):
         check(self)
@@ -198,6 +203,8 @@ class Tied:
     ({"level": 1}, "`--level` needs `--log`", "add `--log FILE`, or leave `--level` out"),
     ({"level": 1, "log": "x", "quick": True}, "`--level` and `--quick` exclude each other", "leave one of them out"),
     ({"level": 7, "log": "x", "keeps": False}, "`--level 7` and `--drop` exclude each other", "leave one of them out"),
+    ({"count": 4, "tries": 4, "way": "fast"}, "4 of fast", "4"),
+    ({"tries": 3, "way": "fast"}, "3 of fast", "3"),
     ({"named": 1, "way": "slow"}, "`named` has no effect with `--way slow`", "leave `named` out"),
 ])  # fmt: skip
 def test_what_does_not_go_with_another_setting_is_refused(values, message, hint):
@@ -209,7 +216,7 @@ def test_what_does_not_go_with_another_setting_is_refused(values, message, hint)
 
 @pytest.mark.parametrize("values", [
     {}, {"way": "fast", "tries": 0, "pause": 1, "named": 0}, {"level": 7, "log": "x"}, {"quick": True, "keeps": False},
-    {"level": 1, "log": "x", "keeps": False},
+    {"level": 1, "log": "x", "keeps": False}, {"count": 5, "tries": 5, "way": "fast"}, {"count": 4, "tries": 3, "way": "fast"},
 ])  # fmt: skip
 def test_what_goes_with_another_setting_is_taken(values):
     assert Tied(**values)
@@ -220,5 +227,7 @@ def test_every_constraint_names_settings_that_are_there():
         for told in declared(config).values():
             for constraint in (c for r in ("needs", "only_with", "excludes") for c in told.constraints(r)):
                 named = constraint.option or constraint.field_name
+                if constraint.message:
+                    continue  # names no option but in its own text
                 options = declared(config) if "." not in named else [o.name for o in options_of(config)]
                 assert named.split(".")[-1] in options

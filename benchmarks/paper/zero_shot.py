@@ -20,7 +20,7 @@ from promise_plan import Data, Plan, Task
 from promise_tasks import make_clip
 from rows import QUALITY, SIZES, Numbers, diversity, foreign, values
 
-from hydractl.cli.commands.demo import CAPTIONS
+from hydractl.cli.commands.run import CAPTIONS
 from hydractl.data.datasets import ImageSet
 from hydractl.data.encode import of_kind
 from hydractl.data.labels import required_labels

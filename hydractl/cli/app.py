@@ -37,31 +37,31 @@ BROKEN_DISK = {errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT}
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Make a hydra": {
         "make": "hydractl.cli.commands.make:make",
-        "import": "hydractl.cli.commands.import_:import_weights",
-        "score": "hydractl.cli.commands.score:score",
-        "prune": "hydractl.cli.commands.prune:prune",
-        "finetune": "hydractl.cli.commands.finetune:finetune",
-        "fuse": "hydractl.cli.commands.fuse:fuse",
+        "import": "hydractl.cli.commands.models:import_weights",
+        "score": "hydractl.cli.commands.models:score",
+        "prune": "hydractl.cli.commands.models:prune",
+        "finetune": "hydractl.cli.commands.models:finetune",
+        "fuse": "hydractl.cli.commands.models:fuse",
     },
     "Measure": {
-        "eval": "hydractl.cli.commands.eval:evaluate",
+        "eval": "hydractl.cli.commands.measure:evaluate",
         **{name: path for plugin in plugins() for name, path in plugin.commands.items()},
-        "report": "hydractl.cli.commands.report:report",
+        "report": "hydractl.cli.commands.measure:report",
     },
     "Use": {
-        "predict": "hydractl.cli.commands.predict:predict",
-        "export": "hydractl.cli.commands.export:export",
-        "push": "hydractl.cli.commands.push:push",
+        "predict": "hydractl.cli.commands.use:predict",
+        "export": "hydractl.cli.commands.use:export",
+        "push": "hydractl.cli.commands.use:push",
     },
     "Look": {
-        "inspect": "hydractl.cli.commands.inspect:inspect",
-        "data": "hydractl.cli.commands.data:data",
-        "doctor": "hydractl.cli.commands.doctor:doctor",
+        "inspect": "hydractl.cli.commands.look:inspect",
+        "data": "hydractl.cli.commands.look:data",
+        "doctor": "hydractl.cli.commands.look:doctor",
     },
     "Automate": {
         "run": "hydractl.cli.commands.run:run",
-        "demo": "hydractl.cli.commands.demo:demo",
-        "schema": "hydractl.cli.commands.schema:schema",
+        "demo": "hydractl.cli.commands.run:demo",
+        "schema": "hydractl.cli.commands.look:schema",
         "completion": "hydractl.cli.shells:completion",
     },
 }
@@ -206,7 +206,8 @@ def function_of(name: str) -> Callable[..., None]:
     Raises:
         KeyError: If there is no such command.
     """
-    return cast("Callable[..., None]", load(COMMANDS[name]))
+    function = cast("Callable[..., Any]", load(COMMANDS[name]))
+    return function() if hasattr(function, "is_command") else function
 
 
 def _version(value: bool) -> None:

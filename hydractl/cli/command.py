@@ -16,6 +16,7 @@ from hydractl.data.reference import BUILT_IN
 from hydractl.errors import UnreadableError
 from hydractl.output.publish import STDOUT, is_stdout
 from hydractl.parsing import configured
+from hydractl.plugins import load
 from hydractl.runtime import enough_memory
 from hydractl.settings import Option, Role, Setting, declared, long_option, options_of
 from hydractl.stages.shared import settings as shared
@@ -53,53 +54,62 @@ QUIET = Setting(
 
 
 def command(
-    config: type[C],
+    config: str,
     *,
     quiet: Setting = QUIET,
     streams: tuple[str, ...] = ("out",),
     prints: str | None = None,
     unchanged: Callable[[C, Terminal], None] | None = None,
     compares: bool = False,
-) -> Callable[[Callable[[C, Terminal], None]], Callable[..., None]]:
-    """Make a command of a function that is given a configuration and the terminal; its docstring is the help.
+) -> Callable[[Callable[[C, Terminal], None]], Callable[[], Callable[..., None]]]:
+    """Make a command of a function of a configuration and the terminal. The docstring of the function is the help.
+
+    The command's own function is made when it is asked for, because modules define several commands, and a Tab loads the
+    configuration of one.
 
     Args:
-        config: Declares the options.
+        config: Path `module:name` of the class that declares the options.
         quiet: What `--quiet` does.
         streams: The options that name an output; where one is `-`, standard output belongs to it.
         prints: See `Terminal`.
         unchanged: What is said where outputs are as they would be written; None for their paths.
         compares: Whether the function itself makes outputs and compares them, as that is quick.
     """
-    options = (
-        *options_of(config),
-        Option("json", "bool", JSON, default=False),
-        Option("quiet", "bool", quiet, default=False),
-    )
 
-    def decorate(function: Callable[[C, Terminal], None]) -> Callable[..., None]:
-        def run(*, json: bool, quiet: bool, **option_values: object) -> None:
-            stdout_options = [name for name in streams if is_stdout(Path(str(option_values.get(name))))]
-            option_values |= dict.fromkeys(stdout_options, STDOUT)
-            terminal = Terminal(
-                as_json=json, quiet=quiet, out=STDOUT if stdout_options else None, prints=prints
-            )
-            configuration = configured(config, option_values)
-            if (collected := CONFIGURATIONS.get()) is not None:
-                collected.append(configuration)
-                return
-            checks_up_to_date = configuration.if_changed and not compares
-            if not (checks_up_to_date and _is_up_to_date(configuration, terminal, unchanged)):
-                _check_inputs(configuration)
-                with enough_memory(option_values), _naming_skip_bad(configuration):
-                    function(configuration, terminal)
+    def decorate(function: Callable[[C, Terminal], None]) -> Callable[[], Callable[..., None]]:
+        def make() -> Callable[..., None]:
+            config_class: type[C] = load(config)
 
-        parameters = [_parameter(option) for option in sorted(options, key=_place)]
-        run.__doc__ = function.__doc__
-        run.is_configured = True  # type: ignore[attr-defined]  # what a pipeline may ask for
-        run.__annotations__ = {p.name: p.annotation for p in parameters}
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer looks at
-        return run
+            def run(*, json: bool, quiet: bool, **option_values: object) -> None:
+                stdout_options = [name for name in streams if is_stdout(Path(str(option_values.get(name))))]
+                option_values |= dict.fromkeys(stdout_options, STDOUT)
+                terminal = Terminal(
+                    as_json=json, quiet=quiet, out=STDOUT if stdout_options else None, prints=prints
+                )
+                configuration = configured(config_class, option_values)
+                if (collected := CONFIGURATIONS.get()) is not None:
+                    collected.append(configuration)
+                    return
+                checks_up_to_date = configuration.if_changed and not compares
+                if not (checks_up_to_date and _is_up_to_date(configuration, terminal, unchanged)):
+                    _check_inputs(configuration)
+                    with enough_memory(option_values), _naming_skip_bad(configuration):
+                        function(configuration, terminal)
+
+            options = [
+                *options_of(config_class),
+                Option("json", "bool", JSON, default=False),
+                Option("quiet", "bool", quiet, default=False),
+            ]
+            parameters = [_parameter(option) for option in sorted(options, key=_place)]
+            run.__name__, run.__doc__ = function.__name__, function.__doc__
+            run.is_configured = True  # type: ignore[attr-defined]  # what a pipeline may ask for
+            run.__annotations__ = {p.name: p.annotation for p in parameters}
+            run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer looks at
+            return run
+
+        make.is_command = True  # type: ignore[attr-defined]  # other commands are functions of their options
+        return make
 
     return decorate
 

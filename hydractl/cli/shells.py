@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 import typer.core
@@ -97,12 +96,7 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 """Completion script of each shell."""
 
 
-class Shell(StrEnum):
-    """The shells that there are scripts for; the same words as in `SCRIPTS`."""
-
-    bash = "bash"
-    zsh = "zsh"
-    fish = "fish"
+Shell: TypeAlias = Literal["bash", "zsh", "fish"]
 
 
 def completion(
@@ -119,9 +113,9 @@ def completion(
       hydractl completion fish > ~/.config/fish/completions/hydractl.fish
     """
     terminal = Terminal(as_json=json)
-    script = SCRIPTS[shell.value]
+    script = SCRIPTS[shell]
     if json:
-        terminal.document({"script": script, "shell": shell.value})
+        terminal.document({"script": script, "shell": shell})
     elif terminal.speaks:
         with written_out():
             sys.stdout.write(script)

@@ -567,7 +567,7 @@ The embedding stays as it is: a few texts hold few of a language's words, and th
 
 
 EXCLUSIVE = tuple(
-    (name, constraint.field_name)
+    (name, str(constraint.field_name))
     for name, setting in declared(Recipe).items()
     for constraint in setting.constraints("excludes")
 )

@@ -320,7 +320,7 @@ def test_the_help_names_every_metric(capsys):
 
 
 def test_a_report_renders_without_models(capsys):
-    from hydractl.cli.commands.eval import render
+    from hydractl.cli.commands.measure import show_report as render
     from hydractl.cli.output import console
 
     render(Report.read(GOLDEN), console())

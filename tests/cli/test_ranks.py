@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from hydractl.cli import output
-from hydractl.cli.commands import eval as eval_command
+from hydractl.cli.commands import measure as eval_command
 from hydractl.errors import CheckFailed, HydraError, Interrupted
 from hydractl.messages import counted
 from hydractl.runtime import one_thread
@@ -97,7 +97,7 @@ TOLD_TO_END = """
 import atexit, os, signal, sys
 from hydractl import __main__ as program
 from hydractl.cli import output
-from hydractl.cli.commands import eval as eval_command
+from hydractl.cli.commands import measure as eval_command
 from hydractl.errors import CheckFailed, HydraError, Interrupted
 
 def end(*_):

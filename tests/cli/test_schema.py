@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 
-from hydractl.cli.commands.schema import DocumentKind
+from hydractl.cli.commands.look import DocumentKind
 from hydractl.manifest.report import DOCUMENTS
 
 
 def test_the_words_are_those_of_the_documents():
-    assert {kind.value for kind in DocumentKind} == set(DOCUMENTS)
+    assert {*get_args(DocumentKind)} == set(DOCUMENTS)
 
 
 @pytest.mark.parametrize("kind", DOCUMENTS)

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.cli.commands.eval import render
+from hydractl.cli.commands.measure import show_report as render
 from hydractl.data.reference import DataRef
 from hydractl.families.load import load_model, open_model
 from hydractl.fusion.loaded_model import load

@@ -337,7 +337,7 @@ def check_held_out(config: MakeConfig) -> None:
         )
 
 
-@command(MakeConfig)
+@command("hydractl.cli.commands.make:MakeConfig")
 def make(config: MakeConfig, terminal: Terminal) -> None:
     r"""Make a hydra from trained checkpoints and compare it with them.
 

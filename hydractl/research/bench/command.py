@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PLAN = "bench.toml"
 
 
-@command(BenchConfig)
+@command("hydractl.research.bench.config:BenchConfig")
 def bench(config: BenchConfig, terminal: Terminal) -> None:
     r"""Train rival methods and compare them with a model in one table.
 

@@ -127,6 +127,17 @@ SET_OPTIONS = OptionGroup(lambda options: SetOptions(**options), options_of(SetO
 
 
 MEASURED = "Metrics"
+MEASURED_SETS = replace(
+    OOD_SETS,
+    only_with=Constraint(
+        lambda config: (
+            needing(config.chosen, MetricNeeds.OOD, MetricNeeds.MEMBERS)
+            or (config.ood_score and not config.uses_scores)
+        ),  # the refusal of `--ood-score` says more
+        message="OOD data sets are given, but no selected metric uses them",
+    ),
+)
+NOTHING_BY_SCORES = "`--ood-score` has no effect: no OOD metric is measured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +157,9 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             role=Role.DATA,
         )
     )
-    near: tuple[NamedData, ...] = by_default((), OOD_SETS)
+    near: tuple[NamedData, ...] = by_default((), MEASURED_SETS)
     far: tuple[NamedData, ...] = by_default(
-        (), replace(OOD_SETS, help=f"Far OOD data; also {shared.UNLABELLED_SOURCES}.")
+        (), replace(MEASURED_SETS, help=f"Far OOD data; also {shared.UNLABELLED_SOURCES}.")
     )
     compare: tuple[NamedModels, ...] = by_default(
         (),
@@ -172,6 +183,11 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         replace(
             shared.FIT,
             panel=shared.OOD,
+            needs=Constraint(
+                lambda config: config.val is not None or ood_scores.ENERGY_DENSITY not in config.scores,
+                message=f"`--fit`: `{ood_scores.ENERGY_DENSITY}` needs held-out ID data to standardize it",
+                hint=f"add `--val VAL`, or choose a score that needs none: `--ood-score {ood_scores.RELATIVE}`",
+            ),
             only_with=Constraint(
                 "fitted",
                 option="ood_score",
@@ -186,7 +202,14 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             OOD_SETS,
             help="Validation OOD data, to find the best OOD score on other data than `--near` and `--far`; needs `--val`.",
             panel=shared.OOD,
-            needs=Constraint("val", why="OOD validation data are compared with held-out ID data"),
+            needs=(
+                Constraint("val", why="OOD validation data are compared with held-out ID data"),
+                Constraint(
+                    lambda config: len(config.scores) > 1,
+                    message="`--ood-val` selects among several OOD scores, but only one is given",
+                    hint="name several: `--ood-score msp,energy,knn`",
+                ),
+            ),
         ),
     )
     val: DataRef | None = setting(
@@ -220,6 +243,16 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         suggestions=ood_scores.EVERY,
         metavar="SCORE,...",
         panel=shared.OOD,
+        only_with=(
+            Constraint(
+                lambda config: config.uses_scores or not config.ood,
+                message=NOTHING_BY_SCORES,
+                hint="see `--metrics`",
+            ),
+            Constraint(
+                "uses_scores", message=NOTHING_BY_SCORES, hint="leave it out, or add `--near NAME=DATA`"
+            ),
+        ),
     )
     latency: bool = flag(
         Setting("Measure latency.", option_names=("--latency/--no-latency",), panel=MEASURED), on=True
@@ -240,7 +273,21 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     delta: float | None = by_default(None, threshold.CHANCE)
     label_thresholds: bool = flag(threshold.LABEL_THRESHOLDS)
     set_options: SetOptions = by_default(NO_SETS, SET_OPTIONS)
-    store: Path | None = by_default(None, threshold.STORE)
+    store: Path | None = by_default(
+        None,
+        replace(
+            threshold.STORE,
+            needs=Constraint(
+                lambda config: (
+                    config.label_thresholds
+                    or {config.threshold_for, config.set_options.sets, config.temperature, config.fit}
+                    != {None}
+                ),
+                message="`--store`: the command fits nothing to store",
+                hint=f"add `{threshold.OPTION} 'risk<=0.01'`, `--sets 0.9`, `--temperature DATA`, or `--fit TRAIN --val VAL`",
+            ),
+        ),
+    )
     out: Path | None = by_default(
         None, replace(shared.OUT, check_path=REPORT, help="Report in JSON, or `-` for standard output.")
     )
@@ -293,11 +340,9 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         if len({*written}) < len(written):
             names = "`-o`" if self.store is None else "`-o`, `--store`"
             raise UsageError(f"{names} and `--save-predictions` name the same file")
-        self._check_threshold()
-        chosen = self.chosen  # refuses what cannot be measured
-        self._check_scores()
-        if self.ood and not needing(chosen, MetricNeeds.OOD, MetricNeeds.MEMBERS):
-            raise UsageError("OOD data sets are given, but no selected metric uses them")
+        ood_scores.check_scores(self.scores)
+        if len({*self.scores}) < len(self.scores):
+            raise UsageError(f"`--ood-score {','.join(self.scores)}` repeats a score")
         # whether models hold the default score is not known yet
         scopes = [scope for extension in self.extensions for scope in extension.scopes]
         self.check_conditions(scopes, self.ood_score or (ood_scores.MSP, ood_scores.ENERGY_DENSITY))
@@ -312,32 +357,6 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             hints = (extension.scope_hint(condition.scope, under) for extension in self.extensions)
             hint = next(filter(None, hints), None)
             condition.check_measured(self.chosen, self.scopes, scores, under=under, hint=hint)
-
-    def _check_threshold(self) -> None:
-        fits = (self.threshold_for, self.set_options.sets, self.temperature, self.fit)
-        if self.store and not self.label_thresholds and {*fits} == {None}:
-            raise UsageError(
-                "`--store`: the command fits nothing to store",
-                hint=f"add `{threshold.OPTION} 'risk<=0.01'`, `--sets 0.9`, `--temperature DATA`, or `--fit TRAIN --val VAL`",
-            )
-
-    def _check_scores(self) -> None:
-        ood_scores.check_scores(self.scores)
-        if self.fit is not None and ood_scores.ENERGY_DENSITY in self.scores and self.val is None:
-            raise UsageError(
-                f"`--fit`: `{ood_scores.ENERGY_DENSITY}` needs held-out ID data to standardize it",
-                hint=f"add `--val VAL`, or choose a score that needs none: `--ood-score {ood_scores.RELATIVE}`",
-            )
-        if self.ood_score and not self.uses_scores:
-            hint = "see `--metrics`" if self.ood else "leave it out, or add `--near NAME=DATA`"
-            raise UsageError("`--ood-score` has no effect: no OOD metric is measured", hint=hint)
-        if len({*self.scores}) < len(self.scores):
-            raise UsageError(f"`--ood-score {','.join(self.scores)}` repeats a score")
-        if self.ood_val and len(self.scores) == 1:
-            raise UsageError(
-                "`--ood-val` selects among several OOD scores, but only one is given",
-                hint="name several: `--ood-score msp,energy,knn`",
-            )
 
     @property
     def scores(self) -> tuple[str, ...]:

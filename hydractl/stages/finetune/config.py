@@ -176,7 +176,17 @@ class FinetuneConfig(CommandConfig):
     device: str = by_default("auto", shared.DEVICE)
     num_workers: int | None = by_default(None, shared.NUM_WORKERS)
     skip_bad: bool = flag(shared.SKIP_BAD)
-    arch: str | None = by_default(None, shared.ARCH)
+    arch: str | None = by_default(
+        None,
+        replace(
+            shared.ARCH,
+            excludes=Constraint(
+                lambda config: config.model.startswith("arch:"),
+                message="`--arch` has no effect with `{config.model}`, which already names the architecture",
+                hint="leave `--arch` out",
+            ),
+        ),
+    )
     force: bool = flag(shared.FORCE_ANEW)
     wait: bool = flag(shared.WAIT)
     if_changed: bool = flag(shared.IF_CHANGED)
@@ -187,11 +197,6 @@ class FinetuneConfig(CommandConfig):
         self.outputs()  # refuses names that do not number them
         check_log(self.log_to, self.log_dir, self.out)
         check_extensions(self)
-        if self.arch is not None and self.model.startswith("arch:"):
-            raise UsageError(
-                f"`--arch` has no effect with `{self.model}`, which already names the architecture",
-                hint="leave `--arch` out",
-            )
         refuse_shared_input(self.model, *self.teacher)
 
     @property

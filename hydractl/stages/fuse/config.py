@@ -30,8 +30,7 @@ from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
 AUTO, MERGING, MEASURING = shared.AUTO, "Merging", "Calibration and measurement"
-
-
+MERGES_NOTHING = "`--force-merge` has no effect, because nothing is averaged"
 OWNED, OWN_FEWER = (
     "members have their own copy of every block",
     "leave one of them out, or copy fewer blocks: `--own-from L`",
@@ -182,7 +181,16 @@ class FuseConfig(CommandConfig):
     has its own; otherwise both use the given or stored number.
     """
     force_merge: bool = flag(
-        Setting("Average members even if their lineage does not show a common base.", panel=MERGING)
+        Setting(
+            "Average members even if their lineage does not show a common base.",
+            panel=MERGING,
+            only_with=Constraint(
+                lambda config: config.merges or config.own_from == 0,
+                message=MERGES_NOTHING,
+                hint="add `--merge-trunk L` or `--mlp merge`, or leave it out",
+            ),
+            excludes=Constraint("own_from", (0,), message=MERGES_NOTHING, hint="leave it out"),
+        )
     )
     own_from: int | None = setting(
         None,
@@ -191,6 +199,14 @@ class FuseConfig(CommandConfig):
         low=0,
         shows_range=False,
         metavar="L",
+        excludes=Constraint(
+            lambda config: (
+                isinstance(config.merge_trunk, int) and (config.own_from or 0) < config.merge_trunk
+            ),
+            message="`--own-from {config.own_from}`: members cannot have their own copy of blocks that "
+            "`--merge-trunk {config.merge_trunk}` averages",
+            hint="add `--own-from {config.merge_trunk}`, or a lower `--merge-trunk`",
+        ),
     )
     measuring: Measuring = by_default(NOT_MEASURED, OptionGroup(Measuring.parse, Option.of(Measuring)))
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
@@ -207,23 +223,6 @@ class FuseConfig(CommandConfig):
         if not self.models:
             raise UsageError("nothing to fuse", hint="`hydractl fuse a.st b.st c.st -o hydra.st`")
         refuse_shared_input(*self.models, what="member")
-        if self.force_merge and not self.merges:
-            raise UsageError(
-                "`--force-merge` has no effect, because nothing is averaged",
-                hint="leave it out"
-                if self.own_from == 0
-                else "add `--merge-trunk L` or `--mlp merge`, or leave it out",
-            )
-        if (
-            isinstance(self.merge_trunk, int)
-            and self.own_from is not None
-            and self.own_from < self.merge_trunk
-        ):
-            raise UsageError(
-                f"`--own-from {self.own_from}`: members cannot have their own copy of blocks that "
-                f"`--merge-trunk {self.merge_trunk}` averages",
-                hint=f"add `--own-from {self.merge_trunk}`, or a lower `--merge-trunk`",
-            )
 
     @property
     def auto(self) -> bool:

@@ -14,6 +14,7 @@ from hydractl.errors import UsageError
 from hydractl.parsing import configured, made_of
 from hydractl.settings import (
     PLACEHOLDERS,
+    Constraint,
     Role,
     Setting,
     by_default,
@@ -29,6 +30,7 @@ from hydractl.stages.shared.zero_shot_classes import FORMS
 
 ENDINGS = re.compile(r"(\.pth\.tar|(\.[a-z]+)?\.index(\.[\w-]+)?\.json|\.[^.]*)$")
 """File name suffixes of weights."""
+OWN_TOKENIZER = "`--tokenizer` has no effect: the folder `{config.folder}` has its own tokenizer"
 
 
 def name_of(source: str) -> str:
@@ -96,7 +98,14 @@ class ImportConfig(CommandConfig):
         role=Role.CONTENT,
     )
     tokenizer: Path | None = setting(
-        None, "Tokenizer of a text model: a folder or a tokenizer.json.", metavar="PATH", role=Role.CONTENT
+        None,
+        "Tokenizer of a text model: a folder or a tokenizer.json.",
+        metavar="PATH",
+        role=Role.CONTENT,
+        excludes=(
+            Constraint("way_out", message=OWN_TOKENIZER, hint="{config.way_out}"),
+            Constraint("folder", message=OWN_TOKENIZER, hint="leave out `--tokenizer`"),
+        ),
     )
     ema: bool = flag(
         Setting(
@@ -126,11 +135,6 @@ class ImportConfig(CommandConfig):
     def __post_init__(self) -> None:
         check(self)
         self.output_files()
-        if self.folder is not None and self.tokenizer is not None:
-            raise UsageError(
-                f"`--tokenizer` has no effect: the folder `{self.folder}` has its own tokenizer",
-                hint=self.way_out or "leave out `--tokenizer`",
-            )
 
     @property
     def source(self) -> str:

@@ -21,6 +21,11 @@ class InspectConfig(CommandConfig):
             positional=True,
             metavar="FILE...",
             shows_default=False,
+            excludes=Constraint(
+                lambda config: config.of and not config.verify,
+                message="`{config.of[0]}`: `inspect` shows only one file",
+                hint="`--verify` compares more files with the lineage of the first",
+            ),
         )
     )
     tensors: bool = flag(Setting("List the tensors of a checkpoint.", excludes=Constraint("lineage")))
@@ -28,6 +33,11 @@ class InspectConfig(CommandConfig):
     verify: bool = flag(
         Setting(
             "Compare the digests of the other files with the lineage; exit with 5 if one differs.",
+            needs=Constraint(
+                "of",
+                message="`--verify` needs files to verify",
+                hint="give them: `{config.file} --verify a.st scores.json`",
+            ),
             excludes=Constraint("tensors"),
         )
     )
@@ -35,15 +45,6 @@ class InspectConfig(CommandConfig):
     def __post_init__(self) -> None:
         check(self)
         file = self.file
-        if self.verify and not self.of:
-            raise UsageError(
-                "`--verify` needs files to verify", hint=f"give them: `{file} --verify a.st scores.json`"
-            )
-        if self.of and not self.verify:
-            raise UsageError(
-                f"`{self.of[0]}`: `inspect` shows only one file",
-                hint="`--verify` compares more files with the lineage of the first",
-            )
         if file.startswith(("arch:", "hf-hub:")) and not self.shows_lineage:
             raise UsageError(
                 f"{file}: `inspect` reads only local files",

@@ -148,6 +148,12 @@ class PredictConfig(CommandConfig):
             "Separate items of standard input by NUL bytes, as `find -print0` writes them.",
             panel=shared.DATA,
             option_names=("-0", "--null"),
+            only_with=Constraint(
+                "data",
+                (LINES,),
+                message="`--null` applies only to standard input",
+                hint="leave it out, or give `-` as DATA",
+            ),
         )
     )
     max_length: int | None = by_default(None, shared.MAX_LENGTH)
@@ -170,10 +176,6 @@ class PredictConfig(CommandConfig):
             raise UsageError("nothing to predict", hint="give DATA: a folder, image files, a table, or `-`")
         if LINES in self.data:
             self._check_lines()
-        elif self.null:
-            raise UsageError(
-                "`--null` applies only to standard input", hint="leave it out, or give `-` as DATA"
-            )
         for reference in self.data:
             if reference != LINES and image_path(reference) is None:
                 DataRef.parse(reference)

@@ -95,16 +95,22 @@ RULES: Mapping[Strategy, Rules] = MappingProxyType(
 )
 
 
+IMPLIED = Rules(summary="as other options imply", scores=(0, None), per_layer=True)
 MEMBERS, DIVERSE = "Members", "Strategy diverse"
 AUTO = shared.AUTO
-
-
-def needs_pool() -> UsageError:
-    """Return the error if several members need one scores file without clusters."""
-    return UsageError(
-        "`--members` needs a pool to sample from",
-        hint="add `--pool P`, for example twice the number of removed heads",
-    )
+NEEDS_POOL = Constraint(
+    lambda config: config.strategy or config.pool or config.auto,
+    message="`--members` needs a pool to sample from",
+    hint="add `--pool P`, for example twice the number of removed heads",
+)
+"""Constraint of several members with one scores file and without clusters."""
+BY_SCORES = Constraint(
+    "masks",
+    message="a mask already says which heads are kept",
+    hint="leave out `--strategy`, `--keep`, `--remove`, `--keep-fraction`, `--per-layer`, `--whole-groups`, `--members`, `--pool` "
+    "and `--diverge-from`",
+)
+"""Constraint of options that choose heads by scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +220,25 @@ class PruneConfig(CommandConfig):
 
     COMMAND: ClassVar[str] = "prune"
 
-    model: str = required(shared.MODEL)
+    model: str = required(
+        replace(
+            shared.MODEL,
+            needs=(
+                Constraint(
+                    lambda config: config.scores or config.masks or config.strategy == Strategy.RANDOM,
+                    message="give either `--scores` or `--mask`",
+                    hint="make scores with `hydractl score MODEL --data VAL -o scores.json`, or remove heads at random "
+                    "with `--strategy random`",
+                ),
+                Constraint(
+                    lambda config: config.masks or config.budget or config.auto or not config.rules.budget,
+                    message="the number of heads to keep is missing: give one of `--keep N`, `--remove R`, `--keep-fraction F`",
+                    hint="`--keep-fraction 0.667` keeps two thirds, the default of `score`; `--keep auto` "
+                    "takes the number from the scores",
+                ),
+            ),
+        )
+    )
     """The base."""
     out: Path = required(shared.OUT_MEMBERS)
     """With several members the name contains `{i}`."""
@@ -223,9 +247,21 @@ class PruneConfig(CommandConfig):
         "Scores of heads, or `-` for standard input; several make one member each.",
         metavar="JSON",
         role=Role.FILE,
-        excludes=Constraint(
-            "masks",
-            hint="leave out `--scores` to keep the heads of the mask, or `--mask` to choose heads by scores",
+        excludes=(
+            Constraint(
+                "masks",
+                hint="leave out `--scores` to keep the heads of the mask, or `--mask` to choose heads by scores",
+            ),
+            Constraint(
+                lambda config: config.rules.scores == (0, 0),
+                message="`--strategy {config.strategy}` uses no scores",
+                hint="leave out `--scores`, or use `--strategy best`",
+            ),
+            Constraint(
+                lambda config: len(config.scores) > 1 and config.rules.scores == (1, 1),
+                message="`--strategy {config.strategy}` takes one `--scores` file, not {config.count}",
+                hint="for one member per file use `--strategy objectives`",
+            ),
         ),
     )
     masks: tuple[Path, ...] = setting(
@@ -234,6 +270,7 @@ class PruneConfig(CommandConfig):
         option_names=("--mask",),
         metavar="JSON",
         role=Role.FILE,
+        excludes=tuple(replace(BY_SCORES, field_name=name) for name in ("budget", "auto")),
     )
     budget: HeadBudget | None = by_default(None, replace(shared.budget(keep=KEEP), make=amount_of))
     """Number of heads to remove; required unless `auto`, clusters or masks determine it."""
@@ -242,12 +279,31 @@ class PruneConfig(CommandConfig):
     )
     """The scores determine how many heads are kept."""
     per_layer: bool = flag(
-        Setting("Keep exactly N heads in every layer, with `--keep N`.", panel=shared.BUDGET_PANEL)
+        Setting(
+            "Keep exactly N heads in every layer, with `--keep N`.",
+            panel=shared.BUDGET_PANEL,
+            needs=Constraint(
+                lambda config: config.budget and config.budget.keep_per_layer is not None,
+                message="`--per-layer` requires `--keep N`",
+            ),
+            only_with=Constraint(
+                "rules.per_layer",
+                message="`--per-layer` has no effect with `--strategy {config.strategy}`",
+                hint="it applies to `--strategy best`, `objectives` and `random`",
+            ),
+            excludes=BY_SCORES,
+        )
     )
     whole_groups: bool = flag(
         Setting(
             "Remove heads that share keys together, by the mean of their scores; numbers of heads are multiples.",
             panel=shared.BUDGET_PANEL,
+            needs=Constraint(
+                lambda config: config.masks or config.budget,
+                message="`--whole-groups` requires a number of heads",
+                hint="give one of `--keep N`, `--remove R`, `--keep-fraction F`",
+            ),
+            excludes=BY_SCORES,
         )
     )
     strategy: Strategy | None = setting(
@@ -257,8 +313,57 @@ class PruneConfig(CommandConfig):
         + " (default: as other options imply).",
         choices=tuple(Strategy),
         panel=MEMBERS,
+        needs=(
+            Constraint(
+                lambda config: config.masks or len(config.scores) >= config.rules.scores[0],
+                message="`--strategy {config.strategy}` makes one member per scores file and needs several files",
+                hint="for example circuits with `--objective` acc, ood and avg",
+            ),
+            Constraint(
+                lambda config: config.masks or config.pool or not config.rules.pool,
+                message="`--strategy {config.strategy}` needs a pool of heads",
+                hint="add `--pool P`, for example twice the number of removed heads",
+            ),
+        ),
+        excludes=(
+            BY_SCORES,
+            Constraint(
+                lambda config: config.budget and not config.rules.budget,
+                message="`--strategy {config.strategy}` keeps one head per cluster, so `{config.budget.option_text}` has no effect",
+                hint="leave it out, or score again with that budget to get other clusters",
+            ),
+            Constraint(
+                "auto",
+                for_values=(Strategy.RANDOM,),
+                message="`--keep auto` takes the number of heads from scores, but `--strategy random` uses none",
+                hint="give one of `--keep N`, `--remove R`, `--keep-fraction F`",
+            ),
+        ),
     )
-    members: int = setting(1, "Number of members.", low=1, metavar="M")
+    members: int = setting(
+        1,
+        "Number of members.",
+        low=1,
+        metavar="M",
+        needs=(
+            Constraint(
+                lambda config: config.strategy or len(config.scores) <= 1,
+                message="several `--scores` make one member each; leave out `--members`",
+            ),
+            replace(NEEDS_POOL, field_name=lambda config: config.masks or NEEDS_POOL.is_met(config)),
+            Constraint(
+                lambda config: config.diverse is None or config.diverse.candidates >= config.members,
+                message="`--candidates {config.diverse.candidates}`: fewer candidates than the {config.members} members",
+                hint="give at least `--candidates {config.members}`",
+            ),
+        ),
+        only_with=Constraint(
+            "rules.many",
+            message="`--strategy {config.strategy}` makes one member per scores file; leave out `--members`",
+            hint="for several members from one file use `--strategy sample`, `diverse` or `clusters`",
+        ),
+        excludes=BY_SCORES,
+    )
     """All members use one scores file, or none."""
     pool: int | None = setting(
         None,
@@ -266,6 +371,19 @@ class PruneConfig(CommandConfig):
         low=1,
         metavar="P",
         panel=MEMBERS,
+        only_with=Constraint(
+            lambda config: config.strategy is None or config.rules.pool,
+            message="`--pool` has no effect with `--strategy {config.strategy}`",
+            hint="it applies to `--strategy sample` and `diverse`",
+        ),
+        excludes=(
+            BY_SCORES,
+            Constraint(
+                lambda config: config.strategy is None and (len(config.scores) > 1 or config.per_layer),
+                message="`--pool` needs one global removal order: one `--scores` file and no `--per-layer`",
+                hint="leave out one of them",
+            ),
+        ),
     )
     diverge_from: int = setting(
         0,
@@ -273,6 +391,7 @@ class PruneConfig(CommandConfig):
         low=0,
         metavar="LAYER",
         panel=MEMBERS,
+        excludes=BY_SCORES,
     )
     diverse: DiverseConfig | None = by_default(
         None,
@@ -291,127 +410,20 @@ class PruneConfig(CommandConfig):
     if_changed: bool = flag(shared.IF_CHANGED)
 
     def __post_init__(self) -> None:
-        check(self)
-        if (self.diverse is not None) != (self.strategy is Strategy.DIVERSE):
+        if (self.diverse is not None) != (self.strategy == Strategy.DIVERSE):
             raise ValueError("`diverse` requires the strategy of that name")
         if self.budget is not None and self.auto:
             raise ValueError("a budget and `auto` exclude each other")
-        self._check_source()
-        if self.strategy is None:
-            self._check_implied()
-        else:
-            self._check_strategy(self.strategy)
-        if self.per_layer and (self.budget is None or self.budget.keep_per_layer is None):
-            raise UsageError("`--per-layer` requires `--keep N`")
-        if self.whole_groups and self.budget is None:
-            raise UsageError(
-                "`--whole-groups` requires a number of heads",
-                hint="give one of `--keep N`, `--remove R`, `--keep-fraction F`",
-            )
-        if self.diverse is not None and self.diverse.candidates < self.members:
-            raise UsageError(
-                f"`--candidates {self.diverse.candidates}`: fewer candidates than the {self.members} members",
-                hint=f"give at least `--candidates {2 * self.members}`",
-            )
+        check(self)
+        refuse_shared_input(self.model, *map(str, (*self.scores, *self.masks)), what="input")
         if self.per_layer and self.budget is not None:
             object.__setattr__(self, "budget", replace(self.budget, per_layer=True))
         self.outputs()  # several need names
 
-    def _check_source(self) -> None:
-        """Refuse both or neither of scores and masks, and what does not go with the one that is given."""
-        refuse_shared_input(self.model, *map(str, (*self.scores, *self.masks)), what="input")
-        if self.masks and (
-            self.strategy or self.budget or self.auto or self.per_layer or self.whole_groups or self.members > 1
-            or self.pool is not None or self.diverge_from
-        ):  # fmt: skip
-            raise UsageError(
-                "a mask already says which heads are kept",
-                hint="leave out `--strategy`, `--keep`, `--remove`, `--keep-fraction`, `--per-layer`, "
-                "`--whole-groups`, `--members`, `--pool` and `--diverge-from`",
-            )
-        if not self.scores and not self.masks and self.strategy is not Strategy.RANDOM:
-            raise UsageError(
-                "give either `--scores` or `--mask`",
-                hint="make scores with `hydractl score MODEL --data VAL -o scores.json`, or remove heads at random "
-                "with `--strategy random`",
-            )
-        if (
-            not self.masks
-            and self.budget is None
-            and not self.auto
-            and self.strategy is not Strategy.CLUSTERS
-        ):
-            raise UsageError(
-                "the number of heads to keep is missing: give one of `--keep N`, `--remove R`, `--keep-fraction F`",
-                hint="`--keep-fraction 0.667` keeps two thirds, the default of `score`; `--keep auto` "
-                "takes the number from the scores",
-            )
-
-    def _check_implied(self) -> None:
-        """Refuse what contradicts itself where options imply the strategy."""
-        if self.members > 1 and len(self.scores) > 1:
-            raise UsageError("several `--scores` make one member each; leave out `--members`")
-        if self.members > 1 and self.pool is None and not self.auto:
-            raise needs_pool()
-        if self.pool is not None and (len(self.scores) > 1 or self.per_layer):
-            raise UsageError(
-                "`--pool` needs one global removal order: one `--scores` file and no `--per-layer`",
-                hint="leave out one of them",
-            )
-
-    def _check_strategy(self, strategy: Strategy) -> None:
-        """Refuse what a strategy does not take, or the lack of what it needs."""
-        rules, option_text = RULES[strategy], f"`--strategy {strategy}`"
-        self._check_scores(strategy)
-        if rules.pool and self.pool is None:
-            raise UsageError(
-                f"{option_text} needs a pool of heads",
-                hint="add `--pool P`, for example twice the number of removed heads",
-            )
-        if not rules.pool and self.pool is not None:
-            raise UsageError(
-                f"`--pool` has no effect with {option_text}",
-                hint="it applies to `--strategy sample` and `diverse`",
-            )
-        if not rules.many and self.members > 1:
-            raise UsageError(
-                f"{option_text} makes one member per scores file; leave out `--members`",
-                hint="for several members from one file use `--strategy sample`, `diverse` or `clusters`",
-            )
-        if not rules.per_layer and self.per_layer:
-            raise UsageError(
-                f"`--per-layer` has no effect with {option_text}",
-                hint="it applies to `--strategy best`, `objectives` and `random`",
-            )
-        if not rules.budget and self.budget is not None:
-            raise UsageError(
-                f"{option_text} keeps one head per cluster, so `{self.budget.option_text}` has no effect",
-                hint="leave it out, or score again with that budget to get other clusters",
-            )
-        if strategy is Strategy.RANDOM and self.auto:
-            raise UsageError(
-                "`--keep auto` takes the number of heads from scores, but `--strategy random` uses none",
-                hint="give one of `--keep N`, `--remove R`, `--keep-fraction F`",
-            )
-
-    def _check_scores(self, strategy: Strategy) -> None:
-        """Refuse too few or too many scores files."""
-        low, high = RULES[strategy].scores
-        if high == 0 and self.scores:
-            raise UsageError(
-                f"`--strategy {strategy}` uses no scores",
-                hint="leave out `--scores`, or use `--strategy best`",
-            )
-        if len(self.scores) < low:
-            raise UsageError(
-                f"`--strategy {strategy}` makes one member per scores file and needs several files",
-                hint="for example circuits with `--objective` acc, ood and avg",
-            )
-        if high is not None and len(self.scores) > high:
-            raise UsageError(
-                f"`--strategy {strategy}` takes one `--scores` file, not {len(self.scores)}",
-                hint="for one member per file use `--strategy objectives`",
-            )
+    @property
+    def rules(self) -> Rules:
+        """Rules of the strategy; those of the implied one are checked by other constraints."""
+        return IMPLIED if self.strategy is None else RULES[self.strategy]
 
     @property
     def count(self) -> int:

@@ -43,7 +43,7 @@ from hydractl.messages import counted
 from hydractl.output.publish import is_stream
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import Progress
-from hydractl.stages.prune.config import DiverseConfig, PruneConfig, Strategy, needs_pool
+from hydractl.stages.prune.config import NEEDS_POOL, DiverseConfig, PruneConfig, Strategy
 from hydractl.stages.prune.diverse import DiverseReport, Session, choose
 from hydractl.stages.shared.finite import as_stored, check_weights
 from hydractl.stages.shared.mask_selection import (
@@ -424,7 +424,7 @@ def _strategy(config: PruneConfig, scores: Sequence[HeadScores]) -> Strategy:
     if config.auto and scores[0].clusters is not None:
         return Strategy.CLUSTERS
     if config.members > 1:
-        raise needs_pool()
+        raise NEEDS_POOL.refusal(config, "members", "needs")
     return Strategy.BEST
 
 

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from hydractl.errors import UsageError
 from hydractl.hub.names import check_branch, check_license, check_repository
 from hydractl.parsing import bytes_of
-from hydractl.settings import Setting, by_default, check, flag, required, setting
+from hydractl.settings import Constraint, Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig
 
 MAIN = "main"
 CARD, REPOSITORY = "Card", "Repository"
-
-
-def parse_size(text: str) -> int:
-    """Parse `--max-shard-size`.
-
-    Raises:
-        UsageError: If it is not a size.
-    """
-    return bytes_of("--max-shard-size", text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +45,21 @@ class PushConfig(CommandConfig):
     create_pr: bool = flag(
         Setting("Open a pull request instead of committing to the branch.", panel=REPOSITORY)
     )
-    commit_message: str | None = setting(None, "Commit message.", metavar="TEXT", panel=REPOSITORY)
+    commit_message: str | None = setting(
+        None,
+        "Commit message.",
+        metavar="TEXT",
+        panel=REPOSITORY,
+        needs=Constraint(
+            lambda config: config.commit_message != "",
+            message="`--commit-message`: a commit needs a message",
+            hint="give a text, or leave the option out",
+        ),
+    )
     max_shard_size: int = setting(
         5_000_000_000,
         "Largest size of a weights file; a larger model is sharded (default: 5GB).",
-        parse=parse_size,
+        parse=partial(bytes_of, "--max-shard-size"),
         metavar="SIZE",
         panel=REPOSITORY,
         shows_default=False,
@@ -74,7 +75,3 @@ class PushConfig(CommandConfig):
         if self.license is not None:
             check_license(self.license)
         check_branch(self.revision)
-        if self.commit_message == "":
-            raise UsageError(
-                "`--commit-message`: a commit needs a message", hint="give a text, or leave the option out"
-            )

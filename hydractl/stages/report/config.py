@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from hydractl.errors import UsageError
 from hydractl.output.paths import OutputKind
 from hydractl.output.publish import Folder
 from hydractl.reporting.report_values import SEEDS, SETS
-from hydractl.settings import Role, Setting, check, flag, required, setting
+from hydractl.settings import CheckedSettings, Constraint, Role, Setting, flag, required, setting
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.strict_json import STDIN
@@ -19,7 +18,7 @@ PAGE, TEXT = ".html", ".md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportConfig(CommandConfig):
+class ReportConfig(CheckedSettings, CommandConfig):
     """Which reports to read, and what to write."""
 
     COMMAND: ClassVar[str] = "report"
@@ -31,12 +30,26 @@ class ReportConfig(CommandConfig):
             metavar="REPORT...",
             shows_default=False,
             role=Role.FILE,
+            needs=Constraint(
+                "files",
+                message="nothing to report",
+                hint="give a report written by `hydractl eval -o report.json`",
+            ),
+            excludes=Constraint(
+                lambda config: config.files.count(STDIN) > 1,
+                message="only one report can come from standard input",
+            ),
         )
     )
     over: str = setting(
         SEEDS,
         f"Treat several reports as `{SEEDS}` of one experiment or as data `{SETS}` to average over.",
         choices=(SEEDS, SETS),
+        only_with=Constraint(
+            lambda config: len(config.files) > 1,
+            message="`--over sets` has no effect on one report",
+            hint="give one report per data set",
+        ),
     )
     out: Path | None = setting(
         None,
@@ -55,26 +68,22 @@ class ReportConfig(CommandConfig):
         shows_default=False,
         role=Role.OUTPUT,
     )
-    force: bool = flag(shared.FORCE)
+    force: bool = flag(
+        replace(
+            shared.FORCE,
+            only_with=Constraint(
+                lambda config: config.out or config.figures,
+                message="`--force` has no effect without an output",
+                hint="add `-o report.html`",
+            ),
+        )
+    )
     if_changed: bool = flag(
         replace(
             shared.IF_CHANGED,
             help="Do nothing if the outputs are up to date; else overwrite them.",
         )
     )
-
-    def __post_init__(self) -> None:
-        check(self)
-        if not self.files:
-            raise UsageError(
-                "nothing to report", hint="give a report written by `hydractl eval -o report.json`"
-            )
-        if self.over == SETS and len(self.files) == 1:
-            raise UsageError("`--over sets` has no effect on one report", hint="give one report per data set")
-        if self.files.count(STDIN) > 1:
-            raise UsageError("only one report can come from standard input")
-        if self.force and self.out is None and self.figures is None:
-            raise UsageError("`--force` has no effect without an output", hint="add `-o report.html`")
 
     @property
     def form(self) -> str:

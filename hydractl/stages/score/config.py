@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from hydractl.errors import UsageError
 from hydractl.heads.budget import HeadBudget
 from hydractl.parsing import bytes_of
 from hydractl.processes.distributed import refuse_shared_input
@@ -60,6 +59,20 @@ class ScoreConfig(CommandConfig):
         "circuit",
         f"Scoring method. {'; '.join(f'{m.name}: {m.summary}' for m in METHODS.values())}.",
         choices=tuple(METHODS),
+        needs=(
+            Constraint(
+                "data",
+                for_values=tuple(name for name, method in METHODS.items() if method.needs_data),
+                message="`--method {config.method}` needs labelled data",
+                hint="add `--data DATA`, for example `--data val/`, or use a method that reads no data: `--method magnitude`",
+            ),
+            Constraint(
+                lambda config: config.ood is not None or not config.settings.needs_ood,
+                for_values=tuple(METHODS),
+                message="objective `{config.settings.objective}` needs OOD data",
+                hint="add `--ood DATA`, or `--objective acc`",
+            ),
+        ),
     )
     data: str | None = setting(
         None,
@@ -83,6 +96,12 @@ class ScoreConfig(CommandConfig):
         "OOD validation data, for circuits with objective avg, ood or fpr95.",
         metavar=shared.DATA_METAVAR,
         role=Role.DATA,
+        only_with=Constraint(
+            "settings.needs_ood",
+            message="`--ood` applies only to `--method circuit` with an objective that uses OOD data: "
+            "`ood`, `avg`, `fpr95` or a sum with one",
+            hint="leave it out",
+        ),
     )
     max_memory: int | None = setting(
         None,
@@ -131,22 +150,6 @@ class ScoreConfig(CommandConfig):
         object.__setattr__(self, "settings", settings_for(self.method, self.given))
         check(self)
         check_log(self.log_to, self.log_dir, self.out)
-        if self.entry.needs_data and self.data is None:
-            raise UsageError(
-                f"`--method {self.method}` needs labelled data",
-                hint="add `--data DATA`, for example `--data val/`, or use a method that reads no data: `--method magnitude`",
-            )
-        if self.settings.needs_ood and self.ood is None:
-            raise UsageError(
-                f"objective `{self.settings.objective}` needs OOD data",
-                hint="add `--ood DATA`, or `--objective acc`",
-            )
-        if self.ood is not None and not self.settings.needs_ood:
-            raise UsageError(
-                "`--ood` applies only to `--method circuit` with an objective that uses OOD data: "
-                "`ood`, `avg`, `fpr95` or a sum with one",
-                hint="leave it out",
-            )
         refuse_shared_input(self.model)
         check_extensions(self)
 

@@ -11,15 +11,15 @@ from PIL import Image
 
 import hydractl
 from hydractl.cli.app import command_tree
-from hydractl.cli.commands import demo as demos
-from hydractl.cli.commands.demo import CAPTIONS, vocabulary
+from hydractl.cli.commands import run as demos
+from hydractl.cli.commands.run import CAPTIONS, vocabulary
 from hydractl.cli.pipeline import parsed
 from hydractl.data.datasets import Content
 from hydractl.data.open_dataset import open_data
 from hydractl.stages.shared.zero_shot_classes import Naming
 from support.commands import check_order, check_typed
 
-DEMOS = {**{task.value: files for task, files in demos.DEMOS.items()}, "full": demos.FULL}
+DEMOS = {**demos.DEMOS, "full": demos.FULL}
 PREPARED = {
     "text": {"tokenizer.json"},
     "zero-shot": {"clip-30", "clip-31", "clip-32"},
@@ -54,10 +54,10 @@ def whole(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("demo")
     (folder / "tiny.toml").write_text(TINY)
-    tiny = (*demos.DEMOS[demos.Task.digits], str(folder / "tiny.toml"))
+    tiny = (*demos.DEMOS["digits"], str(folder / "tiny.toml"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(demos, "DEMOS", {demos.Task.digits: tiny})
+        patch.setattr(demos, "DEMOS", {"digits": tiny})
         yield folder, lambda *words: main(["demo", *words])
 
 

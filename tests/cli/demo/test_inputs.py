@@ -8,7 +8,7 @@ import re
 import pytest
 from tokenizers import Tokenizer
 
-from hydractl.cli.commands import demo as inputs
+from hydractl.cli.commands import run as inputs
 from hydractl.data.datasets import Content
 from hydractl.data.open_dataset import open_data
 from hydractl.data.tokenize import encode_texts
@@ -125,3 +125,8 @@ def test_a_missing_package_is_named(broken, package, tmp_path, monkeypatch):
 def test_a_place_that_cannot_be_written_is_refused(package, tmp_path, make, name):
     with pytest.raises(OutputError, match=rf"{name}: cannot be"):
         getattr(inputs, make)(tmp_path / "nowhere", 0, SILENT)
+
+
+def test_the_command_makes_them(call, tmp_path):
+    assert call("demo", "--task", "text", "--prepare", "-o", str(tmp_path / "out")).code == 0
+    assert (tmp_path / "out" / "tokenizer.json").is_file()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.cli.commands import inspect as command
+from hydractl.cli.commands import look as command
 from hydractl.cli.output import console
 from hydractl.manifest.header import InputFile, Step, Tokenization
 from hydractl.training.resume import Metrics, Position, Snapshot, StateFolder
@@ -155,7 +155,7 @@ def test_predictions(call, work):
 
 
 def test_what_members_share_is_told_once_in_the_lineage(capsys):
-    from hydractl.cli.commands.inspect import lineage_tree
+    from hydractl.cli.commands.look import lineage_tree
 
     digests = [f"sha256:{i:064d}" for i in range(4)]
     trained = Step(
@@ -178,7 +178,7 @@ def test_what_members_share_is_told_once_in_the_lineage(capsys):
 
 
 def test_a_report_is_shown_as_eval_shows_it(call, capsys):
-    from hydractl.cli.commands.eval import render
+    from hydractl.cli.commands.measure import show_report as render
     from hydractl.manifest.report import Report
 
     path = GOLDEN / "report-1.json"
@@ -250,7 +250,7 @@ def test_a_foreign_file_says_what_to_type(call, work):
 
 
 def test_many_labels_are_shortened():
-    from hydractl.cli.commands.inspect import _labelled
+    from hydractl.cli.commands.look import _labelled
 
     assert _labelled(3, ("a", "b", "c")) == "3: a, b, c"
     assert _labelled(1000, [str(i) for i in range(1000)]).endswith("18, 19, ... and 980 more")
@@ -264,7 +264,7 @@ def test_many_labels_are_shortened():
     ],
 )
 def test_what_a_text_model_takes(tokenizer, text):
-    from hydractl.cli.commands.inspect import _preprocess
+    from hydractl.cli.commands.look import _preprocess
 
     how = Tokenization(tokenizer=tokenizer, max_length=16, pad_id=0, vocab_size=90)
     found = _preprocess(how, 5 if tokenizer else None)

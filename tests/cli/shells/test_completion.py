@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer.core
@@ -32,7 +33,7 @@ def test_the_files_are_in_date():
 
 
 def test_the_words_of_the_command_are_the_shells_with_a_script():
-    assert [shell.value for shell in Shell] == list(SCRIPTS) == list(completion.FILES)
+    assert [*get_args(Shell)] == list(SCRIPTS) == list(completion.FILES)
 
 
 def test_writing_then_checking(tmp_path, monkeypatch, capsys):

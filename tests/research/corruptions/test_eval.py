@@ -13,7 +13,7 @@ from PIL import Image
 from rich.console import Console
 
 from hydractl.cli.app import main
-from hydractl.cli.commands import eval as eval_command
+from hydractl.cli.commands import measure as eval_command
 from hydractl.data.encode import encoded
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
@@ -183,7 +183,7 @@ def test_the_tables_fit_a_terminal(report, width):
     for kept in (rows, rows[:3]):
         document = report.model_copy(update={"rows": tuple(kept)})
         text.truncate(text.seek(0))
-        eval_command.render(document, Console(file=text, width=width, legacy_windows=False))
+        eval_command.show_report(document, Console(file=text, width=width, legacy_windows=False))
         shown = text.getvalue().splitlines()
         begin = shown.index("Acc ↑ under 2 corruptions of the ID set, means by severity")
         under = shown[begin : shown.index("Acc ↑ by corruption, means over severities")]

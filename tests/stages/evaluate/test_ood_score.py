@@ -163,7 +163,7 @@ def test_one_score_keeps_the_names(here, by_energy):
 
 
 def test_the_table_says_by_which_score(by_energy, capsys):
-    from hydractl.cli.commands.eval import render
+    from hydractl.cli.commands.measure import show_report as render
     from hydractl.cli.output import console
 
     render(by_energy, console())

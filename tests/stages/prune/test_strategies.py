@@ -409,3 +409,19 @@ def test_a_mask_file_is_as_good_as_ever(tmp_path, model):
     mask = mask_file(tmp_path / "mask.json", base(PLAIN).header, (0,), (), (1,))
     report = prune(model, tmp_path / "m.st", masks=(mask,))
     assert (report.members[0].heads_kept, report.found, report.diverse) == (2, (), None)
+
+
+def test_a_strategy_may_be_a_text():
+    diverse = DiverseConfig(data="digits")
+    config = PruneConfig(
+        model="b.st",
+        out="m-{i}.st",
+        scores="s.json",
+        budget=REMOVE,
+        strategy="diverse",
+        pool=8,
+        members=2,
+        diverse=diverse,
+    )
+
+    assert config.strategy is Strategy.DIVERSE

@@ -91,19 +91,19 @@ ROWS = (
     ),
     Row("cli/app.py", "give it once", f"{PRUNE} --remove 1 -o o.st", f"{PRUNE} -o o.st"),
     Row(
-        "cli/commands/eval.py",
+        "cli/commands/measure.py",
         "add `-o report.json` or `--fail-if COND`, or leave out `-q`",
         f"{EVAL} -q",
         f"{EVAL} -q -o r.json",
     ),
     Row(
-        "cli/commands/eval.py",
+        "cli/commands/measure.py",
         "add `-o report.json`, or `--json`",
         f"{EVAL} --keep-examples 1",
         f"{EVAL} --keep-examples 1 --json",
     ),
     Row(
-        "cli/commands/report.py",
+        "cli/commands/measure.py",
         "add `-o report.html`, or leave out `-q`",
         "report report.json -q",
         "report report.json -q -o page.html",

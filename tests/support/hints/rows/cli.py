@@ -7,7 +7,7 @@ from pathlib import Path
 from support.hints.table import Row
 
 DEMO, MAKE, RUN, PIPELINE = (
-    "cli/commands/demo.py",
+    "cli/commands/run.py",
     "cli/commands/make.py",
     "cli/commands/run.py",
     "cli/pipeline.py",
@@ -44,9 +44,8 @@ ROWS = (
         "demo -o a,b --dry-run",
         "demo -o a --dry-run",
     ),
-    Row(DEMO, "leave one of them out", "demo --task text --full --dry-run", "demo --full --dry-run"),
     Row(
-        "cli/commands/demo.py",
+        "cli/commands/run.py",
         "`pip install 'hydractl[demo]'`, or without its dependencies: `pip install --no-deps {}`",
         test="tests/cli/demo/test_inputs.py::test_a_missing_package_is_named",
     ),

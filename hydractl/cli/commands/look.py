@@ -1,18 +1,22 @@
-"""`hydractl inspect`."""
+"""Commands that show files, data sets and the machine: `inspect`, `data`, `doctor`, `schema`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+import typer
 
 from hydractl.cli.command import QUIET, command
 from hydractl.cli.output import Terminal, line, model_cell, size, table
+from hydractl.data.presets import PREFIX
 from hydractl.errors import harmless_line
 from hydractl.manifest.temperature import Temperature
 from hydractl.messages import abridged, count, counted, quoted
 from hydractl.reporting.lineage import Node, lineage, pairs, plain, short
-from hydractl.stages.inspect.config import InspectConfig
+from hydractl.stages.datasets import Data, DataConfig, DataReport, KnownDataset, run_data
+from hydractl.stages.doctor import DoctorConfig, DoctorReport, run_doctor
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 
     from hydractl.manifest.head_mask import HeadMask, HeadScores, Mask
     from hydractl.manifest.header import Architecture, Preprocess, Step, Tokenization
+    from hydractl.stages.inspect.config import InspectConfig
     from hydractl.stages.inspect.lineage import LineageReport
     from hydractl.stages.inspect.run import (
         CheckpointReport,
@@ -38,7 +43,7 @@ LINES_SHOWN = 5000
 
 
 @command(
-    InspectConfig,
+    "hydractl.stages.inspect.config:InspectConfig",
     quiet=replace(
         QUIET, help="Print nothing; the exit code says whether the file is valid, or the files match."
     ),
@@ -65,10 +70,10 @@ def inspect(config: InspectConfig, terminal: Terminal) -> None:
     else:
         from hydractl.stages.inspect.run import run_inspect
 
-        terminal.result(run_inspect(config, terminal.progress()), render)
+        terminal.result(run_inspect(config, terminal.progress()), show_file)
 
 
-def render(report: CheckpointReport | DocumentReport, out: Console) -> None:
+def show_file(report: CheckpointReport | DocumentReport, out: Console) -> None:
     """Show a file of any kind."""
     from hydractl.manifest.head_mask import HeadMask, HeadScores
     from hydractl.manifest.report import Report
@@ -83,9 +88,9 @@ def render(report: CheckpointReport | DocumentReport, out: Console) -> None:
     if isinstance(document, HeadScores):
         return show_scores(model_cell(report.file), document, out)
     if isinstance(document, Report):
-        from hydractl.cli.commands.eval import render as render_report
+        from hydractl.cli.commands.measure import show_report
 
-        return render_report(document, out)
+        return show_report(document, out)
     if isinstance(document, StateFile):
         return show_state(model_cell(report.file), document, out)
     raise TypeError(type(document).__name__)
@@ -97,7 +102,7 @@ def _checkpoint(report: CheckpointReport, out: Console) -> None:
     model, fused, file = report.model, report.fused, model_cell(report.file)
     of = f" of {counted(len(model.masks), 'member')}" if fused else ""
     line(out, f"{file}: {report.kind}{of}")
-    out.print(facts(_facts(report)))
+    out.print(facts(_checkpoint_facts(report)))
     out.print()
     if report.predictions:
         out.print(_predictions(report.predictions))
@@ -116,7 +121,7 @@ def _checkpoint(report: CheckpointReport, out: Console) -> None:
         line(out, f"hint: {report.hint}")
 
 
-def _facts(report: CheckpointReport) -> list[tuple[str, str]]:
+def _checkpoint_facts(report: CheckpointReport) -> list[tuple[str, str]]:
     model, total = report.model, report.total
     rows = [] if report.predictions else [("architecture", model.name or "not recorded")]
     if model.architecture:
@@ -420,3 +425,133 @@ def show_lineage(report: LineageReport, out: Console) -> None:
 def fingerprint(reference: str, digest: str, number: int | None) -> str:
     """Return how a data set was named and what it held."""
     return f"{reference}, {short(digest)}" + (f", {counted(number, 'sample')}" if number is not None else "")
+
+
+@command(
+    "hydractl.stages.datasets:DataConfig",
+    quiet=replace(QUIET, help="Print nothing; the exit code says whether the data set exists."),
+)
+def data(config: DataConfig, terminal: Terminal) -> None:
+    """List the named data sets, or show the references of some.
+
+    A preset stands wherever DATA does: `preset:sst2::split=train`. `preset:sst2/near` names all near OOD sets of it, for `eval
+    --near`, and `preset:sst2/yelp` one of them. Downloads nothing.
+
+    Examples:
+      hydractl data list
+      hydractl data show cifar100
+      hydractl data list --json > sets.json
+    """
+    terminal.result(run_data(config, terminal.progress()), show_sets)
+
+
+def show_sets(report: DataReport, out: Console) -> None:
+    """Show a line a data set, or all of each."""
+    if report.briefly:
+        rows = [
+            (
+                dataset.name,
+                dataset.holds,
+                _number(dataset.classes),
+                _number(dataset.samples),
+                _outside(dataset),
+                dataset.licence,
+            )
+            for dataset in report.sets
+        ]
+        out.print(table(["name", "holds", "classes", "test", "OOD sets", "licence"], rows, left=2))
+        return
+    for number, dataset in enumerate(report.sets):
+        if number:
+            line(out, "")
+        _show_set(dataset, out)
+
+
+def _show_set(dataset: KnownDataset, out: Console) -> None:
+    from hydractl.cli.tables import facts
+
+    rows = [
+        ("name", dataset.name),
+        ("what", dataset.about),
+        (
+            "holds",
+            f"{dataset.holds}, {'no labels' if dataset.classes is None else f'{dataset.classes} classes'}",
+        ),
+        ("licence", dataset.licence),
+        ("home", dataset.home),
+        *([("note", dataset.note)] if dataset.note else []),
+    ]
+    out.print(facts(rows))
+    _references("parts", dataset.parts, out)
+    for role, sets in dataset.outside.items():
+        _references(f"{role} (all of them: {PREFIX}{dataset.name}/{role})", sets, out)
+
+
+def _references(title: str, sets: tuple[Data, ...], out: Console) -> None:
+    """Show what to type, one a line and whole, so that it can be pasted."""
+    out.print()
+    line(out, f"{title}:")
+    for data_set in sets:
+        line(
+            out, f"  {data_set.typed}{'' if data_set.samples is None else f'   {data_set.samples:,} samples'}"
+        )
+        line(out, f"    {data_set.read}")
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def _outside(dataset: KnownDataset) -> str:
+    return ", ".join(f"{len(sets)} {role}" for role, sets in dataset.outside.items())
+
+
+@command(
+    "hydractl.stages.doctor:DoctorConfig",
+    quiet=replace(QUIET, help="Print nothing; the exit code says whether all checks passed."),
+)
+def doctor(config: DoctorConfig, terminal: Terminal) -> None:
+    """Show versions, devices, cache, Hub and token.
+
+    Exits with 5 if a check fails, and says what to type. `pip check` compares the requirements of libraries. With
+    `HF_HUB_OFFLINE=1` it does not use the network. It never shows the token.
+
+    Examples:
+      hydractl doctor
+      hydractl doctor --json > doctor.json
+      HF_HUB_OFFLINE=1 hydractl doctor -q
+    """
+    report = run_doctor(config, terminal.progress())
+    terminal.result(report, show_findings)
+    report.require_checks()
+
+
+def show_findings(report: DoctorReport, out: Console) -> None:
+    """Show a line for each finding; the error shows how to fix failures."""
+    rows = [(f.group, f.name, f.state, f.found) for f in report.findings]
+    out.print(table(["", "what", "state", "found"], rows, left=4))
+
+
+DocumentKind: TypeAlias = Literal["scores", "head-mask", "report"]
+
+
+def schema(
+    kind: Annotated[DocumentKind, typer.Argument(help="Kind of file.", show_default=False)],
+    json: Annotated[
+        bool, typer.Option("--json", help="Accepted for consistency; a schema is always JSON.")
+    ] = False,
+) -> None:
+    """Print the JSON Schema of scores, head masks or reports.
+
+    Examples:
+      hydractl schema head-mask
+      hydractl schema report > report.schema.json
+    """
+    terminal = Terminal(as_json=json)
+    from hydractl.manifest.report import DOCUMENTS
+
+    json_schema = DOCUMENTS[kind].model_json_schema(by_alias=True)
+    # a document must say which one it is, although our own constructors fill that in
+    json_schema["required"] = sorted({*json_schema.get("required", ()), "schema"})
+    if terminal.speaks:
+        terminal.document(json_schema)

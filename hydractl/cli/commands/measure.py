@@ -1,4 +1,4 @@
-"""`hydractl eval`."""
+"""Commands that measure: `eval` and `report`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hydractl.metrics.metric_spec import ON_ID_DATA, MetricNeeds, Unit
 from hydractl.metrics.ood_scores import MSP, number_name
 from hydractl.metrics.registry import METRICS, TEMPERATURE, needing
 from hydractl.reporting.report_values import Quantity, number_of, written
-from hydractl.stages.evaluate.config import EvalConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +23,10 @@ if TYPE_CHECKING:
 
     from hydractl.manifest.document import Fingerprint
     from hydractl.manifest.report import Report, Row
+    from hydractl.stages.evaluate.config import EvalConfig
     from hydractl.stages.evaluate.run import EvalReport
+    from hydractl.stages.report.config import ReportConfig
+    from hydractl.stages.report.run import ReportReport
 
 
 OF_PAGES = ("classes", "examples", "costs")
@@ -47,7 +49,11 @@ def show_stored(config: EvalConfig, terminal: Terminal) -> None:
     conclude(report, terminal)
 
 
-@command(EvalConfig, streams=("out", "save_predictions", "store"), unchanged=show_stored)
+@command(
+    "hydractl.stages.evaluate.config:EvalConfig",
+    streams=("out", "save_predictions", "store"),
+    unchanged=show_stored,
+)
 def evaluate(config: EvalConfig, terminal: Terminal) -> None:
     r"""Measure accuracy, calibration, OOD detection, diversity, cost.
 
@@ -116,12 +122,12 @@ def markdown(document: Report) -> Iterator[str]:
 
 def show(report: EvalReport, out: Console) -> None:
     """Show the tables, and what came of the conditions."""
-    render(report.document, out)
+    show_report(report.document, out)
     for check in report.document.checks:
         line(out, f"{'failed' if check.failed else 'ok'}: {check.condition}, measured {check.found:.6g}")
 
 
-def render(document: Report, out: Console) -> None:
+def show_report(document: Report, out: Console) -> None:
     """Show a report: a table over all rows, what must be known of it, and the shorter tables of a page."""
     from hydractl.reporting.comparison import Compared
     from hydractl.reporting.sections import sections
@@ -245,3 +251,50 @@ def _threshold(row: Row, document: Report) -> str:
 
 def _samples(data: Fingerprint, between: str) -> str:
     return data.reference + ("" if data.count is None else between + counted(data.count, "sample"))
+
+
+@command("hydractl.stages.report.config:ReportConfig", compares=True)
+def report(config: ReportConfig, terminal: Terminal) -> None:
+    """Make a page with tables and figures from reports of `eval`.
+
+    Answers whether the first model is better than the others, by how much, and where not. Reports of several seeds give
+    means, deviations and intervals; rows are matched by name.
+
+    Examples:
+      hydractl report report.json -o report.html
+      hydractl report seed-0.json seed-1.json -o report.md --figures figures
+      hydractl report --over sets pets.json cars.json -o sets.html
+      hydractl report report.json -o - > report.md
+    """
+    from hydractl.stages.report.run import run_report
+
+    if terminal.quiet and config.out is None and config.figures is None:
+        raise UsageError(
+            "`-q` prints only the paths written, but nothing is written",
+            hint="add `-o report.html`, or leave out `-q`",
+        )
+    stage_report = run_report(config, terminal.progress())
+    if terminal.as_json:
+        terminal.document(as_json(stage_report.document()))
+    elif stage_report.up_to_date:
+        terminal.up_to_date(stage_report.paths)
+    else:
+        # the page on standard output says it all
+        terminal.result(
+            stage_report, (lambda _report, _out: None) if terminal.stdout_taken else show_comparison
+        )
+
+
+def show_comparison(report: ReportReport, out: Console) -> None:
+    """Show the verdict, what is to be known of it, and the tables."""
+    from hydractl.reporting.sections import checks, tables
+    from hydractl.reporting.verdict import remarks, sentence, verdict_table
+
+    line(out, sentence(report.compared))
+    out.print(table_of(verdict_table(report.compared)))
+    for remark in remarks(report.compared):
+        line(out, remark)
+    for report_table in tables(report.compared):
+        out.print(table_of(report_table))
+    for _, check_text in checks(report.compared):
+        line(out, check_text)
