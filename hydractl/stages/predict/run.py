@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,7 +28,7 @@ from hydractl.runtime import torch_dtype
 from hydractl.stages.predict.config import LINES, PredictConfig, image_path
 from hydractl.stages.predict.rows import RowFormatter
 from hydractl.stages.predict.sources import Source, lines, open_sources
-from hydractl.stages.predict.stream import BatchPredictor, window
+from hydractl.stages.predict.stream import answers, window
 from hydractl.stages.predict.writers import ACCEPTED, ENTITIES, ERROR, LABELS, WRITERS, JSONLines, Line
 from hydractl.stages.shared.open_inputs import digests, labels_of, open_reader, warn
 from hydractl.stages.shared.outputs import check_outputs, claim
@@ -65,32 +65,6 @@ class PredictReport:
         return (self.path,)
 
 
-@dataclass(kw_only=True)
-class _Counts:
-    """What lines say in all."""
-
-    labels: Counter[str] = field(default_factory=Counter)
-    inputs: int = 0
-    bad: int = 0
-    accepted: int | None = None
-
-    def add(self, lines: Sequence[Line]) -> None:
-        answered = [line for line in lines if ERROR not in line]
-        self.labels.update(label for line in answered for label in _labels(line))
-        self.inputs += len(lines)
-        self.bad += len(lines) - len(answered)
-        decisions = [line[ACCEPTED] for line in lines if line.get(ACCEPTED) is not None]
-        if decisions:
-            self.accepted = (self.accepted or 0) + sum(decisions)
-
-
-def _labels(line: Line) -> list[str]:
-    """Return the labels that a line tells."""
-    if ENTITIES in line:
-        return [entity["label"] for entity in line[ENTITIES]]
-    return line[LABELS] if LABELS in line else [line["label"]]
-
-
 def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictReport:
     """Predict every input, in the order of the inputs.
 
@@ -110,7 +84,42 @@ def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictRe
         if team.leads:
             _check_outputs(config, opened, lock)
         warn(opened, progress)
-        return _Run(config, opened, team, progress).write(device, lock)
+        formatter = RowFormatter.of(config, opened, progress)
+        fit = training_data(config, formatter, team, progress)
+        sources = [] if config.data == (LINES,) else open_sources(config, opened.header.preprocess, progress)
+        if config.skip_bad:
+            sources = [Source(source.name, lenient(source.items)) for source in sources]
+        options = {"ood_score": formatter.score, "threshold": formatter.below, "top_k": config.top_k}
+        made_by = sidecar_step(config, config.out, opened=opened, options=options) if team.leads else None
+        blocks = _blocks(formatter, fit, sources, device, team, progress)
+        if not team.leads:
+            deque(blocks, maxlen=0)
+        labels: Counter[str] = Counter()
+        numbers: Counter[str] = Counter()
+        streamed = is_stream(config.out)
+        columns = {} if streamed else formatter.columns(sources)
+        for line in _written(config, blocks, columns, lock, made_by) if team.leads else ():
+            numbers["inputs"] += 1
+            if ERROR in line:
+                numbers[ERROR] += 1
+                continue
+            labels.update(_labels(line))
+            if line.get(ACCEPTED) is not None:
+                numbers["decided"] += 1
+                numbers[ACCEPTED] += line[ACCEPTED]
+        if numbers[ERROR] == numbers["inputs"] > 0:
+            raise DataError(
+                f"{counted(numbers['inputs'], 'input')}, none readable",
+                hint=f"read the errors {'above' if streamed else f'in {config.out}'}, and give images that can be read",
+            )
+        return PredictReport(
+            path=config.out,
+            inputs=numbers["inputs"],
+            labels=dict(sorted(labels.items())),
+            bad=numbers[ERROR],
+            accepted=numbers[ACCEPTED] if numbers["decided"] else None,
+            reason=formatter.reason,
+        )
 
 
 def _check_outputs(config: PredictConfig, opened: OpenModel, lock: OutputLock) -> None:
@@ -130,120 +139,77 @@ def _check_outputs(config: PredictConfig, opened: OpenModel, lock: OutputLock) -
     )
 
 
-class _Run:
-    """One run, in one of its processes."""
+def _labels(line: Line) -> list[str]:
+    """Return the labels that a line tells."""
+    if ENTITIES in line:
+        return [entity["label"] for entity in line[ENTITIES]]
+    return line[LABELS] if LABELS in line else [line["label"]]
 
-    def __init__(
-        self, config: PredictConfig, opened: OpenModel, team: ProcessGroup, progress: Progress
-    ) -> None:
-        self.config, self.opened, self.team, self.progress = config, opened, team, progress
-        self.rows = RowFormatter.of(config, opened, progress)
-        self.training = training_data(config, self.rows, team, progress)
-        self.counts = _Counts()
-        self.sources: list[Source] = []
-        if config.data != (LINES,):
-            self.sources = [*map(self._lenient, open_sources(config, opened.header.preprocess, progress))]
 
-    def write(self, device: torch.device, lock: OutputLock) -> PredictReport:
-        """Write a line an input; the model is loaded when everything else has been looked at."""
-        config, leads = self.config, self.team.leads
-        made_by = self._made_by() if leads else None  # of what lies there now
-        blocks = self._blocks(device)
-        if not leads:
-            deque(blocks, maxlen=0)
-        elif is_stream(config.out):
-            self._write_stream(blocks, lock)
-        else:
-            self._write_file(blocks, lock, made_by)
-        if self.counts.bad == self.counts.inputs > 0:
-            raise DataError(
-                f"{counted(self.counts.inputs, 'input')}, none readable",
-                hint=f"read the errors {'above' if is_stream(config.out) else f'in {config.out}'}, and give images that can be read",
-            )
-        return PredictReport(
-            path=config.out,
-            inputs=self.counts.inputs,
-            labels=dict(sorted(self.counts.labels.items())),
-            bad=self.counts.bad,
-            accepted=self.counts.accepted,
-            reason=self.rows.reason,
-        )
-
-    def _made_by(self) -> Step | None:
-        config = self.config
-        options = {"ood_score": self.rows.score, "threshold": self.rows.below, "top_k": config.top_k}
-        return sidecar_step(config, config.out, opened=self.opened, options=options)
-
-    def _write_stream(self, blocks: Iterator[list[Line]], lock: OutputLock) -> None:
-        """Write lines as they come."""
-        with publish(self.config.out, lock) as file:
-            writer = JSONLines(file, {})
+def _written(
+    config: PredictConfig,
+    blocks: Iterator[list[Line]],
+    columns: dict[str, type],
+    lock: OutputLock,
+    made_by: Step | None,
+) -> Iterator[Line]:
+    """Write lines, and yield them: to a stream as they come; to a file at least `AT_ONCE` at a time, with its lineage beside it."""
+    if is_stream(config.out):
+        with publish(config.out, lock) as file:
+            stream = JSONLines(file, {})
             for lines in blocks:
-                writer.write(lines)
+                stream.write(lines)
                 file.flush()
-                self.counts.add(lines)
-
-    def _write_file(self, blocks: Iterator[list[Line]], lock: OutputLock, made_by: Step | None) -> None:
-        """Write a file, and beside it what made it, if that is wanted."""
-        out = self.config.out
-        columns = self.rows.columns(self.sources)
-        with (
-            publish_together(lock) as begin,
-            begin_with_sidecar(begin, out, made_by) as file,
-            closing(WRITERS[self.config.form](file, columns)) as writer,  # an interrupted Parquet writer, too
-        ):
-            for lines in _merged(blocks):
-                writer.write(lines)
-                self.counts.add(lines)
-
-    def _blocks(self, device: torch.device) -> Iterator[list[Line]]:
-        """Yield the lines of each source, some at a time; empty lists in processes that do not write."""
-        with self._ticking() as ticks:
-            predictor = self._load(device, ticks)
-            for source in self.sources or self._lines():
-                for answered in predictor.answers(source.items):
-                    yield self.rows.lines(source, answered) if self.team.leads else []
-
-    @contextmanager
-    def _ticking(self) -> Iterator[Iterator[object]]:
-        """Give what moves a bar on with each of this process's batches."""
-        size, world = self.config.batch_size, self.team.world
-        total = -(-sum(-(-len(source.items) // size) for source in self.sources) // world)
-        ticks = iter(self.progress.track(range(total), label=f"{self.opened.reference}", total=total))
-        yield ticks
-        deque(ticks, maxlen=0)
-
-    def _lines(self) -> Iterator[Source]:
-        items = None
-        crew = WorkerPool.of(self.config.num_workers, images=0)
-        how, size = self.opened.header.preprocess, window(self.config.batch_size)
-        for items in lines(how, size=size, crew=crew, null=self.config.null):
-            yield self._lenient(Source(None, items))
-        if items is None:
-            raise DataError("standard input: has no lines")
-
-    def _lenient(self, source: Source) -> Source:
-        return Source(source.name, lenient(source.items)) if self.config.skip_bad else source
-
-    def _load(self, device: torch.device, ticks: Iterator[object]) -> BatchPredictor:
-        config, opened = self.config, self.opened
-        with fits(opened.reference, device):
-            model = load_any(opened, dtype=torch_dtype(config.dtype) if config.dtype else None).to(device)
-        settle(model, opened, self.rows.classes)
-        scores = [self.rows.score] if is_fitted(self.rows.score) else []
-        predictor = with_ood_scores(model, opened, scores, self.training, self.team, self.progress)
-        return BatchPredictor(predictor=predictor, batch_size=config.batch_size, team=self.team, ticks=ticks)
+                yield from lines
+        return
+    with (
+        publish_together(lock) as begin,
+        begin_with_sidecar(begin, config.out, made_by) as file,
+        closing(WRITERS[config.form](file, columns)) as writer,  # an interrupted Parquet writer, too
+    ):
+        pending: list[Line] = []
+        for lines in blocks:
+            pending += lines
+            if len(pending) >= AT_ONCE:
+                writer.write(pending)
+                yield from pending
+                pending = []
+        writer.write(pending)
+        yield from pending
 
 
-def _merged(blocks: Iterator[list[Line]]) -> Iterator[list[Line]]:
-    """Yield the lines of all blocks, at least `AT_ONCE` at a time, and the rest last."""
-    lines: list[Line] = []
-    for block in blocks:
-        lines += block
-        if len(lines) >= AT_ONCE:
-            yield lines
-            lines = []
-    yield lines
+def _blocks(
+    formatter: RowFormatter,
+    fit: FitOn | None,
+    sources: Sequence[Source],
+    device: torch.device,
+    team: ProcessGroup,
+    progress: Progress,
+) -> Iterator[list[Line]]:
+    """Load the model, and yield the lines of each source, some at a time; empty lists in processes that do not write."""
+    config, opened = formatter.config, formatter.opened
+    size = config.batch_size
+    total = -(-sum(-(-len(source.items) // size) for source in sources) // team.world)
+    with fits(opened.reference, device):
+        model = load_any(opened, dtype=torch_dtype(config.dtype) if config.dtype else None).to(device)
+    settle(model, opened, formatter.classes)
+    scores = [formatter.score] if is_fitted(formatter.score) else []
+    predictor = with_ood_scores(model, opened, scores, fit, team, progress)
+    ticks = iter(progress.track(range(total), label=f"{opened.reference}", total=total))
+    for source in sources or _lines(formatter):
+        for places, responses, bad, words in answers(predictor, source.items, size, team, ticks):
+            yield formatter.lines(source, places, responses, bad, words) if team.leads else []
+    deque(ticks, maxlen=0)
+
+
+def _lines(formatter: RowFormatter) -> Iterator[Source]:
+    items, config = None, formatter.config
+    crew = WorkerPool.of(config.num_workers, images=0)
+    how, size = formatter.opened.header.preprocess, window(config.batch_size)
+    for items in lines(how, size=size, crew=crew, null=config.null):
+        yield Source(None, lenient(items) if config.skip_bad else items)
+    if items is None:
+        raise DataError("standard input: has no lines")
 
 
 def training_data(

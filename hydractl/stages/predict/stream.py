@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 import torch
@@ -30,91 +29,60 @@ def window(batch_size: int) -> int:
     return batch_size * (BATCHES if batch_size > 1 else 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """The responses to some items, at these places.
-
-    Attributes:
-        items: All items.
-        places: Which of them.
-        responses: What members say of these.
-        bad: Why images cannot be read, by their places.
-        words: Where words are answered, each text and the characters of its words.
-    """
-
-    items: Items
-    places: range
-    responses: Responses
-    bad: dict[int, str]
-    words: list[tuple[str, list[Span]]] | None = None
+Answers = tuple[range, Responses, dict[int, str], list[tuple[str, list[Span]]] | None]
+"""Places of items, predictions on them, the reason for each place that is unreadable, and the words of each text if words are answered."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPredictor:
-    """A model that predicts a data set some batches at a time.
+def answers(
+    predictor: Predictor, items: Items, size: int, team: ProcessGroup, ticks: Iterator[object]
+) -> Iterator[Answers]:
+    """Yield the predictions on a data set, some batches at a time, in every process.
 
-    Attributes:
+    The content of a batch does not depend on the number of processes.
+
+    Args:
         predictor: The model, on the device of this process.
-        batch_size: Samples per forward pass.
+        items: The data.
+        size: Samples per forward pass.
         team: The processes, which share the batches.
-        ticks: Moves on with each batch of this process.
+        ticks: Advances with each batch of this process.
+
+    Raises:
+        InputError: As `respond`.
+        DataError: If an item cannot be read.
     """
-
-    predictor: Predictor
-    batch_size: int
-    team: ProcessGroup
-    ticks: Iterator[object]
-
-    def answers(self, items: Items) -> Iterator[Answered]:
-        """Yield the predictions on a data set, in every process.
-
-        The content of a batch does not depend on the number of processes.
-
-        Raises:
-            InputError: As `respond`.
-            DataError: If an item cannot be read.
-        """
-        fills = self.predictor.model.device.type == "cpu" and torch.get_num_threads() >= cores()
-        deal, size = BatchShare(self.team.rank, self.team.world, ahead=not fills), self.batch_size
-        how = self.predictor.reads
-        if isinstance(items, TextSet):
-            step = window(size)
-            for begin in range(0, len(items), step):
-                part = items.subset(range(begin, min(begin + step, len(items))))
-                words = by_word(part, how) if isinstance(how, Tokenization) and how.by_word else None
-                rows = part if words is None else words
-                responses, _ = self._collected(
-                    encoded(rows, how, batch_size=size, deal=deal), items.name, range(len(rows))
-                )
-                yield Answered(
-                    items=items,
-                    places=range(begin, begin + len(part)),
-                    responses=responses if words is None else responses.mapped(words.by_document),
-                    bad={},
-                    words=None if words is None else whole_words(part, words),
-                )
-            return
+    fills = predictor.model.device.type == "cpu" and torch.get_num_threads() >= cores()
+    deal, how = BatchShare(team.rank, team.world, ahead=not fills), predictor.reads
+    stream, step = None, window(size)
+    if not isinstance(items, TextSet):
         stream = iter(encoded(items, how, batch_size=size, limit_bytes=0, deal=deal))
-        step = size * BATCHES * self.team.world
-        for begin in range(0, len(items), step):
-            places = range(begin, min(begin + step, len(items)))
-            responses, bad = self._collected(islice(stream, BATCHES), items.name, places)
-            yield Answered(items=items, places=places, responses=responses, bad=bad)
-
-    def _collected(
-        self, batches: Iterable[Batch[Inputs]], data: str, places: range
-    ) -> tuple[Responses, dict[int, str]]:
-        """Return the predictions on the items at `places`, of all processes' batches, and the reasons why items are unreadable."""
+        step = size * BATCHES * team.world
+    for begin in range(0, len(items), step):
+        places = range(begin, min(begin + step, len(items)))
+        first, rows, words = begin, items, None
+        if isinstance(items, TextSet):
+            first, rows = 0, (texts := items.subset(places))
+            if isinstance(how, Tokenization) and how.by_word:
+                rows = words = by_word(texts, how)
+        count = len(places) if words is None else len(words)
+        part = islice(stream, BATCHES) if stream else encoded(rows, how, batch_size=size, deal=deal)
         bad: dict[int, str] = {}
-
-        def read() -> Iterator[Batch[Inputs]]:
-            for batch in batches:
-                bad.update(batch.bad)
-                yield batch._replace(indices=batch.indices - places.start)
-                next(self.ticks, None)
-
-        outputs = self.team.iterate(self.predictor.responses(read(), data=data))
-        responses = in_memory(collected(outputs, count=len(places), names=self.predictor.score_names))
+        outputs = team.iterate(predictor.responses(_ticked(part, first, bad, ticks), data=items.name))
+        responses = in_memory(collected(outputs, count=count, names=predictor.score_names))
         packed = torch.tensor(list(json.dumps(bad).encode()), dtype=torch.uint8)
-        unreadable = [json.loads(bytes(part.tolist())) for part in self.team.in_order([packed])]
-        return responses, {int(i): why for part in unreadable for i, why in part.items()}
+        for other in team.in_order([packed]):
+            bad |= {int(place): why for place, why in json.loads(bytes(other.tolist())).items()}
+        if words is None:
+            yield places, responses, bad, None
+        else:
+            yield places, responses.mapped(words.by_document), bad, whole_words(texts, words)
+
+
+def _ticked(
+    batches: Iterable[Batch[Inputs]], first: int, bad: dict[int, str], ticks: Iterator[object]
+) -> Iterator[Batch[Inputs]]:
+    """Yield batches with indices counted from `first`, advance `ticks`, and add the reasons of unreadable items to `bad`."""
+    for batch in batches:
+        bad.update(batch.bad)
+        yield batch._replace(indices=batch.indices - first)
+        next(ticks, None)
