@@ -71,8 +71,13 @@ class FeatureExtractor:
         """
         if any(isinstance(answer, Contrast) for answer in model.answers):
             return cls(model, ())
+        kinds = {nn.Linear, FeatureLinear}
         readouts = tuple(
-            tuple(layers[-1] for head in heads if (layers := _linear_layers(head)))
+            tuple(
+                layers[-1]
+                for head in heads
+                if (layers := [p for p in head.modules() if isinstance(p, nn.Linear) and type(p) in kinds])
+            )
             for heads in heads_of(model, family)
         )
         if not all(readouts):
@@ -124,7 +129,15 @@ class FeatureExtractor:
             Classifier(
                 to_classes(torch.cat([_copied(layer.weight) for layer in layers], 1).T).T
                 / (len(layers) * heat),
-                to_classes(torch.stack([_bias(layer) for layer in layers]).mean(0)) / heat,
+                to_classes(
+                    torch.stack(
+                        [
+                            torch.zeros(layer.out_features) if layer.bias is None else _copied(layer.bias)
+                            for layer in layers
+                        ]
+                    ).mean(0)
+                )
+                / heat,
             )
             for layers in self.readouts
         ]
@@ -188,14 +201,6 @@ def _path_under(prefix: str, readout: nn.Module) -> list[str]:
     return holders if len(holders) == 1 else [*under][:1]
 
 
-def _linear_layers(head: nn.Module) -> list[nn.Linear]:
-    return [
-        part
-        for part in head.modules()
-        if isinstance(part, nn.Linear) and type(part) in {nn.Linear, FeatureLinear}
-    ]
-
-
 def _cosines(answer: Contrast, heat: float) -> Classifier:
     classes = answer.class_embeddings
     if classes is None:
@@ -208,11 +213,6 @@ def _cosines(answer: Contrast, heat: float) -> Classifier:
 
 def _copied(tensor: Tensor) -> Tensor:
     return tensor.detach().float().cpu()
-
-
-def _bias(layer: nn.Linear) -> Tensor:
-    bias: Tensor | None = layer.bias
-    return torch.zeros(layer.out_features) if bias is None else _copied(bias)
 
 
 FIT_ANEW = "fit it again with `hydractl eval ... --fit TRAIN --val VAL --store PATH`"

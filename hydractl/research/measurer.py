@@ -78,7 +78,7 @@ class ResearchMeasurer(RowMeasurer):
             self.fitted_on[name] = FittedData(items, identity.fingerprint, labels)
         run.warn(skipped)
         if contents:
-            run.warn(overlaps(options, data.summary.identities[ID_NAME].content, contents))
+            run.warn(overlaps(options, data.identities[ID_NAME].content, contents))
         for named, opened in zip(run.config.rows, run.opened, strict=True):
             for baseline, places in baselines_of_row(named):
                 if baseline is not None:

@@ -293,7 +293,12 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         if len({*written}) < len(written):
             names = "`-o`" if self.store is None else "`-o`, `--store`"
             raise UsageError(f"{names} and `--save-predictions` name the same file")
-        self._check_threshold()
+        fits = (self.threshold_for, self.set_options.sets, self.temperature, self.fit)
+        if self.store and not self.label_thresholds and {*fits} == {None}:
+            raise UsageError(
+                "`--store`: the command fits nothing to store",
+                hint=f"add `{threshold.OPTION} 'risk<=0.01'`, `--sets 0.9`, `--temperature DATA`, or `--fit TRAIN --val VAL`",
+            )
         chosen = self.chosen  # refuses what cannot be measured
         self._check_scores()
         if self.ood and not needing(chosen, MetricNeeds.OOD, MetricNeeds.MEMBERS):
@@ -312,14 +317,6 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             hints = (extension.scope_hint(condition.scope, under) for extension in self.extensions)
             hint = next(filter(None, hints), None)
             condition.check_measured(self.chosen, self.scopes, scores, under=under, hint=hint)
-
-    def _check_threshold(self) -> None:
-        fits = (self.threshold_for, self.set_options.sets, self.temperature, self.fit)
-        if self.store and not self.label_thresholds and {*fits} == {None}:
-            raise UsageError(
-                "`--store`: the command fits nothing to store",
-                hint=f"add `{threshold.OPTION} 'risk<=0.01'`, `--sets 0.9`, `--temperature DATA`, or `--fit TRAIN --val VAL`",
-            )
 
     def _check_scores(self) -> None:
         ood_scores.check_scores(self.scores)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -31,25 +30,6 @@ from hydractl.stages.shared.open_inputs import Identity, warn
 from hydractl.stages.shared.predictions import FitOn, PreparedData
 
 
-class DataSummary(NamedTuple):
-    """Labels, digests and warnings of all data sets.
-
-    Attributes:
-        labels: Of the ID set, (N,), the models' classes; (N, Q) of models that answer Q labels.
-        identities: Of every set, those with labels besides the ID set's under the names of their options.
-        caveats: What is to be known of them before numbers on them are believed, in a line each.
-    """
-
-    labels: Tensor
-    identities: dict[str, Identity]
-    caveats: tuple[str, ...]
-
-    @property
-    def fingerprints(self) -> dict[str, Fingerprint]:
-        """The fingerprint of every set."""
-        return {name: identity.fingerprint for name, identity in self.identities.items()}
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EvalData:
     """The data, ready for any row.
@@ -60,7 +40,9 @@ class EvalData:
         fit: Training data for feature-based scores; None if there are none.
         classes: What zero-shot models tell apart.
         alignment: Classes of the labels.
-        summary: Labels, digests and warnings of all data sets.
+        labels: Labels of the ID set in the models' classes, (N,); (N, Q) of models that answer Q labels.
+        identities: Digests of every set, by name; labelled sets beside the ID set have the names of their options.
+        caveats: Warnings about the data, for the report.
         queries: The query of each pair of the ID set, (N,), if all models are rerankers.
     """
 
@@ -69,13 +51,20 @@ class EvalData:
     fit: FitOn | None
     classes: Classes | None
     alignment: ClassAlignment
-    summary: DataSummary
+    labels: Tensor
+    identities: dict[str, Identity]
+    caveats: tuple[str, ...]
     queries: Tensor | None
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the models' classes."""
         return self.alignment.names
+
+    @property
+    def fingerprints(self) -> dict[str, Fingerprint]:
+        """The fingerprint of every set."""
+        return {name: identity.fingerprint for name, identity in self.identities.items()}
 
     @classmethod
     def open(
@@ -138,7 +127,9 @@ class EvalData:
             fit=fit and FitOn(*fit, None if config.standardized_on is None else prepared[VAL]),
             classes=classes,
             alignment=alignment,
-            summary=DataSummary(tested_labels, identities, caveats),
+            labels=tested_labels,
+            identities=identities,
+            caveats=caveats,
             queries=queries,
         )
 
@@ -215,7 +206,11 @@ class ClassAlignment:
         if not strange:
             classes = tuple(self._class_by_name[name] for name in items.class_names)
             return self._labels(items, classes, needs)
-        if not (self._names or items.by_position or self._are_places(strange)):
+        if not (
+            self._names
+            or items.by_position
+            or (are_numerals(strange) and all(int(name) < self._count for name in strange))
+        ):
             raise DataError(
                 f"`{called}`: its class `{strange[0]}` is not in `--data`, and the model has no class names to map it to",
                 hint="select the classes of `--data` with `::classes=`, or use the same names",
@@ -231,10 +226,6 @@ class ClassAlignment:
         """Return labels as `model_labels` does, of texts whose words are answered in windows those of the whole texts."""
         labels = model_labels(items, classes, option, architecture=self._architecture)
         return items.by_document(labels[None])[0] if isinstance(items, WordSet) else labels
-
-    def _are_places(self, names: Sequence[str]) -> bool:
-        """Return whether names are the numbers of the models' classes."""
-        return are_numerals(names) and all(int(name) < self._count for name in names)
 
     def _matched(self, items: Items, *, by_text: bool) -> tuple[int, ...]:
         return match_classes(

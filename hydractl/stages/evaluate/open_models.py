@@ -20,19 +20,7 @@ from hydractl.settings import Role
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.shared import outputs
 from hydractl.stages.shared.command_config import input_refs
-from hydractl.stages.shared.open_inputs import open_reader
 from hydractl.tasks import SINGLE_LABEL, TASKS
-
-
-def open_rows(config: EvalConfig) -> list[list[OpenModel]]:
-    """Open the models of every row."""
-    return [
-        [
-            open_reader(m, arch=config.arch if row == 0 else None, max_length=config.max_length)
-            for m in named.models
-        ]
-        for row, named in enumerate(config.rows)
-    ]
 
 
 def check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]], lock: OutputLock) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,78 +112,71 @@ def stores_other_classes(opened: OpenModel, classes: Classes | None) -> bool:
     return (classes.names, classes.templates) != (opened.header.labels, prompting.templates)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCopy:
-    """A copy of a model that stores its temperature, its threshold, its prediction sets and its OOD scores of features.
+def header_of_copy(
+    config: EvalConfig,
+    opened: OpenModel,
+    row: Row,
+    data: Mapping[str, Identity],
+    scores: Scores | None,
+    progress: Progress,
+) -> Header:
+    """Return the header of the copy that `--store` writes, with temperature, threshold, prediction sets and fitted OOD scores.
 
-    Attributes:
-        checkpoint: The model.
-        header: Of the copy.
-        scores: None leaves those that the model holds already.
+    Args:
+        config: Configuration of the run.
+        opened: The model.
+        row: Its row, the first of the run.
+        data: Data sets of the run, by name.
+        scores: Scores that were fitted; None keeps the stored scores.
+        progress: Receives warnings about guarantees that do not hold for the copy.
     """
-
-    checkpoint: Checkpoint
-    header: Header
-    scores: Scores | None
-
-    @classmethod
-    def of(
-        cls,
-        config: EvalConfig,
-        opened: OpenModel,
-        row: Row,
-        data: Mapping[str, Identity],
-        scores: Scores | None,
-        progress: Progress,
-    ) -> Self:
-        """Return the copy; arguments as of the run, whose first row this is."""
-        header, update = opened.header, _header_changes(config, opened, row, data)
-        scale = header.model_copy(update=update).scale
-        why = why_lapses(config, opened, scale)
-        if config.threshold_for is None and header.threshold is not None:
-            refitted = scores is not None and is_fitted(header.threshold.score)
-            if reason := why or ("newly fitted scores" if refitted else None):
-                progress.warn(
-                    f"{opened.reference}: its threshold is not kept: it is not valid for {reason}; find one with `{OPTION}`"
-                )
-            else:
-                update["threshold"] = header.threshold
-        if header.label_thresholds and not config.label_thresholds:
-            if scale == header.scale:
-                update["label_thresholds"] = header.label_thresholds
-            else:
-                progress.warn(
-                    f"{opened.reference}: its label thresholds are not kept, as they are not valid for another temperature; "
-                    "choose others with `--label-thresholds`"
-                )
-        if config.set_options.sets is None and header.prediction_sets is not None:
-            if why:
-                progress.warn(
-                    f"{opened.reference}: its prediction sets are not kept: they are not valid for {why}; fit them with `{SETS}`"
-                )
-            else:
-                update["prediction_sets"] = header.prediction_sets
-        if scores is not None:
-            fitted = FittedScores(
-                scores=tuple(scores.fitted),
-                data=data[FIT].fingerprint,
-                temperature=scores.temperature,
-                version=VERSION,
+    header, update = opened.header, _header_changes(config, opened, row, data)
+    scale = header.model_copy(update=update).scale
+    why = why_lapses(config, opened, scale)
+    if config.threshold_for is None and header.threshold is not None:
+        refitted = scores is not None and is_fitted(header.threshold.score)
+        if reason := why or ("newly fitted scores" if refitted else None):
+            progress.warn(
+                f"{opened.reference}: its threshold is not kept: it is not valid for {reason}; find one with `{OPTION}`"
             )
-            update["fitted"] = fitted
-        return cls(checkpoint=opened.checkpoint, header=header.model_copy(update=update), scores=scores)
-
-    def write(self, file: Sink) -> None:
-        """Write it: weights as they lie, byte for byte."""
-        checkpoint = self.checkpoint
-        tensors = {} if self.scores is None else self.scores.tensors()
-        beside = checkpoint.beside if self.scores is None else {n: spec_of(t) for n, t in tensors.items()}
-        write_checkpoint(
-            file,
-            checkpoint.specs | beside,
-            lambda name: [tensor_bytes(tensors[name]) if name in tensors else checkpoint.spans[name]],
-            header=self.header,
+        else:
+            update["threshold"] = header.threshold
+    if header.label_thresholds and not config.label_thresholds:
+        if scale == header.scale:
+            update["label_thresholds"] = header.label_thresholds
+        else:
+            progress.warn(
+                f"{opened.reference}: its label thresholds are not kept, as they are not valid for another temperature; "
+                "choose others with `--label-thresholds`"
+            )
+    if config.set_options.sets is None and header.prediction_sets is not None:
+        if why:
+            progress.warn(
+                f"{opened.reference}: its prediction sets are not kept: they are not valid for {why}; fit them with `{SETS}`"
+            )
+        else:
+            update["prediction_sets"] = header.prediction_sets
+    if scores is not None:
+        fitted = FittedScores(
+            scores=tuple(scores.fitted),
+            data=data[FIT].fingerprint,
+            temperature=scores.temperature,
+            version=VERSION,
         )
+        update["fitted"] = fitted
+    return header.model_copy(update=update)
+
+
+def write_copy(file: Sink, checkpoint: Checkpoint, header: Header, scores: Scores | None) -> None:
+    """Write the copy, with the weights of the checkpoint byte for byte; scores as of `header_of_copy`."""
+    tensors = {} if scores is None else scores.tensors()
+    beside = checkpoint.beside if scores is None else {n: spec_of(t) for n, t in tensors.items()}
+    write_checkpoint(
+        file,
+        checkpoint.specs | beside,
+        lambda name: [tensor_bytes(tensors[name]) if name in tensors else checkpoint.spans[name]],
+        header=header,
+    )
 
 
 def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:

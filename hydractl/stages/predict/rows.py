@@ -11,7 +11,7 @@ from hydractl.data.words import Span
 from hydractl.errors import InputError, UsageError
 from hydractl.families.load import OpenModel, digest_weights
 from hydractl.fusion.feature_ood import check_threshold, default_score
-from hydractl.fusion.predictions import Bound, WordPredictions, predictions_of
+from hydractl.fusion.predictions import WordPredictions, predictions_of
 from hydractl.fusion.prompts import Classes, with_class_names
 from hydractl.manifest.guarantees import PredictionSets, Threshold
 from hydractl.manifest.header import Header, Tokenization
@@ -136,7 +136,7 @@ class RowFormatter:
         words: list[tuple[str, list[Span]]] | None,
     ) -> list[Line]:
         """Return the lines of consecutive items of a source; arguments as of `stream.Answers`."""
-        bound = None if self.below is None else Bound(self.score, self.below)
+        bound = None if self.below is None else (self.score, self.below)
         header = self.opened.header
         predictions = (
             predictions_of(responses, self.names, bound, self.sets, label_thresholds=header.label_thresholds)
