@@ -37,12 +37,14 @@ from hydractl.stages.evaluate.caveats import of_row, tuned_on_ood
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import RowModels, count_sizes, measure_latencies
 from hydractl.stages.evaluate.data import EvalData
+from hydractl.stages.evaluate.examples import examples_of
 from hydractl.stages.evaluate.extension import RowMeasurer
-from hydractl.stages.evaluate.extras.examples import examples_of
-from hydractl.stages.evaluate.extras.prediction_sets import fit_sets, measure_sets, set_values
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.selective_threshold import (
+    fit_sets,
     label_thresholds_of,
+    measure_sets,
+    set_values,
     stores_other_classes,
     threshold_of,
     why_lapses,

@@ -28,7 +28,7 @@ from hydractl.runtime import torch_dtype, versions
 from hydractl.stages.evaluate.caveats import of_temperatures
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import check_training_told
-from hydractl.stages.evaluate.data import EvalData
+from hydractl.stages.evaluate.data import EvalData, check_alike, check_outputs, check_task
 from hydractl.stages.evaluate.fail_if import OPTION, risk_text
 from hydractl.stages.evaluate.measure_row import (
     Evaluation,
@@ -36,7 +36,6 @@ from hydractl.stages.evaluate.measure_row import (
     measure_rows,
     with_default_score,
 )
-from hydractl.stages.evaluate.open_models import check_alike, check_outputs, check_task
 from hydractl.stages.evaluate.selective_threshold import check_stores, header_of_copy, write_copy
 from hydractl.stages.shared.command_config import config_digest
 from hydractl.stages.shared.open_inputs import open_reader

@@ -1,4 +1,4 @@
-"""Thresholds: which inputs each row answers so that few enough answers are wrong, and a copy of the model that stores its own fits."""
+"""Thresholds and prediction sets that keep a risk, and a copy of the model that stores fits."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import Scores
 from hydractl.fusion.predictions import answered_classes
 from hydractl.fusion.prompts import Classes
-from hydractl.manifest.guarantees import Threshold
+from hydractl.manifest.answers import ClassHits
+from hydractl.manifest.document import Fingerprint, Value
+from hydractl.manifest.guarantees import PredictionSets, SetNumbers, Threshold
 from hydractl.manifest.header import FittedScores, Header, samples_of
 from hydractl.manifest.report import Row
 from hydractl.manifest.shift_groups import ID_NAME
 from hydractl.manifest.temperature import Temperature
+from hydractl.manifest.terms import MOST_CLASSES
 from hydractl.metrics.compute import scored
+from hydractl.metrics.conformal import binomial_interval, class_sets, fit_thresholds, nonconformity
+from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
-from hydractl.metrics.per_sample import StoredPredictions, at_once, mean_probabilities
-from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
+from hydractl.metrics.per_sample import StoredPredictions, at_labels, at_once, mean_probabilities
+from hydractl.metrics.registry import FIT, SET_COVERAGE, SET_SIZE, TEMPERATURE, VAL, needing
 from hydractl.metrics.selective import accepted_and_wrong, errors_among_accepted, label_thresholds
 from hydractl.output.publish import Sink
 from hydractl.progress import Progress
-from hydractl.stages.evaluate.config import SETS, EvalConfig
+from hydractl.stages.evaluate.config import SETS, EvalConfig, SetOptions
 from hydractl.stages.evaluate.fail_if import OPTION, risk_text
 from hydractl.stages.shared.open_inputs import Identity
 from hydractl.stages.shared.provenance import make_step
@@ -263,3 +268,85 @@ def _header_changes(
         "samples": samples_of(inputs, opened.header),
         "made_by": step,
     }
+
+
+def fit_sets(
+    options: SetOptions, predictions: StoredPredictions, labels: Tensor, data: Fingerprint
+) -> PredictionSets | None:
+    """Return the prediction sets of a row, fitted on its predictions of the ID set; None if none are asked for."""
+    if options.sets is None:
+        return None
+    method, penalties = options.method, options.penalties
+    scores = torch.cat(
+        [at_labels(nonconformity(p, method, **penalties), y) for p, y in _parts(predictions, labels)]
+    )
+    classes = predictions.shape[2] if options.sets_by_class else None
+    return PredictionSets(
+        method=method,
+        coverage=options.sets,
+        thresholds=fit_thresholds(scores, labels, method, options.sets, classes=classes),
+        count=len(labels),
+        data=data,
+        **penalties,
+    )
+
+
+def measure_sets(
+    rule: PredictionSets,
+    predictions: StoredPredictions,
+    labels: Tensor,
+    names: Sequence[str],
+    data: Fingerprint,
+) -> SetNumbers:
+    """Return what prediction sets are like on the ID set.
+
+    Args:
+        rule: Which sets.
+        predictions: Of the ID set, scaled.
+        labels: Shape (N,), int64.
+        names: Of the C classes.
+        data: The ID set.
+    """
+    parts = [
+        (sets.sum(1), sets.gather(1, y.unsqueeze(1)).squeeze(1))
+        for p, y in _parts(predictions, labels)
+        for sets in [class_sets(p, rule)]
+    ]
+    sizes, covered = map(torch.cat, zip(*parts, strict=True))
+    counts = torch.bincount(labels, minlength=len(names))
+    hits = torch.bincount(labels[covered], minlength=len(names))
+    present = counts.nonzero().flatten()
+    order = (hits.double() / counts.clamp(min=1))[present].sort(stable=True).indices
+    return SetNumbers(
+        rule=rule,
+        is_fitted_here=rule.data.sha256 == data.sha256,
+        count=len(labels),
+        covered=int(covered.sum()),
+        empty=int((sizes == 0).sum()),
+        single=int((sizes == 1).sum()),
+        mean_size=float(sizes.double().mean()),
+        interval=binomial_interval(int(covered.sum()), len(labels)),
+        classes=tuple(
+            ClassHits(index=i, name=names[i], count=int(counts[i]), hits=int(hits[i]))
+            for i in sorted(present[order][:MOST_CLASSES].tolist())
+        ),
+    )
+
+
+def set_values(metrics: Sequence[str], sets: SetNumbers | None) -> dict[str, Value]:
+    """Return the selected metrics of a row's prediction sets; on the samples of their fit no coverage, which holds by construction."""
+    if sets is None:
+        return {}
+    low, high = sets.interval
+    coverage = Value(value=sets.covered / sets.count, low=low, high=high)
+    values = {SET_SIZE: Value(value=sets.mean_size)} | (
+        {} if sets.is_fitted_here else {SET_COVERAGE: coverage}
+    )
+    return {name: values[name] for name in needing(metrics, MetricNeeds.SETS) if name in values}
+
+
+def _parts(predictions: StoredPredictions, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield mean probabilities, rounded as `predict` has them, and labels in chunks of samples."""
+    size = at_once(predictions)
+    for part, part_labels in zip(predictions.split(size), labels.split(size), strict=True):
+        yield mean_probabilities(part), part_labels
