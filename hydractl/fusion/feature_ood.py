@@ -129,15 +129,7 @@ class FeatureExtractor:
             Classifier(
                 to_classes(torch.cat([_copied(layer.weight) for layer in layers], 1).T).T
                 / (len(layers) * heat),
-                to_classes(
-                    torch.stack(
-                        [
-                            torch.zeros(layer.out_features) if layer.bias is None else _copied(layer.bias)
-                            for layer in layers
-                        ]
-                    ).mean(0)
-                )
-                / heat,
+                to_classes(torch.stack([_bias(layer) for layer in layers]).mean(0)) / heat,
             )
             for layers in self.readouts
         ]
@@ -213,6 +205,11 @@ def _cosines(answer: Contrast, heat: float) -> Classifier:
 
 def _copied(tensor: Tensor) -> Tensor:
     return tensor.detach().float().cpu()
+
+
+def _bias(layer: nn.Linear) -> Tensor:
+    bias: Tensor | None = layer.bias
+    return torch.zeros(layer.out_features) if bias is None else _copied(bias)
 
 
 FIT_ANEW = "fit it again with `hydractl eval ... --fit TRAIN --val VAL --store PATH`"

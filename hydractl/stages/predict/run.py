@@ -79,7 +79,7 @@ def answers(
         step = size * BATCHES * team.world
     for begin in range(0, len(items), step):
         places = range(begin, min(begin + step, len(items)))
-        first, rows, words = begin, items, None
+        first, rows, texts, words = begin, items, None, None
         if isinstance(items, TextSet):
             first, rows = 0, (texts := items.subset(places))
             if isinstance(how, Tokenization) and how.by_word:
@@ -92,7 +92,7 @@ def answers(
         packed = torch.tensor(list(json.dumps(bad).encode()), dtype=torch.uint8)
         for other in team.in_order([packed]):
             bad |= {int(place): why for place, why in json.loads(bytes(other.tolist())).items()}
-        if words is None:
+        if texts is None or words is None:
             yield places, responses, bad, None
         else:
             yield places, responses.mapped(words.by_document), bad, whole_words(texts, words)
