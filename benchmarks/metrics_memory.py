@@ -14,6 +14,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 MEGABYTE = 1e6
@@ -25,7 +26,7 @@ def worker(members: int, samples: int, classes: int, folder: Path) -> None:
     """Keep and measure predictions, and print the peak of memory beyond that of the libraries, in bytes."""
     import torch
 
-    from hydractl.fusion.inference import PredictionStore
+    from hydractl.fusion.inference import collected
     from hydractl.metrics.compute import measure
     from hydractl.metrics.registry import METRICS
     from hydractl.metrics.resampling import Resampling
@@ -36,14 +37,16 @@ def worker(members: int, samples: int, classes: int, folder: Path) -> None:
     torch.randn(8, 8).softmax(0)
     idle = peak()
     labels = torch.randint(classes, (samples,), generator=draw)
-    spool = PredictionStore(samples, folder)
-    for indices in torch.arange(samples).split(BATCH):
-        logits = torch.randn(members, len(indices), classes, generator=draw)
-        logits.scatter_add_(
-            2, labels[indices].expand(members, -1).unsqueeze(2), torch.full(logits.shape, 3.0)
-        )
-        spool.store(indices, logits.log_softmax(-1), logits.logsumexp(-1))
-    said = spool.stored()
+
+    def batches() -> Iterator[tuple[torch.Tensor, ...]]:
+        for indices in torch.arange(samples).split(BATCH):
+            logits = torch.randn(members, len(indices), classes, generator=draw)
+            logits.scatter_add_(
+                2, labels[indices].expand(members, -1).unsqueeze(2), torch.full(logits.shape, 3.0)
+            )
+            yield indices, logits.log_softmax(-1), logits.logsumexp(-1)
+
+    said = collected(batches(), count=samples, folder=folder)
     scaled_nll(said, labels, 1.1)  # one of the forty passes of a fit
     measure(
         Scaled(said, 1.1),

@@ -71,8 +71,13 @@ class FeatureExtractor:
         """
         if any(isinstance(answer, Contrast) for answer in model.answers):
             return cls(model, ())
+        kinds = {nn.Linear, FeatureLinear}
         readouts = tuple(
-            tuple(layers[-1] for head in heads if (layers := _linear_layers(head)))
+            tuple(
+                layers[-1]
+                for head in heads
+                if (layers := [p for p in head.modules() if isinstance(p, nn.Linear) and type(p) in kinds])
+            )
             for heads in heads_of(model, family)
         )
         if not all(readouts):
@@ -186,14 +191,6 @@ def _path_under(prefix: str, readout: nn.Module) -> list[str]:
     }
     holders = [path for path, part in under.items() if part._parameters]
     return holders if len(holders) == 1 else [*under][:1]
-
-
-def _linear_layers(head: nn.Module) -> list[nn.Linear]:
-    return [
-        part
-        for part in head.modules()
-        if isinstance(part, nn.Linear) and type(part) in {nn.Linear, FeatureLinear}
-    ]
 
 
 def _cosines(answer: Contrast, heat: float) -> Classifier:

@@ -91,64 +91,6 @@ def responses(
         yield batch.indices, *respond(model, batch.inputs, name=name, data=data)
 
 
-class PredictionStore:
-    """Predictions of members on the N samples of a data set, stored in any order and read in the order of the data.
-
-    If log-probabilities are larger than `HELD_BYTES`, they are stored in an unnamed file.
-    """
-
-    def __init__(self, count: int, folder: Path | None = None, names: Sequence[str] = ()) -> None:
-        """Prepare for N samples; the first batch gives the other sizes.
-
-        Args:
-            count: N.
-            folder: Folder of the file; None keeps all predictions in memory.
-            names: Names of the scores, if predictions have any.
-        """
-        self._count, self._folder, self._names = count, folder, names
-        self._stored = 0
-        self._file: ScratchFile | None = None
-        self._tensors: list[torch.Tensor] = []
-
-    def store(
-        self, indices: torch.Tensor, log_probs: torch.Tensor, logsumexp: torch.Tensor, *scores: torch.Tensor
-    ) -> None:
-        """Store the predictions (M, B, ...) of a batch, and its scores (1, B, S) if it has any, at the indices (B,) of its items.
-
-        Raises:
-            OutputError: If the disk has no room for the file.
-        """
-        parts = [log_probs, logsumexp, *(part.double() for part in scores)]
-        if not self._stored:
-            shapes = [(len(part), self._count, *part.shape[2:]) for part in parts]
-            if self._folder is not None and log_probs.element_size() * math.prod(shapes[0]) > HELD_BYTES:
-                name = f"the predictions on {self._count} samples"
-                self._file = ScratchFile(
-                    shapes[0], self._folder, name=name, until="they are measured", hint=DISK_HINT
-                )
-                shapes[0] = (0,)
-            self._tensors = [part.new_empty(shape) for part, shape in zip(parts, shapes, strict=True)]
-        tensors = self._tensors if self._file is None else [self._file.tensor(), *self._tensors[1:]]
-        for tensor, part in zip(tensors, parts, strict=True):
-            tensor[:, indices] = part
-        self._stored += len(indices)
-
-    def stored(self) -> StoredPredictions:
-        """Return all predictions.
-
-        Raises:
-            ValueError: If predictions on some samples are missing.
-        """
-        if self._stored != self._count:
-            raise ValueError(f"{self._stored} of {self._count} items were read")
-        log_probs, logsumexp, *scores = self._tensors
-        columns = scores[0].squeeze(0).unbind(1) if scores else ()
-        by_name = dict(zip(self._names, columns, strict=True)) if scores else {}
-        if self._file is None:
-            return Responses(log_probs, logsumexp, by_name)
-        return PredictionFile(self._file, logsumexp, slice(None), by_name)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PredictionFile:
     """Predictions whose log-probabilities are in a file. Memory holds one chunk of the file.
@@ -189,19 +131,40 @@ def collected(
     folder: Path | None = None,
     names: Sequence[str] = (),
 ) -> StoredPredictions:
-    """Return the predictions on all samples, in the order of the data.
+    """Return the predictions on all N samples, in the order of the data.
+
+    If log-probabilities are larger than `HELD_BYTES` and there is a folder, they are stored in an unnamed file.
 
     Args:
-        batches: Indices of items, predictions and scores of batches, as yielded by `responses`.
-        count: Number of samples.
-        folder: As of `PredictionStore`.
-        names: As of `PredictionStore`.
+        batches: Indices (B,) of items, predictions (M, B, ...) and perhaps scores (1, B, S) of batches in any order, as yielded
+            by `responses`.
+        count: N.
+        folder: Folder of the file; None keeps all predictions in memory.
+        names: Names of the scores.
 
     Raises:
         ValueError: If predictions on some samples are missing.
         OutputError: If the disk has no room.
     """
-    store = PredictionStore(count, folder, names)
-    for indices, *parts in batches:
-        store.store(indices, *parts)
-    return store.stored()
+    tensors: list[torch.Tensor] = []
+    file, stored = None, 0
+    for indices, log_probs, logsumexp, *scores in batches:
+        parts = [log_probs, logsumexp, *(part.double() for part in scores)]
+        if not tensors:
+            shapes = [(len(part), count, *part.shape[2:]) for part in parts]
+            if folder is not None and log_probs.element_size() * math.prod(shapes[0]) > HELD_BYTES:
+                name = f"the predictions on {count} samples"
+                file = ScratchFile(shapes[0], folder, name=name, until="they are measured", hint=DISK_HINT)
+                shapes[0] = (0,)
+            tensors = [part.new_empty(shape) for part, shape in zip(parts, shapes, strict=True)]
+        targets = tensors if file is None else [file.tensor(), *tensors[1:]]
+        for tensor, part in zip(targets, parts, strict=True):
+            tensor[:, indices] = part
+        stored += len(indices)
+    if stored != count:
+        raise ValueError(f"{stored} of {count} items were read")
+    columns = tensors[2].squeeze(0).unbind(1) if tensors[2:] else ()
+    by_name = dict(zip(names, columns, strict=True)) if columns else {}
+    if file is None:
+        return Responses(tensors[0], tensors[1], by_name)
+    return PredictionFile(file, tensors[1], slice(None), by_name)

@@ -25,7 +25,7 @@ from hydractl.fusion.feature_ood import FeatureExtractor, Predictor, Scores, che
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.inference import collected
 from hydractl.fusion.plan import join_members
-from hydractl.fusion.predictions import Bound, LabelPredictions, Predictions, WordPredictions, predictions_of
+from hydractl.fusion.predictions import LabelPredictions, Predictions, WordPredictions, predictions_of
 from hydractl.fusion.prompts import DEFAULT_TEMPLATE, Classes, settle, with_class_names
 from hydractl.hub.model_outputs import check_replaces, publish_models
 from hydractl.hub.repository import Pushed, Target, push, require_token
@@ -131,7 +131,7 @@ class Loaded(Towers):
         with self._evaluating():
             responses = self._respond(tracked, count)
         stored = self.header.threshold
-        bound = Bound(stored.score, stored.below) if stored and stored.below is not None else None
+        bound = (stored.score, stored.below) if stored and stored.below is not None else None
         header = self.header
         if texts is not None and rows is not None:
             by_text = responses.mapped(rows.by_document)

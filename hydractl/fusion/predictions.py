@@ -28,16 +28,8 @@ from hydractl.metrics.per_sample import (
 from hydractl.metrics.selective import HALF
 from hydractl.metrics.spans import entity_probability, lowest, span_labels, spans_of
 
-
-class Bound(NamedTuple):
-    """A threshold on an OOD score: samples below it are accepted."""
-
-    score: str
-    below: float
-
-
-DIMS = 3
-"""Axes of what is stored of samples with one label."""
+Bound = tuple[str, float]
+"""The name of an OOD score and a threshold: samples below it are accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,6 +45,10 @@ class Uncertainties:
 
     scores: Mapping[str, Tensor]
     accepted: Tensor | None = None
+
+    def __len__(self) -> int:
+        """Return N."""
+        return len(self.entropy)
 
     @property
     def entropy(self) -> Tensor:
@@ -113,10 +109,6 @@ class Predictions(Uncertainties):
             **_uncertainties(_scores(responses), bound),
         )
 
-    def __len__(self) -> int:
-        """Return N."""
-        return len(self.labels)
-
     @property
     def confidence(self) -> Tensor:
         """Probability of the most probable class, (N,)."""
@@ -168,10 +160,6 @@ class LabelPredictions(Uncertainties):
             label_information=torch.cat([mutual_information(p.log_probs.double()).float() for p in parts]),
             **_uncertainties(_scores(responses), bound),
         )
-
-    def __len__(self) -> int:
-        """Return N."""
-        return len(self.labels)
 
 
 class Entity(NamedTuple):
@@ -253,10 +241,6 @@ class WordPredictions(Uncertainties):
             **_uncertainties({name: of_samples(scores) for name, scores in by_word.items()}, bound),
         )
 
-    def __len__(self) -> int:
-        """Return N."""
-        return len(self.labels)
-
 
 def _entities(
     classes: Tensor,
@@ -318,7 +302,7 @@ def predictions_of(
     label_thresholds: Sequence[float] = (),
 ) -> Predictions | LabelPredictions:
     """Return the predictions from the outputs of members, of models for one label or for several; see there."""
-    if len(responses.shape) == DIMS:
+    if responses.log_probs.ndim == 3:  # (M, N, C)
         return Predictions.of(responses, names, bound, rule)
     return LabelPredictions.of(responses, names, bound, thresholds=label_thresholds)
 
@@ -337,4 +321,4 @@ def _scores(responses: Responses) -> dict[str, Tensor]:
 def _uncertainties(scores: Mapping[str, Tensor], bound: Bound | None) -> dict[str, Any]:
     """Return the fields of `Uncertainties`, given all scores (N,)."""
     single = {name: score.float() for name, score in scores.items()}
-    return {"scores": single, "accepted": None if bound is None else single[bound.score] < bound.below}
+    return {"scores": single, "accepted": None if bound is None else single[bound[0]] < bound[1]}

@@ -164,17 +164,17 @@ def measure(
     ranking = [metric for metric in RANKING if metric.name in metrics]
     named = scores if ranking and foreign else ()
     ranks = [SCORES[score] for score in named if score in SCORES]
-    id_set = _summary(tested, ranks, diverse, labels)
+    answers_by_name, id_scores, id_set = _summary(tested, ranks, diverse, labels)
     ood_sets: dict[str, dict[str, MetricEstimate]] = {}
     for name, predictions in foreign.items():
-        ood_set = _summary(predictions, ranks, diverse)
+        _, set_scores, ood_set = _summary(predictions, ranks, diverse)
         inside, outside = (
-            {score: by_score[score] for score in named} for by_score in (id_set.scores, ood_set.scores)
+            {score: by_score[score] for score in named} for by_score in (id_scores, set_scores)
         )
-        ood_sets[name] = rank(inside, outside, ranking, resampling, name=name) | ood_set.diversity
+        ood_sets[name] = rank(inside, outside, ranking, resampling, name=name) | ood_set
     per_sample = 1 if labels is None else labels[0].numel()
-    values = resampling.values(labelled, id_set.answers, labels=per_sample) if labelled else {}
-    return RowNumbers(id_set=values | id_set.diversity, ood_sets=ood_sets)
+    values = resampling.values(labelled, answers_by_name, labels=per_sample) if labelled else {}
+    return RowNumbers(id_set=values | id_set, ood_sets=ood_sets)
 
 
 def rank(
@@ -230,7 +230,7 @@ def answered(predictions: StoredPredictions, labels: Tensor) -> dict[str, Tensor
 
     Of words that a text has not, they are not-a-number, and the class -1.
     """
-    return _summary(predictions, (), (), labels).answers
+    return _summary(predictions, (), (), labels)[0]
 
 
 def scored(predictions: StoredPredictions, name: str) -> Tensor:
@@ -259,27 +259,17 @@ def _unfilled(like: Tensor, count: int, *, filled: bool) -> Tensor:
     return torch.full((count,), math.nan, dtype=torch.float64)
 
 
-@dataclass(frozen=True, slots=True)
-class _Summary:
-    """Values per sample that remain of predictions.
-
-    Attributes:
-        answers: As `per_sample.answers`; empty without labels.
-        scores: Each score of every sample, (N,), float64.
-        diversity: Diversity metrics of the members.
-    """
-
-    answers: dict[str, Tensor]
-    scores: dict[str, Tensor]
-    diversity: dict[str, MetricEstimate]
-
-
 def _summary(
     predictions: StoredPredictions,
     scores: Sequence[Score],
     diverse: Sequence[Metric],
     labels: Tensor | None = None,
-) -> _Summary:
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, MetricEstimate]]:
+    """Return values per sample, and metrics.
+
+    Returns:
+        `per_sample.answers`, empty without labels; each score of every sample, (N,), float64; diversity metrics of the members.
+    """
     _, count, *_ = predictions.shape
     # vectors for all samples, made at once: small ones between what comes and goes would keep memory in pieces
     by_answer: dict[str, Tensor] = {}
@@ -310,16 +300,12 @@ def _summary(
         begin = end
     if by_answer and confidence is not None:
         by_answer["confidence"] = confidence
-    return _Summary(
-        answers=by_answer,
-        scores=by_score,
-        diversity={
-            name: MetricEstimate(
-                value=sum(v * size / sum(sizes) for v, size in zip(values, sizes, strict=True)), count=count
-            )
-            for name, values in diversity.items()
-        },
-    )
+    total = sum(sizes)
+    means = {
+        name: sum(v * size / total for v, size in zip(values, sizes, strict=True))
+        for name, values in diversity.items()
+    }
+    return by_answer, by_score, {name: MetricEstimate(value=x, count=count) for name, x in means.items()}
 
 
 CERTAIN = 1e-12
@@ -445,33 +431,24 @@ def entity_scale(
         header: Says the names of the C classes, which are tags.
         stored: The temperature of entities is no factor, but replaced.
     """
-    predicted = predicted_spans(Scaled(predictions, temperature), labels, header)
-    if not len(predicted.correct):
+    _, _, correct, confidence = predicted_spans(Scaled(predictions, temperature), labels, header)
+    if not len(correct):
         return Temperature(temperature, of_entities=stored.of_entities)
-    share = predicted.confidence.clamp(CERTAIN, 1 - CERTAIN)
+    share = confidence.clamp(CERTAIN, 1 - CERTAIN)
     log_probs = torch.stack([1 - share, share], -1).log().unsqueeze(0)
-    fitted = fit_temperature(log_probs, predicted.correct.long())
+    fitted = fit_temperature(log_probs, correct.long())
     return Temperature(temperature, of_entities=fitted.temperature)
 
 
-class PredictedSpans(NamedTuple):
-    """Spans of predicted tags beside those of labels.
+def predicted_spans(
+    tested: StoredPredictions, labels: Tensor, header: Header
+) -> tuple[Spans, dict[str, Tensor], Tensor, Tensor]:
+    """Return the E spans of predicted tags, compared with labels (N, Q).
 
-    Attributes:
-        spans: The predicted ones, E.
-        counts: How many each text has, and how many are found, each (N,); see `span_counts`.
-        correct: Which predicted ones are true, (E,), boolean.
-        confidence: The lowest probability of the predicted tag among their words, (E,), float64.
+    Returns:
+        The spans; the counts of `span_counts`, (N,) each; whether each span is correct, (E,), boolean; its confidence, the
+        lowest probability of the predicted tag among its words, (E,), float64.
     """
-
-    spans: Spans
-    counts: dict[str, Tensor]
-    correct: Tensor
-    confidence: Tensor
-
-
-def predicted_spans(tested: StoredPredictions, labels: Tensor, header: Header) -> PredictedSpans:
-    """Return the spans of predictions of words, labels (N, Q)."""
     per_word, (rows, words) = answered(tested, labels), labels.shape
     predicted, true = (
         spans_of(tags.view(labels.shape), header.class_names) for tags in (per_word["predicted"], labels)
@@ -479,7 +456,7 @@ def predicted_spans(tested: StoredPredictions, labels: Tensor, header: Header) -
     counts = span_counts(predicted, true, rows=rows, words=words)
     correct = counts.pop("span_correct")
     confidence = lowest(per_word["confidence"], predicted.word_numbers(rows, words), len(correct))
-    return PredictedSpans(predicted, counts, correct, confidence)
+    return predicted, counts, correct, confidence
 
 
 def measure_spans(

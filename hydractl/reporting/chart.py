@@ -147,10 +147,6 @@ class Axis:
     high: float | None = None
     written: Callable[[float], str] = "{:.4g}".format
 
-    def tick_text(self, value: float, _: object) -> str:
-        """Return the text of a tick."""
-        return self.written(value)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
@@ -206,7 +202,7 @@ class Chart:
         axes.tick_params(length=0, pad=4, labelsize=SMALL, labelcolor=LIGHT["soft"])
         for side, axis in ((axes.xaxis, self.x), (axes.yaxis, self.y)):
             side.set_major_locator(MaxNLocator(nbins=TICKS, steps=[1, 2, 5, 10]))
-            side.set_major_formatter(FuncFormatter(axis.tick_text))
+            side.set_major_formatter(FuncFormatter(lambda value, _, written=axis.written: written(value)))
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(LIGHT["soft"])
         for series in self.series:

@@ -34,10 +34,9 @@ from hydractl.research.schema import Derived
 from hydractl.runtime import digest_file
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import RowModels
-from hydractl.stages.evaluate.data import open_set
+from hydractl.stages.evaluate.data import check_one_question, open_set
 from hydractl.stages.evaluate.extension import RowMeasurer
 from hydractl.stages.evaluate.measure_row import Evaluation, LoadedRow
-from hydractl.stages.evaluate.open_models import check_one_question
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.shared.open_inputs import Identity
 
@@ -79,7 +78,7 @@ class ResearchMeasurer(RowMeasurer):
             self.fitted_on[name] = FittedData(items, identity.fingerprint, labels)
         run.warn(skipped)
         if contents:
-            run.warn(overlaps(options, data.summary.identities[ID_NAME].content, contents))
+            run.warn(overlaps(options, data.identities[ID_NAME].content, contents))
         for named, opened in zip(run.config.rows, run.opened, strict=True):
             for baseline, places in baselines_of_row(named):
                 if baseline is not None:

@@ -26,10 +26,9 @@ from hydractl.manifest.terms import SetMethod
 from hydractl.metrics.conformal import fewest_samples, nonconformity, quantile
 from hydractl.metrics.per_sample import Responses
 from hydractl.stages.evaluate.config import NO_SETS, EvalConfig, SetOptions
-from hydractl.stages.evaluate.extras.prediction_sets import measure_sets
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.evaluate.selective_threshold import why_lapses
+from hydractl.stages.evaluate.selective_threshold import measure_sets, why_lapses
 from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.export.run import run_export
 from hydractl.stages.fuse.config import FuseConfig

@@ -89,7 +89,7 @@ class AnalysisContext:
     @property
     def labels(self) -> Tensor:
         """Labels of the ID set, (N,)."""
-        return self.run.data.summary.labels
+        return self.run.data.labels
 
     def count(self, name: str) -> int:
         """Return the number of samples of a data set."""

@@ -161,7 +161,7 @@ def measure_corrupted(
         if predictions is not None:
             cells[corruption.name, str(corruption.severity)] = measure_all(
                 row.scaling(predictions),
-                run.data.summary.labels,
+                run.data.labels,
                 {},
                 row.header,
                 Selection(metrics, (), run.resampling),

@@ -10,7 +10,6 @@ from time import perf_counter, thread_time
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from hydractl.errors import UsageError
 from hydractl.families.stream import Stream
@@ -132,7 +131,10 @@ def measure_latencies(
         devices = {model.device for row in rows for model in row.models}
         begin, ran = perf_counter(), thread_time()
         for values, times in zip(latencies, _in_turn(calls, devices), strict=True):
-            values[metric] = _median(torch.tensor(times, dtype=torch.float64) * 1e3, seed)
+            ms = torch.tensor(times, dtype=torch.float64) * 1e3
+            draws = Resampling(seed=seed).draws(len(ms))
+            medians = torch.cat([ms[index].quantile(0.5, dim=1) for (index,) in draws])
+            values[metric] = measured(float(ms.quantile(0.5)), medians, count=len(ms)).to_value()
         share = (thread_time() - ran) / (perf_counter() - begin)
         if share < LEAST_SHARE and all(device.type == "cpu" for device in devices):
             busy = f"other programs used the processor, and hydractl ran for {share:.0%} of the time only"
@@ -232,8 +234,3 @@ def _seconds_of(fn: Callable[[], object], devices: Collection[torch.device] = ()
     for device in devices:
         wait_for(device)
     return perf_counter() - start
-
-
-def _median(times: Tensor, seed: int) -> Value:
-    medians = [times[index].quantile(0.5, dim=1) for (index,) in Resampling(seed=seed).draws(len(times))]
-    return measured(float(times.quantile(0.5)), torch.cat(medians), count=len(times)).to_value()

@@ -18,7 +18,7 @@ from hydractl.fusion.build import load_any
 from hydractl.fusion.feature_ood import Predictor, Scores, default_score
 from hydractl.fusion.prompts import Classes, settle
 from hydractl.manifest.document import Value
-from hydractl.manifest.guarantees import ByClass, Examples, SetNumbers
+from hydractl.manifest.guarantees import Examples, SetNumbers
 from hydractl.manifest.header import Header
 from hydractl.manifest.report import Origin, Row, StoredScores
 from hydractl.manifest.temperature import Temperature
@@ -36,12 +36,14 @@ from hydractl.stages.evaluate.caveats import of_row, tuned_on_ood
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import RowModels, count_sizes, measure_latencies
 from hydractl.stages.evaluate.data import EvalData
+from hydractl.stages.evaluate.examples import examples_of
 from hydractl.stages.evaluate.extension import RowMeasurer
-from hydractl.stages.evaluate.extras.examples import examples_of
-from hydractl.stages.evaluate.extras.prediction_sets import fit_sets, measure_sets, set_values
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.selective_threshold import (
+    fit_sets,
     label_thresholds_of,
+    measure_sets,
+    set_values,
     stores_other_classes,
     threshold_of,
     why_lapses,
@@ -50,9 +52,9 @@ from hydractl.stages.shared.predictions import PreparedData, Scaling, fits, pred
 from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Evaluation:
-    """What all rows are measured with.
+    """A run: models, data and settings of all rows, and the measurements of the process that leads.
 
     Attributes:
         config: Of the run, with the OOD scores that are measured.
@@ -66,6 +68,12 @@ class Evaluation:
         folder: Folder for predictions that are too large for memory.
         progress: Hears what begins.
         caveats: Warnings for the report about numbers of rows.
+        rows: The rows of the report.
+        predictions: By row and data set, for `--save-predictions`.
+        first_numbers: Numbers of the first row, which each other row is compared with.
+        examples: Inputs that the first row fails on.
+        fitted_scores: The OOD scores that were fitted for the first model, for `--store`.
+        loaded: The models of all rows if time is measured.
     """
 
     config: EvalConfig
@@ -79,17 +87,18 @@ class Evaluation:
     folder: Path
     progress: Progress
     caveats: list[str] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    predictions: dict[str, Mapping[str, StoredPredictions]] = field(default_factory=dict)
+    first_numbers: RowNumbers | None = None
+    examples: Examples | None = None
+    fitted_scores: Scores | None = None
+    loaded: list[RowModels] = field(default_factory=list)
 
     def warn(self, caveats: Iterable[str]) -> None:
         """Show warnings, and add them to the report."""
         for caveat in caveats:
             self.caveats.append(caveat)
             self.progress.warn(caveat)
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process measures and writes."""
-        return self.team.leads
 
     def predict(self, row: Sequence[Predictor], inputs: PreparedData) -> StoredPredictions | None:
         """Return the predictions of a row in the process that leads, None in the others; see `predict_together`."""
@@ -123,104 +132,94 @@ class LoadedRow(NamedTuple):
     header: Header
 
 
-@dataclass(kw_only=True)
-class RowCollector:
-    """What the process that leads has measured; empty in the others.
-
-    Attributes:
-        rows: The rows of the report.
-        predictions: By row and data set, for `--save-predictions`.
-        first_numbers: Those of the first row, which each other row is compared with.
-        examples: Inputs that the first row fails on.
-        fitted_scores: The OOD scores that were fitted for the first model, for `--store`.
-        loaded: The models of all rows if time is measured.
-    """
-
-    rows: list[Row] = field(default_factory=list)
-    predictions: dict[str, Mapping[str, StoredPredictions]] = field(default_factory=dict)
-    first_numbers: RowNumbers | None = None
-    examples: Examples | None = None
-    fitted_scores: Scores | None = None
-    loaded: list[RowModels] = field(default_factory=list)
-
-
-def measure_rows(run: Evaluation) -> RowCollector:
+def measure_rows(run: Evaluation) -> None:
     """Measure one row after another, and at the end the time of all in turn."""
-    table = RowCollector()
     for measurer in run.measurers:
         measurer.open_data(run)
     for named, models in zip(run.config.rows, run.opened, strict=True):
         run.progress.step(f"Evaluating {named.name}")
-        _add_row(table, run, named, models)
-    if table.loaded:
-        _add_latencies(table, run)
-    return table
+        _add_row(run, named, models)
+    if run.loaded:
+        latencies = measure_latencies(
+            run.loaded,
+            run.config.chosen,
+            batch_size=run.config.batch_size,
+            seed=run.config.seed,
+            progress=run.progress,
+            warn=run.warn,
+        )
+        run.rows = [
+            row.model_copy(update={"values": row.values | times})
+            for row, times in zip(run.rows, latencies, strict=True)
+        ]
 
 
-def _add_row(table: RowCollector, run: Evaluation, named: NamedModels, models: Sequence[OpenModel]) -> None:
+def _add_row(run: Evaluation, named: NamedModels, models: Sequence[OpenModel]) -> None:
     """Measure a row; unless time is measured, its models are freed at the end, before those of the next row are loaded."""
     config, data = run.config, run.data
-    row_models = _load(run, models)
-    loaded, files = _derived(run, named, row_models, models)
+    loaded, files = _load(run, models), models
+    for measurer in run.measurers:
+        loaded, files = measurer.derive(run, named, loaded, files)
     predictors = [
         with_ood_scores(model, file, config.fitted, data.fit, run.team, run.progress)
         for model, file in zip(loaded.models, files, strict=True)
     ]
-    scaling, predictions = _predict(run, named.name, predictors, models)
+    scaling = _scaling(run, named.name, predictors, models)
+    predictions = {
+        dataset: scaling(responses)
+        for dataset, inputs in data.inputs.items()
+        if (responses := run.predict(predictors, inputs)) is not None
+    }
     header = _header(run, models, scaling)
     without_scores = [replace(predictor, scores=None, extractor=None) for predictor in predictors]
     loaded_row = LoadedRow(named, loaded, models, without_scores, predictions, scaling, header)
     additions = [measurer.measure(run, loaded_row) for measurer in run.measurers]
-    if not run.leads:
+    if not run.team.leads:
         return
-    numbers = _numbers(run, predictions, header)
+    numbers = measure_all(
+        predictions[ID_NAME],
+        data.labels,
+        {d.name: predictions[d.name] for d in config.ood},
+        header,
+        Selection(config.chosen, config.scores, run.resampling),
+        queries=data.queries,
+    )
+    numbers = replace(numbers, groups=config.groups)
+    row = _row(run, named, models, predictions, scaling, numbers)
     sizes = count_sizes(loaded, config.chosen, models, score_sizes(predictors))
-    sets = _sets(run, named.name, models if loaded is row_models else (), predictions[ID_NAME], scaling)
-    values = scaling.values(_stored(models)) | set_values(config.chosen, sets) | sizes
-    row = _row(run, named.name, models, predictions, numbers).model_copy(
+    values = scaling.values(_stored(models)) | set_values(config.chosen, row.sets) | sizes
+    row = row.model_copy(
         update={
             "values": numbers.values | values,
             "label_temperatures": header.label_temperatures,
             "entity_temperature": header.entity_temperature,
-            "difference": None if table.first_numbers is None else table.first_numbers.difference(numbers),
-            "stored_scores": stored_scores(config, models),
-            "sets": sets,
+            "difference": run.first_numbers and run.first_numbers.difference(numbers),
         }
     )
     row = reduce(lambda row, add: add(row), filter(None, additions), row)
-    run.warn(of_row(config, row, models, data.summary.identities))
-    if table.first_numbers is None:
-        table.first_numbers = numbers
-        table.fitted_scores = predictors[0].scores if config.store and config.fit else None
+    run.warn(of_row(config, row, models, data.identities))
+    if not run.rows:
+        run.first_numbers = numbers
+        run.fitted_scores = predictors[0].scores if config.store and config.fit else None
     answers: Mapping[str, Tensor] = {}
     if config.curves or config.keep_examples:
-        answers = present(answered(predictions[ID_NAME], data.summary.labels))
+        answers = present(answered(predictions[ID_NAME], data.labels))
     if config.curves:
-        like = table.rows[0].by_class if table.rows else None
-        row = _with_curves(run, row, models, predictions, answers, like)
-    if config.keep_examples and not table.rows:
-        table.examples = examples_of(
+        row = _with_curves(run, row, models, predictions, answers)
+    if config.keep_examples and not run.rows:
+        run.examples = examples_of(
             data.inputs[ID_NAME].dataset,
             predictions[ID_NAME],
             answers,
-            data.summary.labels,
+            data.labels,
             data.class_names,
             most=config.keep_examples,
         )
-    table.rows.append(row)
+    run.rows.append(row)
     if config.save_predictions is not None:
-        table.predictions[named.name] = predictions
+        run.predictions[named.name] = predictions
     if needing(config.chosen, MetricNeeds.TIME):
-        table.loaded.append(loaded)
-
-
-def _derived(
-    run: Evaluation, named: NamedModels, loaded: RowModels, files: Sequence[OpenModel]
-) -> tuple[RowModels, Sequence[OpenModel]]:
-    """Return the models that plugins derive from those of a row, and their files."""
-    for measurer in run.measurers:
-        loaded, files = measurer.derive(run, named, loaded, files)
-    return loaded, files
+        run.loaded.append(loaded)
 
 
 def _load(run: Evaluation, models: Sequence[OpenModel]) -> RowModels:
@@ -231,18 +230,6 @@ def _load(run: Evaluation, models: Sequence[OpenModel]) -> RowModels:
     for model, opened in zip(loaded, models, strict=True):
         settle(model, opened, run.data.classes)
     return RowModels(models=loaded, preprocess=tuple(m.header.preprocess for m in models))
-
-
-def _predict(
-    run: Evaluation, name: str, row: Sequence[Predictor], models: Sequence[OpenModel]
-) -> tuple[Scaling, dict[str, StoredPredictions]]:
-    """Return the temperature of a row and its predictions on every data set, scaled; in processes that do not lead none."""
-    data = run.data
-    scaling = _scaling(run, name, row, models)
-    predictions = {dataset: run.predict(row, inputs) for dataset, inputs in data.inputs.items()}
-    return scaling, {
-        dataset: scaling(responses) for dataset, responses in predictions.items() if responses is not None
-    }
 
 
 def _scaling(run: Evaluation, name: str, row: Sequence[Predictor], models: Sequence[OpenModel]) -> Scaling:
@@ -275,34 +262,22 @@ def _header(run: Evaluation, models: Sequence[OpenModel], scaling: Scaling) -> H
     return run.opened[0][0].header.model_copy(update=update)
 
 
-def _numbers(run: Evaluation, predictions: Mapping[str, StoredPredictions], header: Header) -> RowNumbers:
-    config = run.config
-    numbers = measure_all(
-        predictions[ID_NAME],
-        run.data.summary.labels,
-        {d.name: predictions[d.name] for d in config.ood},
-        header,
-        Selection(config.chosen, config.scores, run.resampling),
-        queries=run.data.queries,
-    )
-    return replace(numbers, groups=config.groups)
-
-
 def _row(
     run: Evaluation,
-    name: str,
+    named: NamedModels,
     models: Sequence[OpenModel],
     predictions: Mapping[str, StoredPredictions],
+    scaling: Scaling,
     numbers: RowNumbers,
 ) -> Row:
-    """Return a row of what follows from predictions and headers."""
+    """Return a row of numbers that follow from predictions and headers."""
     config = run.config
     by_score, best = best_on_validation(config, predictions)
     ood, stored = numbers.ood, _stored(models)
-    labels = run.data.summary.labels
+    labels = run.data.labels
     by_label = label_thresholds_of(config, predictions[ID_NAME], labels)
     return Row(
-        name=name,
+        name=named.name,
         models=tuple(fingerprint_of(m) for m in models),
         stored_temperatures=tuple(t.common for t in stored) if {*stored} != {Temperature()} else (),
         members=predictions[ID_NAME].shape[0],
@@ -322,6 +297,12 @@ def _row(
         ood_val=by_score,
         best_score=best,
         tuned_on_ood=tuned_on_ood(models),
+        stored_scores=tuple(
+            StoredScores(data=model.header.fitted.data)
+            for model in models
+            if config.fit is None and config.fitted and model.header.fitted is not None
+        ),
+        sets=_sets(run, named.name, () if named.is_derived else models, predictions[ID_NAME], scaling),
     )
 
 
@@ -334,7 +315,7 @@ def _sets(
 ) -> SetNumbers | None:
     """Return what the prediction sets of a row are like: those that are fitted, else those that the only one of its models stores."""
     config, data = run.config, run.data
-    labels, tested = data.summary.labels, data.summary.fingerprints[ID_NAME]
+    labels, tested = data.labels, data.fingerprints[ID_NAME]
     rule = fit_sets(config.set_options, predictions, labels, tested)
     if rule is None and len(models) == 1:
         rule = models[0].header.prediction_sets
@@ -355,17 +336,21 @@ def _with_curves(
     models: Sequence[OpenModel],
     predictions: Mapping[str, StoredPredictions],
     answers: Mapping[str, Tensor],
-    like: ByClass | None,
 ) -> Row:
     """Return a row with its curves, its answers by class, and which heads its models keep and what made them."""
     config = run.config
     ood = {data.name: predictions[data.name] for data in config.ood}
     curves = curves_of(predictions[ID_NAME], answers, ood, config.scores[0])
-    labels, architecture = run.data.summary.labels, run.opened[0][0].header.architecture
+    labels, architecture = run.data.labels, run.opened[0][0].header.architecture
     classes = (
         None
         if architecture.task.by_label
-        else by_class(answers["predicted"], labels[labels >= 0], run.data.class_names, like=like)
+        else by_class(
+            answers["predicted"],
+            labels[labels >= 0],
+            run.data.class_names,
+            like=run.rows[0].by_class if run.rows else None,
+        )
     )
     origins = tuple(
         Origin(name=model.as_input().name, masks=model.header.masks, made_by=model.header.made_by)
@@ -374,32 +359,8 @@ def _with_curves(
     return row.model_copy(update={"curves": curves, "by_class": classes, "origins": origins})
 
 
-def _add_latencies(table: RowCollector, run: Evaluation) -> None:
-    latencies = measure_latencies(
-        table.loaded,
-        run.config.chosen,
-        batch_size=run.config.batch_size,
-        seed=run.config.seed,
-        progress=run.progress,
-        warn=run.warn,
-    )
-    table.rows = [
-        row.model_copy(update={"values": row.values | times})
-        for row, times in zip(table.rows, latencies, strict=True)
-    ]
-
-
 BY = "auroc"
 """Metric that selects a score on validation data."""
-
-
-def stored_scores(config: EvalConfig, opened: Sequence[OpenModel]) -> tuple[StoredScores, ...]:
-    """Return the report's record of the scores that a row's models store; empty if scores are fitted, or there are none."""
-    if config.fit is not None or not config.fitted:
-        return ()
-    return tuple(
-        StoredScores(data=file.header.fitted.data) for file in opened if file.header.fitted is not None
-    )
 
 
 def score_sizes(predictors: Sequence[Predictor]) -> tuple[int, int]:

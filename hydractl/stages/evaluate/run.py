@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,18 +28,17 @@ from hydractl.runtime import torch_dtype, versions
 from hydractl.stages.evaluate.caveats import of_temperatures
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import check_training_told
-from hydractl.stages.evaluate.data import EvalData
+from hydractl.stages.evaluate.data import EvalData, check_alike, check_outputs, check_task
 from hydractl.stages.evaluate.fail_if import OPTION, risk_text
 from hydractl.stages.evaluate.measure_row import (
     Evaluation,
-    RowCollector,
     check_fitted_scores,
     measure_rows,
     with_default_score,
 )
-from hydractl.stages.evaluate.open_models import check_alike, check_outputs, check_task, open_rows
-from hydractl.stages.evaluate.selective_threshold import ModelCopy, check_stores
+from hydractl.stages.evaluate.selective_threshold import check_stores, header_of_copy, write_copy
 from hydractl.stages.shared.command_config import config_digest
+from hydractl.stages.shared.open_inputs import open_reader
 from hydractl.stages.shared.outputs import claim
 from hydractl.tensor_spec import Chunks, TensorSpec, spec_of, tensor_bytes
 from hydractl.version import __version__
@@ -95,12 +94,12 @@ def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
         claim(config, outputs * team.leads, progress) as lock,
     ):
         run = _prepare(config, device, team, lock, progress)
-        table = measure_rows(run)
+        measure_rows(run)
         if not team.leads:
             document = Report.from_json(team.broadcast(""), where="the report of rank 0")
             return EvalReport(document=document, paths=_paths(config), config=config)
-        document = _document(run, table, digest=config_digest(config))
-        _write(config, run, table, document, lock)
+        document = _document(run, digest=config_digest(config))
+        _write(config, run, document, lock)
         team.broadcast(document.to_json())  # when it is there: the others end with it
         return EvalReport(document=document, paths=_paths(config), config=config)
 
@@ -109,7 +108,13 @@ def _prepare(
     config: EvalConfig, device: torch.device, team: ProcessGroup, lock: OutputLock, progress: Progress
 ) -> Evaluation:
     """Open models and data, and refuse what does not fit together before any model is loaded."""
-    opened = open_rows(config)
+    opened = [
+        [
+            open_reader(m, arch=config.arch if row == 0 else None, max_length=config.max_length)
+            for m in named.models
+        ]
+        for row, named in enumerate(config.rows)
+    ]
     if team.leads:
         check_outputs(config, opened, lock)
     check_alike(config, opened)
@@ -129,6 +134,9 @@ def _prepare(
     if config.store:
         check_stores(first, data.classes)
     check_fitted_scores(config, opened, data.classes)
+    # the disk of the first output that is a file has room for outputs
+    files = (path for path in (config.out, config.save_predictions, config.store) if path is not None)
+    file = next((path for path in files if not is_stream(path)), None)
     return Evaluation(
         config=config,
         threshold_score=config.scores[-1 if is_default else 0],
@@ -138,16 +146,9 @@ def _prepare(
         device=device,
         dtype=None if config.dtype is None else torch_dtype(config.dtype),
         team=team,
-        folder=_output_folder(config),
+        folder=Path(tempfile.gettempdir()) if file is None else file.resolve().parent,
         progress=progress,
     )
-
-
-def _output_folder(config: EvalConfig) -> Path:
-    """Return the folder of the first output that is a file, as its disk has room for outputs; else that of temporary files."""
-    outputs = (config.out, config.save_predictions, config.store)
-    first = next((path for path in outputs if path is not None and not is_stream(path)), None)
-    return Path(tempfile.gettempdir()) if first is None else first.resolve().parent
 
 
 def _paths(config: EvalConfig) -> tuple[Path, ...]:
@@ -156,31 +157,31 @@ def _paths(config: EvalConfig) -> tuple[Path, ...]:
     return tuple(path for path in paths if path is not None)
 
 
-def _document(run: Evaluation, table: RowCollector, *, digest: str) -> Report:
-    config, summary = run.config, run.data.summary
+def _document(run: Evaluation, *, digest: str) -> Report:
+    config, data = run.config, run.data
     libraries = {model.family.library for models in run.opened for model in models}
     # what only some rows and OOD sets have counts where one has it
     measured = {*config.chosen} - {*needing(config.chosen, *WHERE_PRESENT, MetricNeeds.OOD)}
-    values = [values for row in table.rows for values in (row.values, *row.ood.values())]
+    values = [values for row in run.rows for values in (row.values, *row.ood.values())]
     measured |= {name.partition("@")[0] for by_name in values for name in by_name}
-    caveats = [*of_temperatures(config, run.opened), *summary.caveats, *run.caveats]
+    caveats = [*of_temperatures(config, run.opened), *data.caveats, *run.caveats]
     for name in config.chosen if config.metrics else ():
         if name not in measured:
             caveats.append(f"`{name}` is not measured: no row has it on these data")
             run.progress.warn(caveats[-1])
     report = Report(
-        rows=tuple(table.rows),
-        data=summary.fingerprints,
+        rows=tuple(run.rows),
+        data=data.fingerprints,
         near=tuple(d.name for d in config.near),
         far=tuple(d.name for d in config.far),
         ood_val=tuple(d.name for d in config.ood_val),
         ood_scores=config.scores,
         definitions={name: metric.definition for name, metric in METRICS.items() if name in measured}
-        | _score_definitions(config.scores),
+        | ({} if config.scores == (MSP,) else {f"@{name}": definition_of(name) for name in config.scores}),
         options=_options(run),
         warnings=tuple(caveats),
-        examples=table.examples,
-        checks=tuple(condition.check(table.rows[0], config.scores) for condition in config.fail_if),
+        examples=run.examples,
+        checks=tuple(condition.check(run.rows[0], config.scores) for condition in config.fail_if),
         versions={"hydractl": __version__, **versions("torch", "scikit-learn", *libraries)},
         config_digest=digest,
     )
@@ -211,29 +212,20 @@ def _options(run: Evaluation) -> dict[str, OptionValue]:
     return {name: option for name, option in options.items() if option is not None or name == "dtype"}
 
 
-def _score_definitions(scores: Sequence[str]) -> dict[str, str]:
-    """Return what scores mean; of the usual one alone the metrics say it."""
-    return {} if scores == (MSP,) else {f"@{name}": definition_of(name) for name in scores}
-
-
-def _write(
-    config: EvalConfig, run: Evaluation, table: RowCollector, document: Report, lock: OutputLock
-) -> None:
+def _write(config: EvalConfig, run: Evaluation, document: Report, lock: OutputLock) -> None:
     """Write all files or none; each says the options of `config`, as they were given."""
-    summary = run.data.summary
-    copy = None
+    opened, scores = run.opened[0][0], run.fitted_scores
+    header = opened.header
     if config.store is not None:
-        copy = ModelCopy.of(
-            config, run.opened[0][0], table.rows[0], summary.identities, table.fitted_scores, run.progress
-        )
+        header = header_of_copy(config, opened, run.rows[0], run.data.identities, scores, run.progress)
     with publish_models(lock) as begin:
-        if copy is not None and config.store is not None:
-            copy.write(begin(config.store, copy.header))
+        if config.store is not None:
+            write_copy(begin(config.store, header), opened.checkpoint, header, scores)
         if config.save_predictions is not None:
             write_predictions(
                 begin(config.save_predictions, None),
-                table.predictions,
-                {ID_NAME: summary.labels},
+                run.predictions,
+                {ID_NAME: run.data.labels},
                 with_logits=any(score in SCORES and SCORES[score].raw for score in run.config.scores),
             )
         if config.out is not None:

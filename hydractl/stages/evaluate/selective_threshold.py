@@ -1,10 +1,9 @@
-"""Thresholds: which inputs each row answers so that few enough answers are wrong, and a copy of the model that stores its own fits."""
+"""Thresholds and prediction sets that keep a risk, and a copy of the model that stores fits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,19 +14,22 @@ from hydractl.families.load import OpenModel
 from hydractl.fusion.feature_ood import Scores
 from hydractl.fusion.predictions import answered_classes
 from hydractl.fusion.prompts import Classes
-from hydractl.manifest.guarantees import Threshold
+from hydractl.manifest.document import Fingerprint, Value
+from hydractl.manifest.guarantees import ClassHits, PredictionSets, SetNumbers, Threshold
 from hydractl.manifest.header import FittedScores, Header, samples_of
 from hydractl.manifest.report import Row
 from hydractl.manifest.temperature import Temperature
-from hydractl.manifest.terms import ID_NAME
+from hydractl.manifest.terms import ID_NAME, MOST_CLASSES
 from hydractl.metrics.compute import scored
+from hydractl.metrics.conformal import binomial_interval, class_sets, fit_thresholds, nonconformity
+from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
-from hydractl.metrics.per_sample import StoredPredictions, at_once, mean_probabilities
-from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
+from hydractl.metrics.per_sample import StoredPredictions, at_labels, at_once, mean_probabilities
+from hydractl.metrics.registry import FIT, SET_COVERAGE, SET_SIZE, TEMPERATURE, VAL, needing
 from hydractl.metrics.selective import accepted_and_wrong, errors_among_accepted, label_thresholds
 from hydractl.output.publish import Sink
 from hydractl.progress import Progress
-from hydractl.stages.evaluate.config import SETS, EvalConfig
+from hydractl.stages.evaluate.config import SETS, EvalConfig, SetOptions
 from hydractl.stages.evaluate.fail_if import OPTION, risk_text
 from hydractl.stages.shared.open_inputs import Identity
 from hydractl.stages.shared.provenance import make_step
@@ -113,78 +115,71 @@ def stores_other_classes(opened: OpenModel, classes: Classes | None) -> bool:
     return (classes.names, classes.templates) != (opened.header.labels, prompting.templates)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCopy:
-    """A copy of a model that stores its temperature, its threshold, its prediction sets and its OOD scores of features.
+def header_of_copy(
+    config: EvalConfig,
+    opened: OpenModel,
+    row: Row,
+    data: Mapping[str, Identity],
+    scores: Scores | None,
+    progress: Progress,
+) -> Header:
+    """Return the header of the copy that `--store` writes, with temperature, threshold, prediction sets and fitted OOD scores.
 
-    Attributes:
-        checkpoint: The model.
-        header: Of the copy.
-        scores: None leaves those that the model holds already.
+    Args:
+        config: Configuration of the run.
+        opened: The model.
+        row: Its row, the first of the run.
+        data: Data sets of the run, by name.
+        scores: Scores that were fitted; None keeps the stored scores.
+        progress: Receives warnings about guarantees that do not hold for the copy.
     """
-
-    checkpoint: Checkpoint
-    header: Header
-    scores: Scores | None
-
-    @classmethod
-    def of(
-        cls,
-        config: EvalConfig,
-        opened: OpenModel,
-        row: Row,
-        data: Mapping[str, Identity],
-        scores: Scores | None,
-        progress: Progress,
-    ) -> Self:
-        """Return the copy; arguments as of the run, whose first row this is."""
-        header, update = opened.header, _header_changes(config, opened, row, data)
-        scale = header.model_copy(update=update).scale
-        why = why_lapses(config, opened, scale)
-        if config.threshold_for is None and header.threshold is not None:
-            refitted = scores is not None and is_fitted(header.threshold.score)
-            if reason := why or ("newly fitted scores" if refitted else None):
-                progress.warn(
-                    f"{opened.reference}: its threshold is not kept: it is not valid for {reason}; find one with `{OPTION}`"
-                )
-            else:
-                update["threshold"] = header.threshold
-        if header.label_thresholds and not config.label_thresholds:
-            if scale == header.scale:
-                update["label_thresholds"] = header.label_thresholds
-            else:
-                progress.warn(
-                    f"{opened.reference}: its label thresholds are not kept, as they are not valid for another temperature; "
-                    "choose others with `--label-thresholds`"
-                )
-        if config.set_options.sets is None and header.prediction_sets is not None:
-            if why:
-                progress.warn(
-                    f"{opened.reference}: its prediction sets are not kept: they are not valid for {why}; fit them with `{SETS}`"
-                )
-            else:
-                update["prediction_sets"] = header.prediction_sets
-        if scores is not None:
-            fitted = FittedScores(
-                scores=tuple(scores.fitted),
-                data=data[FIT].fingerprint,
-                temperature=scores.temperature,
-                version=VERSION,
+    header, update = opened.header, _header_changes(config, opened, row, data)
+    scale = header.model_copy(update=update).scale
+    why = why_lapses(config, opened, scale)
+    if config.threshold_for is None and header.threshold is not None:
+        refitted = scores is not None and is_fitted(header.threshold.score)
+        if reason := why or ("newly fitted scores" if refitted else None):
+            progress.warn(
+                f"{opened.reference}: its threshold is not kept: it is not valid for {reason}; find one with `{OPTION}`"
             )
-            update["fitted"] = fitted
-        return cls(checkpoint=opened.checkpoint, header=header.model_copy(update=update), scores=scores)
-
-    def write(self, file: Sink) -> None:
-        """Write it: weights as they lie, byte for byte."""
-        checkpoint = self.checkpoint
-        tensors = {} if self.scores is None else self.scores.tensors()
-        beside = checkpoint.beside if self.scores is None else {n: spec_of(t) for n, t in tensors.items()}
-        write_checkpoint(
-            file,
-            checkpoint.specs | beside,
-            lambda name: [tensor_bytes(tensors[name]) if name in tensors else checkpoint.spans[name]],
-            header=self.header,
+        else:
+            update["threshold"] = header.threshold
+    if header.label_thresholds and not config.label_thresholds:
+        if scale == header.scale:
+            update["label_thresholds"] = header.label_thresholds
+        else:
+            progress.warn(
+                f"{opened.reference}: its label thresholds are not kept, as they are not valid for another temperature; "
+                "choose others with `--label-thresholds`"
+            )
+    if config.set_options.sets is None and header.prediction_sets is not None:
+        if why:
+            progress.warn(
+                f"{opened.reference}: its prediction sets are not kept: they are not valid for {why}; fit them with `{SETS}`"
+            )
+        else:
+            update["prediction_sets"] = header.prediction_sets
+    if scores is not None:
+        fitted = FittedScores(
+            scores=tuple(scores.fitted),
+            data=data[FIT].fingerprint,
+            temperature=scores.temperature,
+            version=VERSION,
         )
+        update["fitted"] = fitted
+    return header.model_copy(update=update)
+
+
+def write_copy(file: Sink, checkpoint: Checkpoint, header: Header, scores: Scores | None) -> None:
+    """Write the copy, with the weights of the checkpoint byte for byte; scores as of `header_of_copy`."""
+    tensors = {} if scores is None else scores.tensors()
+    beside = checkpoint.beside if scores is None else {n: spec_of(t) for n, t in tensors.items()}
+    write_checkpoint(
+        file,
+        checkpoint.specs | beside,
+        lambda name: [tensor_bytes(tensors[name]) if name in tensors else checkpoint.spans[name]],
+        header=header,
+    )
 
 
 def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:
@@ -271,3 +266,85 @@ def _header_changes(
         "samples": samples_of(inputs, opened.header),
         "made_by": step,
     }
+
+
+def fit_sets(
+    options: SetOptions, predictions: StoredPredictions, labels: Tensor, data: Fingerprint
+) -> PredictionSets | None:
+    """Return the prediction sets of a row, fitted on its predictions of the ID set; None if none are asked for."""
+    if options.sets is None:
+        return None
+    method, penalties = options.method, options.penalties
+    scores = torch.cat(
+        [at_labels(nonconformity(p, method, **penalties), y) for p, y in _parts(predictions, labels)]
+    )
+    classes = predictions.shape[2] if options.sets_by_class else None
+    return PredictionSets(
+        method=method,
+        coverage=options.sets,
+        thresholds=fit_thresholds(scores, labels, method, options.sets, classes=classes),
+        count=len(labels),
+        data=data,
+        **penalties,
+    )
+
+
+def measure_sets(
+    rule: PredictionSets,
+    predictions: StoredPredictions,
+    labels: Tensor,
+    names: Sequence[str],
+    data: Fingerprint,
+) -> SetNumbers:
+    """Return what prediction sets are like on the ID set.
+
+    Args:
+        rule: Which sets.
+        predictions: Of the ID set, scaled.
+        labels: Shape (N,), int64.
+        names: Of the C classes.
+        data: The ID set.
+    """
+    parts = [
+        (sets.sum(1), sets.gather(1, y.unsqueeze(1)).squeeze(1))
+        for p, y in _parts(predictions, labels)
+        for sets in [class_sets(p, rule)]
+    ]
+    sizes, covered = map(torch.cat, zip(*parts, strict=True))
+    counts = torch.bincount(labels, minlength=len(names))
+    hits = torch.bincount(labels[covered], minlength=len(names))
+    present = counts.nonzero().flatten()
+    order = (hits.double() / counts.clamp(min=1))[present].sort(stable=True).indices
+    return SetNumbers(
+        rule=rule,
+        is_fitted_here=rule.data.sha256 == data.sha256,
+        count=len(labels),
+        covered=int(covered.sum()),
+        empty=int((sizes == 0).sum()),
+        single=int((sizes == 1).sum()),
+        mean_size=float(sizes.double().mean()),
+        interval=binomial_interval(int(covered.sum()), len(labels)),
+        classes=tuple(
+            ClassHits(index=i, name=names[i], count=int(counts[i]), hits=int(hits[i]))
+            for i in sorted(present[order][:MOST_CLASSES].tolist())
+        ),
+    )
+
+
+def set_values(metrics: Sequence[str], sets: SetNumbers | None) -> dict[str, Value]:
+    """Return the selected metrics of a row's prediction sets; on the samples of their fit no coverage, which holds by construction."""
+    if sets is None:
+        return {}
+    low, high = sets.interval
+    coverage = Value(value=sets.covered / sets.count, low=low, high=high)
+    values = {SET_SIZE: Value(value=sets.mean_size)} | (
+        {} if sets.is_fitted_here else {SET_COVERAGE: coverage}
+    )
+    return {name: values[name] for name in needing(metrics, MetricNeeds.SETS) if name in values}
+
+
+def _parts(predictions: StoredPredictions, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield mean probabilities, rounded as `predict` has them, and labels in chunks of samples."""
+    size = at_once(predictions)
+    for part, part_labels in zip(predictions.split(size), labels.split(size), strict=True):
+        yield mean_probabilities(part), part_labels

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydractl.data.words import Span
 from hydractl.errors import InputError, UsageError
 from hydractl.families.load import OpenModel, digest_weights
 from hydractl.fusion.feature_ood import check_threshold, default_score
-from hydractl.fusion.predictions import Bound, WordPredictions, predictions_of
+from hydractl.fusion.predictions import WordPredictions, predictions_of
 from hydractl.fusion.prompts import Classes, with_class_names
 from hydractl.manifest.guarantees import PredictionSets, Threshold
 from hydractl.manifest.header import Header, Tokenization
 from hydractl.manifest.report import Report
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, is_fitted
+from hydractl.metrics.per_sample import Responses
 from hydractl.progress import Progress
 from hydractl.stages.predict.config import NO_THRESHOLD, PredictConfig, check_bound
 from hydractl.stages.predict.sources import Source
-from hydractl.stages.predict.stream import Answered
 from hydractl.stages.predict.writers import (
     ACCEPTED,
     DATA,
@@ -106,7 +107,12 @@ class RowFormatter:
         _check_fitted(config, opened.reference, header, score)
         reason = None
         if below is None and not isinstance(config.threshold, float):
-            reason = _why_undecided(opened, threshold)
+            reason = (
+                f"{opened.reference}: `{ACCEPTED}` is null: {threshold.summary}"
+                if threshold
+                else f"{opened.reference}: stores no threshold, so predictions have no column `accepted`; `hydractl eval "
+                f"{shlex.quote(opened.reference)} --data HELD_OUT --threshold-for 'risk<=0.05' --store PATH` stores one"
+            )
             (progress.warn if threshold else progress.step)(reason)
         return cls(
             config=config,
@@ -121,19 +127,24 @@ class RowFormatter:
             reason=reason,
         )
 
-    def lines(self, source: Source, answered: Answered) -> list[Line]:
-        """Return the lines of consecutive items of a source."""
-        bound = None if self.below is None else Bound(self.score, self.below)
+    def lines(
+        self,
+        source: Source,
+        places: range,
+        responses: Responses,
+        bad: Mapping[int, str],
+        words: list[tuple[str, list[Span]]] | None,
+    ) -> list[Line]:
+        """Return the lines of consecutive items of a source; arguments as of `stream.Answers`."""
+        bound = None if self.below is None else (self.score, self.below)
         header = self.opened.header
         predictions = (
-            predictions_of(
-                answered.responses, self.names, bound, self.sets, label_thresholds=header.label_thresholds
-            )
-            if answered.words is None
+            predictions_of(responses, self.names, bound, self.sets, label_thresholds=header.label_thresholds)
+            if words is None
             else WordPredictions.of(
-                answered.responses,
+                responses,
                 self.names,
-                answered.words,
+                words,
                 bound,
                 entity_temperature=header.entity_temperature,
             )
@@ -147,9 +158,10 @@ class RowFormatter:
             decides=self.decides,
         )
         return [
-            _input_name(source.name, answered.items.key(i))
-            | (line if i not in answered.bad else {ERROR: answered.bad[i]})
-            for i, line in zip(answered.places, lines, strict=True)
+            ({} if source.name is None else {DATA: path_text(source.name)})
+            | ({PATH: path_text(key)} if isinstance(key := source.items.key(i), str) else {ROW: key})
+            | (line if i not in bad else {ERROR: bad[i]})
+            for i, line in zip(places, lines, strict=True)
         ]
 
     def columns(self, sources: Sequence[Source]) -> dict[str, type]:
@@ -169,11 +181,6 @@ class RowFormatter:
             optional=[name for name, may_be in optional.items() if may_be],
             task=self.opened.header.architecture.task,
         )
-
-
-def _input_name(source: str | None, key: str | int) -> Line:
-    name = {} if source is None else {DATA: path_text(source)}
-    return name | ({PATH: path_text(key)} if isinstance(key, str) else {ROW: key})
 
 
 def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) -> None:
@@ -225,16 +232,6 @@ def _bound(
         )
     check_threshold(threshold, where=opened.reference if bound is None else str(bound))
     return threshold.score, threshold.below
-
-
-def _why_undecided(opened: OpenModel, threshold: Threshold | None) -> str:
-    """Return why inputs are neither accepted nor refused: none keeps the risk, or none was looked for."""
-    if threshold is not None:
-        return f"{opened.reference}: `{ACCEPTED}` is null: {threshold.summary}"
-    return (
-        f"{opened.reference}: stores no threshold, so predictions have no column `accepted`; `hydractl eval "
-        f"{shlex.quote(opened.reference)} --data HELD_OUT --threshold-for 'risk<=0.05' --store PATH` stores one"
-    )
 
 
 def _reported(report: Report, path: str, opened: OpenModel) -> Threshold:

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
 
-from hydractl.data.encode import lenient, open_items
+from hydractl.data.batches import BATCHES, Batch, BatchShare
+from hydractl.data.datasets import Items, TextSet
+from hydractl.data.encode import encoded, lenient, open_items
 from hydractl.data.reference import DataRef
-from hydractl.data.worker_pool import WorkerPool
+from hydractl.data.words import Span, by_word, whole_words
+from hydractl.data.worker_pool import WorkerPool, cores
 from hydractl.errors import DataError, InputError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.build import load_any
+from hydractl.fusion.feature_ood import Predictor
+from hydractl.fusion.inference import collected
 from hydractl.fusion.prompts import settle
-from hydractl.manifest.header import Step
+from hydractl.manifest.header import Step, Tokenization
 from hydractl.messages import counted
 from hydractl.metrics.ood_scores import is_fitted
+from hydractl.metrics.per_sample import Responses, in_memory
 from hydractl.metrics.registry import FIT
+from hydractl.model_inputs import Inputs
 from hydractl.output.publish import OutputLock, is_stream, publish, publish_together
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import SILENT, Progress
@@ -28,12 +37,76 @@ from hydractl.runtime import torch_dtype
 from hydractl.stages.predict.config import LINES, PredictConfig, image_path
 from hydractl.stages.predict.rows import RowFormatter
 from hydractl.stages.predict.sources import Source, lines, open_sources
-from hydractl.stages.predict.stream import BatchPredictor, window
 from hydractl.stages.predict.writers import ACCEPTED, ENTITIES, ERROR, LABELS, WRITERS, JSONLines, Line
 from hydractl.stages.shared.open_inputs import digests, labels_of, open_reader, warn
 from hydractl.stages.shared.outputs import check_outputs, claim
 from hydractl.stages.shared.predictions import FitOn, fits, inputs_of, with_ood_scores
 from hydractl.stages.shared.provenance import begin_with_sidecar, check_sidecar, sidecar_step
+
+
+def window(batch_size: int) -> int:
+    """Return how many texts are sorted by length: of single ones none, so that each is answered as it comes."""
+    return batch_size * (BATCHES if batch_size > 1 else 1)
+
+
+Answers = tuple[range, Responses, dict[int, str], list[tuple[str, list[Span]]] | None]
+"""Places of items, predictions on them, the reason for each place that is unreadable, and the words of each text if words are answered."""
+
+
+def answers(
+    predictor: Predictor, items: Items, size: int, team: ProcessGroup, ticks: Iterator[object]
+) -> Iterator[Answers]:
+    """Yield the predictions on a data set, some batches at a time, in every process.
+
+    The content of a batch does not depend on the number of processes.
+
+    Args:
+        predictor: The model, on the device of this process.
+        items: The data.
+        size: Samples per forward pass.
+        team: The processes, which share the batches.
+        ticks: Advances with each batch of this process.
+
+    Raises:
+        InputError: As `respond`.
+        DataError: If an item cannot be read.
+    """
+    fills = predictor.model.device.type == "cpu" and torch.get_num_threads() >= cores()
+    deal, how = BatchShare(team.rank, team.world, ahead=not fills), predictor.reads
+    stream, step = None, window(size)
+    if not isinstance(items, TextSet):
+        stream = iter(encoded(items, how, batch_size=size, limit_bytes=0, deal=deal))
+        step = size * BATCHES * team.world
+    for begin in range(0, len(items), step):
+        places = range(begin, min(begin + step, len(items)))
+        first, rows, texts, words = begin, items, None, None
+        if isinstance(items, TextSet):
+            first, rows = 0, (texts := items.subset(places))
+            if isinstance(how, Tokenization) and how.by_word:
+                rows = words = by_word(texts, how)
+        count = len(places) if words is None else len(words)
+        part = islice(stream, BATCHES) if stream else encoded(rows, how, batch_size=size, deal=deal)
+        bad: dict[int, str] = {}
+        outputs = team.iterate(predictor.responses(_ticked(part, first, bad, ticks), data=items.name))
+        responses = in_memory(collected(outputs, count=count, names=predictor.score_names))
+        packed = torch.tensor(list(json.dumps(bad).encode()), dtype=torch.uint8)
+        for other in team.in_order([packed]):
+            bad |= {int(place): why for place, why in json.loads(bytes(other.tolist())).items()}
+        if texts is None or words is None:
+            yield places, responses, bad, None
+        else:
+            yield places, responses.mapped(words.by_document), bad, whole_words(texts, words)
+
+
+def _ticked(
+    batches: Iterable[Batch[Inputs]], first: int, bad: dict[int, str], ticks: Iterator[object]
+) -> Iterator[Batch[Inputs]]:
+    """Yield batches with indices counted from `first`, advance `ticks`, and add the reasons of unreadable items to `bad`."""
+    for batch in batches:
+        bad.update(batch.bad)
+        yield batch._replace(indices=batch.indices - first)
+        next(ticks, None)
+
 
 AT_ONCE = 1024
 """Lines in memory at once when a file is written."""
@@ -65,32 +138,6 @@ class PredictReport:
         return (self.path,)
 
 
-@dataclass(kw_only=True)
-class _Counts:
-    """What lines say in all."""
-
-    labels: Counter[str] = field(default_factory=Counter)
-    inputs: int = 0
-    bad: int = 0
-    accepted: int | None = None
-
-    def add(self, lines: Sequence[Line]) -> None:
-        answered = [line for line in lines if ERROR not in line]
-        self.labels.update(label for line in answered for label in _labels(line))
-        self.inputs += len(lines)
-        self.bad += len(lines) - len(answered)
-        decisions = [line[ACCEPTED] for line in lines if line.get(ACCEPTED) is not None]
-        if decisions:
-            self.accepted = (self.accepted or 0) + sum(decisions)
-
-
-def _labels(line: Line) -> list[str]:
-    """Return the labels that a line tells."""
-    if ENTITIES in line:
-        return [entity["label"] for entity in line[ENTITIES]]
-    return line[LABELS] if LABELS in line else [line["label"]]
-
-
 def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictReport:
     """Predict every input, in the order of the inputs.
 
@@ -110,7 +157,42 @@ def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictRe
         if team.leads:
             _check_outputs(config, opened, lock)
         warn(opened, progress)
-        return _Run(config, opened, team, progress).write(device, lock)
+        formatter = RowFormatter.of(config, opened, progress)
+        fit = training_data(config, formatter, team, progress)
+        sources = [] if config.data == (LINES,) else open_sources(config, opened.header.preprocess, progress)
+        if config.skip_bad:
+            sources = [Source(source.name, lenient(source.items)) for source in sources]
+        options = {"ood_score": formatter.score, "threshold": formatter.below, "top_k": config.top_k}
+        made_by = sidecar_step(config, config.out, opened=opened, options=options) if team.leads else None
+        blocks = _blocks(formatter, fit, sources, device, team, progress)
+        if not team.leads:
+            deque(blocks, maxlen=0)
+        labels: Counter[str] = Counter()
+        numbers: Counter[str] = Counter()
+        streamed = is_stream(config.out)
+        columns = {} if streamed else formatter.columns(sources)
+        for line in _written(config, blocks, columns, lock, made_by) if team.leads else ():
+            numbers["inputs"] += 1
+            if ERROR in line:
+                numbers[ERROR] += 1
+                continue
+            labels.update(_labels(line))
+            if line.get(ACCEPTED) is not None:
+                numbers["decided"] += 1
+                numbers[ACCEPTED] += line[ACCEPTED]
+        if numbers[ERROR] == numbers["inputs"] > 0:
+            raise DataError(
+                f"{counted(numbers['inputs'], 'input')}, none readable",
+                hint=f"read the errors {'above' if streamed else f'in {config.out}'}, and give images that can be read",
+            )
+        return PredictReport(
+            path=config.out,
+            inputs=numbers["inputs"],
+            labels=dict(sorted(labels.items())),
+            bad=numbers[ERROR],
+            accepted=numbers[ACCEPTED] if numbers["decided"] else None,
+            reason=formatter.reason,
+        )
 
 
 def _check_outputs(config: PredictConfig, opened: OpenModel, lock: OutputLock) -> None:
@@ -130,120 +212,77 @@ def _check_outputs(config: PredictConfig, opened: OpenModel, lock: OutputLock) -
     )
 
 
-class _Run:
-    """One run, in one of its processes."""
+def _labels(line: Line) -> list[str]:
+    """Return the labels that a line tells."""
+    if ENTITIES in line:
+        return [entity["label"] for entity in line[ENTITIES]]
+    return line[LABELS] if LABELS in line else [line["label"]]
 
-    def __init__(
-        self, config: PredictConfig, opened: OpenModel, team: ProcessGroup, progress: Progress
-    ) -> None:
-        self.config, self.opened, self.team, self.progress = config, opened, team, progress
-        self.rows = RowFormatter.of(config, opened, progress)
-        self.training = training_data(config, self.rows, team, progress)
-        self.counts = _Counts()
-        self.sources: list[Source] = []
-        if config.data != (LINES,):
-            self.sources = [*map(self._lenient, open_sources(config, opened.header.preprocess, progress))]
 
-    def write(self, device: torch.device, lock: OutputLock) -> PredictReport:
-        """Write a line an input; the model is loaded when everything else has been looked at."""
-        config, leads = self.config, self.team.leads
-        made_by = self._made_by() if leads else None  # of what lies there now
-        blocks = self._blocks(device)
-        if not leads:
-            deque(blocks, maxlen=0)
-        elif is_stream(config.out):
-            self._write_stream(blocks, lock)
-        else:
-            self._write_file(blocks, lock, made_by)
-        if self.counts.bad == self.counts.inputs > 0:
-            raise DataError(
-                f"{counted(self.counts.inputs, 'input')}, none readable",
-                hint=f"read the errors {'above' if is_stream(config.out) else f'in {config.out}'}, and give images that can be read",
-            )
-        return PredictReport(
-            path=config.out,
-            inputs=self.counts.inputs,
-            labels=dict(sorted(self.counts.labels.items())),
-            bad=self.counts.bad,
-            accepted=self.counts.accepted,
-            reason=self.rows.reason,
-        )
-
-    def _made_by(self) -> Step | None:
-        config = self.config
-        options = {"ood_score": self.rows.score, "threshold": self.rows.below, "top_k": config.top_k}
-        return sidecar_step(config, config.out, opened=self.opened, options=options)
-
-    def _write_stream(self, blocks: Iterator[list[Line]], lock: OutputLock) -> None:
-        """Write lines as they come."""
-        with publish(self.config.out, lock) as file:
-            writer = JSONLines(file, {})
+def _written(
+    config: PredictConfig,
+    blocks: Iterator[list[Line]],
+    columns: dict[str, type],
+    lock: OutputLock,
+    made_by: Step | None,
+) -> Iterator[Line]:
+    """Write lines, and yield them: to a stream as they come; to a file at least `AT_ONCE` at a time, with its lineage beside it."""
+    if is_stream(config.out):
+        with publish(config.out, lock) as file:
+            stream = JSONLines(file, {})
             for lines in blocks:
-                writer.write(lines)
+                stream.write(lines)
                 file.flush()
-                self.counts.add(lines)
-
-    def _write_file(self, blocks: Iterator[list[Line]], lock: OutputLock, made_by: Step | None) -> None:
-        """Write a file, and beside it what made it, if that is wanted."""
-        out = self.config.out
-        columns = self.rows.columns(self.sources)
-        with (
-            publish_together(lock) as begin,
-            begin_with_sidecar(begin, out, made_by) as file,
-            closing(WRITERS[self.config.form](file, columns)) as writer,  # an interrupted Parquet writer, too
-        ):
-            for lines in _merged(blocks):
-                writer.write(lines)
-                self.counts.add(lines)
-
-    def _blocks(self, device: torch.device) -> Iterator[list[Line]]:
-        """Yield the lines of each source, some at a time; empty lists in processes that do not write."""
-        with self._ticking() as ticks:
-            predictor = self._load(device, ticks)
-            for source in self.sources or self._lines():
-                for answered in predictor.answers(source.items):
-                    yield self.rows.lines(source, answered) if self.team.leads else []
-
-    @contextmanager
-    def _ticking(self) -> Iterator[Iterator[object]]:
-        """Give what moves a bar on with each of this process's batches."""
-        size, world = self.config.batch_size, self.team.world
-        total = -(-sum(-(-len(source.items) // size) for source in self.sources) // world)
-        ticks = iter(self.progress.track(range(total), label=f"{self.opened.reference}", total=total))
-        yield ticks
-        deque(ticks, maxlen=0)
-
-    def _lines(self) -> Iterator[Source]:
-        items = None
-        crew = WorkerPool.of(self.config.num_workers, images=0)
-        how, size = self.opened.header.preprocess, window(self.config.batch_size)
-        for items in lines(how, size=size, crew=crew, null=self.config.null):
-            yield self._lenient(Source(None, items))
-        if items is None:
-            raise DataError("standard input: has no lines")
-
-    def _lenient(self, source: Source) -> Source:
-        return Source(source.name, lenient(source.items)) if self.config.skip_bad else source
-
-    def _load(self, device: torch.device, ticks: Iterator[object]) -> BatchPredictor:
-        config, opened = self.config, self.opened
-        with fits(opened.reference, device):
-            model = load_any(opened, dtype=torch_dtype(config.dtype) if config.dtype else None).to(device)
-        settle(model, opened, self.rows.classes)
-        scores = [self.rows.score] if is_fitted(self.rows.score) else []
-        predictor = with_ood_scores(model, opened, scores, self.training, self.team, self.progress)
-        return BatchPredictor(predictor=predictor, batch_size=config.batch_size, team=self.team, ticks=ticks)
+                yield from lines
+        return
+    with (
+        publish_together(lock) as begin,
+        begin_with_sidecar(begin, config.out, made_by) as file,
+        closing(WRITERS[config.form](file, columns)) as writer,  # an interrupted Parquet writer, too
+    ):
+        pending: list[Line] = []
+        for lines in blocks:
+            pending += lines
+            if len(pending) >= AT_ONCE:
+                writer.write(pending)
+                yield from pending
+                pending = []
+        writer.write(pending)
+        yield from pending
 
 
-def _merged(blocks: Iterator[list[Line]]) -> Iterator[list[Line]]:
-    """Yield the lines of all blocks, at least `AT_ONCE` at a time, and the rest last."""
-    lines: list[Line] = []
-    for block in blocks:
-        lines += block
-        if len(lines) >= AT_ONCE:
-            yield lines
-            lines = []
-    yield lines
+def _blocks(
+    formatter: RowFormatter,
+    fit: FitOn | None,
+    sources: Sequence[Source],
+    device: torch.device,
+    team: ProcessGroup,
+    progress: Progress,
+) -> Iterator[list[Line]]:
+    """Load the model, and yield the lines of each source, some at a time; empty lists in processes that do not write."""
+    config, opened = formatter.config, formatter.opened
+    size = config.batch_size
+    total = -(-sum(-(-len(source.items) // size) for source in sources) // team.world)
+    with fits(opened.reference, device):
+        model = load_any(opened, dtype=torch_dtype(config.dtype) if config.dtype else None).to(device)
+    settle(model, opened, formatter.classes)
+    scores = [formatter.score] if is_fitted(formatter.score) else []
+    predictor = with_ood_scores(model, opened, scores, fit, team, progress)
+    ticks = iter(progress.track(range(total), label=f"{opened.reference}", total=total))
+    for source in sources or _lines(formatter):
+        for places, responses, bad, words in answers(predictor, source.items, size, team, ticks):
+            yield formatter.lines(source, places, responses, bad, words) if team.leads else []
+    deque(ticks, maxlen=0)
+
+
+def _lines(formatter: RowFormatter) -> Iterator[Source]:
+    items, config = None, formatter.config
+    crew = WorkerPool.of(config.num_workers, images=0)
+    how, size = formatter.opened.header.preprocess, window(config.batch_size)
+    for items in lines(how, size=size, crew=crew, null=config.null):
+        yield Source(None, lenient(items) if config.skip_bad else items)
+    if items is None:
+        raise DataError("standard input: has no lines")
 
 
 def training_data(

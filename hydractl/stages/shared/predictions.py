@@ -150,7 +150,7 @@ def predict_together(
         row: The models.
         inputs: The data; each process has a share of the batches.
         team: The processes.
-        folder: Folder for predictions that are too large for memory, see `PredictionStore`.
+        folder: Folder for predictions that are too large for memory, see `collected`.
         progress: Tracks the batches of this process.
 
     Raises:

@@ -11,7 +11,7 @@ import torch
 
 from hydractl.errors import OutputError
 from hydractl.fusion import inference
-from hydractl.fusion.inference import PredictionStore
+from hydractl.fusion.inference import collected
 from hydractl.metrics import per_sample
 from hydractl.metrics.compute import measure
 from hydractl.metrics.ood_scores import SCORES
@@ -40,10 +40,8 @@ def labels():
 def kept(said, request, tmp_path, monkeypatch):
     monkeypatch.setattr(inference, "HELD_BYTES", 0)
     order = torch.arange(N) if request.param.startswith("in") else torch.randperm(N)
-    mine = PredictionStore(N, tmp_path)
-    for indices in order.split(8):
-        mine.store(indices, said.log_probs[:, indices], said.logsumexp[:, indices])
-    return mine.stored()
+    batches = ((i, said.log_probs[:, i], said.logsumexp[:, i]) for i in order.split(8))
+    return collected(batches, count=N, folder=tmp_path)
 
 
 def same(one, other):
@@ -96,27 +94,22 @@ def test_a_disk_without_room_is_refused_before_it_is_full(said, tmp_path, monkey
     monkeypatch.setattr(scratch.shutil, "disk_usage", lambda _: namedtuple("Usage", "free")(1000))
 
     with pytest.raises(OutputError, match=r"need 0\.0 GB of disk space until they are measured") as error:
-        PredictionStore(N, tmp_path).store(torch.arange(N), *said.tensors())
+        collected([(torch.arange(N), *said.tensors())], count=N, folder=tmp_path)
 
     assert "TMPDIR" in error.value.hint
 
 
 def test_samples_that_have_not_come_are_noticed(said):
-    mine = PredictionStore(N + 1)
-    mine.store(torch.arange(N), *said.tensors())
-
     with pytest.raises(ValueError, match="101 of 102 items were read"):
-        mine.stored()
+        collected([(torch.arange(N), *said.tensors())], count=N + 1)
 
 
 @pytest.mark.parametrize("held", [1 << 20, 0])
 def test_scores_are_stored_in_the_order_of_the_data(said, tmp_path, monkeypatch, held):
     monkeypatch.setattr(inference, "HELD_BYTES", held)
     scores = torch.randn(1, N, 2, dtype=torch.float64)
-    mine = PredictionStore(N, tmp_path, ("knn", "vim"))
-    for indices in torch.randperm(N).split(8):
-        mine.store(indices, *(x[:, indices] for x in (*said.tensors(), scores)))
-    kept = mine.stored()
+    batches = ((i, *(x[:, i] for x in (*said.tensors(), scores))) for i in torch.randperm(N).split(8))
+    kept = collected(batches, count=N, folder=tmp_path, names=("knn", "vim"))
 
     assert isinstance(kept, Responses) == (held > 0)
     for found in (kept, in_memory(kept), Scaled(kept, 2.0), Joined((kept,))):
@@ -146,5 +139,5 @@ def test_a_disk_that_is_full_before_the_file_has_its_blocks_is_an_error(said, tm
     monkeypatch.setattr(os, "posix_fallocate", full)
 
     with pytest.raises(OutputError, match="No space left on device"):
-        PredictionStore(N, tmp_path).store(torch.arange(N), *said.tensors())
+        collected([(torch.arange(N), *said.tensors())], count=N, folder=tmp_path)
     assert not list(tmp_path.iterdir())

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from hydractl.fusion.predictions import Bound, Predictions
+from hydractl.fusion.predictions import Predictions
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.guarantees import PredictionSets
 from hydractl.manifest.terms import SetMethod
@@ -41,7 +41,7 @@ def said():
     logits = torch.randn(MEMBERS, len(PATHS), len(NAMES), generator=torch.Generator().manual_seed(4)) * 2
     responses = Responses(logits.log_softmax(-1), logits.logsumexp(-1))
     strangest = Predictions.of(responses, NAMES, None).scores["entropy"].sort().values[2]
-    return Predictions.of(responses, NAMES, Bound("entropy", float(strangest)), RULE)
+    return Predictions.of(responses, NAMES, ("entropy", float(strangest)), RULE)
 
 
 @pytest.fixture(scope="module")

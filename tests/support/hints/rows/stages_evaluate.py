@@ -10,7 +10,7 @@ from support.hints.table import Row
 CAVEATS, CONFIG, COST, DATA, FAIL_IF, OPEN, REFS = (
     f"stages/evaluate/{name}.py"
     for name in (
-        "caveats", "config", "cost", "data", "fail_if", "open_models", "refs",
+        "caveats", "config", "cost", "data", "fail_if", "data", "refs",
     )
 )  # fmt: skip
 TEST = "digits::classes=0-6,limit=21,split=test"

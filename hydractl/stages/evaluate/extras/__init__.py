@@ -1,1 +1,0 @@
-"""What a row is asked beyond its metrics: curves, corrupted data, analyses."""
