@@ -179,7 +179,7 @@ def _pooling(config: FinetuneConfig, opened: OpenModel, items: Items, progress: 
         if config.pooling not in {None, DEFAULT_POOLING}:
             raise UsageError(
                 f"`--pooling {config.pooling}`: each word has a label, so its classifier pools nothing",
-                hint="leave it out",
+                hint="leave `--pooling` out",
             )
         return DEFAULT_POOLING
     if config.pooling is not None:

@@ -243,7 +243,7 @@ class Images(CheckedSettings):
         return {name: value for name, value in options.items() if value is not None}
 
 
-IMAGES = OptionGroup(lambda given: Images(**given), Option.of(Images))
+IMAGES = OptionGroup(lambda options: Images(**options), Option.of(Images))
 HEAD_SEED = replace(SEED, help="Seed of a new classifier (default: `--seed`).", panel=MODEL_PANEL)
 NUM_CLASSES = Setting("Number of classes (default: that of the data).", low=1, metavar="N", panel=MODEL_PANEL)
 POOLING = Setting(
@@ -272,7 +272,7 @@ TEMPLATE = Setting(
     panel=ZERO_SHOT,
 )
 NAMING = OptionGroup(
-    lambda given: Naming.parse(given.get("classes"), given.get("template")),
+    lambda options: Naming.parse(options.get("classes"), options.get("template")),
     (Option("classes", "str", CLASSES), Option("template", "tuple[str, ...]", TEMPLATE)),
 )
 """Classes of a zero-shot model."""

@@ -172,7 +172,7 @@ ROWS = (
         mend=partial(_write, "own.csv", 'text,label\n"a cat, a mat",a\n'),
     ),
     Row(
-        FILES,
+        TABLES,
         "select another column, or convert it to strings or numbers",
         "predict bert own.parquet::text=date",
         "predict bert own.parquet::text=text",

@@ -109,7 +109,7 @@ ROWS = (
     ),
     Row(
         PREPARE,
-        "leave it out",
+        "leave `--pooling` out",
         f"finetune words --data words.jsonl --val words.jsonl {OPTIONS} --pooling mean",
         f"finetune words --data words.jsonl --val words.jsonl {OPTIONS}",
     ),
@@ -159,6 +159,12 @@ ROWS = (
     ),
     Row(PREPARE, "leave `{}` out", f"{SHALLOW} --drop-path 0.1", SHALLOW),
     Row(PREPARE, "leave it out", f"{TUNE} --batches own", TUNE),
+    Row(
+        "training/recipe.py",
+        "choose from {}",
+        "python from hydractl.training.recipe import Recipe; Recipe(steps=1, train=())",
+        f"{TUNE} --train mlp",
+    ),
     Row(PREPARE, "leave it out, or `hydractl fuse` members first", f"{TUNE} --repulsion 0.1", TUNE),
     Row(
         PREPARE,
