@@ -54,8 +54,8 @@ def subject():
         chosen=("accuracy", "nll", "auroc"),
         scores=("msp",),
     )
-    summary = SimpleNamespace(labels=torch.arange(SAMPLES) % CLASSES)
-    data = SimpleNamespace(inputs={ID_NAME: Inputs(), "others": Inputs()}, summary=summary)
+    labels = torch.arange(SAMPLES) % CLASSES
+    data = SimpleNamespace(inputs={ID_NAME: Inputs(), "others": Inputs()}, labels=labels)
     run = SimpleNamespace(config=config, data=data, team=ProcessGroup(), progress=SILENT)
     return AnalysisContext(
         run=run,
