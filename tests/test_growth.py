@@ -279,6 +279,7 @@ def test_a_value_of_a_report_is_two_files(copy):
     assert len(copy.changed) == 2
 
 
+@pytest.mark.more
 def test_an_encoder_of_a_known_shape_is_one_row(copy):
     """MarkupLM is a BERT where nothing is said of a page's marks."""
     copy.insert(
@@ -310,6 +311,7 @@ def write_graded(folder: Path, *, form: str = "{}/5") -> None:
     (folder / "graded.csv").write_text("\n".join(rows))
 
 
+@pytest.mark.more
 def test_a_task_is_a_row_and_a_module(copy):
     """Cells of its own form become labels; its name is in headers; its metric and its column come out of every stage."""
     tasks = "hydractl/tasks.py"

@@ -85,7 +85,7 @@ NEW_PROCESS = {"doctor", "push"}
 SHELL = {*"|<>$*;&()"}
 """Signs that a shell reads. An example without them runs in this process."""
 SLOW = (
-    "arch:vit", "hydra.onnx", "--revision v2", "run1/model_best", "--rivals", "--search exact", "--recipe", "--with-preprocess", "int8", "make seed-0", "doctor --json", "doctor -q", "--report report.json --dry-run",
+    "arch:vit", "hydra.onnx", "--revision v2", "run1/model_best", "--rivals", "--search exact", "--recipe", "--with-preprocess", "int8", "hydractl make", "doctor --json", "doctor -q", "--report report.json --dry-run",
     "--license",
 )  # fmt: skip
 """What examples say that are run with `--all-variants` only: tests of their commands meet what they do."""

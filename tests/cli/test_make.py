@@ -139,6 +139,7 @@ def test_what_a_script_saved_is_imported_first(folder, call):
     shutil.rmtree(folder / "other")
 
 
+@pytest.mark.more
 def test_a_plan_of_which_nothing_was_made_is_in_nobody_s_way(folder, call):
     words = ("make", "m0.st", "saved.pth", *DATA, "-o", "other/")
     first = call(*words)
@@ -264,6 +265,7 @@ def test_a_pipeline_file_that_is_not_utf_8_is_another_pipeline(folder, call):
     shutil.rmtree(folder / "latin")
 
 
+@pytest.mark.more
 def test_members_with_other_heads_in_block_0_share_no_trunk(folder, call):
     for i in range(2):
         informed(base().pruned((i, 2), (0, 1), (0, 1)), 12).save(folder / f"pruned-{i}.st")

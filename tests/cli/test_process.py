@@ -255,6 +255,7 @@ def test_a_full_standard_output_is_one_message(environment, work, argv):
 FUSE = "fuse m-0.st m-1.st --no-verify"
 
 
+@pytest.mark.spread(cases=2)
 @pytest.mark.parametrize(
     ("command", "streams", "code", "said"),
     [

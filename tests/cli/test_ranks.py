@@ -126,6 +126,7 @@ def test_a_rank_that_says_why_it_ends_is_not_interrupted(tmp_path, when):
     assert not any(noise in done.stderr for noise in (*NOISE, "interrupted"))
 
 
+@pytest.mark.more
 @needs_proc
 def test_however_a_run_is_cut_off_any_number_of_processes_goes_on(call, work, start):
     options = (*DIGITS, "--remove", "7")

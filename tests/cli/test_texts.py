@@ -48,6 +48,7 @@ def here(base_folder, tmp_path, monkeypatch):
     return folder
 
 
+@pytest.mark.more
 def test_the_whole_method(call, here, monkeypatch):
     def run(*argv):
         seen = call(*argv)

@@ -277,6 +277,7 @@ def test_the_words_of_one_tokenizer_are_read_by_another():
         tokens_of(rows, short)
 
 
+@pytest.mark.more
 @pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("kind", ["wordpiece", "metaspace-always"])
 def test_each_of_ten_thousand_words_has_its_first_token(kind):

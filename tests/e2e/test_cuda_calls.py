@@ -72,6 +72,7 @@ def run(cuda, *arguments, **settings):
     )  # fmt: skip
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("kind", MOST)
 @pytest.mark.parametrize("family", ["vit", "bert", "decoder", "clip"])
@@ -81,6 +82,7 @@ def test_a_hydra_launches_little_more_than_one_model(counted, family, kind, batc
     assert ratio <= MOST[kind], ratio
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("family", ["vit", "bert", "decoder", "clip"])
 def test_a_steady_pass_leaves_the_processor_out(counted, family):
     """So that kernels wait for nothing, and a graph of them can be made."""
@@ -91,6 +93,7 @@ def test_a_steady_pass_leaves_the_processor_out(counted, family):
     assert counted[family]["second"] == {"devices": [1], **IDLE}
 
 
+@pytest.mark.more
 def test_a_wait_and_a_copy_are_found(counted):
     """The laws are worth nothing if the runtime hears nothing."""
     found = counted["planted"]
@@ -101,6 +104,7 @@ def test_a_wait_and_a_copy_are_found(counted):
     assert found["read"]["copies"] == found["sent"]["copies"] == 1
 
 
+@pytest.mark.more
 def test_training_leaves_the_generator_of_its_gpu(counted):
     assert counted["generator"]
 

@@ -137,6 +137,7 @@ def test_a_hydra_is_tuned_and_validated_as_a_whole_the_same(how, capsys):
     assert found[0]["nll"] == pytest.approx(found[1]["nll"], rel=1e-5)
 
 
+@pytest.mark.more
 def test_rows_of_a_report_are_the_same():
     rows = [word for name, row in ROWS.items() for word in ("--compare", f"{name}={row}")]
     for device in DEVICES:

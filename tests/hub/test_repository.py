@@ -138,6 +138,7 @@ REFUSALS = {
 }  # fmt: skip
 
 
+@pytest.mark.spread(cases=4)
 @pytest.mark.parametrize(("refuse", "reason", "hint"), REFUSALS.values(), ids=REFUSALS)
 def test_what_fails_for_good_is_said_and_changes_nothing(hub, refuse, reason, hint):
     with hub(refuse=refuse) as served:

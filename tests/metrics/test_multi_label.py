@@ -281,6 +281,7 @@ def test_models_with_one_label_have_none_of_these():
     assert set(CHOSEN[5:9]).isdisjoint(measure(said, torch.arange(20) % 2, {}, scores=(), **options).id_set)
 
 
+@pytest.mark.more
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6), st.integers(30, 60), st.sampled_from([None, 1, 2]))
 def test_a_threshold_of_a_label_has_the_highest_f1(seed, samples, steps):

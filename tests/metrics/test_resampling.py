@@ -190,6 +190,7 @@ def test_intervals_of_labelled_metrics_cover():
         check_coverage(covered[name])
 
 
+@pytest.mark.more
 @pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(("inside", "outside"), [(400, 40), (40, 400)])
 def test_intervals_of_auroc_cover(inside, outside):

@@ -301,6 +301,7 @@ LONG = (
 SHEETS = {"2": NINE[:2], "4": NINE[:4], "9": NINE, "30": tuple(f"row {i}" for i in range(30)), "long": LONG}
 
 
+@pytest.mark.more
 @pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(
     "names",

@@ -111,6 +111,7 @@ def test_each_figure_is_there_and_says_what_it_shows(case):
     assert all(told.strip() for told in read.texts.get("desc", ()))
 
 
+@pytest.mark.spread(cases=3)
 def test_a_legend_names_every_row_whole(case):
     """Next to a sample each, which has the colour and the dash of its lines."""
     drawn = [one for one in case[0].split("<figure ") if 'class="legend"' in one]
@@ -211,7 +212,7 @@ def test_whatever_numbers_a_file_holds_there_is_a_page():
 METRICS = ("accuracy", "nll", "ece", "brier", "macs", "parameters", "auroc", "fpr95")
 
 
-@pytest.mark.spread(cases=7)
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize(
     "kept", [*((name,) for name in METRICS), ("macs", "auroc"), ("accuracy", "macs"), ()]
 )

@@ -194,6 +194,7 @@ def test_tensorboard_reads_it(tmp_path):
     assert set(found) >= {"train/lr", "epoch", "validation/accuracy"}
 
 
+@pytest.mark.more
 def test_of_two_processes_one_logs_and_the_loss_is_that_of_the_batch(tmp_path, python):
     words = [
         "-m",

@@ -421,6 +421,7 @@ def test_images_of_a_hydra_answer_as_their_timm_and_transformers_classes(images)
     torch.testing.assert_close(model(loaded.encode([picture]))[0].sigmoid(), expected)
 
 
+@pytest.mark.more
 @pytest.mark.newer  # export needs torch 2.8
 def test_thresholds_of_labels_are_stored_and_predict_applies_them(place, capsys, python):
     run(
@@ -533,6 +534,7 @@ def test_each_label_has_a_temperature_that_a_copy_stores_and_every_way_to_ask_ap
     torch.testing.assert_close(half.predict(texts).probabilities.double(), probabilities, atol=0.05, rtol=0)
 
 
+@pytest.mark.more
 def test_temperatures_of_labels_come_on_top_of_others_and_drop_what_does_not_hold(place, warm, capsys):
     given = evaluate(place, "warm.st", temperature=2.0, store=place / "hot.st")
     each, common = (

@@ -519,6 +519,7 @@ def test_the_auto_class_answers_tokens_with_the_library_s_loss(place):
     assert torch.allclose(out.logits.softmax(-1)[0, 1:4], found, atol=1e-6)
 
 
+@pytest.mark.more
 @pytest.mark.newer  # export needs torch 2.8
 @pytest.mark.parametrize("model", ["base.st", pytest.param("hydra.st", marks=pytest.mark.more)])
 def test_an_exported_model_answers_tokens(place, tmp_path, python, model):

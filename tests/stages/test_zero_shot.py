@@ -191,6 +191,7 @@ def test_a_longer_prompt_beside_it_changes_no_class(work):
     torch.testing.assert_close(more[:2], few)
 
 
+@pytest.mark.more
 @CLIP_AT_LEAST
 def test_a_hydra_is_the_same_in_another_process(work, python):
     opened = open_model(str(work / "named.st"))

@@ -114,6 +114,7 @@ def test_names_that_lead_nowhere(worker, whole, name):
     worker.leave(place)
 
 
+@pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("stage", STAGES)
 def test_two_writers(worker, whole, tally, stage):
     """Both come to the end, or one says that it finds the other's output; which is whole."""

@@ -17,6 +17,7 @@ TOGETHER = 20
 """How many changes one process tries."""
 
 
+@pytest.mark.spread(cases=4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_changes(worker, whole, tally, kind, share):
     draw = random.Random(f"inputs {kind} {share.number}")  # noqa: S311 - the same each time

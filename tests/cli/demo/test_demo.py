@@ -204,6 +204,7 @@ def test_the_picture_and_the_page_are_there(whole, shown):
     assert 'id="cost"' in (folder / "hydractl-demo/report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.more
 def test_the_same_command_goes_on_where_it_was_interrupted_and_makes_nothing_twice(
     whole, shown, call, monkeypatch
 ):

@@ -213,6 +213,7 @@ def test_a_hydra_of_members_that_differ_in_one_part(tmp_path, variant, part):
     assert largest_difference(found, expected) <= 1e-10
 
 
+@pytest.mark.more
 @pytest.mark.newer
 @every_family
 @pytest.mark.spread(families=["transformers-deberta"])

@@ -93,6 +93,7 @@ def test_a_larger_penalty_leaves_fewer_heads_open(by_penalty):
     assert most == 12 > some > few
 
 
+@pytest.mark.more
 def test_the_open_heads_have_the_highest_scores(by_penalty):
     for found in by_penalty.values():
         order = sorted(flat(found.scores).values(), reverse=True)

@@ -44,7 +44,7 @@ def peak_of(job):
     return peak.highest
 
 
-@pytest.mark.spread(cases=3)
+@pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(
     ("name", "times", "search"),
     [

@@ -58,6 +58,7 @@ def same(path, out, names=NAMES, templates=TEMPLATES):
     assert members.diff(dim=-1).abs().amax((0, 1)).min() > 1e-3  # else an order of classes would be no matter
 
 
+@pytest.mark.more
 def test_a_hydra_is_told_its_classes(models, tmp_path, capsys):
     path, out = models["siglip hydra"], tmp_path / "h.onnx"
     said = ["--classes", ",".join(NAMES), *(word for each in TEMPLATES for word in ("--template", each))]

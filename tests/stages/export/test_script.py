@@ -302,6 +302,7 @@ def test_no_name_of_a_file_is_code(tmp_path, monkeypatch):
     compile(source, "x", "exec")
 
 
+@pytest.mark.more
 @pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(
     ("options", "stored", "reason"),
@@ -320,6 +321,7 @@ def test_a_threshold_that_does_not_hold_is_left_out(tmp_path, options, stored, r
     assert "accepted" not in out.with_name(f"{out.name}.py").read_text()
 
 
+@pytest.mark.more
 def test_where_no_threshold_keeps_the_risk_nothing_is_accepted_or_refused(tmp_path, monkeypatch, answers):
     monkeypatch.chdir(tmp_path)
     names = write_images(tmp_path)
