@@ -51,7 +51,7 @@ COMMANDS = {
     "export": f"export hydra.st --data {DIGITS} --ood noise::limit=8,size=8 --report effect.json -o hydra.pt2 --if-changed",
 }  # fmt: skip
 if not RESEARCH:
-    del COMMANDS["eval of rivals"]
+    del COMMANDS["eval of rivals"], COMMANDS["score and weights"]
 if Version(torch.__version__) < Version(TRACES):
     del COMMANDS["export"]
 
