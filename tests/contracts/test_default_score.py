@@ -13,7 +13,7 @@ from hydractl.fusion.hydra import Hydra
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES
 from support.builders import base
 from support.stored_scores import COUNT, fitted
-from support.variants import OF_CLASSES, PLAIN
+from support.variants import OF_CLASSES, PLAIN, READERS
 
 KEEPS = (((0, 2, 3), (), (1,)), ((), (1, 2), (0, 3)))
 
@@ -39,14 +39,7 @@ def scores_of(hydra, sample):
 
 @torch.inference_mode()
 @pytest.mark.spread(
-    families=(
-        "timm-vit",
-        "timm-eva",
-        "transformers-bert",
-        "transformers-vit",
-        "transformers-clip",
-        "openclip",
-    ),
+    families=(*READERS, "transformers-vit"),
     every=12,
 )
 @pytest.mark.parametrize("variant", OF_CLASSES, ids=str)

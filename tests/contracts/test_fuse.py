@@ -18,7 +18,7 @@ from hydractl.manifest.header import Fate
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base
-from support.variants import PLAIN, VARIANTS, variant
+from support.variants import PLAIN, READERS, VARIANTS, variant
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
 DISTINCT = ("class-token", "registers", "map-pool", "rms-norm-swiglu", "distilled", "res-post", "hybrid")
@@ -154,16 +154,7 @@ def test_last_block_of_a_hydra_computes_only_the_token_that_is_read(tmp_path):
     assert seen == [5, 5, 1]
 
 
-@pytest.mark.spread(
-    families=(
-        "timm-vit",
-        "timm-eva",
-        "transformers-bert",
-        "transformers-vit",
-        "transformers-clip",
-        "openclip",
-    )
-)
+@pytest.mark.spread(families=(*READERS, "transformers-vit"))
 @every_variant
 def test_merged_mlp_is_the_mean_in_float64(tmp_path, variant):
     family = base(variant).family

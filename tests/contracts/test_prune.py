@@ -12,7 +12,7 @@ from hydractl.families.tower import largest_difference
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from support.builders import base, mask_file, over_classes
-from support.variants import PLAIN, VARIANTS, variant
+from support.variants import PLAIN, READERS, VARIANTS, variant
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
 RAGGED = {
@@ -62,16 +62,7 @@ def test_keeping_every_head_changes_nothing(variant):
     assert torch.equal(kept.model()(sample.inputs()), sample.model()(sample.inputs()))
 
 
-@pytest.mark.spread(
-    families=(
-        "timm-vit",
-        "timm-eva",
-        "transformers-bert",
-        "transformers-vit",
-        "transformers-clip",
-        "openclip",
-    )
-)
+@pytest.mark.spread(families=(*READERS, "transformers-vit"))
 @every_variant
 def test_the_stage_prunes_it(variant, tmp_path):
     """Whole: with its check, its sizes and its costs."""

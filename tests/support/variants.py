@@ -399,6 +399,8 @@ VARIANTS = (
         for v in reversed(_OF_TEXTS.values())
     ),
 )
+READERS = ("timm-vit", "timm-eva", "transformers-bert", "transformers-clip", "openclip")
+"""A family of each code that reads towers, for laws that cost much."""
 PLAIN = VARIANTS[0]
 OF_CLASSES = [v for v in VARIANTS if v.name not in {"multi-label", "tokens"}]
 """Those whose inputs have one class each, which scores of features compare."""

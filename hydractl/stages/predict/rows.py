@@ -135,7 +135,15 @@ class RowFormatter:
         bad: Mapping[int, str],
         words: list[tuple[str, list[Span]]] | None,
     ) -> list[Line]:
-        """Return the lines of consecutive items of a source; arguments as of `stream.Answers`."""
+        """Return the lines of consecutive items of a source.
+
+        Args:
+            source: The source, which names the items.
+            places: Numbers of the items.
+            responses: Predictions on the items.
+            bad: Reasons why items are unreadable, by number.
+            words: The words of each text if words are answered.
+        """
         bound = None if self.below is None else (self.score, self.below)
         header = self.opened.header
         predictions = (

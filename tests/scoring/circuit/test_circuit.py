@@ -13,7 +13,7 @@ from support import naive
 from support.builders import base
 from support.circuits import Interrupted, data_for, job_for, removed
 from support.jobs import library_for
-from support.variants import VARIANTS, variant
+from support.variants import READERS, VARIANTS, variant
 
 OBJECTIVES = [
     "acc", "ood", "avg", "nll", "ece", "fpr95", "acc-0.1*nll", "ood/energy", "avg/entropy", "fpr95/max-logit",
@@ -61,14 +61,7 @@ def test_same_removals_as_algorithm_1(name, objective):
 
 
 @pytest.mark.spread(
-    families=(
-        "timm-vit",
-        "timm-eva",
-        "transformers-bert",
-        "transformers-deberta",
-        "transformers-clip",
-        "openclip",
-    ),
+    families=(*READERS, "transformers-deberta"),
     every=16,
 )
 @pytest.mark.parametrize("one", VARIANTS, ids=str)

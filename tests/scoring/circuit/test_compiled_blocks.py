@@ -16,7 +16,7 @@ from hydractl.scoring.job import Samples
 from hydractl.scoring.settings import CircuitSettings
 from support.builders import base
 from support.circuits import data_for, job_for, removed
-from support.variants import VARIANTS, variant
+from support.variants import READERS, VARIANTS, variant
 
 SMOOTH = CircuitSettings(objective="0.5*acc-0.1*nll")
 """Moves with each logit."""
@@ -37,14 +37,7 @@ def count(monkeypatch):
 
 @pytest.mark.newer
 @pytest.mark.spread(
-    families=(
-        "timm-vit",
-        "timm-eva",
-        "transformers-bert",
-        "transformers-deberta",
-        "transformers-clip",
-        "openclip",
-    ),
+    families=(*READERS, "transformers-deberta"),
     every=16,
 )
 @pytest.mark.parametrize("one", VARIANTS, ids=str)
