@@ -54,7 +54,7 @@ from hydractl.data.encode import encoded, open_items
 from hydractl.families.load import load_model
 from hydractl.manifest.head_mask import Removal
 from hydractl.manifest.report import Report
-from hydractl.progress import SILENT, Silent
+from hydractl.progress import Silent, reporting
 from hydractl.scoring import circuit
 from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.search import score_circuit
@@ -269,7 +269,7 @@ def trained(name: str, seed: int) -> Path:
     path = folder / "base.st"
     if not path.exists():
         if name == "text":
-            write_tokenizer(folder, seed, SILENT)
+            write_tokenizer(folder, seed)
         print(f"training {path} for {TASKS[name]} epochs")
         data = ("--data", experiment.train, "--val", experiment.val)
         options = (*experiment.training, "--epochs", str(TASKS[name]), "--seed", str(seed), "-q")
@@ -328,7 +328,8 @@ def against_naive(task: Task, job: ScoreJob) -> tuple[Ranking, float]:
     """Run one search, stopping for naive evaluations; return what it found, and how many times faster it was."""
     progress = Between(task, job)
     begin = time.process_time()
-    ranking = score_circuit(job, progress)
+    with reporting(progress):
+        ranking = score_circuit(job)
     seconds = time.process_time() - begin - sum(progress.seconds)
     candidates = sum(range(task.heads, task.heads - task.heads // 2, -1))
     return ranking, statistics.median(progress.seconds) * candidates / seconds

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, BatchShare, checked_order, tensor_cache
 from hydractl.data.datasets import Content, ImageSet, ImageStore, Items, Text, TextSet
 from hydractl.data.decoding import decode, read_bytes
@@ -26,7 +27,6 @@ from hydractl.errors import DataError, UsageError
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.messages import counted, did_you_mean_path
 from hydractl.model_inputs import Inputs
-from hydractl.progress import SILENT, Progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,7 +63,6 @@ def open_items(
     labelled: bool = True,
     workers: int | None = 0,
     skip_bad: bool = False,
-    progress: Progress = SILENT,
 ) -> Items:
     """Return the data that a reference selects, images or texts as the model reads them; as `open_data`.
 
@@ -73,10 +72,9 @@ def open_items(
         labelled: As there.
         workers: How many processes decode images; None for what pays, see `WorkerPool.of`.
         skip_bad: Whether images that cannot be read are left out; `progress` hears how many, see `open_readable`.
-        progress: As there.
     """
     if skip_bad:
-        items, left_out = open_readable(ref, how, labelled=labelled, workers=workers, progress=progress)
+        items, left_out = open_readable(ref, how, labelled=labelled, workers=workers)
         if left_out:
             progress.warn(left_out)
         return items
@@ -86,22 +84,16 @@ def open_items(
             content=content_of(how),
             labelled=labelled,
             pairs=how.pairs if isinstance(how, Tokenization) else None,
-            progress=progress,
         ),
         workers,
     )
     if not (isinstance(how, Tokenization) and how.by_word):
         return items
-    return check_answerable(by_word(items, how, progress))
+    return check_answerable(by_word(items, how))
 
 
 def open_readable(
-    ref: DataRef | str,
-    how: Reading,
-    *,
-    labelled: bool = True,
-    workers: int | None = 0,
-    progress: Progress = SILENT,
+    ref: DataRef | str, how: Reading, *, labelled: bool = True, workers: int | None = 0
 ) -> tuple[Items, str | None]:
     """Return the images that a reference selects and the model can read, and a sentence on how many are left out, if any.
 
@@ -111,7 +103,7 @@ def open_readable(
         UsageError: If they are texts.
         DataError: If none can be read.
     """
-    items = open_lenient(ref, how, labelled=labelled, workers=workers, progress=progress)
+    items = open_lenient(ref, how, labelled=labelled, workers=workers)
     unreadable: dict[int, str] = {}
     for batch in encoded(items, how, batch_size=64, limit_bytes=0):
         unreadable.update(batch.bad)
@@ -127,19 +119,14 @@ def open_readable(
 
 
 def open_lenient(
-    ref: DataRef | str,
-    how: Reading,
-    *,
-    labelled: bool = True,
-    workers: int | None = 0,
-    progress: Progress = SILENT,
+    ref: DataRef | str, how: Reading, *, labelled: bool = True, workers: int | None = 0
 ) -> ImageSet:
     """Return images that may be unreadable or missing; arguments as of `open_items`.
 
     Raises:
         UsageError: If they are texts.
     """
-    items = open_data(ref, content=content_of(how), labelled=labelled, skip_bad=True, progress=progress)
+    items = open_data(ref, content=content_of(how), labelled=labelled, skip_bad=True)
     if not isinstance(items, ImageSet):
         raise UsageError("`--skip-bad` is for images, but the model reads texts", hint="leave it out")
     return replace(crewed(items, workers), lenient=True)

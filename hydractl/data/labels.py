@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from hydractl import progress
 from hydractl.data.datasets import LABELS_HINT, UNASKED, Items, columns_there
 from hydractl.data.reference import (
     ALPHABET,
@@ -29,7 +30,6 @@ from hydractl.data.reference import (
 )
 from hydractl.errors import DataError, UsageError
 from hydractl.messages import counted, nearest, quoted
-from hydractl.progress import SILENT, Progress
 from hydractl.tasks import SINGLE_LABEL, Task
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def check_training_labels(items: Items, option: str) -> None:
     )
 
 
-def apply_class_options(items: T, ref: DataRef, progress: Progress) -> T:
+def apply_class_options(items: T, ref: DataRef) -> T:
     """Return items whose classes a reference chooses, renames and orders, in this turn.
 
     Raises:
@@ -207,7 +207,7 @@ def apply_class_options(items: T, ref: DataRef, progress: Progress) -> T:
         items = _renamed(items, dict(ref.map))
     if chosen is not None:
         items = items.of_classes(chosen)
-    return items if ref.classes_by is None else _ordered(items, ref.classes_by, progress)
+    return items if ref.classes_by is None else _ordered(items, ref.classes_by)
 
 
 def _renamed(items: T, names: dict[str, str]) -> T:
@@ -220,7 +220,7 @@ def _renamed(items: T, names: dict[str, str]) -> T:
     return replace(items, class_names=renamed, numbered=items.numbered and are_numerals(renamed))
 
 
-def _ordered(items: T, by: str, progress: Progress) -> T:
+def _ordered(items: T, by: str) -> T:
     """Return items whose classes are counted in an order, in which they are to be taken."""
     names = items.class_names
     order: Sequence[int] | None = range(len(names))
@@ -262,7 +262,6 @@ def match_classes(
     num_classes: int,
     by_text: bool = False,
     called: str = "the data",
-    progress: Progress = SILENT,
 ) -> tuple[int, ...]:
     """Return for each class of the data the model's.
 
@@ -282,7 +281,6 @@ def match_classes(
         num_classes: How many classes the model tells apart.
         by_text: Whether the names are what the model is asked about (zero-shot), or count as if they were: never in order.
         called: What warnings call the data.
-        progress: Hears the warnings.
 
     Returns:
         Each in 0..num_classes-1; none for data without labels.
@@ -310,7 +308,7 @@ def match_classes(
         )
     indices = None if matched else _indices(items, model_labels, num_classes, by_text=by_text)
     if indices is not None:
-        _warn_indices(items, model_labels, indices, called=called, progress=progress)
+        _warn_indices(items, model_labels, indices, called=called)
         return indices
     strange = [name for name, place in zip(class_names, matches, strict=True) if place is None]
     order = None if matched or by_text else _order(class_names, model_labels, num_classes)
@@ -456,9 +454,7 @@ def _in_position(items: Items, model_labels: Sequence[str], num_classes: int) ->
     return tuple(range(count))
 
 
-def _warn_indices(
-    items: Items, model_labels: Sequence[str], indices: Sequence[int], *, called: str, progress: Progress
-) -> None:
+def _warn_indices(items: Items, model_labels: Sequence[str], indices: Sequence[int], *, called: str) -> None:
     """Say that names are taken for indices, where they could be something else."""
     numbers = counters(
         model_labels

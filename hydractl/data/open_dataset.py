@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from hydractl import progress
 from hydractl.data import toys
 from hydractl.data.datasets import Content, ImageSet, Items, samples_in
 from hydractl.data.labels import apply_class_options
@@ -20,7 +21,6 @@ from hydractl.data.reference import (
 )
 from hydractl.data.sources import columns, files, folder, tables, webdataset
 from hydractl.errors import DataError, UsageError
-from hydractl.progress import SILENT, Progress
 from hydractl.tags import tag_scheme
 
 TOYS: Mapping[SourceKind, Callable[[DataRef], Items]] = MappingProxyType(
@@ -56,7 +56,6 @@ def open_data(
     labelled: bool = True,
     skip_bad: bool = False,
     pairs: bool | None = None,
-    progress: Progress = SILENT,
 ) -> Items:
     """Return the images or texts that a data reference selects.
 
@@ -71,7 +70,6 @@ def open_data(
             unless the reference says something of classes.
         skip_bad: Whether files that a table names may be missing.
         pairs: Whether the model was trained on pairs of texts, None if unknown.
-        progress: Hears what is skipped or assumed.
 
     Raises:
         UsageError: If the reference is malformed or names a column of the other kind.
@@ -81,8 +79,8 @@ def open_data(
     if isinstance(ref, str):
         ref = DataRef.parse(ref)
     _check_columns(ref, content)
-    items = _opened(ref, content, progress, reads_labels=labelled or ref.reads_classes, pairs=pairs)
-    items = apply_class_options(items, ref, progress)
+    items = _opened(ref, content, reads_labels=labelled or ref.reads_classes, pairs=pairs)
+    items = apply_class_options(items, ref)
     if items.task.by_word:
         progress.step(f"{items.name}: {tag_scheme(items.class_names)}")
     if ref.limit is not None and ref.limit < len(items):
@@ -134,9 +132,7 @@ def _check_columns(ref: DataRef, content: Content) -> None:
         )
 
 
-def _opened(
-    ref: DataRef, content: Content, progress: Progress, *, reads_labels: bool, pairs: bool | None
-) -> Items:
+def _opened(ref: DataRef, content: Content, *, reads_labels: bool, pairs: bool | None) -> Items:
     if ref.kind in TOYS:
         toy_content = Content.TEXTS if ref.kind in BUILT_IN_TEXTS else Content.IMAGES
         if toy_content is not content:
@@ -147,17 +143,17 @@ def _opened(
     # without labels a folder's files may lie beside its sub-folders
     labelled = reads_labels or ref.label is not None
     if _holds_files(ref, content, labelled=labelled):
-        return (folder.open_folder if reads_labels else folder.open_tree)(ref, content, progress)
-    table = _table(ref, content, progress, labelled=labelled)
+        return (folder.open_folder if reads_labels else folder.open_tree)(ref, content)
+    table = _table(ref, content, labelled=labelled)
     if len(table) == 0:
         raise DataError(f"{table.where}: has no rows")
     table.label_separator = ref.label_separator
     if content is Content.IMAGES:
-        return columns.images_of(table, ref, progress, labelled=labelled)
+        return columns.images_of(table, ref, labelled=labelled)
     words = columns.word_column(table, ref, has_texts=any(columns.usual_texts(table)))
     if words is not None:
-        return columns.words_of(table, words, ref, progress, labelled=labelled)
-    return columns.texts_of(table, ref, progress, labelled=labelled, pairs=pairs)
+        return columns.words_of(table, words, ref, labelled=labelled)
+    return columns.texts_of(table, ref, labelled=labelled, pairs=pairs)
 
 
 def _holds_files(ref: DataRef, content: Content, *, labelled: bool) -> bool:
@@ -178,11 +174,11 @@ def _holds_files(ref: DataRef, content: Content, *, labelled: bool) -> bool:
     return True
 
 
-def _table(ref: DataRef, content: Content, progress: Progress, *, labelled: bool) -> tables.DataTable:
+def _table(ref: DataRef, content: Content, *, labelled: bool) -> tables.DataTable:
     if ref.kind is SourceKind.HUB:
-        return tables.fetch_table(ref, progress)
+        return tables.fetch_table(ref)
     if ref.source.lower().endswith(SHARD_SUFFIX) or webdataset.shards_in(ref):
-        return webdataset.open_shards(ref, progress)
+        return webdataset.open_shards(ref)
     if ref.kind is SourceKind.FOLDER:
-        return folder.open_saved(ref, progress) if folder.is_saved(ref) else folder.open_listed(ref, progress)
+        return folder.open_saved(ref) if folder.is_saved(ref) else folder.open_listed(ref)
     return files.open_table(ref, content, labelled=labelled)

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.data.datasets import UNASKED, ItemLabels, Items, Text, TextSet, fingerprint_of, text_sample
 from hydractl.data.tokenize import CHUNK, Tokens, open_cutting, open_whole, tokenize, translated
 from hydractl.errors import DataError
 from hydractl.manifest.tokenizers import unknown_token
 from hydractl.messages import counted
 from hydractl.model_inputs import WORDS
-from hydractl.progress import SILENT, Progress
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -324,7 +324,7 @@ class Row(NamedTuple):
     places: tuple[int, ...]
 
 
-def by_word(items: Items, how: Tokenization, progress: Progress = SILENT) -> WordSet:
+def by_word(items: Items, how: Tokenization) -> WordSet:
     """Return texts as rows in which each word is answered once. Texts longer than the model reads become windows that overlap.
 
     Lists of words are tokenized word by word, as transformers' scripts for token classification do. Running texts have the
@@ -333,7 +333,6 @@ def by_word(items: Items, how: Tokenization, progress: Progress = SILENT) -> Wor
     Args:
         items: Texts, not yet in windows.
         how: Of the model.
-        progress: Receives the number of long texts, and warnings.
 
     Raises:
         DataError: If items are images or pairs of texts.

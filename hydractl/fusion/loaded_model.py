@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from hydractl import progress
 from hydractl.checkpoint import Checkpoint, ScratchFolder, write_tensors
 from hydractl.data.batches import Batch
 from hydractl.data.datasets import ImageSet, TextSet
@@ -35,7 +36,6 @@ from hydractl.metrics.per_sample import Responses, in_memory
 from hydractl.model_inputs import Inputs, batch_of, checked_inputs, cut_batch
 from hydractl.output.paths import check_folder, check_output, output
 from hydractl.output.publish import claimed, publish
-from hydractl.progress import SILENT, Progress
 from hydractl.runtime import pick_device, torch_dtype
 
 
@@ -94,7 +94,7 @@ class Loaded(Towers):
         return self.header.class_names
 
     def predict(
-        self, items: Iterable[Item] | Inputs, *, batch_size: int = 64, progress: Progress = SILENT
+        self, items: Iterable[Item] | Inputs, *, batch_size: int = 64
     ) -> Predictions | LabelPredictions | WordPredictions:
         """Predict items in evaluation mode and without gradients, with the same preprocessing as `eval`.
 
@@ -103,7 +103,6 @@ class Loaded(Towers):
                 width, channels); texts or pairs of texts; or a batch from `encode`. At least one item, all of the same
                 type.
             batch_size: Samples per forward pass.
-            progress: Receives progress.
 
         Raises:
             TypeError: If the items do not fit the model.

@@ -13,11 +13,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
+from hydractl import progress
 from hydractl.errors import HubError, reason_of
 from hydractl.hub.layout import is_ours
 from hydractl.hub_client import NO_ANSWER, asking
 from hydractl.messages import counted
-from hydractl.progress import SILENT, Progress
 from hydractl.runtime import CHUNK_BYTES, digest_file
 from hydractl.strict_json import MAX_BYTES, read_limited
 
@@ -96,12 +96,7 @@ def require_token() -> None:
         raise HubError("there is no Hub token", hint=_LOGIN)
 
 
-def push(
-    files: Mapping[str, Content],
-    target: Target,
-    *,
-    progress: Progress = SILENT,
-) -> Pushed:
+def push(files: Mapping[str, Content], target: Target) -> Pushed:
     """Put files into a repository, in one commit; what of a former model is not among them goes with the same one.
 
     Pushing what is there already makes no commit. A commit whose answer got lost is recognised.
@@ -109,7 +104,6 @@ def push(
     Args:
         files: By their name in the repository.
         target: Where.
-        progress: Hears what is tried again.
 
     Raises:
         HubError: With what to do; the branch is then as it was, or the commit is there as a whole.
@@ -117,7 +111,7 @@ def push(
     from huggingface_hub import HfApi  # noqa: PLC0415 - as above
 
     api = HfApi()
-    patience = _Patience(target, progress)
+    patience = _Patience(target)
     sent: list[Pushed] = []
     with asking(target.name):
         _prepare(api, target, patience)
@@ -164,7 +158,7 @@ def _commit(
         return replace(pushed, written=sent[-1].written, deleted=sent[-1].deleted) if sent else pushed
     sent.append(replace(pushed, written=tuple(changed), deleted=tuple(stale)))
     size = sum(_size(files[name]) for name in changed)
-    patience.progress.step(f"Uploading {counted(len(changed), 'file')}, {size / 1e6:.1f} MB")
+    progress.step(f"Uploading {counted(len(changed), 'file')}, {size / 1e6:.1f} MB")
     commit = api.create_commit(
         target.name,
         [
@@ -249,7 +243,6 @@ class _Patience:
     """Tries again what may go well in a moment, and says of anything else what to do."""
 
     target: Target
-    progress: Progress
 
     def lasts(self, work: Callable[[], T], *, retries_lost_answers: bool = True) -> T:
         """Return what some work returns.
@@ -291,7 +284,7 @@ class _Patience:
                     )
                     raise HubError(f"{self.target.name}: {failure.reason}", hint=hint) from error
             wait = max(failure.wait_s, min(2.0**attempt, 30.0))
-            self.progress.step(f"{failure.reason}; trying again in {wait:.0f} s")
+            progress.step(f"{failure.reason}; trying again in {wait:.0f} s")
             time.sleep(wait)
         raise AssertionError("the last attempt returns or raises")
 

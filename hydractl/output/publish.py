@@ -35,8 +35,8 @@ from typing import Protocol
 
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.errors import OutputError, OutputExists
-from hydractl.progress import SILENT, Progress
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 STDOUT = Path("-")
@@ -556,16 +556,13 @@ def _read_record(descriptor: int) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def claimed(
-    out: Path | None, *, force: bool, wait: bool | None = None, progress: Progress = SILENT
-) -> Iterator[OutputLock]:
+def claimed(out: Path | None, *, force: bool, wait: bool | None = None) -> Iterator[OutputLock]:
     """Hold the lock of an output while the block runs.
 
     Args:
         out: The output, the first of several. None locks nothing.
         force: Whether existing files may be replaced.
         wait: Whether to wait for another command that holds the lock. None if the user was not asked.
-        progress: Receives the name of that command.
 
     Raises:
         OutputExists: If another command holds the lock, and this one does not wait.
@@ -575,14 +572,14 @@ def claimed(
     if out is not None:
         target = Path(os.path.realpath(out))
         path = target.with_name(f"{_prefix(target)}hydractl-lock")
-        claim = OutputLock(_acquire(out, path, wait=wait, progress=progress), path, force=force)
+        claim = OutputLock(_acquire(out, path, wait=wait), path, force=force)
     try:
         yield claim
     finally:
         claim.release()
 
 
-def _acquire(out: Path, path: Path, *, wait: bool | None, progress: Progress) -> int | None:
+def _acquire(out: Path, path: Path, *, wait: bool | None) -> int | None:
     """Return the descriptor of a lock's file, which is locked. None if the file system has no locks."""
     announced = False
     while True:
@@ -595,7 +592,7 @@ def _acquire(out: Path, path: Path, *, wait: bool | None, progress: Progress) ->
             if lock(descriptor, path, wait=announced):
                 return descriptor
             if not announced and os.fstat(descriptor).st_nlink:
-                _announce_wait(out, _read_record(descriptor), wait=wait, progress=progress)
+                _announce_wait(out, _read_record(descriptor), wait=wait)
                 announced = True
         except OSError as error:
             if error.errno not in _NO_LOCKS:
@@ -629,7 +626,7 @@ def check_parent(path: Path, target: Path) -> None:
         )
 
 
-def _announce_wait(out: Path, holder: Mapping[str, object], *, wait: bool | None, progress: Progress) -> None:
+def _announce_wait(out: Path, holder: Mapping[str, object], *, wait: bool | None) -> None:
     """Report the process that holds an output.
 
     Raises:

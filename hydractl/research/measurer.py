@@ -71,7 +71,7 @@ class ResearchMeasurer(RowMeasurer):
         labelled |= {str(o.val): f"{o.KIND}: val={o.val}" for o in options if o.val}
         contents = {}
         for name, ref in data_of(options).items():
-            items = open_set(run.config, run.opened[0][0].header.preprocess, skipped, run.progress, ref)
+            items = open_set(run.config, run.opened[0][0].header.preprocess, skipped, ref)
             labels = data.alignment.aligned(labelled[name], items) if name in labelled else torch.empty(0)
             identity = Identity.of(items, run.team)
             contents[name] = identity.content
@@ -97,7 +97,7 @@ class ResearchMeasurer(RowMeasurer):
             parts, files = loaded.models[places], opened[places]
             model, described = parts[0], None
             if options is not None:
-                inputs = BaselineInputs(parts, files, run.data, self.fitted_on, run.progress)
+                inputs = BaselineInputs(parts, files, run.data, self.fitted_on)
                 model, described = build_baseline(options, inputs)
             models.append(model)
             first.append(places.start)

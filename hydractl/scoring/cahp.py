@@ -13,11 +13,11 @@ from kneed import KneeLocator
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
+from hydractl import progress
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.head_mask import HeadName
 from hydractl.messages import counted
-from hydractl.progress import Progress
 from hydractl.scoring.gradients import gate_gradients
 from hydractl.scoring.head_profiles import HeadDistances, class_moments, compare
 from hydractl.scoring.job import Ranking, ScoreJob, min_max
@@ -28,7 +28,7 @@ SEEDS = 2**32
 """As many can scikit-learn and kmedoids begin with; of larger ones the last 32 bits count."""
 
 
-def score_cahp(job: ScoreJob, progress: Progress) -> Ranking:
+def score_cahp(job: ScoreJob) -> Ranking:
     """Group the heads of a tower and score each by its salience (CAHP, arXiv 2606.19150, steps 1 to 6).
 
     1. Each head's attention on each sample, without padding, becomes a signature.
@@ -66,12 +66,12 @@ def score_cahp(job: ScoreJob, progress: Progress) -> Ranking:
             f"{single} of {counted(len(moments.counts), 'class', 'classes')} have a single sample, so their "
             "variance is set to 1e-6 and the distances between heads are too large"
         )
-    compared = compare(moments, progress, device=job.model.device)
+    compared = compare(moments, device=job.model.device)
     share = max(1, int(settings.salience_share * moments.batches))
     progress.step(f"Computing the salience on {share} of {counted(moments.batches, 'batch', 'batches')}")
     salience = min_max({tower: gate_gradients(job, batches=share)[tower].abs().mean(dim=0).tolist()})[tower]
-    distances, results = _placed(compared, settings, heads, job.seed, progress)
-    grouped, cluster_results = _grouped(distances, job, settings, progress)
+    distances, results = _placed(compared, settings, heads, job.seed)
+    grouped, cluster_results = _grouped(distances, job, settings)
     if hangs_on_rounding(distances, grouped, seed=job.seed):
         progress.warn(
             f"heads lie between groups: distances that differ by {OTHER_MACHINES:.1%}, as on another device, would give other groups"
@@ -102,7 +102,7 @@ def _only_tower(job: ScoreJob) -> str:
 
 
 def _placed(
-    compared: HeadDistances, settings: CahpSettings, heads: int, seed: int, progress: Progress
+    compared: HeadDistances, settings: CahpSettings, heads: int, seed: int
 ) -> tuple[torch.Tensor, dict[str, OptionValue]]:
     """Return the distances (N, N) for grouping, and the perplexity used."""
     if settings.perplexity is None:  # no t-SNE
@@ -120,7 +120,7 @@ def _placed(
 
 
 def _grouped(
-    distances: torch.Tensor, job: ScoreJob, settings: CahpSettings, progress: Progress
+    distances: torch.Tensor, job: ScoreJob, settings: CahpSettings
 ) -> tuple[Clustering, dict[str, OptionValue]]:
     """Return the groups, and how their number was determined."""
     if not job.free:

@@ -18,12 +18,12 @@ import torch
 from scipy.spatial.distance import cdist
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
+from hydractl import progress
 from hydractl.errors import DataError
 from hydractl.families.attention import Attention
 from hydractl.families.tower import Model
 from hydractl.messages import counted
 from hydractl.model_inputs import Inputs
-from hydractl.progress import Progress
 from hydractl.runtime import on_cpu, on_device
 from hydractl.scoring.attention_hooks import AttentionTap, tapped
 from hydractl.scoring.job import Samples, ScoreJob
@@ -218,7 +218,7 @@ class HeadDistances(NamedTuple):
     gram: torch.Tensor | None = None
 
 
-def compare(moments: SignatureMoments, progress: Progress, *, device: torch.device) -> HeadDistances:
+def compare(moments: SignatureMoments, *, device: torch.device) -> HeadDistances:
     """Compare heads' profiles: directly as long as these take at most `DIRECT_BYTES`, else by their Gram matrix.
 
     Of 1,000 classes the profile of a head has 5e8 numbers for signatures of 32 x 32, and the Gram form streams through
@@ -238,7 +238,7 @@ def compare(moments: SignatureMoments, progress: Progress, *, device: torch.devi
         profiles = torch.cat([block.transpose(0, 1).flatten(1) for block in _blocks(moments)], dim=1)
         compared = HeadDistances(torch.from_numpy(cdist(profiles, profiles)), profiles=profiles)
     else:
-        gram = _gram(moments, progress, device=device)
+        gram = _gram(moments, device=device)
         compared = HeadDistances(gram_distances(gram), gram=gram)
     if not compared.distances.isfinite().all():
         raise DataError("the distances between heads are not finite")
@@ -275,7 +275,7 @@ def gram_distances(gram: torch.Tensor) -> torch.Tensor:
     return squares.clamp(min=0).sqrt().fill_diagonal_(0)
 
 
-def _gram(moments: SignatureMoments, progress: Progress, *, device: torch.device) -> torch.Tensor:
+def _gram(moments: SignatureMoments, *, device: torch.device) -> torch.Tensor:
     """Return the profiles' inner products (N, N), profiles minus their mean, which leaves distances as they are."""
     place = torch.device("cpu") if device.type == "mps" else device  # it has no float64
     placed = moments._replace(mean=moments.mean.to(place), variance=moments.variance.to(place))

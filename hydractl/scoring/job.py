@@ -9,11 +9,11 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, TypeVar
 
+from hydractl import progress
 from hydractl.errors import DataError
 from hydractl.families.base import Family
 from hydractl.model_inputs import Inputs
 from hydractl.processes.distributed import ProcessGroup
-from hydractl.progress import Progress
 from hydractl.scoring.settings import Settings
 from hydractl.training.run_log import NO_LOG, RunLog
 
@@ -179,7 +179,7 @@ class Method:
     Attributes:
         name: Name on the command line.
         summary: One line for the help text.
-        run: Function that scores all heads, `(ScoreJob, Progress) -> Ranking`, as `module:name`; imported when it is called.
+        run: Function that scores all heads, `ScoreJob -> Ranking`, as `module:name`; imported when it is called.
         settings: Class of its settings.
         needs_data: Whether it needs labelled data.
         seeded: Whether scores depend on the seed, apart from the choice of samples.
@@ -242,7 +242,7 @@ def min_max(tables: Tables) -> dict[str, list[list[float]]]:
     }
 
 
-def warn_of_unlike_towers(job: ScoreJob, how: str, progress: Progress) -> None:
+def warn_of_unlike_towers(job: ScoreJob, how: str) -> None:
     """Warn that scores of two towers are not comparable without normalization.
 
     Gradients and weights of CLIP's two encoders differ strongly in scale, so the paper prunes only the vision encoder

@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 import torch
 
+from hydractl import progress
 from hydractl.families.base import place_of
 from hydractl.families.layout import TensorRole
-from hydractl.progress import Progress
 from hydractl.scoring.attention_hooks import heads_left, keep_heads, write_out_keys
 from hydractl.scoring.gradients import (
     Layer,
@@ -29,7 +29,7 @@ from hydractl.scoring.settings import MagnitudeSettings, TaylorSettings
 _Rows: TypeAlias = "dict[Layer, list[float]]"
 
 
-def score_taylor(job: ScoreJob, progress: Progress) -> Ranking:
+def score_taylor(job: ScoreJob) -> Ranking:
     """Score heads by |weight × gradient| of their q, k and v rows; the output projection and biases are ignored.
 
     With `variant` `l1` s_h = mean over q, k, v of 1/(K D) Σ |W ∘ G|, where G is the gradient of the cross-entropy,
@@ -46,7 +46,7 @@ def score_taylor(job: ScoreJob, progress: Progress) -> Ranking:
     tables = {name: [[0.0] * t.num_heads for _ in range(t.layers)] for name, t in job.scored.items()}
     places = [(tower, layer) for tower, t in job.scored.items() for layer in range(t.layers)]
     if settings.scope == "global":
-        warn_of_unlike_towers(job, settings.normalize, progress)
+        warn_of_unlike_towers(job, settings.normalize)
         for (tower, layer), scores in scored(job, places).items():
             tables[tower][layer] = scores
         return Ranking(scores=normalized(tables, settings.normalize))
@@ -98,7 +98,7 @@ def _products(job: ScoreJob, layer: Layer, block: WeightBlock, gradient: torch.T
     return block.by_head(block.weight.detach().double() * gradient, heads)
 
 
-def score_random(job: ScoreJob, _: Progress) -> Ranking:
+def score_random(job: ScoreJob) -> Ranking:
     """Draw every score uniformly from [0, 1), depending only on the seed."""
     draw = random.Random(f"scores-{job.seed}").random  # noqa: S311 - reproducible, not secret
     return Ranking(
@@ -109,13 +109,13 @@ def score_random(job: ScoreJob, _: Progress) -> Ranking:
     )
 
 
-def score_magnitude(job: ScoreJob, progress: Progress) -> Ranking:
+def score_magnitude(job: ScoreJob) -> Ranking:
     """Return the mean of |w| over each head's rows of q, k and v and its columns of the output projection.
 
     The four matrices have equal weight whatever their sizes. Then scores are normalized according to the settings.
     """
     normalize = job.set_for(MagnitudeSettings).normalize
-    warn_of_unlike_towers(job, normalize, progress)
+    warn_of_unlike_towers(job, normalize)
     scores = {name: torch.zeros(t.layers, t.num_heads, dtype=torch.float64) for name, t in job.scored.items()}
     weight = {name: torch.zeros(t.layers, 1, dtype=torch.float64) for name, t in job.scored.items()}
     for name, t in job.scored.items():

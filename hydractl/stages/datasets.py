@@ -9,7 +9,7 @@ from hydractl.data.presets import OPENOOD, PREFIX, PRESETS, SPLIT, Listed, Outsi
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.messages import did_you_mean
-from hydractl.progress import SILENT, Progress
+from hydractl.progress import stage
 from hydractl.settings import Setting, required
 from hydractl.stages.shared.command_config import CommandConfig
 
@@ -116,7 +116,8 @@ class DataReport:
     paths: tuple[Path, ...] = ()
 
 
-def run_data(config: DataConfig, progress: Progress = SILENT) -> DataReport:  # noqa: ARG001 - as every stage
+@stage
+def run_data(config: DataConfig) -> DataReport:
     """Return some or all named data sets."""
     names = config.names or tuple(PRESETS)
     return DataReport(

@@ -11,9 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from hydractl import progress
 from hydractl.errors import CheckFailed, reason_of
 from hydractl.messages import counted, quoted
-from hydractl.progress import SILENT, Progress
+from hydractl.progress import stage
 from hydractl.settings import CheckedSettings, setting
 from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.version import __version__
@@ -72,7 +73,8 @@ class DoctorReport:
             )
 
 
-def run_doctor(config: DoctorConfig, progress: Progress = SILENT) -> DoctorReport:
+@stage
+def run_doctor(config: DoctorConfig) -> DoctorReport:
     """Run all checks. Changes nothing, and uses the network only for one request to the Hub."""
     progress.step("Checking libraries, devices and the Hub")
     return DoctorReport(findings=(*_libraries(), *_devices(), *_hub(config.timeout)))

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from hydractl import progress
 from hydractl.data.batches import Batch
 from hydractl.errors import CheckFailed
 from hydractl.metrics.classification import mean
 from hydractl.metrics.per_sample import answers
 from hydractl.model_inputs import Inputs, inputs_on
 from hydractl.processes.signals import signals_held
-from hydractl.progress import Progress
 from hydractl.runtime import on_cpu
 from hydractl.training.accelerator import Engine
 from hydractl.training.resume import Metrics, Position, Snapshot, StateFolder, Winner
@@ -48,15 +48,12 @@ class Trained:
     step: int
 
 
-def train(
-    job: Job, engine: Engine, progress: Progress, *, folder: StateFolder | None, start: Snapshot
-) -> Trained:
+def train(job: Job, engine: Engine, *, folder: StateFolder | None, start: Snapshot) -> Trained:
     """Train every candidate of the learning-rate grid and return the one that validates best; ties go to the first.
 
     Args:
         job: What to train.
         engine: Where.
-        progress: Hears of every evaluation.
         folder: Where the state goes, also when the run is interrupted; None saves nothing.
         start: Where to go on.
 
@@ -71,8 +68,8 @@ def train(
                 winner=snapshot.winner,
                 winner_weights=snapshot.winner_weights,
             )
-        snapshot = _fit(TrainingRun(job, engine, snapshot), _Saver(job, engine, folder), progress)
-        snapshot = _compared(snapshot, progress, job)
+        snapshot = _fit(TrainingRun(job, engine, snapshot), _Saver(job, engine, folder))
+        snapshot = _compared(snapshot, job)
         engine.forget()
     if snapshot.winner is None:
         rates = ", ".join(f"{lr:g}" for lr in job.recipe.lr)
@@ -89,7 +86,7 @@ def train(
     )
 
 
-def _compared(snapshot: Snapshot, progress: Progress, job: Job) -> Snapshot:
+def _compared(snapshot: Snapshot, job: Job) -> Snapshot:
     """Let a candidate that is done challenge the best before it."""
     position = snapshot.position
     if position.diverged:
@@ -148,12 +145,12 @@ class _Saver:
             self.folder.save(snapshot)
 
 
-def _fit(run: TrainingRun, saver: _Saver, progress: Progress) -> Snapshot:
+def _fit(run: TrainingRun, saver: _Saver) -> Snapshot:
     """Train one candidate to its end; what interrupts it finds the state saved."""
     if run.position.step == 0 and run.position.candidate > 0:
         saver.write(replace(run.snapshot, position=run.position))
     try:
-        _steps(run, saver, progress)
+        _steps(run, saver)
     except KeyboardInterrupt:
         if not run.engine.shards:  # what lies in parts is made whole by all, and others have ended
             saver.save(run)
@@ -161,7 +158,7 @@ def _fit(run: TrainingRun, saver: _Saver, progress: Progress) -> Snapshot:
     return run.saved()
 
 
-def _steps(run: TrainingRun, saver: _Saver, progress: Progress) -> None:
+def _steps(run: TrainingRun, saver: _Saver) -> None:
     """Take the steps that are left, evaluating, saving and speaking in between."""
     job, first = run.job, run.position.step
     start_time = spoken = time.monotonic()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from hydractl import progress
 from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.errors import CheckpointError, InputError, ManifestError, OutputExists
 from hydractl.manifest.document import Digest, Document, StrictModel
@@ -30,7 +31,6 @@ from hydractl.output.publish import (
     remove_dead_parts,
     scratch_beside,
 )
-from hydractl.progress import Progress
 from hydractl.runtime import digest_text
 from hydractl.strict_json import MAX_BYTES
 
@@ -220,13 +220,12 @@ class StateFolder:
         self._settings = dict(settings or {})
         self._digests: dict[str, str] | None = None  # None until the folder is this run's
 
-    def resumed(self, *, force: bool, others: bool = False, progress: Progress) -> Snapshot:
+    def resumed(self, *, force: bool, others: bool = False) -> Snapshot:
         """Return where to go on: at the beginning, unless there is a state of this run.
 
         Args:
             force: Start anew. What is there is replaced by the first save, not before.
             others: Whether the state of a run with other options, inputs or versions counts as none, and is so replaced.
-            progress: Hears of it.
 
         Raises:
             OutputExists: If something stands there that is not ours.

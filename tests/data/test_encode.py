@@ -137,13 +137,11 @@ def test_augmentations_are_for_images():
 
 def test_images_that_cannot_be_read_are_left_out(tmp_path):
     heard = Heard()
-    whole = open_items(
-        str(digits_folder(tmp_path / "d", "digits::limit=40")), GREY, skip_bad=True, progress=heard
-    )
+    whole = open_items(str(digits_folder(tmp_path / "d", "digits::limit=40")), GREY, skip_bad=True)
     assert not heard.warnings
     unreadable(tmp_path / "d" / "3")
 
-    found = open_items(f"{tmp_path}/d", GREY, skip_bad=True, progress=heard)
+    found = open_items(f"{tmp_path}/d", GREY, skip_bad=True)
 
     assert (found.labels, found.fingerprint()) == (whole.labels, whole.fingerprint())
     first = f"{tmp_path}/d/3/000-none.png: is not an image that can be decoded"

@@ -127,7 +127,7 @@ def test_lists_of_words_have_the_tokens_and_first_tokens_of_the_library(kind, wo
             by_word(items, reading(KINDS[kind]))
         return
     progress = Heard()
-    rows = by_word(items, reading(KINDS[kind]), progress)
+    rows = by_word(items, reading(KINDS[kind]))
     tokens = tokens_of(rows, reading(KINDS[kind]))
     assert tokens.ids.tolist() == encoding["input_ids"]
     assert tokens.word_starts.tolist() == [expected]

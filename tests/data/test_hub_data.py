@@ -44,7 +44,7 @@ def cached(tmp_path, picture, monkeypatch):
 
 
 def test_a_cached_data_set_needs_no_network(cached, picture, heard, capfd):
-    images = open_data("hf:org/name::config=small,split=test", progress=heard)
+    images = open_data("hf:org/name::config=small,split=test")
 
     assert (images.class_names, images.labels) == (("r", "b"), (0, 1))
     assert images.name == "hf:org/name::config=small,split=test"
@@ -54,7 +54,7 @@ def test_a_cached_data_set_needs_no_network(cached, picture, heard, capfd):
 
 
 def test_a_column_of_texts(cached, heard):
-    texts = open_data("hf:org/name::config=small,split=test,text=note", content=Content.TEXTS, progress=heard)
+    texts = open_data("hf:org/name::config=small,split=test,text=note", content=Content.TEXTS)
 
     assert (texts.texts, texts.class_names, texts.labels) == (("x", "y"), ("r", "b"), (0, 1))
     assert texts.name == "hf:org/name::config=small,split=test,text=note"
@@ -101,7 +101,7 @@ def test_a_folder_of_that_name_is_not_read(cached, monkeypatch):
 
 
 def test_a_revision_that_cannot_be_checked_is_said(cached, heard):
-    open_data("hf:org/name@v2::config=small,split=test", progress=heard)
+    open_data("hf:org/name@v2::config=small,split=test")
 
     assert heard.warnings == [
         "hf:org/name@v2: HF_HUB_OFFLINE is set, so the cached copy may be of another revision"

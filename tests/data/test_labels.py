@@ -81,7 +81,7 @@ def test_classes_are_chosen_and_renamed_and_counted_in_an_order(tmp_path, heard)
     names = [f"class{i}" for i in range(12)]
     root = folder(tmp_path / "data", names)
     for by, order in (("position", names), ("number", names), ("alphabet", sorted(names))):
-        items = open_data(f"{root}::classes-by={by}", content=Content.TEXTS, progress=heard)
+        items = open_data(f"{root}::classes-by={by}", content=Content.TEXTS)
         assert items.by_position
         assert items.class_names == tuple(order)
         assert all(text == name for text, name in pairs(items))

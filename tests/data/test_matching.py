@@ -85,7 +85,7 @@ def test_placeholders_are_taken_by_their_numbers_in_any_order(form, order):
 
 def test_placeholders_that_count_from_one_are_taken_in_the_order_of_their_numbers(heard):
     names = sorted(f"LABEL_{i}" for i in range(1, 12))
-    table = match_classes(data(names, ()), tuple("abcdefghijk"), num_classes=11, progress=heard)
+    table = match_classes(data(names, ()), tuple("abcdefghijk"), num_classes=11)
     assert [f"LABEL_{i + 1}" for i in table] == names
     (warning,) = heard.warnings
     assert "matched by position, from `LABEL_1` as class 0 to `LABEL_11` as class 10" in warning
@@ -95,7 +95,7 @@ def test_placeholders_that_count_from_one_are_taken_in_the_order_of_their_number
 @pytest.mark.parametrize("labels", [(), tuple(f"LABEL_{i}" for i in range(11))])
 def test_two_orders_are_mentioned_with_how_to_take_the_other(form, labels, heard):
     names = sorted(form.format(i) for i in range(11))
-    table = match_classes(data(names, ()), labels, num_classes=11, progress=heard)
+    table = match_classes(data(names, ()), labels, num_classes=11)
     assert [form.format(i) for i in table] == names
     (warning,) = heard.warnings
     assert "sorted by number" in warning
@@ -107,7 +107,7 @@ def test_two_orders_are_mentioned_with_how_to_take_the_other(form, labels, heard
 )
 def test_one_order_is_not_doubted(names, heard):
     count = len(names)
-    assert match_classes(data(names, ()), (), num_classes=count, progress=heard) == tuple(range(count))
+    assert match_classes(data(names, ()), (), num_classes=count) == tuple(range(count))
     assert "alphabet" not in heard.warnings[0]
 
 

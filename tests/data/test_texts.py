@@ -127,7 +127,7 @@ def folder(tmp_path):
 
 def test_a_folder_of_texts(folder, heard):
     (folder / "pos" / "x.log").write_text("no")
-    found = texts_of(folder, progress=heard)
+    found = texts_of(folder)
 
     assert found.texts == ("bad", "great", "ﬁne")
     assert (found.class_names, found.labels, found.name) == (("neg", "pos"), (0, 1, 1), "reviews")

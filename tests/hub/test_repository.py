@@ -66,7 +66,7 @@ def test_what_changed_is_written_and_what_a_former_model_left_goes(hub):
 @pytest.mark.parametrize("seed", range(3))
 def test_three_requests_of_ten_may_fail(hub, seed):
     with hub(faults=0.3, seed=seed) as served:
-        done = push(FILES, target(), progress=Heard())
+        done = push(FILES, target())
 
         repository = served.repositories[NAME]
         assert served.failed
@@ -154,7 +154,7 @@ def test_what_fails_for_good_is_said_and_changes_nothing(hub, refuse, reason, hi
 def test_what_the_hub_asks_to_wait_is_waited_and_said(hub, clock):
     heard = Heard()
     with hub(refuse=at("/commit/", 429, {"Retry-After": "7"}, times=1)) as served:
-        push(FILES, target(), progress=heard)
+        push(FILES, target())
         assert served.repositories[NAME].made == 1
     assert 7 in clock.slept
     assert any("trying again in 7 s" in step for step in heard.steps)

@@ -50,7 +50,7 @@ def test_who_waits_has_it_next(tmp_path):
 
     def second():
         heard.step = lambda message: (heard.steps.append(message), waits.set())
-        with claimed(out, force=False, wait=True, progress=heard):
+        with claimed(out, force=False, wait=True):
             order.append("second")
 
     thread = threading.Thread(target=second)
@@ -94,7 +94,7 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
 
     heard = Heard()
     monkeypatch.setattr(fcntl, "flock", none)
-    with claimed(tmp_path / "a.st", force=False, progress=heard) as claim:
+    with claimed(tmp_path / "a.st", force=False) as claim:
         publish_all(claim, tmp_path)
     assert [("has no locks" in said) for said in heard.warnings] == [True]
     assert names(tmp_path) == ["a.st", "b.json", "c.st"]

@@ -34,7 +34,7 @@ def test_magnitude_is_the_mean_of_four_means():
     sample = base(variant("class-token"))
     attention = sample.library(DOUBLE).blocks[1].attn
 
-    found = score_magnitude(job_for(sample), SILENT).scores["vision"][1]
+    found = score_magnitude(job_for(sample)).scores["vision"][1]
 
     q, k, v = attention.qkv.weight.detach().split(32)
     for head in range(4):
@@ -47,7 +47,7 @@ def test_magnitude_scales_with_the_weights():
     sample = base(variant("class-token"))
     doubled = type(sample)(sample.header, {n: 2 * t for n, t in sample.state.items()})
 
-    one, two = (torch.tensor(score_magnitude(job_for(s), SILENT).scores["vision"]) for s in (sample, doubled))
+    one, two = (torch.tensor(score_magnitude(job_for(s)).scores["vision"]) for s in (sample, doubled))
 
     assert torch.allclose(two, 2 * one)
 
@@ -56,9 +56,7 @@ def test_magnitude_is_normalised_as_asked():
     sample = base(variant("class-token"))
     plain, layer, tower = (
         torch.tensor(
-            score_magnitude(job_for(sample, settings=MagnitudeSettings(normalize=how)), SILENT).scores[
-                "vision"
-            ]
+            score_magnitude(job_for(sample, settings=MagnitudeSettings(normalize=how))).scores["vision"]
         )
         for how in ("none", "layer", "tower")
     )

@@ -89,6 +89,6 @@ def test_an_unknown_way_is_a_mistake_of_ours():
 def test_one_tower_needs_no_warning():
     heard = Heard()
 
-    warn_of_unlike_towers(job_for(base(variant("class-token"))), "none", heard)
+    warn_of_unlike_towers(job_for(base(variant("class-token"))), "none")
 
     assert heard.warnings == []

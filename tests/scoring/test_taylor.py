@@ -25,7 +25,7 @@ def rows(tables):
 
 
 def scored(sample, data=None, **changes):
-    return score_taylor(job_for(sample, data, **changes), SILENT).scores
+    return score_taylor(job_for(sample, data, **changes)).scores
 
 
 def test_global_scores_are_the_papers_formula():
@@ -116,11 +116,9 @@ def test_molchanov_squares_the_sum_of_each_batch(kind, batch):
 @pytest.mark.parametrize("world", [2, 5])
 def test_the_number_of_processes_changes_no_bit(settings, world):
     sample = base(variant("class-token"))
-    expected = score_taylor(job_for(sample, settings=settings, keep=2), SILENT)
+    expected = score_taylor(job_for(sample, settings=settings, keep=2))
 
-    found = together(
-        world, lambda team: score_taylor(job_for(sample, settings=settings, keep=2, team=team), SILENT)
-    )
+    found = together(world, lambda team: score_taylor(job_for(sample, settings=settings, keep=2, team=team)))
 
     assert found == [expected] * world
 
@@ -148,7 +146,7 @@ def test_of_equal_heads_the_lower_go_first(settings):
     sample = changed(base(variant("class-token")), lambda n, x: torch.zeros_like(x) if "head." in n else x)
     job = job_for(sample, keep=1, settings=settings)
 
-    found = score_taylor(job, SILENT)
+    found = score_taylor(job)
 
     assert rows(found.scores).count_nonzero() == 0
     if settings.scope == "layer":
@@ -171,7 +169,7 @@ def test_scores_are_normalised_at_the_end(scope):
 def test_towers_that_cannot_be_compared_are_warned_of(settings, warned):
     heard = Heard()
 
-    score_taylor(job_for(base(variant("transformers-clip-plain")), settings=settings), heard)
+    score_taylor(job_for(base(variant("transformers-clip-plain")), settings=settings))
 
     assert bool(heard.warnings) == warned
 

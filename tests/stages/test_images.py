@@ -85,19 +85,17 @@ def test_what_was_trained_with_is_assumed_no_more(tmp_path, folder, member):
 def test_what_is_said_of_images_holds(tmp_path, folder):
     heard = Told()
     images = Images(mean=(0.25,), std=(0.125,))
-    work = prepare(tuning(tmp_path / "out.st", folder, images=images), heard, OutputLock(force=False))
+    work = prepare(tuning(tmp_path / "out.st", folder, images=images), OutputLock(force=False))
     assert (work.how.mean, work.how.std, work.header.assumed, heard.told) == ((0.25,), (0.125,), False, 0)
     assert work.config.options()["mean"] == (0.25,)
 
     with pytest.raises(UsageError, match=r"`--img-size`: .* does not accept images of 12x16 pixels"):
         prepare(
-            tuning(tmp_path / "out.st", folder, images=Images(img_size=(12, 16))),
-            heard,
-            OutputLock(force=False),
+            tuning(tmp_path / "out.st", folder, images=Images(img_size=(12, 16))), OutputLock(force=False)
         )
     dino = base(variant("transformers-dinov2-plain")).save(tmp_path / "dino.st")
     found = prepare(
-        tuning(tmp_path / "out.st", dino, images=Images(img_size=(12, 16))), heard, OutputLock(force=False)
+        tuning(tmp_path / "out.st", dino, images=Images(img_size=(12, 16))), OutputLock(force=False)
     )
     assert found.how.input_size == (1, 12, 16)
 

@@ -65,7 +65,7 @@ def fit(recipe, *, evaluate=None, build=build, progress=SILENT, folder=None, **e
     )
     with start_engine("cpu", precision=recipe.precision) as engine:
         start = folder.load() if folder and folder.check(force=False) else Snapshot()
-        return train(job, engine, progress, folder=folder, start=start)
+        return train(job, engine, folder=folder, start=start)
 
 
 def sgd(**options):
@@ -109,7 +109,7 @@ def test_the_rate_that_validates_best_wins():
 
 
 def test_a_rate_that_diverges_loses(heard):
-    found = fit(sgd(lr=(1e9, 0.1), steps=6), progress=heard)
+    found = fit(sgd(lr=(1e9, 0.1), steps=6))
 
     assert found.lr == 0.1
     assert "1e+09" in heard.warnings[0]
@@ -152,7 +152,7 @@ def test_the_best_or_the_last_are_kept(keep, step):
 
 
 def test_the_last_step_is_evaluated_whatever_the_rhythm(heard):
-    fit(sgd(steps=5, eval_every=3), progress=heard)
+    fit(sgd(steps=5, eval_every=3))
 
     assert [line.split(":")[0] for line in heard.steps] == ["step 3/5 (epoch 1.5)", "step 5/5 (epoch 2.5)"]
 
@@ -196,7 +196,7 @@ def test_the_mean_of_epochs_is_torchs_and_their_rate_stays(start, ends):
 
 def test_weights_before_their_mean_begins_are_measured_and_never_the_best(heard):
     recipe = sgd(lr=(0.1,), steps=8, swa=2, early_stop=2, patience_delta=0.5)
-    found = fit(recipe, evaluate=scripted([0.9, 0.3, 0.2, 0.1]), progress=heard)
+    found = fit(recipe, evaluate=scripted([0.9, 0.3, 0.2, 0.1]))
 
     assert (found.step, found.metrics.accuracy) == (4, 0.3)
     assert len(heard.steps) == 4
@@ -372,6 +372,6 @@ def test_what_changes_with_the_steps_is_told_each_step_also_after_an_interruptio
 
 
 def test_progress_names_what_is_measured(heard):
-    fit(sgd(steps=2), progress=heard, measured_on="training")
+    fit(sgd(steps=2), measured_on="training")
 
     assert "training accuracy" in heard.steps[0]

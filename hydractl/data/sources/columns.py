@@ -16,6 +16,7 @@ from typing import Any
 from PIL import Image
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.data.datasets import UNASKED, ImageSet, ImageStore, Labels, Text, TextSet
 from hydractl.data.decoding import decode, encoded_digest, read_bytes
 from hydractl.data.labels import are_numerals
@@ -36,7 +37,6 @@ from hydractl.data.words import Span, WordSet
 from hydractl.errors import DataError
 from hydractl.messages import did_you_mean, quoted
 from hydractl.plugins import load
-from hydractl.progress import Progress
 from hydractl.tasks import MULTI_LABEL, SINGLE_LABEL, TASKS, TOKENS, Task
 
 IMAGE_COLUMNS = ("image", "img", "file_name", "path", "file")
@@ -85,9 +85,7 @@ def columns_of(table: DataTable) -> dict[str, str]:
     return {name.strip(): name for name in table.columns} | {name: name for name in table.columns}
 
 
-def text_columns(
-    table: DataTable, ref: DataRef, progress: Progress, *, pairs: bool | None
-) -> tuple[str, ...]:
+def text_columns(table: DataTable, ref: DataRef, *, pairs: bool | None) -> tuple[str, ...]:
     """Return the column that holds the texts, or the two that hold pairs of texts.
 
     Pairs come before single texts, except for a model that was trained on single texts.
@@ -95,7 +93,6 @@ def text_columns(
     Args:
         table: The rows.
         ref: May name the columns.
-        progress: Reports a choice among several columns.
         pairs: Whether the model was trained on pairs, None if unknown.
 
     Raises:
@@ -232,7 +229,7 @@ class CellStore(ImageStore):
         return cell if isinstance(cell, bytes) else read_bytes(cell)
 
 
-def images_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: bool = True) -> ImageSet:
+def images_of(table: DataTable, ref: DataRef, *, labelled: bool = True) -> ImageSet:
     """Return the images that a table lists or holds.
 
     Raises:
@@ -247,7 +244,7 @@ def images_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: b
             if text
             else "select the column with the images: `::image=COLUMN`",
         )
-    labels = _labels(table, ref, progress, labelled=labelled)
+    labels = _labels(table, ref, labelled=labelled)
     return ImageSet(
         store=CellStore(table.images(image), table.where),
         places=range(len(table)),
@@ -257,21 +254,19 @@ def images_of(table: DataTable, ref: DataRef, progress: Progress, *, labelled: b
     )
 
 
-def texts_of(
-    table: DataTable, ref: DataRef, progress: Progress, *, labelled: bool = True, pairs: bool | None = None
-) -> TextSet:
+def texts_of(table: DataTable, ref: DataRef, *, labelled: bool = True, pairs: bool | None = None) -> TextSet:
     """Return the texts that a table holds.
 
     Raises:
         DataError: If a column is missing or a cell is no text or no label.
     """
-    columns = text_columns(table, ref, progress, pairs=pairs)
+    columns = text_columns(table, ref, pairs=pairs)
     cells = [
         [_checked(cell, f"{table.place(c)}: row {row}") for row, cell in enumerate(table.cells(c))]
         for c in columns
     ]
     texts: tuple[Text, ...] = tuple(zip(*cells, strict=True)) if len(cells) > 1 else tuple(cells[0])
-    labels = _labels(table, ref, progress, labelled=labelled)
+    labels = _labels(table, ref, labelled=labelled)
     return TextSet(texts=texts, name=table.name, columns=tuple(table.columns), **labels._asdict())
 
 
@@ -284,7 +279,7 @@ def _checked(cell: object, where: str) -> str:
     return cell
 
 
-def _labels(table: DataTable, ref: DataRef, progress: Progress, *, labelled: bool) -> Labels:
+def _labels(table: DataTable, ref: DataRef, *, labelled: bool) -> Labels:
     column = find_column(table, column=ref.label, usual=LABEL_COLUMNS, role="label") if labelled else None
     if column is None:
         return Labels()
@@ -293,17 +288,11 @@ def _labels(table: DataTable, ref: DataRef, progress: Progress, *, labelled: boo
         names=table.classes(column),
         where=table.place(column),
         separator=table.label_separator,
-        progress=progress,
     )
 
 
 def read_labels(
-    values: Sequence[object],
-    *,
-    names: Sequence[str] | None,
-    where: str,
-    progress: Progress,
-    separator: str | None = None,
+    values: Sequence[object], *, names: Sequence[str] | None, where: str, separator: str | None = None
 ) -> Labels:
     """Turn a column into class names and labels.
 
@@ -312,7 +301,6 @@ def read_labels(
             two, of the items that may have several, or of 0 and 1 for each class.
         names: The class names if the table declares them; `values` are then indices into it.
         where: What messages call the table and column.
-        progress: Hears that labels are withheld.
         separator: Value of `label-separator=`. If it is None, names that look like several labels are refused.
 
     Returns:
@@ -342,7 +330,7 @@ def read_labels(
             )
     texts = dict.fromkeys(map(str, labels))
     if separator is None and names is None:
-        _check_separators(texts, where, progress)
+        _check_separators(texts, where)
     class_names, position, numbered = _classes(texts, names)
     return Labels(class_names, tuple(position[str(label)] for label in labels), numbered, task)
 
@@ -410,7 +398,7 @@ def label_of(cell: object, place: str) -> int | str:
     return value
 
 
-def _check_separators(names: Iterable[str], where: str, progress: Progress) -> None:
+def _check_separators(names: Iterable[str], where: str) -> None:
     """Refuse names that look like several labels in one cell, and warn about names that may be."""
     if separator := separator_in(names):
         raise DataError(
@@ -493,9 +481,7 @@ def _word_cells(table: DataTable, column: str) -> list[object]:
     return [split_labels(cell, "space" if is_split else None) for cell in table.cells(column)]
 
 
-def words_of(
-    table: DataTable, column: str, ref: DataRef, progress: Progress, *, labelled: bool = True
-) -> WordSet:
+def words_of(table: DataTable, column: str, ref: DataRef, *, labelled: bool = True) -> WordSet:
     """Return the texts of lists of words, which are joined by blanks.
 
     Raises:
@@ -516,7 +502,7 @@ def words_of(
     spans = pieces
     if tag_column is not None:
         tags = _tags(table, tag_column, [len(row) for row in words])
-        labels = _word_labels(tags, table.classes(tag_column), table.place(tag_column), progress)
+        labels = _word_labels(tags, table.classes(tag_column), table.place(tag_column))
         if labels.labels is not None:
             spans = [
                 tuple(span for span, tag in zip(row, row_tags, strict=True) if tag != UNASKED)
@@ -566,9 +552,7 @@ def _tags(table: DataTable, column: str, counts: Sequence[int]) -> list[list[int
     return tags
 
 
-def _word_labels(
-    tags: Sequence[Sequence[int | str]], names: Sequence[str] | None, where: str, progress: Progress
-) -> Labels:
+def _word_labels(tags: Sequence[Sequence[int | str]], names: Sequence[str] | None, where: str) -> Labels:
     """Return the labels of words by their classes; none where all are withheld."""
     unique = {*chain.from_iterable(tags)} - {UNASKED}
     if unique <= {UNKNOWN}:

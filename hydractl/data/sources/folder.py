@@ -14,6 +14,7 @@ from typing import Any
 from PIL import Image
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.data import datasets, decoding
 from hydractl.data.datasets import Content
 from hydractl.data.reference import IMAGE_SUFFIXES, SOURCES_HINT, DataRef
@@ -21,7 +22,6 @@ from hydractl.data.sources.files import read_text
 from hydractl.data.sources.tables import ArrowTable, choose, quiet, readable
 from hydractl.errors import DataError
 from hydractl.messages import counted, did_you_mean, quoted
-from hydractl.progress import Progress
 
 SUFFIXES: Mapping[Content, frozenset[str]] = MappingProxyType(
     {
@@ -74,7 +74,7 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name.lower() in OF_SYSTEMS
 
 
-def open_folder(ref: DataRef, content: Content, progress: Progress) -> datasets.Items:
+def open_folder(ref: DataRef, content: Content) -> datasets.Items:
     """Return the images or texts under a folder, class by class, in the order of torchvision's `ImageFolder`; of texts each file is one.
 
     Hidden files are left alone; others that are not of the kind are skipped with a warning. Files below a class's folder are of
@@ -105,12 +105,12 @@ def open_folder(ref: DataRef, content: Content, progress: Progress) -> datasets.
         files += class_files
         labels += [label] * len(class_files)
         skipped += others
-    _tell_skipped(root, content, skipped, progress)
+    _tell_skipped(root, content, skipped)
     names = tuple(os.fsencode(folder).decode(errors="backslashreplace") for folder in folders)
     return _items(root, content, tuple(files), datasets.Labels(names, tuple(labels) if folders else None))
 
 
-def open_tree(ref: DataRef, content: Content, progress: Progress) -> datasets.Items:
+def open_tree(ref: DataRef, content: Content) -> datasets.Items:
     """Return all images or texts below a folder, at any depth and without labels, sorted by their folders and names.
 
     Hidden files and folders are left alone; others that are not of the kind are skipped with a warning.
@@ -122,7 +122,7 @@ def open_tree(ref: DataRef, content: Content, progress: Progress) -> datasets.It
     files, skipped = _walk(root, "", content)
     if not files:
         raise _nothing(root, content, skipped)
-    _tell_skipped(root, content, skipped, progress)
+    _tell_skipped(root, content, skipped)
     return _items(root, content, tuple(files), datasets.Labels())
 
 
@@ -186,7 +186,7 @@ def _refuse_splits(root: Path, folders: list[str], content: Content) -> None:
         )
 
 
-def _tell_skipped(root: Path, content: Content, skipped: list[str], progress: Progress) -> None:
+def _tell_skipped(root: Path, content: Content, skipped: list[str]) -> None:
     if skipped:
         progress.warn(f"{root}: skipped files that are not {content} ({len(skipped)}): {quoted(skipped)}")
 
@@ -258,7 +258,7 @@ def is_saved(ref: DataRef) -> bool:
     return any(map(_is_saved, _roots(ref)))
 
 
-def open_saved(ref: DataRef, progress: Progress) -> ArrowTable:
+def open_saved(ref: DataRef) -> ArrowTable:
     """Return the table that `save_to_disk` wrote: of a `DatasetDict` one split.
 
     Raises:
@@ -283,7 +283,7 @@ def has_metadata(ref: DataRef) -> bool:
     return any(map(_metadata, _roots(ref))) or bool(_splits(Path(ref.source)))
 
 
-def open_listed(ref: DataRef, progress: Progress) -> ArrowTable:
+def open_listed(ref: DataRef) -> ArrowTable:
     """Return the table of images that metadata files name, as the library's `imagefolder` reads it; it keeps no copy.
 
     Splits are sub-folders with a metadata file each.

@@ -16,11 +16,11 @@ from typing import Any, TypeAlias, cast
 
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.data.reference import DataRef, SourceKind
 from hydractl.errors import DataError, HubError, UnreadableError, reason_of
 from hydractl.hub_client import asking, without_bars
 from hydractl.messages import did_you_mean, quoted
-from hydractl.progress import Progress
 from hydractl.strict_json import NotJSONError, parse
 
 AS_IS = "none"
@@ -264,7 +264,7 @@ class ImageFiles:
         return file
 
 
-def fetch_table(ref: DataRef, progress: Progress) -> ArrowTable:
+def fetch_table(ref: DataRef) -> ArrowTable:
     """Return one split of a Hub data set.
 
     Raises:
@@ -273,10 +273,10 @@ def fetch_table(ref: DataRef, progress: Progress) -> ArrowTable:
     """
     progress.step(f"Reading {ref.source}")
     with _translated(ref), quiet(), asking(ref.source):
-        return ArrowTable(_load(ref, progress), ref, where=ref.source)
+        return ArrowTable(_load(ref), ref, where=ref.source)
 
 
-def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, untyped
+def _load(ref: DataRef) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, untyped
     import datasets  # noqa: PLC0415 - seconds of import that other data need not pay
 
     if ref.revision is not None and datasets.config.HF_HUB_OFFLINE:

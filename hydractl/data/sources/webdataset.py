@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.data.decoding import is_image
 from hydractl.data.reference import IMAGE_SUFFIXES, SHARD_SUFFIX, SOURCES_HINT, DataRef, check_seekable
 from hydractl.data.sources.folder import is_hidden
 from hydractl.data.sources.tables import DataTable, FileSpan, Read
 from hydractl.errors import DataError, UsageError, reason_of
 from hydractl.messages import did_you_mean_path, quoted
-from hydractl.progress import Progress
 from hydractl.strict_json import NotJSONError, parse
 
 IMAGE, TEXT, LABEL = "image", "text", "label"
@@ -57,7 +57,7 @@ class _Member(NamedTuple):
 class ShardTable(DataTable):
     """The samples of some shards; columns that only some of them have are those of `.json` files, and left out."""
 
-    def __init__(self, paths: Sequence[Path], *, where: str, name: str, progress: Progress) -> None:
+    def __init__(self, paths: Sequence[Path], *, where: str, name: str) -> None:
         """Read all names, labels and texts; a warning lists members without an image, text or label.
 
         Raises:
@@ -125,7 +125,7 @@ class ShardTable(DataTable):
         return read
 
 
-def open_shards(ref: DataRef, progress: Progress) -> ShardTable:
+def open_shards(ref: DataRef) -> ShardTable:
     """Return the samples of shards: of those in a folder by their names, or of a pattern such as `train-{000..012}.tar`.
 
     A warning lists the other entries of the folder.
@@ -145,7 +145,7 @@ def open_shards(ref: DataRef, progress: Progress) -> ShardTable:
         if not is_hidden(entry.name)
     ):
         progress.warn(f"{ref.source}: skipped entries beside the shards ({len(others)}): {quoted(others)}")
-    return ShardTable(paths, where=ref.source, name=Path(ref.source).resolve().name, progress=progress)
+    return ShardTable(paths, where=ref.source, name=Path(ref.source).resolve().name)
 
 
 def shards_in(ref: DataRef) -> list[Path]:

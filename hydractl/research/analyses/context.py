@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hydractl import progress
 from hydractl.data.batches import Batch
 from hydractl.errors import InputError
 from hydractl.families.load import OpenModel, load_model
@@ -100,7 +101,7 @@ class AnalysisContext:
         inputs = self.run.data.inputs[ID_NAME if isinstance(of, Corruption) else of]
         if isinstance(of, Corruption):
             inputs = inputs.of(with_corruption(inputs.dataset, of), name=f"{of.name} {of.severity}")
-        return inputs.tracked(part.opened.header.preprocess, part.opened.reference, self.run.progress)
+        return inputs.tracked(part.opened.header.preprocess, part.opened.reference)
 
     def inputs(self, part: ModelOfRow, of: str | Corruption) -> Iterator[tuple[Tensor, Inputs]]:
         """Yield the numbers of the samples of each batch, (B,), and the batch on the model's device."""
@@ -225,7 +226,7 @@ def analyse(
     )
     answers: dict[str, object] = {}
     for name in names:
-        run.progress.step(f"Analysing {row.named.name}: {name}")
+        progress.step(f"Analysing {row.named.name}: {name}")
         if answer := load(ANALYSES[name].path)(context):
             answers[name] = answer
     return Analyses.model_validate(answers) if answers else None

@@ -30,7 +30,6 @@ from hydractl.manifest.head_mask import Mask
 from hydractl.manifest.header import Kind
 from hydractl.manifest.terms import ID_NAME
 from hydractl.model_inputs import Inputs, inputs_like
-from hydractl.progress import SILENT
 from hydractl.research.analyses.context import (
     AnalysisContext,
     LabelledBatches,
@@ -276,7 +275,7 @@ def _taylor_tables(context: AnalysisContext) -> Iterator[HeadTable]:
                 team=context.run.team,
             )
             # it would say that `prune` compares the scores of towers, by an option of `score`
-            for tower, rows in score_taylor(job, SILENT).scores.items():
+            for tower, rows in score_taylor(job).scores.items():
                 mask = opened.header.masks[member][tower]
                 placed = [
                     dict(zip(head_numbers, map(float, row), strict=True))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.families.attention import NOTHING, Attention, AttentionExtras
 from hydractl.families.stream import Stream
 from hydractl.families.tower import Towers
@@ -193,7 +194,7 @@ def analyse_centroids(context: AnalysisContext) -> Centroids | None:
         sums = in_every_set(context, part, groups)
         width = part.opened.header.architecture.towers[tower].head_dim
         if groups and context.count(ID_NAME) <= width:
-            context.run.progress.warn(
+            progress.warn(
                 f"{part.opened.reference}: {context.count(ID_NAME)} ID samples are too few for the {width} "
                 "dimensions of a head, so directions in which they do not vary are ignored"
             )

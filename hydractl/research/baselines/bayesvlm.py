@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.data.datasets import Items
 from hydractl.data.encode import open_items
 from hydractl.errors import DataError, UnsupportedModelError
@@ -320,10 +321,10 @@ def check(_: BayesVlmOptions, files: Sequence[OpenModel], classes: Classes | Non
 
 def build(options: BayesVlmOptions, inputs: BaselineInputs) -> tuple[Towers, dict[str, float]]:
     """Return the model with distributions over its projections, and their priors' precisions."""
-    opened, progress = inputs.files[0], inputs.progress
+    opened = inputs.files[0]
     tokenization, classes = text_settings(opened, inputs.data.classes)
     images = inputs.fitted_on[str(options.reads)].items
-    captions = open_items(options.captions, tokenization, labelled=False, progress=progress)
+    captions = open_items(options.captions, tokenization, labelled=False)
     check_pairs(options, images)
     remainder = len(images) % min(options.contrast, len(images))
     if remainder:

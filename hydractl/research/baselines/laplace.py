@@ -24,6 +24,7 @@ from scipy.optimize import minimize_scalar
 from torch import nn
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers, probe_inputs
@@ -31,7 +32,6 @@ from hydractl.fusion.build import load_any
 from hydractl.fusion.prompts import Classes
 from hydractl.messages import counted
 from hydractl.model_inputs import Inputs
-from hydractl.progress import Progress
 from hydractl.research.baselines.options import FULL, LaplaceOptions
 from hydractl.research.baselines.rows import BaselineInputs, BaselineModel
 
@@ -293,7 +293,7 @@ def check(options: LaplaceOptions, files: Sequence[OpenModel], _: Classes | None
 
 def build(options: LaplaceOptions, inputs: BaselineInputs) -> tuple[Towers, dict[str, float]]:
     """Return the model with a distribution over its last layer, and the prior's precision."""
-    sources, progress, reads = inputs.fitted_on, inputs.progress, inputs.files[0].header.preprocess
+    sources, reads = inputs.fitted_on, inputs.files[0].header.preprocess
     items = sources[str(options.reads)].items
     progress.step(f"Fitting the last layer of {inputs.name} on {counted(len(items), 'sample')}")
     fitting = (batch for batch, _ in inputs.batches(items, reads))
@@ -302,11 +302,11 @@ def build(options: LaplaceOptions, inputs: BaselineInputs) -> tuple[Towers, dict
         labelled = ((x, held_out.labels[places]) for x, places in inputs.batches(held_out.items, reads))
     fitted = LastLayer(inputs.models[0], options, fitting, held_out=labelled, name=inputs.name)
     if held_out is not None:
-        _report_prior(fitted.prior, inputs.name, counted(len(held_out.items), "sample"), progress)
+        _report_prior(fitted.prior, inputs.name, counted(len(held_out.items), "sample"))
     return fitted, {"prior": fitted.prior}
 
 
-def _report_prior(prior: float, name: str, count: str, progress: Progress) -> None:
+def _report_prior(prior: float, name: str, count: str) -> None:
     progress.step(f"{name}: prior precision {prior:.4g}, with the lowest NLL on {count}")
     lowest, *_, highest = GRID
     if prior in {lowest, highest}:

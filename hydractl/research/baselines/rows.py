@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.data.datasets import Items
 from hydractl.data.encode import Reading, encoded
 from hydractl.families.load import OpenModel, build_checked
@@ -21,7 +22,6 @@ from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Kind
 from hydractl.manifest.terms import ID_NAME
 from hydractl.model_inputs import Inputs, inputs_like
-from hydractl.progress import Progress
 from hydractl.research.baselines.options import DATA, VAL, BaselineOptions, DerivedModels
 from hydractl.research.schema import Derived
 from hydractl.stages.evaluate.data import EvalData
@@ -83,14 +83,12 @@ class BaselineInputs(NamedTuple):
         files: The same models, opened.
         data: Data of the run.
         fitted_on: Data of `data=` and `val=` by their references.
-        progress: Receives messages.
     """
 
     models: Sequence[Towers]
     files: Sequence[OpenModel]
     data: EvalData
     fitted_on: Mapping[str, FittedData]
-    progress: Progress
 
     @property
     def name(self) -> str:
@@ -103,7 +101,7 @@ class BaselineInputs(NamedTuple):
         like = torch.empty(0, device=model.device, dtype=model.dtype)
         every = encoded(items, how, batch_size=size, limit_bytes=0)
         label, total = f"{self.name} on {items.name}", -(-len(items) // size)
-        for batch in self.progress.track(every, label=label, total=total):
+        for batch in progress.track(every, label=label, total=total):
             yield inputs_like(batch.inputs, like), batch.indices
 
 

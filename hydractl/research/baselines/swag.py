@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.data.preprocess import reading_differences, sample_seed
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.load import OpenModel
@@ -178,7 +179,7 @@ def check(_: SwagOptions, files: Sequence[OpenModel], __: Classes | None) -> Non
 
 def build(options: SwagOptions, inputs: BaselineInputs) -> tuple[Towers, dict[str, float]]:
     """Return models that are drawn around the checkpoints' mean."""
-    inputs.progress.step(
+    progress.step(
         f"Drawing {counted(options.samples, 'model')} around {counted(len(inputs.models), 'checkpoint')}"
     )
     return Swag(inputs.models, options, names=[file.reference for file in inputs.files]), {}

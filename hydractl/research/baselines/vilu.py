@@ -21,6 +21,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LinearLR
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.data.batches import epoch_order
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.load import OpenModel
@@ -29,7 +30,6 @@ from hydractl.fusion.prompts import Classes
 from hydractl.messages import counted
 from hydractl.metrics.cost import count_macs, macs_of
 from hydractl.model_inputs import Inputs, inputs_like, map_inputs
-from hydractl.progress import Progress
 from hydractl.research.baselines.options import ViluOptions
 from hydractl.research.baselines.rows import BaselineInputs, WithConfidence, without_weights
 from hydractl.runtime import on_device
@@ -175,9 +175,7 @@ class Vilu(WithConfidence):
 
     classes: Tensor
 
-    def __init__(
-        self, model: Towers, how: ViluOptions, feed: ItemFeed, *, name: str, progress: Progress
-    ) -> None:
+    def __init__(self, model: Towers, how: ViluOptions, feed: ItemFeed, *, name: str) -> None:
         """Train it.
 
         Args:
@@ -185,7 +183,6 @@ class Vilu(WithConfidence):
             how: What to train.
             feed: Images with labels.
             name: What errors call the model.
-            progress: Sees them pass.
 
         Raises:
             UnsupportedModelError: If it is not one model that compares images with texts.
@@ -271,7 +268,7 @@ def check(_: ViluOptions, files: Sequence[OpenModel], __: Classes | None) -> Non
 
 def build(options: ViluOptions, inputs: BaselineInputs) -> tuple[Towers, dict[str, float]]:
     """Return the model beside a network that was trained to judge it, and how often it is right on the training data."""
-    model, opened, progress = inputs.models[0], inputs.files[0], inputs.progress
+    model, opened = inputs.models[0], inputs.files[0]
     contrast_of(model, name=opened.reference)
     items, _, labels = inputs.fitted_on[str(options.reads)]
     feed = ItemFeed.open(
@@ -285,7 +282,7 @@ def build(options: ViluOptions, inputs: BaselineInputs) -> tuple[Towers, dict[st
     progress.step(
         f"Training on {counted(len(items), 'sample')} to predict whether {opened.reference} is correct"
     )
-    vilu = Vilu(model, options, feed, name=opened.reference, progress=progress)
+    vilu = Vilu(model, options, feed, name=opened.reference)
     if vilu.accuracy in {0.0, 1.0}:
         always = "right" if vilu.accuracy else "wrong"
         progress.warn(

@@ -8,7 +8,7 @@ from hydractl.cli.command import command
 from hydractl.cli.commands.run import read_back, run_plan, written
 from hydractl.cli.output import Terminal, console, line, table, written_out
 from hydractl.messages import lasting
-from hydractl.progress import Progress
+from hydractl.progress import reporting
 from hydractl.research.bench.config import BenchConfig, CostModel, WorkEstimate, in_order, stages
 from hydractl.research.bench.rows import PLANS
 
@@ -34,26 +34,25 @@ def bench(config: BenchConfig, terminal: Terminal) -> None:
     """
     from hydractl.research.bench.measure import base_of, measure
 
-    progress, plan = terminal.progress(), config.out / PLAN
+    plan = config.out / PLAN
     base = base_of(config)
-    work, names = _planned(config, base, progress)
+    with reporting(terminal.progress()):
+        work, names = _planned(config, base)
     text = written(stages(config, names, work), command="bench")
     pipeline = read_back(plan, text, force=config.force or config.dry_run)
     if not (terminal.as_json or terminal.quiet):
-        _say(config, names, work, measure(config, base, progress))
+        _say(config, names, work, measure(config, base))
     run_plan(plan, text, pipeline, terminal, dry_run=config.dry_run)
 
 
-def _planned(
-    config: BenchConfig, base: OpenModel, progress: Progress
-) -> tuple[WorkEstimate, tuple[str, ...]]:
+def _planned(config: BenchConfig, base: OpenModel) -> tuple[WorkEstimate, tuple[str, ...]]:
     """Return how much there is to do, and the rivals that can be made, the cheapest first; data are held no longer."""
     from hydractl.research.bench.measure import Sets, fitting, work_of
 
     sets = Sets()
     work = work_of(config, base, sets)
     terms = config.terms(blocks=work.blocks, heads=work.heads)
-    return work, in_order(fitting(config, base, terms, sets, progress), work, members=config.members)
+    return work, in_order(fitting(config, base, terms, sets), work, members=config.members)
 
 
 def _say(config: BenchConfig, names: tuple[str, ...], work: WorkEstimate, pace: CostModel) -> None:

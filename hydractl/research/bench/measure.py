@@ -8,6 +8,7 @@ from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from hydractl import progress
 from hydractl.cli.commands.run import StageOptions
 from hydractl.data.datasets import Content, Items
 from hydractl.data.encode import content_of
@@ -19,7 +20,6 @@ from hydractl.fusion.prompts import Classes
 from hydractl.heads.masks import check_enough
 from hydractl.manifest.header import Kind
 from hydractl.messages import listed
-from hydractl.progress import Progress
 from hydractl.research.baselines.bayesvlm import check_pairs, text_settings
 from hydractl.research.baselines.options import BayesVlmOptions, baselines_of
 from hydractl.research.baselines.rows import check_baseline
@@ -113,7 +113,7 @@ def work_of(config: BenchConfig, base: OpenModel, sets: Sets) -> WorkEstimate:
     )
 
 
-def measure(config: BenchConfig, base: OpenModel, progress: Progress) -> CostModel:
+def measure(config: BenchConfig, base: OpenModel) -> CostModel:
     """Train a few steps, which are thrown away; of what compares images with texts, answer a few batches.
 
     Raises:
@@ -161,9 +161,7 @@ def _seconds(config: BenchConfig, steps: int, out: Path, *, trains: bool) -> flo
     return (time.monotonic() - start_time) / (1 if trains else FORWARD)
 
 
-def fitting(
-    config: BenchConfig, base: OpenModel, terms: SharedSettings, sets: Sets, progress: Progress
-) -> tuple[str, ...]:
+def fitting(config: BenchConfig, base: OpenModel, terms: SharedSettings, sets: Sets) -> tuple[str, ...]:
     """Return the rivals that can be made, and say which cannot, and why.
 
     Raises:

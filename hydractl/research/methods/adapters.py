@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrize
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.errors import UsageError
 from hydractl.families.base import Family, Place, place_of
 from hydractl.families.layout import TensorRole
@@ -28,7 +29,6 @@ from hydractl.manifest.header import Header
 from hydractl.messages import counted
 from hydractl.metrics.per_sample import ensemble_log_probs, question_losses
 from hydractl.model_inputs import Inputs, inputs_on
-from hydractl.progress import Progress
 from hydractl.research.methods.options import (
     BatchEnsemble,
     LoraEnsemble,
@@ -132,12 +132,7 @@ class SeededTraining(Training):
 
     @override
     def open_feed(
-        self,
-        feed: ItemFeed,
-        load: Callable[[], TrainableModel],
-        names: Collection[str],
-        engine: Engine,
-        progress: Progress,
+        self, feed: ItemFeed, load: Callable[[], TrainableModel], names: Collection[str], engine: Engine
     ) -> Feed:
         return self.seeded(feed)
 
@@ -220,16 +215,11 @@ class Adapter(SeededTraining):
 
     @override
     def open_feed(
-        self,
-        feed: ItemFeed,
-        load: Callable[[], TrainableModel],
-        names: Collection[str],
-        engine: Engine,
-        progress: Progress,
+        self, feed: ItemFeed, load: Callable[[], TrainableModel], names: Collection[str], engine: Engine
     ) -> Feed:
         seeded = self.seeded(feed)
         if self.inspected_batches:
-            self._inspect(seeded, load(), names, engine, progress)
+            self._inspect(seeded, load(), names, engine)
         return self.wrap(seeded)
 
     def wrap(self, feed: ItemFeed) -> Feed:
@@ -237,12 +227,7 @@ class Adapter(SeededTraining):
         return feed
 
     def _inspect(
-        self,
-        feed: ItemFeed,
-        subject: TrainableModel,
-        names: Collection[str],
-        engine: Engine,
-        progress: Progress,
+        self, feed: ItemFeed, subject: TrainableModel, names: Collection[str], engine: Engine
     ) -> None:
         """Pass batches to `look`. Each process passes all of them, so that all get the same result."""
         sites = sites_of(subject.family, subject.module, subject.states[0])

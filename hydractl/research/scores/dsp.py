@@ -12,7 +12,6 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.heads.budget import total_heads
-from hydractl.progress import Progress
 from hydractl.research.scores.gates import Gates, initial_draws, step_uniform, train_gates
 from hydractl.research.scores.options import DspSettings
 from hydractl.runtime import on_device
@@ -22,7 +21,7 @@ COLDEST = 1e-8
 """Where the temperature ends."""
 
 
-def score_dsp(job: ScoreJob, progress: Progress) -> Ranking:
+def score_dsp(job: ScoreJob) -> Ranking:
     """Learn which K heads to keep, where the budget determines K; the score of a head is its w.
 
     `results` has K as `kept`, and the accuracy and NLL of the model with only the K heads with the highest w, on the
@@ -43,7 +42,7 @@ def score_dsp(job: ScoreJob, progress: Progress) -> Ranking:
             cooldown=max(1, round(settings.cooldown * steps)),
         )
 
-    model, ranking = train_gates(job, settings, make, progress)
+    model, ranking = train_gates(job, settings, make)
     return replace(
         ranking,
         results={"kept": keep, **ranking.results},

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.checkpoint import write_tensors
 from hydractl.data.datasets import Items
 from hydractl.data.preprocess import sample_seed
@@ -31,7 +32,6 @@ from hydractl.metrics.per_sample import question_losses
 from hydractl.model_inputs import Inputs, map_inputs
 from hydractl.output.publish import Digested, OutputLock, is_stream, publish_together
 from hydractl.processes.distributed import world_size
-from hydractl.progress import Progress
 from hydractl.research.scores.options import GateSettings, TrainedWeights
 from hydractl.runtime import digest_text, versions
 from hydractl.scoring.attention_hooks import Gated
@@ -178,7 +178,6 @@ def train_gates(
     job: ScoreJob,
     settings: GateSettings,
     make: Callable[[int], Gates],
-    progress: Progress,
     *,
     penalty: Callable[[Gates], torch.Tensor] | None = None,
 ) -> tuple[GatedModel, Ranking]:
@@ -192,7 +191,6 @@ def train_gates(
         job: Job with its `training`.
         settings: Epochs and learning rates.
         make: Returns the initial gates, given the number of steps.
-        progress: Receives epochs, and a warning if trained weights will be discarded.
         penalty: Term added to the loss of each batch.
 
     Returns:
@@ -253,7 +251,7 @@ def train_gates(
         measured_on="training",
         run_log=job.log.run_log,
     )
-    trained = _trained(job.training, work, job.model.device, progress, settings=settings)
+    trained = _trained(job.training, work, job.model.device, settings=settings)
     model = build()
     copy_weights(model, trained.weights)
     if not all(p.isfinite().all() for p in model.parameters()):
@@ -266,15 +264,13 @@ def train_gates(
     return model.eval(), Ranking(scores=tables(model.gates.scores, job.scored), results=results)
 
 
-def _trained(
-    offered: GateTraining, work: Job, device: torch.device, progress: Progress, *, settings: GateSettings
-) -> Trained:
+def _trained(offered: GateTraining, work: Job, device: torch.device, *, settings: GateSettings) -> Trained:
     name = str(device) if world_size() == 1 else device.type
     start = Snapshot() if offered.start is None else offered.start
     with start_engine(name, precision=work.recipe.precision) as engine:
         engine.wait()  # all have read the state before one writes it
         try:
-            return train(work, engine, progress, folder=offered.folder, start=start)
+            return train(work, engine, folder=offered.folder, start=start)
         except CheckFailed as error:
             raise _diverged(settings) from error
 
@@ -342,9 +338,7 @@ class GateRun(MethodRun):
         )
 
     @override
-    def open_state(
-        self, config: ScoreConfig, opened: OpenModel, document: HeadScores, progress: Progress
-    ) -> None:
+    def open_state(self, config: ScoreConfig, opened: OpenModel, document: HeadScores) -> None:
         if is_stream(config.out):
             return
         libraries = versions("torch", opened.family.library)
@@ -353,7 +347,7 @@ class GateRun(MethodRun):
             digest_text(json.dumps([document.to_json(), libraries])),
             settings_of(document) | libraries,
         )
-        self.start = self.folder.resumed(force=config.force, others=config.if_changed, progress=progress)
+        self.start = self.folder.resumed(force=config.force, others=config.if_changed)
         self.resumes = bool(self.start.weights)
 
     @override

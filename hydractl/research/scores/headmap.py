@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 import torch
 
+from hydractl import progress
 from hydractl.families.stream import Stream
 from hydractl.families.tower import Tower
 from hydractl.model_inputs import map_inputs
-from hydractl.progress import Progress
 from hydractl.research.scores.options import HeadmapSettings
 from hydractl.scoring.attention_hooks import heads_left, keep_heads
 from hydractl.scoring.circuit.tower import LayerInput, MemoryBudget, iterate_ablations
@@ -21,7 +21,7 @@ from hydractl.scoring.gradients import losses_of, not_finite, sample_losses
 from hydractl.scoring.job import Ranking, Samples, ScoreJob
 
 
-def score_headmap(job: ScoreJob, progress: Progress) -> Ranking:
+def score_headmap(job: ScoreJob) -> Ranking:
     """Locate in each layer the `keep` heads whose masking increases the loss most, while all heads located before are masked too.
 
     Uses the `samples` samples with the lowest loss under the whole model (ties go to the first). Starting with C = {},

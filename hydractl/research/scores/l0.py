@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from hydractl.progress import Progress
 from hydractl.research.scores.gates import Gates, initial_draws, step_uniform, train_gates
 from hydractl.research.scores.options import L0Settings
 from hydractl.runtime import on_device
@@ -27,7 +26,7 @@ CLOSED = math.log(-LOW / HIGH)
 """In evaluation a gate is zero where log α is at most this: sigmoid(log α) (ζ - γ) + γ = 0."""
 
 
-def score_l0(job: ScoreJob, progress: Progress) -> Ranking:
+def score_l0(job: ScoreJob) -> Ranking:
     """Learn gates with a penalty on the number of open gates; the score of a head is log α of its gate.
 
     The loss of a batch is its mean cross-entropy + λ Σ_h P(g_h ≠ 0). The number of open heads depends only on λ, not on
@@ -47,7 +46,6 @@ def score_l0(job: ScoreJob, progress: Progress) -> Ranking:
         job,
         settings,
         lambda _total: HardConcrete(first),
-        progress,
         penalty=lambda gates: settings.penalty * openness(gates.scores).sum(),
     )
     log_alpha = model.gates.scores.detach()

@@ -11,11 +11,11 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hydractl import progress
 from hydractl.families.attention import Attention
 from hydractl.families.tower import Tower
 from hydractl.manifest.head_mask import HeadId, Removal
 from hydractl.model_inputs import Inputs, batch_of
-from hydractl.progress import Progress
 from hydractl.research.scores.options import MichelSettings
 from hydractl.runtime import at_least_single
 from hydractl.scoring.attention_hooks import Gated, heads_left, remove_head, tapped
@@ -31,7 +31,7 @@ from hydractl.scoring.job import (
 )
 
 
-def score_michel(job: ScoreJob, progress: Progress) -> Ranking:
+def score_michel(job: ScoreJob) -> Ranking:
     """Score heads by I_h = E|∂L/∂ξ_h|, ξ_h = 1 a gate on the head's output before the output projection.
 
     With `form` `sample` the absolute value is each sample's (equation 2 of the paper); with `batch` it is that of the
@@ -46,7 +46,7 @@ def score_michel(job: ScoreJob, progress: Progress) -> Ranking:
     (the paper's pruning in steps, DSP's `exact_pruning`); see `remove_lowest`.
     """
     settings = job.set_for(MichelSettings)
-    warn_of_unlike_towers(job, settings.normalize, progress)
+    warn_of_unlike_towers(job, settings.normalize)
 
     def measure() -> HeadImportance:
         tables, loss = gate_importance(job, settings.form)
@@ -57,7 +57,7 @@ def score_michel(job: ScoreJob, progress: Progress) -> Ranking:
         )
 
     return (
-        remove_lowest(job, progress, measure, at_once=settings.recompute)
+        remove_lowest(job, measure, at_once=settings.recompute)
         if settings.recompute
         else Ranking(scores=measure().tables)
     )
@@ -239,9 +239,7 @@ class HeadImportance(NamedTuple):
     loss: float
 
 
-def remove_lowest(
-    job: ScoreJob, progress: Progress, measure: Callable[[], HeadImportance], *, at_once: int
-) -> Ranking:
+def remove_lowest(job: ScoreJob, measure: Callable[[], HeadImportance], *, at_once: int) -> Ranking:
     """Remove `job.budget` heads, the `at_once` lowest-scored in each step; of equal ones the lower (tower, layer, head).
 
     What a removal records as its objective is −(mean cross-entropy) once its step is done, the same for all heads of a
@@ -252,7 +250,6 @@ def remove_lowest(
 
     Args:
         job: Its model loses the heads.
-        progress: Shows the steps.
         measure: Scores what is left of the model.
         at_once: How many go before scores are computed anew, at least 1.
     """

@@ -14,17 +14,17 @@ from typing import NamedTuple, TypeAlias
 import torch
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.errors import ManifestError
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.head_mask import HeadId, Removal
-from hydractl.progress import Progress
 from hydractl.scoring.circuit.ablation import Circuit, lowest_of
 from hydractl.scoring.circuit.outcomes import Outcomes, first_best
 from hydractl.scoring.job import NOTHING_LEARNT, Memory, Ranking, ScoreJob
 from hydractl.scoring.settings import CircuitSettings
 
 
-def score_circuit(job: ScoreJob, progress: Progress) -> Ranking:
+def score_circuit(job: ScoreJob) -> Ranking:
     """Remove `budget` heads one by one; among equally good candidates the lowest (tower, layer, head) is removed.
 
     The score of a head is the step of its removal; all kept heads have a score one higher than the last step. A search

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hydractl import progress
 from hydractl.errors import UsageError
 from hydractl.families.stream import Stream
 from hydractl.families.tower import Block, Tower, blank_inputs
@@ -20,7 +21,6 @@ from hydractl.metrics.cost import count_parameters, macs_of
 from hydractl.metrics.resampling import Resampling, measured
 from hydractl.model_inputs import Inputs
 from hydractl.plugins import plugins
-from hydractl.progress import SILENT, Progress
 from hydractl.runtime import wait_for
 from hydractl.stages.evaluate.config import EvalConfig
 
@@ -106,7 +106,6 @@ def measure_latencies(
     *,
     batch_size: int,
     seed: int = 0,
-    progress: Progress = SILENT,
     warn: Callable[[Iterable[str]], object] = list,
 ) -> list[dict[str, Value]]:
     """Return each row's median time of one forward pass in milliseconds, with the interval of the median.
@@ -119,7 +118,6 @@ def measure_latencies(
         metrics: `latency_ms` is for one sample, `latency_batch_ms` for `batch_size`.
         batch_size: At least 1.
         seed: Of the intervals' resamples.
-        progress: Hears what begins.
         warn: Receives warnings.
     """
     latencies: list[dict[str, Value]] = [{} for _ in rows]

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hydractl import progress
 from hydractl.data.batches import BATCHES, CACHE_BYTES, BatchShare
 from hydractl.data.datasets import LABELS_HINT, Items, TextSet
 from hydractl.data.encode import Reading, content_of, open_items, open_readable
@@ -33,7 +34,6 @@ from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, metrics_of, needing
 from hydractl.output.publish import OutputLock
 from hydractl.processes.distributed import ProcessGroup
-from hydractl.progress import Progress
 from hydractl.settings import Role
 from hydractl.stages.evaluate.caveats import check_apart, check_enough, of_data
 from hydractl.stages.evaluate.config import EvalConfig
@@ -81,9 +81,7 @@ class EvalData:
         return {name: identity.fingerprint for name, identity in self.identities.items()}
 
     @classmethod
-    def open(
-        cls, config: EvalConfig, opened: Sequence[Sequence[OpenModel]], team: ProcessGroup, progress: Progress
-    ) -> EvalData:
+    def open(cls, config: EvalConfig, opened: Sequence[Sequence[OpenModel]], team: ProcessGroup) -> EvalData:
         """Open all data sets and translate the labels.
 
         Raises:
@@ -92,9 +90,9 @@ class EvalData:
         """
         models = [*chain.from_iterable(opened)]
         for model in {m.reference: m for m in models}.values():
-            warn(model, progress)
+            warn(model)
         skipped: list[str] = []
-        opened_as = partial(open_set, config, models[0].header.preprocess, skipped, progress)
+        opened_as = partial(open_set, config, models[0].header.preprocess, skipped)
         refs: dict[str, DataRef | None] = {
             ID_NAME: config.data,
             **{d.name: d.ref for d in config.ood + config.ood_val},
@@ -105,7 +103,7 @@ class EvalData:
         sets = {name: opened_as(ref) for name, ref in refs.items() if ref is not None}
         tested = sets[ID_NAME]
         classes = config.naming.classes_of_all(models, data=tested.class_names)
-        alignment = ClassAlignment(models, classes, progress)
+        alignment = ClassAlignment(models, classes)
         labelled = {name: sets[name] for name in (TEMPERATURE, FIT) if name in sets}
         labels = alignment.align(tested, labelled)
         progress.step(f"Reading {len(sets)} data sets" if len(sets) > 1 else "Reading the data")
@@ -148,11 +146,11 @@ class EvalData:
         )
 
 
-def open_set(config: EvalConfig, how: Reading, skipped: list[str], progress: Progress, ref: DataRef) -> Items:
+def open_set(config: EvalConfig, how: Reading, skipped: list[str], ref: DataRef) -> Items:
     """Open a data set. With `--skip-bad`, leave out unreadable images and append their number to `skipped`."""
     if not config.skip_bad:
-        return open_items(ref, how, workers=config.num_workers, progress=progress)
-    items, caveat = open_readable(ref, how, workers=config.num_workers, progress=progress)
+        return open_items(ref, how, workers=config.num_workers)
+    items, caveat = open_readable(ref, how, workers=config.num_workers)
     skipped += [caveat] if caveat else []
     return items
 
@@ -170,14 +168,13 @@ class ClassAlignment:
     A class name means the same in all sets, even where the ID set's classes are taken in order.
     """
 
-    def __init__(self, models: Sequence[OpenModel], classes: Classes | None, progress: Progress) -> None:
+    def __init__(self, models: Sequence[OpenModel], classes: Classes | None) -> None:
         """Take note of the models' classes; `classes` are those that zero-shot ones tell apart."""
         stored = next((m.header.labels for m in models if m.header.labels), ())
         self._names = classes.names if classes else stored
         self._count = len(self._names) if classes else models[0].header.num_classes
         self._architecture = models[0].header.architecture
         self._by_text = classes is not None
-        self._progress = progress
         self._classes: tuple[int, ...] = ()
         self._class_by_name: dict[str, int] = {}
 
@@ -242,9 +239,7 @@ class ClassAlignment:
         return items.by_document(labels[None])[0] if isinstance(items, WordSet) else labels
 
     def _matched(self, items: Items, *, by_text: bool) -> tuple[int, ...]:
-        return match_classes(
-            items, self._names, num_classes=self._count, by_text=by_text, progress=self._progress
-        )
+        return match_classes(items, self._names, num_classes=self._count, by_text=by_text)
 
 
 def check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]], lock: OutputLock) -> None:

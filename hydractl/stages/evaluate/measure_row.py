@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hydractl import progress
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel, fingerprint_of
 from hydractl.fusion.build import load_any
@@ -31,7 +32,6 @@ from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.metrics.registry import VAL, needing
 from hydractl.metrics.resampling import Resampling, present
 from hydractl.processes.distributed import ProcessGroup
-from hydractl.progress import Progress
 from hydractl.stages.evaluate.caveats import of_row, tuned_on_ood
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import RowModels, count_sizes, measure_latencies
@@ -66,7 +66,6 @@ class Evaluation:
         dtype: In which they run; None is each model's own.
         team: The processes.
         folder: Folder for predictions that are too large for memory.
-        progress: Hears what begins.
         caveats: Warnings for the report about numbers of rows.
         rows: The rows of the report.
         predictions: By row and data set, for `--save-predictions`.
@@ -85,7 +84,6 @@ class Evaluation:
     dtype: torch.dtype | None
     team: ProcessGroup
     folder: Path
-    progress: Progress
     caveats: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     predictions: dict[str, Mapping[str, StoredPredictions]] = field(default_factory=dict)
@@ -98,11 +96,11 @@ class Evaluation:
         """Show warnings, and add them to the report."""
         for caveat in caveats:
             self.caveats.append(caveat)
-            self.progress.warn(caveat)
+            progress.warn(caveat)
 
     def predict(self, row: Sequence[Predictor], inputs: PreparedData) -> StoredPredictions | None:
         """Return the predictions of a row in the process that leads, None in the others; see `predict_together`."""
-        return predict_together(row, inputs, team=self.team, folder=self.folder, progress=self.progress)
+        return predict_together(row, inputs, team=self.team, folder=self.folder)
 
     @property
     def resampling(self) -> Resampling:
@@ -137,7 +135,7 @@ def measure_rows(run: Evaluation) -> None:
     for measurer in run.measurers:
         measurer.open_data(run)
     for named, models in zip(run.config.rows, run.opened, strict=True):
-        run.progress.step(f"Evaluating {named.name}")
+        progress.step(f"Evaluating {named.name}")
         _add_row(run, named, models)
     if run.loaded:
         latencies = measure_latencies(
@@ -145,7 +143,6 @@ def measure_rows(run: Evaluation) -> None:
             run.config.chosen,
             batch_size=run.config.batch_size,
             seed=run.config.seed,
-            progress=run.progress,
             warn=run.warn,
         )
         run.rows = [
@@ -161,7 +158,7 @@ def _add_row(run: Evaluation, named: NamedModels, models: Sequence[OpenModel]) -
     for measurer in run.measurers:
         loaded, files = measurer.derive(run, named, loaded, files)
     predictors = [
-        with_ood_scores(model, file, config.fitted, data.fit, run.team, run.progress)
+        with_ood_scores(model, file, config.fitted, data.fit, run.team)
         for model, file in zip(loaded.models, files, strict=True)
     ]
     scaling = _scaling(run, named.name, predictors, models)
@@ -239,9 +236,7 @@ def _scaling(run: Evaluation, name: str, row: Sequence[Predictor], models: Seque
         predictions = run.predict(row, inputs)
         if predictions is not None:
             header, stored = _header(run, models, Scaling()), _stored(models)
-            return Scaling.fit(
-                predictions, labels, row=name, progress=run.progress, header=header, stored=stored
-            )
+            return Scaling.fit(predictions, labels, row=name, header=header, stored=stored)
     number = run.config.given_temperature
     return Scaling(temperature=None if number is None else Temperature(number))
 
@@ -321,7 +316,7 @@ def _sets(
         rule = models[0].header.prediction_sets
         why = why_lapses(config, models[0], scaling.on_top_of(_stored(models)), data.classes)
         if rule and why:
-            run.progress.warn(f"{name}: its prediction sets are not measured: they are not valid for {why}")
+            progress.warn(f"{name}: its prediction sets are not measured: they are not valid for {why}")
             return None
     return None if rule is None else measure_sets(rule, predictions, labels, data.class_names, tested)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hydractl import progress
 from hydractl.checkpoint import write_checkpoint
 from hydractl.errors import CheckFailed
 from hydractl.hub.model_outputs import publish_models
@@ -23,7 +24,7 @@ from hydractl.metrics.registry import METRICS, needing
 from hydractl.metrics.selective import fewest
 from hydractl.output.publish import OutputLock, Sink, is_stream
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
-from hydractl.progress import SILENT, Progress
+from hydractl.progress import stage
 from hydractl.runtime import torch_dtype, versions
 from hydractl.stages.evaluate.caveats import of_temperatures
 from hydractl.stages.evaluate.config import EvalConfig
@@ -76,7 +77,8 @@ class EvalReport:
             raise CheckFailed(f"{len(failed)} of {len(checks)} checks failed for `{row.name}`: {conditions}")
 
 
-def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
+@stage
+def run_eval(config: EvalConfig) -> EvalReport:
     """Measure every row on every data set, and optionally write a report and predictions.
 
     Models are loaded one row at a time, unless latency is measured, which needs all of them. Processes of a launcher
@@ -91,9 +93,9 @@ def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
     outputs = [config.out, config.save_predictions, config.store]
     with (
         start_team(device) as team,
-        claim(config, outputs * team.leads, progress) as lock,
+        claim(config, outputs * team.leads) as lock,
     ):
-        run = _prepare(config, device, team, lock, progress)
+        run = _prepare(config, device, team, lock)
         measure_rows(run)
         if not team.leads:
             document = Report.from_json(team.broadcast(""), where="the report of rank 0")
@@ -104,9 +106,7 @@ def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
         return EvalReport(document=document, paths=_paths(config), config=config)
 
 
-def _prepare(
-    config: EvalConfig, device: torch.device, team: ProcessGroup, lock: OutputLock, progress: Progress
-) -> Evaluation:
+def _prepare(config: EvalConfig, device: torch.device, team: ProcessGroup, lock: OutputLock) -> Evaluation:
     """Open models and data, and refuse what does not fit together before any model is loaded."""
     opened = [
         [
@@ -130,7 +130,7 @@ def _prepare(
         progress.warn(caveat)
     first = opened[0][0]
     config.check_conditions([scope for measurer in measurers for scope in measurer.scopes], config.scores)
-    data = EvalData.open(config, opened, team, progress)
+    data = EvalData.open(config, opened, team)
     if config.store:
         check_stores(first, data.classes)
     check_fitted_scores(config, opened, data.classes)
@@ -147,7 +147,6 @@ def _prepare(
         dtype=None if config.dtype is None else torch_dtype(config.dtype),
         team=team,
         folder=Path(tempfile.gettempdir()) if file is None else file.resolve().parent,
-        progress=progress,
     )
 
 
@@ -168,7 +167,7 @@ def _document(run: Evaluation, *, digest: str) -> Report:
     for name in config.chosen if config.metrics else ():
         if name not in measured:
             caveats.append(f"`{name}` is not measured: no row has it on these data")
-            run.progress.warn(caveats[-1])
+            progress.warn(caveats[-1])
     report = Report(
         rows=tuple(run.rows),
         data=data.fingerprints,
@@ -217,7 +216,7 @@ def _write(config: EvalConfig, run: Evaluation, document: Report, lock: OutputLo
     opened, scores = run.opened[0][0], run.fitted_scores
     header = opened.header
     if config.store is not None:
-        header = header_of_copy(config, opened, run.rows[0], run.data.identities, scores, run.progress)
+        header = header_of_copy(config, opened, run.rows[0], run.data.identities, scores)
     with publish_models(lock) as begin:
         if config.store is not None:
             write_copy(begin(config.store, header), opened.checkpoint, header, scores)

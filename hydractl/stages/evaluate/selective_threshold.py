@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hydractl import progress
 from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel
@@ -28,7 +29,6 @@ from hydractl.metrics.per_sample import StoredPredictions, at_labels, at_once, m
 from hydractl.metrics.registry import FIT, SET_COVERAGE, SET_SIZE, TEMPERATURE, VAL, needing
 from hydractl.metrics.selective import accepted_and_wrong, errors_among_accepted, label_thresholds
 from hydractl.output.publish import Sink
-from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import SETS, EvalConfig, SetOptions
 from hydractl.stages.evaluate.fail_if import OPTION, risk_text
 from hydractl.stages.shared.open_inputs import Identity
@@ -116,12 +116,7 @@ def stores_other_classes(opened: OpenModel, classes: Classes | None) -> bool:
 
 
 def header_of_copy(
-    config: EvalConfig,
-    opened: OpenModel,
-    row: Row,
-    data: Mapping[str, Identity],
-    scores: Scores | None,
-    progress: Progress,
+    config: EvalConfig, opened: OpenModel, row: Row, data: Mapping[str, Identity], scores: Scores | None
 ) -> Header:
     """Return the header of the copy that `--store` writes, with temperature, threshold, prediction sets and fitted OOD scores.
 
@@ -131,7 +126,6 @@ def header_of_copy(
         row: Its row, the first of the run.
         data: Data sets of the run, by name.
         scores: Scores that were fitted; None keeps the stored scores.
-        progress: Receives warnings about guarantees that do not hold for the copy.
     """
     header, update = opened.header, _header_changes(config, opened, row, data)
     scale = header.model_copy(update=update).scale

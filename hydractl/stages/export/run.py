@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from hydractl import progress
 from hydractl.checkpoint import write_checkpoint
 from hydractl.data.batches import Batch
 from hydractl.data.datasets import ImageSet, Items
@@ -45,7 +46,7 @@ from hydractl.metrics.selective import HALF
 from hydractl.model_inputs import PIXELS, WORDS, Inputs
 from hydractl.output.publish import OutputLock, publish_together
 from hydractl.processes.distributed import require_one_process
-from hydractl.progress import SILENT, Progress
+from hydractl.progress import stage
 from hydractl.runtime import versions
 from hydractl.stages.export import formats
 from hydractl.stages.export.config import ONNX, ExportConfig
@@ -141,14 +142,14 @@ class ExportReport:
     measured: Report | None = None
 
 
-def export_folder(config: ExportConfig, progress: Progress) -> ExportReport:
+def export_folder(config: ExportConfig) -> ExportReport:
     """Write a copy of a model as a folder of transformers and timm, which needs no comparison: the weights are the same bytes.
 
     Raises:
         OutputExists: If the folder contains a model that may not be replaced.
         OutputError: If it cannot be written.
     """
-    with claim(config, [config.out], progress) as output_lock:
+    with claim(config, [config.out]) as output_lock:
         opened = open_reader(config.model, arch=config.arch)
         check_models([config.out], output_lock, models=[opened], files=[config.naming.file])
         step = make_step(
@@ -312,9 +313,7 @@ class Trial:
             else encoded(items, self.how, batch_size=self.batch_size, limit_bytes=0)
         )
 
-    def ask(
-        self, model: Runnable, *, name: str, progress: Progress, pixels: bool = False
-    ) -> dict[str, Responses]:
+    def ask(self, model: Runnable, *, name: str, pixels: bool = False) -> dict[str, Responses]:
         """Return what a model says of each set; `pixels` where it prepares images itself."""
         predictions = {}
         for role, items in self.sets.items():
@@ -384,7 +383,8 @@ PREPARED = "random pixels with the preprocessing of `eval`"
 """Pillow resizes one axis after the other and rounds in between. It chooses the order of the axes itself."""
 
 
-def run_export(config: ExportConfig, progress: Progress = SILENT) -> ExportReport:
+@stage
+def run_export(config: ExportConfig) -> ExportReport:
     """Export a model.
 
     Raises:
@@ -394,23 +394,23 @@ def run_export(config: ExportConfig, progress: Progress = SILENT) -> ExportRepor
     """
     require_one_process("export")
     if not config.form:
-        return export_folder(config, progress)
+        return export_folder(config)
     formats.require_torch()
     if config.form == ONNX:
         formats.onnx_libraries()
-    with claim(config, [config.out, config.report], progress) as output_lock:
+    with claim(config, [config.out, config.report]) as output_lock:
         opened = open_reader(config.model, arch=config.arch, seed=config.seed, reads=config.data is not None)
         _check(config, opened, output_lock)
         classes = _classes(config, opened)
-        trial = _open_trial(config, opened, classes, progress)
+        trial = _open_trial(config, opened, classes)
         progress.step(f"Tracing {opened.reference}")
-        source = _load(config, opened, classes, progress)
-        exported = _convert(config, source, progress)
+        source = _load(config, opened, classes)
+        exported = _convert(config, source)
         progress.step("Comparing the exported model with the original")
         differences = _compare_on_random(config, source, exported.program)
         report = None
         if trial is not None:
-            exported, report = _compare_on_data(config, source, exported, trial, differences, progress)
+            exported, report = _compare_on_data(config, source, exported, trial, differences)
         progress.step(f"Writing {config.out}")
         paths = _publish(config, source, exported, report, output_lock)
         answers = exported.program(source.example)
@@ -492,17 +492,15 @@ def _classes(config: ExportConfig, opened: OpenModel) -> Classes | None:
     return classes
 
 
-def _open_trial(
-    config: ExportConfig, opened: OpenModel, classes: Classes | None, progress: Progress
-) -> Trial | None:
+def _open_trial(config: ExportConfig, opened: OpenModel, classes: Classes | None) -> Trial | None:
     if config.data is None:
         return None
-    sets = open_sets(opened, {ID_NAME: config.data, OOD: config.ood}, progress, workers=config.num_workers)
-    labels, _ = labels_of(opened, sets[ID_NAME], classes, progress)
+    sets = open_sets(opened, {ID_NAME: config.data, OOD: config.ood}, workers=config.num_workers)
+    labels, _ = labels_of(opened, sets[ID_NAME], classes)
     return Trial(sets=sets, labels=labels, how=opened.header.preprocess, batch_size=config.batch_size)
 
 
-def _load(config: ExportConfig, opened: OpenModel, classes: Classes | None, progress: Progress) -> Source:
+def _load(config: ExportConfig, opened: OpenModel, classes: Classes | None) -> Source:
     """Return the model in memory; one that knows its classes leaves out its text tower."""
     how = opened.header.preprocess
     model = load_any(opened, dtype=torch.float32)
@@ -545,7 +543,7 @@ def _unfit(config: ExportConfig, threshold: Threshold, module: ExportModule, hea
     return None if means_the_same(score, threshold.version) else earlier
 
 
-def _convert(config: ExportConfig, source: Source, progress: Progress) -> Exported:
+def _convert(config: ExportConfig, source: Source) -> Exported:
     where, metadata = source.opened.reference, _metadata(config, source)
     program = formats.traced(source.module, source.example, source.axes, most=source.most, where=where)
     if config.form != ONNX:
@@ -576,12 +574,7 @@ def _compare_on_random(config: ExportConfig, source: Source, program: formats.Pr
 
 
 def _compare_on_data(
-    config: ExportConfig,
-    source: Source,
-    exported: Exported,
-    trial: Trial,
-    differences: dict[str, float],
-    progress: Progress,
+    config: ExportConfig, source: Source, exported: Exported, trial: Trial, differences: dict[str, float]
 ) -> tuple[Exported, Report]:
     """Return what is to be written, quantised if that is wanted, and what all are worth; note how far each is from the one before.
 
@@ -589,8 +582,8 @@ def _compare_on_data(
         CheckFailed: If it is too far from the model, before it is quantised.
     """
     where, kind, pixels = source.opened.reference, config.form.removeprefix("."), config.with_preprocess
-    responses = {"model": trial.ask(source.module.model, name=where, progress=progress)}
-    responses[kind] = trial.ask(Runner(exported.program), name=kind, progress=progress, pixels=pixels)
+    responses = {"model": trial.ask(source.module.model, name=where)}
+    responses[kind] = trial.ask(Runner(exported.program), name=kind, pixels=pixels)
     differences[DATA] = furthest(responses[kind], responses["model"])
     if not pixels:
         require_near(differences[DATA], config.tolerance, inputs_name=DATA)
@@ -599,7 +592,7 @@ def _compare_on_data(
         document = formats.quantized(exported.document)
         content = formats.onnx_bytes(document, _metadata(config, source), where=where)
         exported = Exported(content, formats.run_onnx(content))
-        responses[how] = trial.ask(Runner(exported.program), name=how, progress=progress, pixels=pixels)
+        responses[how] = trial.ask(Runner(exported.program), name=how, pixels=pixels)
         differences[QUANTISED] = furthest(responses[how], responses["model"])
     return exported, measured(source.opened, trial, responses, _options(config))
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.data.batches import Batch, BatchShare
 from hydractl.data.datasets import UNASKED, Items
 from hydractl.data.encode import encoded
@@ -24,7 +25,6 @@ from hydractl.metrics.spans import span_f1_of
 from hydractl.model_inputs import Inputs, inputs_like, inputs_on
 from hydractl.output.scratch import scratch_tensor
 from hydractl.processes.distributed import start_team
-from hydractl.progress import Progress
 from hydractl.settings import long_option
 from hydractl.stages.finetune.prepare import EVAL_BATCH, TrainingPlan
 from hydractl.stages.finetune.teachers import lesson_of
@@ -101,14 +101,13 @@ def features_of(model: Towers, batch: Batch[Inputs], recipe: Recipe) -> tuple[Te
         return batch.indices, features.float().transpose(0, 1).cpu()
 
 
-def keep_features(work: TrainingPlan, items: Items, engine: Engine, progress: Progress) -> KeptFeatures:
+def keep_features(work: TrainingPlan, items: Items, engine: Engine) -> KeptFeatures:
     """Run a frozen encoder over all data. The batches, and so the features, do not depend on the number of processes.
 
     Args:
         work: The training plan.
         items: The training data.
         engine: Device and processes.
-        progress: Shows progress.
 
     Raises:
         DataError: If an item cannot be read.
@@ -182,11 +181,7 @@ def head_macs(work: TrainingPlan, features: KeptFeatures, samples: int) -> int:
 
 
 def open_job(
-    work: TrainingPlan,
-    features: KeptFeatures | None,
-    batches: Iterable[Batch[Inputs]],
-    engine: Engine,
-    progress: Progress,
+    work: TrainingPlan, features: KeptFeatures | None, batches: Iterable[Batch[Inputs]], engine: Engine
 ) -> Job:
     """Open the training data and return the job of the training loop.
 
@@ -195,12 +190,11 @@ def open_job(
         features: Stored features of a frozen encoder, or None.
         batches: Batches of the validation data.
         engine: Device and processes.
-        progress: Shows progress.
 
     Raises:
         DataError: If an item cannot be read.
     """
-    feed = work.training.open_feed(_feed(work, features), work.load, work.names, engine, progress)
+    feed = work.training.open_feed(_feed(work, features), work.load, work.names, engine)
     if isinstance(feed, ItemFeed) and work.config.has_own_batches:
         feed = MemberFeeds.of(feed, len(work.header.masks), work.how)
     config, recipe = work.config, work.config.recipe
@@ -292,9 +286,7 @@ def scale_rates(work: TrainingPlan) -> dict[str, float]:
     return {name: scales[tensor_name] for name, tensor_name in names.items()}
 
 
-def warn_equal(
-    work: TrainingPlan, subject: TrainableModel, job: Job, device: torch.device, progress: Progress
-) -> None:
+def warn_equal(work: TrainingPlan, subject: TrainableModel, job: Job, device: torch.device) -> None:
     """Say that members which begin equal would end so; the subject's gradients and its dropout are not as they were afterwards."""
     if work.header.plan is None or work.config.has_own_batches or not work.training.trains_all:
         return

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from hydractl import progress
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.datasets import Items, TextSet
 from hydractl.data.encode import Reading, check_augment, check_reads, limited, open_items, shortened
@@ -41,7 +42,6 @@ from hydractl.manifest.tokenizers import with_leading_blank
 from hydractl.messages import counted
 from hydractl.output.publish import OutputLock
 from hydractl.plugins import load
-from hydractl.progress import Progress
 from hydractl.runtime import pick_device
 from hydractl.settings import long_option
 from hydractl.stages.finetune.config import FinetuneConfig
@@ -61,7 +61,7 @@ from hydractl.training.trainer import keeps_statistics
 MAX_SHOWN = 5
 
 
-def fitted(config: FinetuneConfig, opened: OpenModel, items: Items, progress: Progress) -> OpenModel:
+def fitted(config: FinetuneConfig, opened: OpenModel, items: Items) -> OpenModel:
     """Return a model whose classifier tells apart the classes of the data.
 
     Its own stays where it counts as many classes, knows their names or has none itself, and reads what is asked for.
@@ -70,7 +70,7 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Items, progress: Pr
         UsageError: If options contradict the model or one another.
         DataError: If the data have more classes than were asked for, or do not fit a classifier that is to be kept.
     """
-    before, pooling = opened.header.architecture, _pooling(config, opened, items, progress)
+    before, pooling = opened.header.architecture, _pooling(config, opened, items)
     reads_as_asked = not opened.lacks and pooling == (before.pooling or DEFAULT_POOLING)
     if config.recipe.reset_head is False:
         _check_kept(config, opened, items, reads_as_asked=reads_as_asked)
@@ -172,7 +172,7 @@ def _shares_head(opened: OpenModel) -> bool:
     )
 
 
-def _pooling(config: FinetuneConfig, opened: OpenModel, items: Items, progress: Progress) -> str:
+def _pooling(config: FinetuneConfig, opened: OpenModel, items: Items) -> str:
     """Return what the classifier is to read: what was asked for, or the folder says, or the model has."""
     header = opened.header
     if items.task.by_word:
@@ -362,7 +362,7 @@ class TrainingPlan:
         return self.config.recipe.parts == ("head",)
 
 
-def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock | None) -> TrainingPlan:
+def prepare(config: FinetuneConfig, output_lock: OutputLock | None) -> TrainingPlan:
     """Check everything that headers and labels can tell, and whether the output may be where it is to go; None: nothing is written.
 
     Raises:
@@ -380,13 +380,9 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
             config.outputs(), output_lock, models=[opened, *teachers], data=[config.data, config.val]
         )
     check_reads(opened.header.preprocess, model=config.model)
-    warn_assumed(opened, progress)
+    warn_assumed(opened)
     items = open_items(
-        config.data,
-        opened.header.preprocess,
-        workers=config.num_workers,
-        skip_bad=config.skip_bad,
-        progress=progress,
+        config.data, opened.header.preprocess, workers=config.num_workers, skip_bad=config.skip_bad
     )
     check_training_labels(items, "--data")
     how = limited(opened.header.preprocess, config.max_length, model=config.model)
@@ -394,33 +390,24 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
         how = shortened(how, config.recipe.max_length)
     _check_recipe(config, how)
     check_augment(how, config.recipe.augment)
-    opened = fitted(config, opened, items, progress)
+    opened = fitted(config, opened, items)
     header = opened.header
     if isinstance(how, Tokenization) and items.task.by_word:
         how = how.model_copy(update=dict(header.preprocess) | {"max_length": how.max_length})
-        items = check_answerable(by_word(items, how, progress))
+        items = check_answerable(by_word(items, how))
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
     _check_members(config, header, how)
     training = open_training(config, opened.header)
     training.check(items.task, items.name)
     names = trained_names(opened, training)
-    _check_layers(config, header, opened.family, progress)
-    labelled, header = _training(items, header, progress)
+    _check_layers(config, header, opened.family)
+    labelled, header = _training(items, header)
     if isinstance(how, Tokenization) and isinstance(items, TextSet) and items.task.has_one_question:
         pairs = {"pairs": not isinstance(items.texts[0], str)}
         how = how.model_copy(update=pairs)
         header = header.model_copy(update={"preprocess": header.preprocess.model_copy(update=pairs)})
     validation = _validation(
-        open_items(
-            config.val,
-            how,
-            workers=config.num_workers,
-            skip_bad=config.skip_bad,
-            progress=progress,
-        ),
-        items,
-        header,
-        progress,
+        open_items(config.val, how, workers=config.num_workers, skip_bad=config.skip_bad), items, header
     )
     check_teachers(teachers, header, how)
     if len(teachers) == 1 and teachers[0].checkpoint.digest == opened.checkpoint.digest:
@@ -428,7 +415,7 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
             f"{config.model} is its own teacher: its predictions match the teacher from the start, "
             "which weakens the effect of the labels"
         )
-    warn_temperature(opened, progress)
+    warn_temperature(opened)
     mixing = Mixing.of(
         config.recipe, how, classes=2 if header.architecture.task.by_label else header.num_classes
     )
@@ -451,7 +438,7 @@ def prepare(config: FinetuneConfig, progress: Progress, output_lock: OutputLock 
         teachers=teachers,
         inputs=(
             opened.as_input(),
-            *_data_inputs(labelled.items, validation.items, progress),
+            *_data_inputs(labelled.items, validation.items),
             *(t.as_input() for t in teachers),
         ),
     )
@@ -497,7 +484,7 @@ def _check_recipe(config: FinetuneConfig, how: Reading) -> None:
         )
 
 
-def _check_layers(config: FinetuneConfig, header: Header, family: Family, progress: Progress) -> None:
+def _check_layers(config: FinetuneConfig, header: Header, family: Family) -> None:
     """Refuse shares to drop that no layer would; a recipe's own are for many models. Say where a norm is none."""
     model = family.build(header.architecture, header.masks[0], None)
     named = Recipe() if config.recipe_name is None else RECIPES[config.recipe_name]
@@ -576,10 +563,10 @@ def trained_names(opened: OpenModel, training: Training) -> tuple[str, ...]:
     return training.select(family, models[0], states[0], names)
 
 
-def _training(items: Items, header: Header, progress: Progress) -> tuple[LabelledItems, Header]:
+def _training(items: Items, header: Header) -> tuple[LabelledItems, Header]:
     """Return the training data, and the header with their names for classes that have none."""
     number = header.num_classes
-    table = match_classes(items, header.labels, num_classes=number, called="`--data`", progress=progress)
+    table = match_classes(items, header.labels, num_classes=number, called="`--data`")
     labels = filled_names(header.labels, items.class_names, table, number)
     training = LabelledItems(
         items=items, labels=model_labels(items, table, "--data", architecture=header.architecture)
@@ -587,19 +574,14 @@ def _training(items: Items, header: Header, progress: Progress) -> tuple[Labelle
     return training, header.model_copy(update={"labels": labels})
 
 
-def _validation(items: Items, trained: Items, header: Header, progress: Progress) -> LabelledItems:
+def _validation(items: Items, trained: Items, header: Header) -> LabelledItems:
     """Return the validation data; a class that the training data do not have is never taken for one that they have."""
     check_labels(items, "--val", task=header.architecture.task)
     known_names = {folded(name) for name in (*trained.class_names, *header.labels)}
     strange = [name for name in items.class_names if folded(name) not in known_names]
     try:
         table = match_classes(
-            items,
-            header.labels,
-            num_classes=header.num_classes,
-            by_text=bool(strange),
-            called="`--val`",
-            progress=progress,
+            items, header.labels, num_classes=header.num_classes, by_text=bool(strange), called="`--val`"
         )
     except DataError as error:
         if not strange:
@@ -613,7 +595,7 @@ def _validation(items: Items, trained: Items, header: Header, progress: Progress
     )
 
 
-def _data_inputs(trained: Items, validated: Items, progress: Progress) -> tuple[SampledFile, SampledFile]:
+def _data_inputs(trained: Items, validated: Items) -> tuple[SampledFile, SampledFile]:
     """Return the data's lineage entries. Warns about samples of both."""
     read = [identified(items, map(items.item_digest, range(len(items)))) for items in (trained, validated)]
     (_, data), (_, content) = read

@@ -19,7 +19,7 @@ from hydractl.manifest.header import Kind, samples_of
 from hydractl.metrics.cost import macs_of
 from hydractl.output.publish import OutputLock
 from hydractl.processes.distributed import follow_leader, rank
-from hydractl.progress import SILENT, Progress
+from hydractl.progress import stage
 from hydractl.runtime import digest_text, versions
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.job import (
@@ -88,7 +88,8 @@ class FinetuneReport:
         return self.members or (self.path,)
 
 
-def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> FinetuneReport:
+@stage
+def run_finetune(config: FinetuneConfig) -> FinetuneReport:
     """Train a model and write it; an interrupted run resumes from its state.
 
     Raises:
@@ -101,27 +102,23 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
     _check_fsdp(config, shards=shards)
     with (
         resumable(config.out, force=config.force),
-        claim(config, config.outputs() if leads else [], progress) as output_lock,
+        claim(config, config.outputs() if leads else []) as output_lock,
     ):
-        work = prepare(config, progress, output_lock)
+        work = prepare(config, output_lock)
         follow_leader("claim")
         # training cannot repair weights that are not finite
         check_finite(work.initial_tensors(), where=config.model)
         for teacher in work.teachers:
             check_weights(teacher)
         folder = _state_folder(work)
-        start = (
-            Snapshot()
-            if folder is None
-            else folder.resumed(force=config.force, others=config.if_changed, progress=progress)
-        )
+        start = Snapshot() if folder is None else folder.resumed(force=config.force, others=config.if_changed)
         with (
             _settling_state(config, folder, leads=leads),
             start_engine(config.device, precision=config.recipe.precision, shards=shards) as engine,
         ):
             items = items_to_encode(work, engine)
-            features = None if items is None else keep_features(work, items, engine, progress)
-            job = open_job(work, features, val_batches(work, features), engine, progress)
+            features = None if items is None else keep_features(work, items, engine)
+            job = open_job(work, features, val_batches(work, features), engine)
             log = open_run_log(
                 config.log_to,
                 config.log_dir,
@@ -131,10 +128,10 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
                 leads=engine.leads,
             )
             if engine.leads:
-                warn_equal(work, build(work, features), job, engine.device, progress)
+                warn_equal(work, build(work, features), job, engine.device)
             engine.wait()  # all have read the state before one writes it
             with log as run_log:
-                trained = train(replace(job, run_log=run_log), engine, progress, folder=folder, start=start)
+                trained = train(replace(job, run_log=run_log), engine, folder=folder, start=start)
             tensors = output_tensors(work, trained.weights)
             evaluate = job.evaluate if features is None else measure_of(work, engine, val_batches(work, None))
             trained = replace(trained, metrics=_final_metrics(work, engine, trained, tensors, evaluate))

@@ -20,7 +20,6 @@ from hydractl.fusion.plan import join_members
 from hydractl.manifest.header import Header
 from hydractl.metrics.per_sample import ensemble_log_probs
 from hydractl.model_inputs import Inputs, split_batch
-from hydractl.progress import Progress
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.tasks import Task
 from hydractl.training.accelerator import Engine
@@ -170,12 +169,7 @@ class Training:
         return subject
 
     def open_feed(
-        self,
-        feed: ItemFeed,
-        load: Callable[[], TrainableModel],
-        names: Collection[str],
-        engine: Engine,
-        progress: Progress,
+        self, feed: ItemFeed, load: Callable[[], TrainableModel], names: Collection[str], engine: Engine
     ) -> Feed:
         """Return the batches of training, derived from the batches of the data.
 
@@ -184,9 +178,8 @@ class Training:
             load: Loads the model.
             names: Names of the tensors that may train.
             engine: Device and processes.
-            progress: Shows progress.
         """
-        del load, names, engine, progress
+        del load, names, engine
         return feed
 
     def change_job(self, job: Job) -> Job:

@@ -10,6 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from hydractl import progress
 from hydractl.data.batches import CACHE_BYTES, BatchShare
 from hydractl.data.encode import check_reads, limited, open_items
 from hydractl.data.labels import filled_names, has_default_names, match_classes
@@ -31,7 +32,6 @@ from hydractl.metrics.per_sample import Responses, answers, ensemble_log_probs
 from hydractl.metrics.registry import FIT, VAL
 from hydractl.metrics.temperature import divisor, scale_log_probs
 from hydractl.processes.distributed import ProcessGroup, answering_device
-from hydractl.progress import Progress
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.shared.open_inputs import data_input, digests, identified, labels_of, warn
 from hydractl.stages.shared.predictions import (
@@ -189,12 +189,7 @@ class MergeEvaluator:
     """The data sets, opened once, and what members and hydras say of them."""
 
     def __init__(
-        self,
-        config: FuseConfig,
-        members: Sequence[OpenModel],
-        stored: Temperature,
-        team: ProcessGroup,
-        progress: Progress,
+        self, config: FuseConfig, members: Sequence[OpenModel], stored: Temperature, team: ProcessGroup
     ) -> None:
         """Open the data.
 
@@ -203,7 +198,6 @@ class MergeEvaluator:
             members: At least one, all with the same classes.
             stored: The temperature where none is fitted.
             team: Who asks models together.
-            progress: Hears what is measured.
 
         Raises:
             DataError: If a set cannot be used, has no labels, or not those of the members.
@@ -214,7 +208,7 @@ class MergeEvaluator:
         self.device = answering_device(self.measuring.device)
         first = members[0]
         check_reads(first.header.preprocess, model=first.reference)
-        warn(first, progress)
+        warn(first)
         if not first.header.num_classes:
             raise UsageError(
                 f"{first.reference}: has no class names yet, so nothing can be measured",
@@ -233,8 +227,8 @@ class MergeEvaluator:
             self.members = [replace(m, header=m.header.model_copy(update=update)) for m in members]
 
     def _opened(self, ref: DataRef, option: str) -> LabelledSet:
-        items = open_items(ref, self.how, workers=self.measuring.num_workers, progress=self.progress)
-        labels, _ = labels_of(self.members[0], items, None, self.progress, option=option)
+        items = open_items(ref, self.how, workers=self.measuring.num_workers)
+        labels, _ = labels_of(self.members[0], items, None, option=option)
         return LabelledSet(
             inputs=PreparedData(
                 items,
@@ -279,13 +273,13 @@ class MergeEvaluator:
             agreement = float((classes == predicted).double().mean())
             loss = quality.nll - before.nll
             tried.append(Tried(merge_trunk=merge_trunk, hydra=quality, loss=loss, agreement=agreement))
-            self.progress.step(
+            progress.step(
                 f"{counted(merge_trunk, 'block')} merged: NLL {quality.nll:.4f}, {loss:+.4f} against "
                 f"{ENSEMBLE}; accuracy {quality.accuracy:.4f}, agreement {agreement:.4f}"
             )
             if not auto or loss <= max_loss:
                 if auto and fusion.merge_trunk and not merge_trunk:
-                    self.progress.warn(
+                    progress.warn(
                         "merging any block costs more than allowed, so every member keeps its own blocks"
                     )
                 items = self.sets[data].inputs.dataset
@@ -327,10 +321,7 @@ class MergeEvaluator:
             model = load().to(self.device)
         return {
             ref: predict(
-                Predictor(model=model, name=name, reads=self.how),
-                labelled_set.inputs,
-                team=self.team,
-                progress=self.progress,
+                Predictor(model=model, name=name, reads=self.how), labelled_set.inputs, team=self.team
             ).log_probs
             for ref, labelled_set in self.sets.items()
         }
@@ -342,11 +333,7 @@ class MergeEvaluator:
             return self.stored
         return (
             Scaling.fit(
-                Responses(log_probs[ref]),
-                self.sets[ref].labels,
-                row=name,
-                progress=self.progress,
-                header=self.members[0].header,
+                Responses(log_probs[ref]), self.sets[ref].labels, row=name, header=self.members[0].header
             )
             .on_top_of(())
             .rounded()
@@ -383,7 +370,6 @@ class ScoreFitter:
         on: The data of `--fit` and `--val`.
         sources: Lineage entries of the two.
         team: The processes.
-        progress: Receives steps and warnings.
     """
 
     config: FuseConfig
@@ -391,16 +377,9 @@ class ScoreFitter:
     on: FitOn
     sources: tuple[SampledFile, SampledFile]
     team: ProcessGroup
-    progress: Progress
 
     @classmethod
-    def open(
-        cls,
-        config: FuseConfig,
-        members: Sequence[OpenModel],
-        team: ProcessGroup,
-        progress: Progress,
-    ) -> Self | None:
+    def open(cls, config: FuseConfig, members: Sequence[OpenModel], team: ProcessGroup) -> Self | None:
         """Open the data of `--fit` and of `--val`; None without them.
 
         Raises:
@@ -412,8 +391,8 @@ class ScoreFitter:
         refs = (measuring.fit, measuring.val)
         check_reads(first.header.preprocess, model=first.reference)
         how = limited(first.header.preprocess, measuring.max_length, model=first.reference)
-        opened = [open_items(ref, how, workers=measuring.num_workers, progress=progress) for ref in refs]
-        labels, _ = labels_of(first, opened[0], None, progress, option=f"--{FIT}")
+        opened = [open_items(ref, how, workers=measuring.num_workers) for ref in refs]
+        labels, _ = labels_of(first, opened[0], None, option=f"--{FIT}")
         training, held_out = (
             inputs_of(items, name=name, batch_size=measuring.batch_size, team=team)
             for name, items in zip((FIT, VAL), opened, strict=True)
@@ -432,7 +411,6 @@ class ScoreFitter:
                 SampledFile(name=opened[1].name, sha256=val_digest, samples=pack(val_content)),
             ),
             team=team,
-            progress=progress,
         )
 
     def add(self, outcome: Outcome) -> Outcome:
@@ -442,7 +420,7 @@ class ScoreFitter:
             DataError: If the score cannot be fitted on such data.
             InputError: If the hydra does not fit into the memory of the device.
         """
-        self.progress.step(f"Fitting the OOD score {ENERGY_DENSITY}")
+        progress.step(f"Fitting the OOD score {ENERGY_DENSITY}")
         device = answering_device(self.config.measuring.device)
         header = make_header(self.config, self.members, outcome, digest=UNKNOWN_DIGEST)
         how = limited(header.preprocess, self.config.measuring.max_length, model=HYDRA)
@@ -452,7 +430,7 @@ class ScoreFitter:
         hydra.set_temperature(outcome.temperature)
         predictor = Predictor(model=hydra, name=HYDRA, reads=how)
         family = self.members[0].family
-        scores = fit_on(predictor, family, (ENERGY_DENSITY,), self.on, self.team, self.progress)
+        scores = fit_on(predictor, family, (ENERGY_DENSITY,), self.on, self.team)
         source = self.sources[0]
         fitted = FittedScores(
             scores=(ENERGY_DENSITY,),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from hydractl import progress
 from hydractl.checkpoint import digest_together, write_checkpoint
 from hydractl.data.labels import has_default_names
 from hydractl.data.preprocess import reading_differences
@@ -26,7 +27,7 @@ from hydractl.messages import counted, quoted
 from hydractl.metrics.per_sample import ensemble_log_probs
 from hydractl.output.publish import OutputLock, is_stream
 from hydractl.processes.distributed import require_one_process, start_team
-from hydractl.progress import SILENT, Progress
+from hydractl.progress import stage
 from hydractl.stages.fuse.config import FuseConfig, Measuring
 from hydractl.stages.fuse.result import (
     UNKNOWN_DIGEST,
@@ -308,7 +309,8 @@ class FuseReport(TemperatureFields):
         return (self.path,)
 
 
-def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
+@stage
+def run_fuse(config: FuseConfig) -> FuseReport:
     """Fuse members into a hydra.
 
     Memory holds one tensor of every member at a time; for verification, one block of every member; for measurement, a
@@ -325,39 +327,33 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
         require_one_process("fuse")
     with (
         start_team() as team,
-        claim(config, [config.out] * team.leads, progress) as output_lock,
+        claim(config, [config.out] * team.leads) as output_lock,
         ThreadPoolExecutor(max_workers=1) as pool,
     ):
-        members = _open_members(config, output_lock if team.leads else None, progress)
+        members = _open_members(config, output_lock if team.leads else None)
         temperature = starting_temperature(config.measuring, members)
-        members = _name_classes(config, members, progress)
-        evaluator = (
-            MergeEvaluator(config, members, temperature, team, progress)
-            if config.measuring.labelled
-            else None
-        )
+        members = _name_classes(config, members)
+        evaluator = MergeEvaluator(config, members, temperature, team) if config.measuring.labelled else None
         members = evaluator.members if evaluator else members
-        fitter = ScoreFitter.open(config, members, team, progress)
+        fitter = ScoreFitter.open(config, members, team)
         # The lineage wants the members' digests. A file is written while they are computed, and its header last;
         # a pipe has to wait for them.
         hashing = pool.submit(digest_together, [m.checkpoint for m in members])
-        fusion = _compare(config, members, progress)
+        fusion = _compare(config, members)
         outcome = evaluator.choose(fusion) if evaluator else Outcome(fusion=fusion, temperature=temperature)
         outcome = fitter.add(outcome) if fitter else outcome
-        _warn_of_no_effect(config, outcome.fusion, progress)
+        _warn_of_no_effect(config, outcome.fusion)
         if config.verify or is_stream(config.out):
             hashing.result()
-        gap = _verify(config, members, outcome, progress) if config.verify and team.leads else None
+        gap = _verify(config, members, outcome) if config.verify and team.leads else None
         if team.leads:
-            _write(config, members, outcome, hashing, output_lock, progress)
+            _write(config, members, outcome, hashing, output_lock)
         team.broadcast("")  # the others end when it is there
-    _warn_of_copies(members, outcome.fusion, progress)
+    _warn_of_copies(members, outcome.fusion)
     return _report(config, members, outcome, gap)
 
 
-def _open_members(
-    config: FuseConfig, output_lock: OutputLock | None, progress: Progress
-) -> Sequence[OpenModel]:
+def _open_members(config: FuseConfig, output_lock: OutputLock | None) -> Sequence[OpenModel]:
     """Return members that belong together; who writes, and has the lock, checks that their files stay as they are."""
     members = [open_model(model) for model in config.models]
     if output_lock is not None:
@@ -369,13 +365,11 @@ def _open_members(
             files=[config.naming.file],
         )
     check_members(config, members)
-    warn_refusing(members, progress)
+    warn_refusing(members)
     return members
 
 
-def _name_classes(
-    config: FuseConfig, members: Sequence[OpenModel], progress: Progress
-) -> Sequence[OpenModel]:
+def _name_classes(config: FuseConfig, members: Sequence[OpenModel]) -> Sequence[OpenModel]:
     """Return zero-shot members that store the classes which are named, any others as they are."""
     classes = config.naming.classes(members[0])
     if classes is not None:
@@ -388,7 +382,7 @@ def _name_classes(
     return members
 
 
-def _compare(config: FuseConfig, members: Sequence[OpenModel], progress: Progress) -> Fusion:
+def _compare(config: FuseConfig, members: Sequence[OpenModel]) -> Fusion:
     """Return what becomes of each tensor; refuse weights that are not numbers."""
     progress.step(f"Comparing {counted(len(members), 'member')}")
     if config.auto and not merge_trunk_of(config, members):
@@ -405,7 +399,7 @@ def _compare(config: FuseConfig, members: Sequence[OpenModel], progress: Progres
     return fusion
 
 
-def _warn_of_no_effect(config: FuseConfig, fusion: Fusion, progress: Progress) -> None:
+def _warn_of_no_effect(config: FuseConfig, fusion: Fusion) -> None:
     """Say what of a fusion may not be what was meant."""
     averages = Fate.MERGED in fusion.fates.values()
     if reason := _sameness(fusion, count=len(config.models)):
@@ -446,7 +440,7 @@ def _sameness(fusion: Fusion, *, count: int) -> str | None:
     return "members are identical: the hydra predicts like one model"
 
 
-def _verify(config: FuseConfig, members: Sequence[OpenModel], outcome: Outcome, progress: Progress) -> Gap:
+def _verify(config: FuseConfig, members: Sequence[OpenModel], outcome: Outcome) -> Gap:
     """Run hydra and members on one batch in fp32; without averaged tensors they must agree."""
     progress.step("Comparing hydra and members on a random batch")
     fusion, header = outcome.fusion, make_header(config, members, outcome)
@@ -471,7 +465,6 @@ def _write(
     outcome: Outcome,
     hashing: Future[None],
     output_lock: OutputLock,
-    progress: Progress,
 ) -> None:
     """Publish the hydra; of members whose digests are not known yet, these come last."""
     progress.step(f"Writing {config.out}")
@@ -493,7 +486,7 @@ def _write(
         )
 
 
-def _warn_of_copies(members: Sequence[OpenModel], fusion: Fusion, progress: Progress) -> None:
+def _warn_of_copies(members: Sequence[OpenModel], fusion: Fusion) -> None:
     """Say which members hold the weights of an earlier one, where it has not been said."""
     if all(fusion.same.values()) or Fate.GROUPED not in fusion.fates.values():
         return

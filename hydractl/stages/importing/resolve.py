@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from hydractl import progress
 from hydractl.errors import CheckpointError, HydraError, UnsupportedModelError, UsageError
 from hydractl.families.base import (
     COMPILED,
@@ -37,7 +38,6 @@ from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Architecture, Header, Preprocess, Tokenization
 from hydractl.messages import counted, quoted
 from hydractl.model_source import folder_config, parse_arch
-from hydractl.progress import Progress
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.read import Metadata
 from hydractl.stages.shared.open_inputs import check_takes, override_preprocessing
@@ -68,16 +68,13 @@ class Resolved:
     from_file: tuple[str, ...] = ()
 
 
-def describe(
-    config: ImportConfig, metadata: Metadata, labels: tuple[str, ...], progress: Progress
-) -> tuple[Header, bool]:
+def describe(config: ImportConfig, metadata: Metadata, labels: tuple[str, ...]) -> tuple[Header, bool]:
     """Return the header of the base to be, and whether what says its architecture has no classifier.
 
     Args:
         config: What is typed.
         metadata: What the file says.
         labels: Names of the classes; none where none are typed.
-        progress: Hears what the file says.
 
     Raises:
         UsageError: If they contradict each other.
@@ -91,7 +88,7 @@ def describe(
     where = config.arch or resolved.name
     header = _with_images(base_header(described), resolved.images, where=config.source)
     if config.folder is None:
-        header = _with_assumed(header, config, resolved, progress)
+        header = _with_assumed(header, config, resolved)
     header = override_preprocessing(header, config.images, where=where)
     check_takes(header, where=where)
     return _labelled(header, labels), bool(described.lacks)
@@ -130,7 +127,7 @@ def _resolve(config: ImportConfig, metadata: Metadata) -> Resolved:
     return Resolved(name=name, options=options, images=images, from_file=tuple(from_file))
 
 
-def _with_assumed(header: Header, config: ImportConfig, resolved: Resolved, progress: Progress) -> Header:
+def _with_assumed(header: Header, config: ImportConfig, resolved: Resolved) -> Header:
     """Return a header that records if the image preprocessing is assumed in part, after a warning with these values."""
     stated = resolved.images.keys() | config.images.options().keys()
     missing = [name for name in ("crop_pct", "interpolation", "mean", "std") if name not in stated]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hydractl import progress
 from hydractl.checkpoint import write_tensors
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.load import drawn_for
@@ -15,7 +16,7 @@ from hydractl.manifest.header import Header, InputFile, Tokenization
 from hydractl.messages import counted, quoted
 from hydractl.model_source import folder_files, parse_arch
 from hydractl.processes.distributed import require_one_process
-from hydractl.progress import SILENT, Progress
+from hydractl.progress import stage
 from hydractl.runtime import digest_files
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.read import Weights, files_of, read_weights
@@ -71,7 +72,8 @@ class ImportReports:
         return tuple(report.path for report in self.imports)
 
 
-def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportReport:
+@stage
+def run_import(config: ImportConfig) -> ImportReport:
     """Import the weights of one file.
 
     Memory holds the weights at most once; those of an uncompressed archive stay on disk until they are written.
@@ -83,18 +85,18 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
         OutputExists: If the output already exists.
     """
     require_one_process("import")
-    with claim(config, [config.out], progress) as output_lock:
+    with claim(config, [config.out]) as output_lock:
         files = files_of(config.source)
         labels, listed = ((), None) if config.labels is None else read_names(config.labels, option="--labels")
         check_models([config.out], output_lock, files=[*files, *_files_beside(config), listed])
         progress.step(f"Reading {config.source}")
         weights = _renamed(config, read_weights(files, ema=config.ema, key=config.weights_key))
-        header, lacks_classifier = describe(config, weights.metadata, labels, progress)
+        header, lacks_classifier = describe(config, weights.metadata, labels)
         fitted = _fitted(
             config, weights, header, draws_classifier=lacks_classifier or config.head_seed is not None
         )
         check_finite(fitted.tensors, where=config.source)
-        _tell(progress, config, weights, fitted, header)
+        _tell(config, weights, fitted, header)
         step = make_step(
             config,
             family=FAMILIES[header.architecture.family],
@@ -204,9 +206,7 @@ def _classes_hint(config: ImportConfig, error: OtherClassesError) -> str | None:
     return f"{error.hint}, or `--head-seed 0` for a new classifier"
 
 
-def _tell(
-    progress: Progress, config: ImportConfig, weights: Weights, fitted: MatchedTensors, header: Header
-) -> None:
+def _tell(config: ImportConfig, weights: Weights, fitted: MatchedTensors, header: Header) -> None:
     """Say what was decided that the user may have wanted otherwise."""
     if weights.ema is not None:
         progress.warn(

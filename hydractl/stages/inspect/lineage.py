@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydractl import progress
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.manifest.header import InputFile, Step, steps_to
 from hydractl.messages import counted, quoted
 from hydractl.model_source import locate
-from hydractl.progress import SILENT, Progress
+from hydractl.progress import stage
 from hydractl.runtime import digest_file
 from hydractl.stages.inspect.config import InspectConfig
 
@@ -66,7 +67,8 @@ class LineageReport:
             )
 
 
-def run_lineage(config: InspectConfig, progress: Progress = SILENT) -> LineageReport:
+@stage
+def run_lineage(config: InspectConfig) -> LineageReport:
     """Read a model's lineage, and verify files with it.
 
     Raises:

@@ -46,7 +46,7 @@ from hydractl.manifest.report import DOCUMENTS
 from hydractl.manifest.temperature import Temperature, TemperatureFields
 from hydractl.model_source import HUB_ID, Located, locate
 from hydractl.output.publish import is_stream
-from hydractl.progress import SILENT, Progress
+from hydractl.progress import stage
 from hydractl.reporting.lineage import member_names
 from hydractl.runtime import CHUNK_BYTES, digest_text
 from hydractl.stages.inspect.config import InspectConfig
@@ -430,10 +430,8 @@ class DocumentReport:
     paths: ClassVar[tuple[Path, ...]] = ()
 
 
-def run_inspect(
-    config: InspectConfig,
-    progress: Progress = SILENT,  # noqa: ARG001 - every stage takes one
-) -> CheckpointReport | DocumentReport:
+@stage
+def run_inspect(config: InspectConfig) -> CheckpointReport | DocumentReport:
     """Describe a file by its content, not by its name.
 
     Raises:
@@ -536,13 +534,13 @@ def _predictions(specs: Mapping[str, TensorSpec]) -> SavedPredictions | None:
     log_probs, labels = [], {}
     for name, spec in sorted(specs.items()):
         match name.split("/"), spec.shape:
-            case ["log_probs", row, data], [members, samples, classes]:
+            case [["log_probs", row, data], [members, samples, classes]]:
                 log_probs.append(
                     Predicted(row=row, data=data, members=members, samples=samples, classes=classes)
                 )
-            case ["logsumexp", _, _], [_, _]:
+            case [["logsumexp", _, _], [_, _]]:
                 pass  # beside the log-probabilities, where a score reads logits
-            case ["labels", data], [samples]:
+            case [["labels", data], [samples]]:
                 labels[data] = samples
             case _:
                 return None

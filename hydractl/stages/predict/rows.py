@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydractl import progress
 from hydractl.data.words import Span
 from hydractl.errors import InputError, UsageError
 from hydractl.families.load import OpenModel, digest_weights
@@ -18,7 +19,6 @@ from hydractl.manifest.header import Header, Tokenization
 from hydractl.manifest.report import Report
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, is_fitted
 from hydractl.metrics.per_sample import Responses
-from hydractl.progress import Progress
 from hydractl.stages.predict.config import NO_THRESHOLD, PredictConfig, check_bound
 from hydractl.stages.predict.sources import Source
 from hydractl.stages.predict.writers import (
@@ -66,7 +66,7 @@ class RowFormatter:
     reason: str | None = None
 
     @classmethod
-    def of(cls, config: PredictConfig, opened: OpenModel, progress: Progress) -> RowFormatter:
+    def of(cls, config: PredictConfig, opened: OpenModel) -> RowFormatter:
         """Look at what the model's header says.
 
         Raises:

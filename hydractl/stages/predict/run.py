@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from hydractl import progress
 from hydractl.data.batches import BATCHES, Batch, BatchShare
 from hydractl.data.datasets import Items, TextSet
 from hydractl.data.encode import encoded, lenient, open_items
@@ -32,7 +33,7 @@ from hydractl.metrics.registry import FIT
 from hydractl.model_inputs import Inputs
 from hydractl.output.publish import OutputLock, is_stream, publish, publish_together
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
-from hydractl.progress import SILENT, Progress
+from hydractl.progress import stage
 from hydractl.runtime import torch_dtype
 from hydractl.stages.predict.config import LINES, PredictConfig, image_path
 from hydractl.stages.predict.rows import RowFormatter
@@ -138,7 +139,8 @@ class PredictReport:
         return (self.path,)
 
 
-def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictReport:
+@stage
+def run_predict(config: PredictConfig) -> PredictReport:
     """Predict every input, in the order of the inputs.
 
     The first process writes. The output has the same bytes with any number of processes.
@@ -151,20 +153,20 @@ def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictRe
     device = answering_device(config.device)
     with (
         start_team(device) as team,
-        claim(config, [config.out] * team.leads, progress) as lock,
+        claim(config, [config.out] * team.leads) as lock,
     ):
         opened = open_reader(config.model, arch=config.arch, max_length=config.max_length)
         if team.leads:
             _check_outputs(config, opened, lock)
-        warn(opened, progress)
-        formatter = RowFormatter.of(config, opened, progress)
-        fit = training_data(config, formatter, team, progress)
-        sources = [] if config.data == (LINES,) else open_sources(config, opened.header.preprocess, progress)
+        warn(opened)
+        formatter = RowFormatter.of(config, opened)
+        fit = training_data(config, formatter, team)
+        sources = [] if config.data == (LINES,) else open_sources(config, opened.header.preprocess)
         if config.skip_bad:
             sources = [Source(source.name, lenient(source.items)) for source in sources]
         options = {"ood_score": formatter.score, "threshold": formatter.below, "top_k": config.top_k}
         made_by = sidecar_step(config, config.out, opened=opened, options=options) if team.leads else None
-        blocks = _blocks(formatter, fit, sources, device, team, progress)
+        blocks = _blocks(formatter, fit, sources, device, team)
         if not team.leads:
             deque(blocks, maxlen=0)
         labels: Counter[str] = Counter()
@@ -257,7 +259,6 @@ def _blocks(
     sources: Sequence[Source],
     device: torch.device,
     team: ProcessGroup,
-    progress: Progress,
 ) -> Iterator[list[Line]]:
     """Load the model, and yield the lines of each source, some at a time; empty lists in processes that do not write."""
     config, opened = formatter.config, formatter.opened
@@ -267,7 +268,7 @@ def _blocks(
         model = load_any(opened, dtype=torch_dtype(config.dtype) if config.dtype else None).to(device)
     settle(model, opened, formatter.classes)
     scores = [formatter.score] if is_fitted(formatter.score) else []
-    predictor = with_ood_scores(model, opened, scores, fit, team, progress)
+    predictor = with_ood_scores(model, opened, scores, fit, team)
     ticks = iter(progress.track(range(total), label=f"{opened.reference}", total=total))
     for source in sources or _lines(formatter):
         for places, responses, bad, words in answers(predictor, source.items, size, team, ticks):
@@ -285,9 +286,7 @@ def _lines(formatter: RowFormatter) -> Iterator[Source]:
         raise DataError("standard input: has no lines")
 
 
-def training_data(
-    config: PredictConfig, rows: RowFormatter, team: ProcessGroup, progress: Progress
-) -> FitOn | None:
+def training_data(config: PredictConfig, rows: RowFormatter, team: ProcessGroup) -> FitOn | None:
     """Open the data of `--fit`, None if it is not given.
 
     Raises:
@@ -296,11 +295,9 @@ def training_data(
     """
     if config.fit is None:
         return None
-    items = open_items(
-        config.fit, rows.opened.header.preprocess, workers=config.num_workers, progress=progress
-    )
+    items = open_items(config.fit, rows.opened.header.preprocess, workers=config.num_workers)
     labels, _ = labels_of(
-        rows.opened, items, rows.classes, progress, option="--fit", hint="give labelled training data"
+        rows.opened, items, rows.classes, option="--fit", hint="give labelled training data"
     )
     if rows.report is not None:
         sha256, fitted = items.fingerprint(digests(items, team)), rows.report.data.get(FIT)

@@ -15,7 +15,6 @@ from hydractl.data.reference import SOURCES_HINT, DataRef
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.header import Tokenization
-from hydractl.progress import Progress
 from hydractl.stages.predict.config import LINES, PredictConfig, image_path, is_file
 from hydractl.strict_json import opened
 
@@ -31,7 +30,7 @@ class Source(NamedTuple):
     items: Items
 
 
-def open_sources(config: PredictConfig, how: Reading, progress: Progress) -> list[Source]:
+def open_sources(config: PredictConfig, how: Reading) -> list[Source]:
     """Open all DATA but standard input; image files that stand side by side are one set.
 
     Raises:
@@ -54,7 +53,7 @@ def open_sources(config: PredictConfig, how: Reading, progress: Progress) -> lis
             sets += [
                 (
                     name,
-                    opened_as(DataRef.parse(name), how, labelled=False, workers=workers, progress=progress),
+                    opened_as(DataRef.parse(name), how, labelled=False, workers=workers),
                 )
                 for name in names
             ]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from hydractl import progress
 from hydractl.data.batches import BatchShare
 from hydractl.data.encode import encoded, limited
 from hydractl.errors import DataError, ManifestError, UsageError
@@ -29,7 +30,6 @@ from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.ood_scores import MSP
 from hydractl.model_inputs import without_absent
 from hydractl.processes.distributed import ProcessGroup, answering_device
-from hydractl.progress import Progress
 from hydractl.runtime import on_cpu
 from hydractl.scoring.attention_hooks import tapped
 from hydractl.scoring.circuit.outcomes import Outcomes, Yardstick, check_halves
@@ -90,7 +90,7 @@ def check_memory(candidates: int, samples: int, classes: int) -> None:
 
 
 def run_candidates(
-    model: Model, draws: Sequence[Mask], data: Validation, yardstick: Yardstick, progress: Progress
+    model: Model, draws: Sequence[Mask], data: Validation, yardstick: Yardstick
 ) -> tuple[list[torch.Tensor], list[float]]:
     """Return each of N candidates' probabilities (S, C), float64, on the CPU, and its objective.
 
@@ -243,7 +243,6 @@ class Session(NamedTuple):
     """Who works, and who hears of it."""
 
     team: ProcessGroup
-    progress: Progress
 
 
 def choose(
@@ -274,14 +273,14 @@ def choose(
         UsageError: If OOD data are given that nothing reads, the model reads fewer tokens than `--max-length`, or the probabilities
             would not fit into memory.
     """
-    team, progress = session.team, session.progress
+    team = session.team
     yardstick = yardstick_for(scores, config)
     name = yardstick.objective.text
     how = limited(opened.header.preprocess, config.max_length, model=opened.reference)
     opened = replace(opened, header=opened.header.model_copy(update={"preprocess": how}))
-    sets = open_sets(opened, {"id": config.data, "ood": config.ood}, progress, workers=config.num_workers)
+    sets = open_sets(opened, {"id": config.data, "ood": config.ood}, workers=config.num_workers)
     classes = config.naming.classes(opened, data=sets["id"].class_names)
-    labels, count = labels_of(opened, sets["id"], classes, progress)
+    labels, count = labels_of(opened, sets["id"], classes)
     several = opened.header.architecture.task.by_label
     check_memory(len(draws), int((labels >= 0).sum()), 2 if several else count)
     model = load_model(opened).to(answering_device(config.device))
@@ -302,7 +301,7 @@ def choose(
     }
     data = Validation(labelled=batches["id"], ood=batches.get("ood", ()), team=team)
     progress.step(f"Evaluating {counted(len(draws), 'candidate')} by {name}")
-    probs, values = run_candidates(model, draws, data, yardstick, progress)
+    probs, values = run_candidates(model, draws, data, yardstick)
     report = ""
     if team.leads:
         chosen = choose_diverse(

@@ -11,6 +11,7 @@ from typing import cast
 
 import torch
 
+from hydractl import progress
 from hydractl.errors import ManifestError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.families.timm.models import untagged
@@ -42,7 +43,6 @@ from hydractl.manifest.header import InputFile, check_mask_fits, samples_of
 from hydractl.messages import counted
 from hydractl.output.publish import is_stream
 from hydractl.processes.distributed import ProcessGroup
-from hydractl.progress import Progress
 from hydractl.stages.prune.config import NEEDS_POOL, DiverseConfig, PruneConfig, Strategy
 from hydractl.stages.prune.diverse import DiverseReport, Session, choose
 from hydractl.stages.shared.finite import as_stored, check_weights
@@ -135,11 +135,11 @@ class DrawnMasks:
     diverse: DiverseReport | None = None
 
 
-def _best(material: Material, progress: Progress) -> DrawnMasks:
+def _best(material: Material) -> DrawnMasks:
     """One mask a scores file: its most important heads."""
     config = material.config
     masks = [
-        _best_of(material, path, scores, quota, progress)
+        _best_of(material, path, scores, quota)
         for path, scores, quota in zip(config.scores, material.scores, material.quotas, strict=True)
     ]
     shared = share_before(masks, config.diverge_from)
@@ -158,9 +158,7 @@ def _best(material: Material, progress: Progress) -> DrawnMasks:
     )
 
 
-def _best_of(
-    material: Material, path: Path, scores: HeadScores, quota: Quota, progress: Progress
-) -> dict[str, TowerKeep]:
+def _best_of(material: Material, path: Path, scores: HeadScores, quota: Quota) -> dict[str, TowerKeep]:
     """Return the mask of the most important heads of one scores file."""
     by_layer, budget_text = scores.options.get("keep"), f"`{quota.option_text}`"
     if by_layer is not None and quota.keep is None and quota.remark is None:
@@ -175,7 +173,7 @@ def _best_of(
     return mask_of(path, scores, material.shape, quota)
 
 
-def _sample(material: Material, _: Progress) -> DrawnMasks:
+def _sample(material: Material) -> DrawnMasks:
     """Several masks out of one order's pool."""
     return DrawnMasks(
         masks=_draws(material, material.config.members), options={"pool": material.config.pool}, seeded=True
@@ -199,7 +197,7 @@ def _draws(material: Material, count: int) -> tuple[dict[str, TowerKeep], ...]:
     return material.of_heads(masks)
 
 
-def _clusters(material: Material, _: Progress) -> DrawnMasks:
+def _clusters(material: Material) -> DrawnMasks:
     """One head of each cluster."""
     config, scores, path = material.config, material.scores[0], material.config.scores[0]
     if scores.clusters is None:
@@ -216,7 +214,7 @@ def _clusters(material: Material, _: Progress) -> DrawnMasks:
     return DrawnMasks(masks=masks, options={"keep": "auto", "clusters": len(scores.clusters)})
 
 
-def _random(material: Material, _: Progress) -> DrawnMasks:
+def _random(material: Material) -> DrawnMasks:
     """Heads that chance leaves."""
     quota, sampling = material.quotas[0], material.sampling(material.config.members)
     try:
@@ -230,7 +228,7 @@ def _random(material: Material, _: Progress) -> DrawnMasks:
     return DrawnMasks(masks=material.of_heads(masks), seeded=True)
 
 
-def _diverse(material: Material, progress: Progress) -> DrawnMasks:
+def _diverse(material: Material) -> DrawnMasks:
     """The most diverse of many draws."""
     config = cast("DiverseConfig", material.config.diverse)  # as the configuration sees to
     draws = _draws(material, config.candidates)
@@ -241,7 +239,7 @@ def _diverse(material: Material, progress: Progress) -> DrawnMasks:
         draws,
         config,
         members=material.config.members,
-        session=Session(material.team, progress),
+        session=Session(material.team),
     )
     return DrawnMasks(
         masks=[draws[candidate.draw] for candidate in choice.report.chosen],
@@ -253,7 +251,7 @@ def _diverse(material: Material, progress: Progress) -> DrawnMasks:
     )
 
 
-STRATEGIES: Mapping[Strategy, Callable[[Material, Progress], DrawnMasks]] = {
+STRATEGIES: Mapping[Strategy, Callable[[Material], DrawnMasks]] = {
     Strategy.BEST: _best,
     Strategy.SAMPLE: _sample,
     Strategy.OBJECTIVES: _best,
@@ -351,7 +349,7 @@ class Chosen:
     diverse: DiverseReport | None = None
 
 
-def choose_masks(config: PruneConfig, opened: OpenModel, team: ProcessGroup, progress: Progress) -> Chosen:
+def choose_masks(config: PruneConfig, opened: OpenModel, team: ProcessGroup) -> Chosen:
     """Return each member's mask.
 
     Raises:
@@ -360,7 +358,7 @@ def choose_masks(config: PruneConfig, opened: OpenModel, team: ProcessGroup, pro
         DataError: If `diverse` is given data that do not fit.
     """
     if config.masks:
-        read_masks = tuple(_read_mask(path, opened, progress) for path in config.masks)
+        read_masks = tuple(_read_mask(path, opened) for path in config.masks)
         return Chosen(
             masks=read_masks,
             sources=tuple(
@@ -368,14 +366,14 @@ def choose_masks(config: PruneConfig, opened: OpenModel, team: ProcessGroup, pro
                 for path, mask in zip(config.masks, read_masks, strict=True)
             ),
         )
-    scores = tuple(_read_scores(path, opened, progress) for path in config.scores)
+    scores = tuple(_read_scores(path, opened) for path in config.scores)
     strategy = _strategy(config, scores)
     shape = _shape(config, opened, scores)
     quotas = () if strategy is Strategy.CLUSTERS else _quotas(config, scores, shape)
     if config.pool is not None:
         check_pool(config.pool, quotas[0], total=total_heads(shape))
     material = Material(config=config, opened=opened, scores=scores, shape=shape, quotas=quotas, team=team)
-    drawn_masks = STRATEGIES[strategy](in_groups(material) if config.whole_groups else material, progress)
+    drawn_masks = STRATEGIES[strategy](in_groups(material) if config.whole_groups else material)
     if config.budget is not None and any(s.clusters is not None for s in scores):
         progress.warn("a budget selects heads by score only; `--keep auto` keeps one head of each cluster")
     remarks = [quota.remark for quota in quotas if quota.remark is not None]
@@ -475,7 +473,7 @@ def _origin(material: Material, strategy: Strategy, drawn_masks: DrawnMasks, *, 
     )
 
 
-def _read_mask(path: Path, opened: OpenModel, progress: Progress) -> HeadMask:
+def _read_mask(path: Path, opened: OpenModel) -> HeadMask:
     """Read a head mask for a base.
 
     Raises:
@@ -499,7 +497,7 @@ def _read_mask(path: Path, opened: OpenModel, progress: Progress) -> HeadMask:
     return mask
 
 
-def _read_scores(path: Path, opened: OpenModel, progress: Progress) -> HeadScores:
+def _read_scores(path: Path, opened: OpenModel) -> HeadScores:
     """Read the scores of a base's heads.
 
     Raises:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from hydractl import progress
 from hydractl.checkpoint import write_checkpoint
 from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.load import OpenModel, build_checked, check_tensors, open_model
@@ -24,7 +25,7 @@ from hydractl.metrics.cost import macs_of
 from hydractl.model_inputs import Inputs
 from hydractl.output.publish import OutputLock
 from hydractl.processes.distributed import require_one_process, start_team
-from hydractl.progress import SILENT, Progress
+from hydractl.progress import stage
 from hydractl.runtime import torch_dtype
 from hydractl.stages.prune.config import PruneConfig, mask_path
 from hydractl.stages.prune.diverse import DiverseReport
@@ -83,7 +84,8 @@ class PruneReport:
         return tuple(p for m in self.members for p in (m.path, m.mask_path) if p is not None)
 
 
-def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
+@stage
+def run_prune(config: PruneConfig) -> PruneReport:
     """Prune a base to one or more members.
 
     Memory holds one tensor at a time; for verification, the weights of one step. Processes of a launcher share the
@@ -100,10 +102,10 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
         require_one_process("prune")
     with (
         start_team() as team,
-        claim(config, config.outputs() * team.leads, progress) as output_lock,
+        claim(config, config.outputs() * team.leads) as output_lock,
     ):
-        opened = _open_base(config, output_lock if team.leads else None, progress)
-        choice = choose_masks(config, opened, team, progress)
+        opened = _open_base(config, output_lock if team.leads else None)
+        choice = choose_masks(config, opened, team)
         if config.diverse is None:  # `diverse` checks them before it runs candidates
             check_weights(opened)
         plans = _plan_members(config, opened, choice)
@@ -111,7 +113,7 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
             if empty := [name for name, tower in plan.mask.towers.items() if not any(tower.keep)]:
                 progress.warn(f"{plan.path}: no head remains in {quoted(empty)}")
         verifies = config.verify and team.leads
-        differences = _verify(opened, plans, progress) if verifies else [None] * len(plans)
+        differences = _verify(opened, plans) if verifies else [None] * len(plans)
         members = [
             PrunedMember(
                 path=plan.path,
@@ -124,7 +126,7 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
             for plan, difference in zip(plans, differences, strict=True)
         ]
         if team.leads:
-            _write(config, plans, output_lock, progress)
+            _write(config, plans, output_lock)
         team.broadcast("")  # the others end when it is there
     return PruneReport(
         model=config.model,
@@ -136,7 +138,7 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
     )
 
 
-def _open_base(config: PruneConfig, output_lock: OutputLock | None, progress: Progress) -> OpenModel:
+def _open_base(config: PruneConfig, output_lock: OutputLock | None) -> OpenModel:
     """Return the base; who writes, and has the lock, checks that no output is something that is read."""
     opened = open_model(config.model, arch=config.arch)
     if opened.header.kind != Kind.BASE:
@@ -156,8 +158,8 @@ def _open_base(config: PruneConfig, output_lock: OutputLock | None, progress: Pr
             data=[diverse.data, diverse.ood] if diverse else [],
             files=[*config.scores, *config.masks, diverse.naming.file if diverse else None],
         )
-    warn_temperature(opened, progress)
-    warn_of_folder(opened, progress)
+    warn_temperature(opened)
+    warn_of_folder(opened)
     return opened
 
 
@@ -182,7 +184,7 @@ def _plan_members(config: PruneConfig, opened: OpenModel, choice: Chosen) -> lis
     ]
 
 
-def _verify(opened: OpenModel, plans: Sequence[Plan], progress: Progress) -> Sequence[float | None]:
+def _verify(opened: OpenModel, plans: Sequence[Plan]) -> Sequence[float | None]:
     """Compare each member as it is stored with the masked base in the same dtype, in fp32: slicing rounds nothing."""
     progress.step(
         f"Checking that {len(plans)} pruned {'member equals' if len(plans) == 1 else 'members equal'} the masked base"
@@ -210,7 +212,7 @@ def _verify_member(base_model: Model, plan: Plan, inputs: Inputs, *, where: str)
     return difference
 
 
-def _write(config: PruneConfig, plans: Sequence[Plan], output_lock: OutputLock, progress: Progress) -> None:
+def _write(config: PruneConfig, plans: Sequence[Plan], output_lock: OutputLock) -> None:
     """Publish all members when all of them are written, or none."""
     with publish_models(output_lock) as begin:
         for i, plan in enumerate(plans):

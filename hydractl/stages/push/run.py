@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hydractl import progress
 from hydractl.checkpoint import ScratchFolder
 from hydractl.errors import UsageError
 from hydractl.families.load import check_tensors, open_model
@@ -11,7 +12,7 @@ from hydractl.fusion.build import stored_specs
 from hydractl.hub.repository import Target, push, require_token, settled
 from hydractl.hub.upload import CARD, Publication, usual_message
 from hydractl.processes.distributed import require_one_process
-from hydractl.progress import SILENT, Progress
+from hydractl.progress import stage
 from hydractl.stages.push.config import PushConfig
 
 
@@ -63,7 +64,8 @@ class PushReport:
         return () if address is None or self.unchanged else (address,)
 
 
-def run_push(config: PushConfig, progress: Progress = SILENT) -> PushReport:
+@stage
+def run_push(config: PushConfig) -> PushReport:
     """Push a model to the Hub in a single commit.
 
     Raises:
@@ -99,7 +101,7 @@ def run_push(config: PushConfig, progress: Progress = SILENT) -> PushReport:
         create_pr=config.create_pr,
         message=config.commit_message or usual_message(opened.header),
     )
-    pushed = None if config.dry_run else push(files, target, progress=progress)
+    pushed = None if config.dry_run else push(files, target)
     written = settled(files, lambda _: None) if pushed is None else pushed.files
     card = written[CARD]
     return PushReport(

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from hydractl import progress
 from hydractl.errors import InputError, UsageError
 from hydractl.manifest.report import Report
 from hydractl.output.paths import check_folder
 from hydractl.output.publish import OutputLock, has_content, is_stream, publish_together
 from hydractl.processes.distributed import require_one_process
-from hydractl.progress import SILENT, Progress
+from hydractl.progress import stage
 from hydractl.reporting.chart import Figure
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
@@ -52,7 +53,8 @@ class ReportReport:
         }
 
 
-def run_report(config: ReportConfig, progress: Progress = SILENT) -> ReportReport:
+@stage
+def run_report(config: ReportConfig) -> ReportReport:
     """Read reports, compare their rows, and write a page and figures if wanted.
 
     Raises:
@@ -63,14 +65,12 @@ def run_report(config: ReportConfig, progress: Progress = SILENT) -> ReportRepor
     require_one_process("report")
     if config.if_changed:
         check_comparable(config)
-    with claim(
-        config, [config.out, config.figures], progress, force=config.force or config.if_changed
-    ) as output_lock:
+    with claim(config, [config.out, config.figures], force=config.force or config.if_changed) as output_lock:
         _check([] if config.out is None else [config.out], config, output_lock)
         if config.figures is not None:
             check_folder(config.figures)
         compared = Compared.of(_read(config.files), over=config.over)
-        files = _files(config, compared, output_lock, progress)
+        files = _files(config, compared, output_lock)
         if config.if_changed and all(path.exists() and path.read_bytes() == files[path] for path in files):
             return ReportReport(compared=compared, paths=tuple(files), up_to_date=True)
         with publish_together(output_lock) as begin:
@@ -107,16 +107,10 @@ def _read(paths: Sequence[Path]) -> dict[str, Report]:
     return dict(zip(names, reports, strict=True))
 
 
-def _files(
-    config: ReportConfig, compared: Compared, output_lock: OutputLock, progress: Progress
-) -> dict[Path, bytes]:
+def _files(config: ReportConfig, compared: Compared, output_lock: OutputLock) -> dict[Path, bytes]:
     """Return the content of every output."""
     figure_list = tuple(figures(compared))
-    files = (
-        {}
-        if config.figures is None
-        else _pictures(config, config.figures, figure_list, output_lock, progress)
-    )
+    files = {} if config.figures is None else _pictures(config, config.figures, figure_list, output_lock)
     if config.out is not None:
         is_html = config.form == PAGE
         text = page(compared, figure_list) if is_html else markdown(compared, figure_list, _folder(config))
@@ -125,11 +119,7 @@ def _files(
 
 
 def _pictures(
-    config: ReportConfig,
-    folder: Path,
-    figure_list: Sequence[Figure],
-    output_lock: OutputLock,
-    progress: Progress,
+    config: ReportConfig, folder: Path, figure_list: Sequence[Figure], output_lock: OutputLock
 ) -> dict[Path, bytes]:
     if not figure_list:
         raise UsageError(

@@ -13,6 +13,7 @@ import torch
 from pydantic import TypeAdapter
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.data.batches import BatchShare, epoch_order
 from hydractl.data.datasets import Items
 from hydractl.data.encode import encoded
@@ -28,7 +29,7 @@ from hydractl.messages import counted
 from hydractl.output.publish import OutputLock, append, has_content, is_stream, publish_text
 from hydractl.plugins import load
 from hydractl.processes.distributed import ProcessGroup, own_device, start_team
-from hydractl.progress import SILENT, Progress
+from hydractl.progress import stage
 from hydractl.runtime import digest_text, torch_dtype
 from hydractl.scoring.circuit.outcomes import check_halves
 from hydractl.scoring.job import NOTHING_LEARNT, Log, Memory, Ranking, Samples, ScoreJob
@@ -61,9 +62,7 @@ class MethodRun:
     def check(self, config: ScoreConfig, opened: OpenModel, claim: OutputLock) -> None:
         """Refuse a model that the method cannot train, and outputs that cannot be written, before data are read."""
 
-    def open_state(
-        self, config: ScoreConfig, opened: OpenModel, document: HeadScores, progress: Progress
-    ) -> None:
+    def open_state(self, config: ScoreConfig, opened: OpenModel, document: HeadScores) -> None:
         """Open the state of an interrupted training of the scores of `document`."""
 
     def training(
@@ -211,7 +210,7 @@ def _followed(text: str) -> list[dict[str, object]]:
 
 
 def open_journal(
-    config: ScoreConfig, document: HeadScores, *, heads: Shape, team: ProcessGroup, progress: Progress
+    config: ScoreConfig, document: HeadScores, *, heads: Shape, team: ProcessGroup
 ) -> ScoreJournal:
     """Open the journal of an output, `<out>.journal`; a stream has none.
 
@@ -222,7 +221,6 @@ def open_journal(
         document: Everything else that decides the scores.
         heads: Those that may be removed.
         team: The processes.
-        progress: Hears of it.
 
     Raises:
         OutputExists: If another run's journal is there, or something that is not ours.
@@ -230,7 +228,7 @@ def open_journal(
     """
     if team.leads:
         new = ScoreJournal(fingerprint=digest_text(document.to_json()), settings=settings_of(document))
-        journal = _opened(config, new, heads=heads, progress=progress)
+        journal = _opened(config, new, heads=heads)
         team.broadcast(journal.text())
     else:
         journal = ScoreJournal.parsed(team.broadcast(""))
@@ -239,7 +237,7 @@ def open_journal(
     return journal
 
 
-def _opened(config: ScoreConfig, new: ScoreJournal, *, heads: Shape, progress: Progress) -> ScoreJournal:
+def _opened(config: ScoreConfig, new: ScoreJournal, *, heads: Shape) -> ScoreJournal:
     if is_stream(config.out):
         return new
     path = config.out.with_name(f"{config.out.name}.journal")
@@ -342,7 +340,8 @@ class ScoreInputs(NamedTuple):
     removals: int
 
 
-def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
+@stage
+def run_score(config: ScoreConfig) -> ScoreReport:
     """Score every head of a base and write the scores file.
 
     A greedy run writes a journal, from which an interrupted run resumes. The output has the same bytes after a resumption
@@ -356,7 +355,7 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
     with (
         resumable(config.out, force=config.force),
         start_team(own_device(config.device)) as team,
-        claim(config, [config.out] * team.leads, progress) as output_lock,
+        claim(config, [config.out] * team.leads) as output_lock,
     ):
         opened = open_base(config)
         method_run: MethodRun = load(config.entry.method_run)() if config.entry.method_run else MethodRun()
@@ -370,15 +369,15 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
             )
             method_run.check(config, opened, output_lock)
         scored = scored_towers(config, opened.header.architecture)
-        keep, removals = amounts(config, scored, progress)
-        sets = open_sets(opened, config.references, progress, workers=config.num_workers)
+        keep, removals = amounts(config, scored)
+        sets = open_sets(opened, config.references, workers=config.num_workers)
         classes = config.naming.classes(opened, data=sets["id"].class_names if "id" in sets else ())
         inputs = ScoreInputs(opened, sets, classes, scored, keep, removals)
         document = _describe(config, inputs, team)
-        journal = open_journal(config, document, heads=scored, team=team, progress=progress)
-        method_run.open_state(config, opened, document, progress)
+        journal = open_journal(config, document, heads=scored, team=team)
+        method_run.open_state(config, opened, document)
         team.in_order(())  # all have read the state before one writes it
-        job = replace(make_job(config, inputs, team, method_run, progress), log=journal)
+        job = replace(make_job(config, inputs, team, method_run), log=journal)
         progress.step(f"Scoring {counted(total_heads(scored), 'head')} by {config.method}")
         with open_run_log(
             config.log_to,
@@ -389,7 +388,7 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
             leads=team.leads,
         ) as journal.run_log:
             try:
-                ranking: Ranking = load(config.entry.run)(job, progress)
+                ranking: Ranking = load(config.entry.run)(job)
             except CheckFailed:
                 # a training that failed would fail again; data that cannot be read now may be readable later
                 if team.leads:
@@ -462,7 +461,7 @@ def scored_towers(config: ScoreConfig, architecture: Architecture) -> dict[str, 
     return {n: t for n, t in architecture.towers.items() if not config.towers or n in config.towers}
 
 
-def amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Progress) -> tuple[int, int]:
+def amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads]) -> tuple[int, int]:
     """Return the number of heads per layer to keep (methods by layer) and the total number to remove (greedy methods)."""
     means = config.settings.budget_means
     budget = config.budget or HeadBudget(keep_fraction=COMMON_KEEP_FRACTION)
@@ -532,9 +531,7 @@ def _describe(config: ScoreConfig, inputs: ScoreInputs, team: ProcessGroup) -> H
     )
 
 
-def make_job(
-    config: ScoreConfig, inputs: ScoreInputs, team: ProcessGroup, method_run: MethodRun, progress: Progress
-) -> ScoreJob:
+def make_job(config: ScoreConfig, inputs: ScoreInputs, team: ProcessGroup, method_run: MethodRun) -> ScoreJob:
     """Return the job of the method, without its log."""
     opened, device = inputs.opened, own_device(config.device)
     model = load_model(opened, dtype=torch_dtype(config.dtype) if config.dtype else None)
@@ -546,7 +543,7 @@ def make_job(
     batches: dict[str, Iterable[Samples]] = {}
     training: object = None
     for role, item_set in inputs.sets.items():
-        labels = labels_of(opened, item_set, inputs.classes, progress)[0] if role == "id" else None
+        labels = labels_of(opened, item_set, inputs.classes)[0] if role == "id" else None
         indices = None if labels is None else _drawn_indices(config, item_set)
         cached = encoded(
             item_set, opened.header.preprocess, batch_size=config.batch_size, indices=indices, deal=deal

@@ -9,13 +9,13 @@ from collections.abc import Container, Iterable, Mapping
 
 import torch
 
+from hydractl import progress
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.inference import NOT_FINITE
 from hydractl.manifest.temperature import Temperature
 from hydractl.messages import counted, quoted
-from hydractl.progress import Progress
 from hydractl.tensor_spec import TensorSpec
 
 
@@ -107,9 +107,9 @@ def stored_tensors(
     return tensors
 
 
-def warn_temperature(opened: OpenModel, progress: Progress) -> None:
+def warn_temperature(opened: OpenModel) -> None:
     """Say what is left behind with the weights that it was found for: a temperature, and what `warn_refusing` says."""
-    warn_refusing([opened], progress)
+    warn_refusing([opened])
     if opened.header.scale != Temperature():
         progress.warn(
             f"{opened.reference}: its temperature {opened.header.scale} is not kept, "
@@ -117,7 +117,7 @@ def warn_temperature(opened: OpenModel, progress: Progress) -> None:
         )
 
 
-def warn_refusing(models: Iterable[OpenModel], progress: Progress) -> None:
+def warn_refusing(models: Iterable[OpenModel]) -> None:
     """Say that thresholds, prediction sets or OOD scores of features are left behind with the weights that they were found for."""
     every = list(models)
     bounded = dict.fromkeys(

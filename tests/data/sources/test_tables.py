@@ -97,7 +97,7 @@ def test_numbers_sort_as_numbers(here):
 
 
 def test_withheld_labels_are_said(here, heard):
-    images = open_data(str(write(here / "t.jsonl", [{"img": "img/0.png", "label": -1}])), progress=heard)
+    images = open_data(str(write(here / "t.jsonl", [{"img": "img/0.png", "label": -1}])))
 
     assert images.labels is None
     assert heard.warnings == [
@@ -257,11 +257,11 @@ def test_notes_of_datasets_in_a_file_that_are_none(tmp_path, note):
 
 def test_label_outside_the_declared_classes(heard):
     with pytest.raises(DataError, match=r"t: row 1 has label 2, out of range 0\.\.1"):
-        read_labels([0, 2], names=("a", "b"), where="t", progress=heard)
+        read_labels([0, 2], names=("a", "b"), where="t")
     with pytest.raises(
         DataError, match=("t: row 0 has the label 'a', but must have an index into 2 class names")
     ):
-        read_labels(["a"], names=("a", "b"), where="t", progress=heard)
+        read_labels(["a"], names=("a", "b"), where="t")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
@@ -270,7 +270,7 @@ def test_rows_whose_image_is_missing_are_left_out_where_that_is_wanted(here, hea
     rows = [ROWS[0], {"image": "img/none.png", "label": "cat"}, ROWS[1], {"image": "", "label": "ant"}]
     path = str(write(here / f"t.{suffix}", rows))
 
-    found = open_items(path, GREY, skip_bad=True, workers=workers, progress=heard)
+    found = open_items(path, GREY, skip_bad=True, workers=workers)
 
     assert [found.key(i) for i in range(len(found))] == [0, 2]
     assert found.labels == (1, 0)

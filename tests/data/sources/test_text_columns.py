@@ -42,7 +42,7 @@ def test_usual_columns_are_pairs(tmp_path, names, pairs):
     first, second = names.split("+")
     path = write(tmp_path, second, first, label="very good", id="b 7")
     heard = Heard()
-    items = open_data(f"{path}::label=label", content=Content.TEXTS, pairs=pairs, progress=heard)
+    items = open_data(f"{path}::label=label", content=Content.TEXTS, pairs=pairs)
     assert {*items.texts} == {(f"a {first}", f"a {second}")}
     assert items.class_names == ("very good",)
     assert any(f"`{first}`, `{second}`" in message for message in heard.steps)
@@ -65,7 +65,7 @@ def test_a_model_of_pairs_ignores_no_second_text(tmp_path, columns, options):
         assert open_data(f"{path}::text={option}", content=Content.TEXTS, pairs=True).texts == (pair,) * 3
     assert "id" not in caught.value.hint.split("::", 1)[1].replace("hydractl", "")
     heard = Heard()
-    assert open_data(str(path), content=Content.TEXTS, progress=heard).texts[0] == f"a {columns[0]}"
+    assert open_data(str(path), content=Content.TEXTS).texts[0] == f"a {columns[0]}"
     assert any(f"no other (`{columns[1]}`" in message for message in heard.steps)
     single = write(tmp_path, columns[0], label="very good", id="7")
     assert open_data(str(single), content=Content.TEXTS, pairs=True).texts[0] == f"a {columns[0]}"
@@ -90,7 +90,7 @@ def test_a_model_of_single_texts_prefers_single_texts(tmp_path):
     assert open_data(str(path), content=Content.TEXTS, pairs=False).texts[0] == "a document"
     heard = Heard()
     path = write(tmp_path, "question", "answer")
-    assert open_data(str(path), content=Content.TEXTS, pairs=False, progress=heard).texts[0] == (
+    assert open_data(str(path), content=Content.TEXTS, pairs=False).texts[0] == (
         "a question",
         "a answer",
     )

@@ -123,7 +123,7 @@ def test_images_are_detected_by_content(tmp_path, picture, heard, name, form):
         {name: data, label: "cat", "2.png": image_bytes(picture(2), "PNG"), "2.cls": "ant"},
     )
 
-    items = open_data(str(tmp_path / "a.tar"), progress=heard)
+    items = open_data(str(tmp_path / "a.tar"))
 
     assert (len(items), items.class_names, items.labels) == (2, ("ant", "cat"), (1, 0))
     expected = Image.open(io.BytesIO(data)).convert("RGB")
@@ -151,7 +151,7 @@ def test_every_skipped_member_is_listed(tmp_path, encoded, heard):
     names = ", ".join(f"`a.tar/{name}`" for name in skipped)
     members = f"skipped members without an image, text or label (7): {names}"
 
-    items = open_data(f"{tmp_path}/set/a.tar", progress=heard)
+    items = open_data(f"{tmp_path}/set/a.tar")
 
     assert len(items) == 3
     assert heard.warnings == [f"{tmp_path}/set/a.tar: {members}"]
@@ -159,7 +159,7 @@ def test_every_skipped_member_is_listed(tmp_path, encoded, heard):
     (tmp_path / "set" / "0.png").write_bytes(encoded(1))
     (tmp_path / "set" / ".DS_Store").write_bytes(b"x")
     (tmp_path / "set" / "val").mkdir()
-    assert len(open_data(f"{tmp_path}/set/", progress=heard)) == 3
+    assert len(open_data(f"{tmp_path}/set/")) == 3
     beside = f"{tmp_path}/set/: skipped entries beside the shards (2): `0.png`, `val`"
     assert heard.warnings == [beside, f"{tmp_path}/set/: {members}"]
 

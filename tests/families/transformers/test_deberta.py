@@ -89,7 +89,7 @@ def test_taylor_scores_count_the_projections_of_positions(name):
         id_data=[Samples(texts, labels)],
         settings=TaylorSettings(scope="global"),
     )
-    found = score_taylor(job, SILENT).scores["text"]
+    found = score_taylor(job).scores["text"]
 
     library = sample.library(DOUBLE)
     F.cross_entropy(library(texts), labels).backward()

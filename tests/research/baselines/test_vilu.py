@@ -196,7 +196,7 @@ def made(sample, **options):
         items, items.labels, sample.header.preprocess, augment=asked.augments, batch_size=asked.batch, seed=asked.seed
     )  # fmt: skip
     before = torch.random.get_rng_state()
-    found = Vilu(model, asked, feed, name="it", progress=SILENT)
+    found = Vilu(model, asked, feed, name="it")
     assert torch.equal(before, torch.random.get_rng_state())
     return found
 

@@ -128,7 +128,7 @@ def test_noise_is_gumbels_and_hangs_on_seed_and_step_alone():
     "settings", [{"epochs": 12, "gate_lr": 1.0}, {"epochs": 10, "estimator": "ste"}], ids=["soft", "ste"]
 )
 def test_heads_that_do_nothing_are_not_chosen(settings):
-    found = score_dsp(training_job(planted(), budget=6, settings=DspSettings(**settings)), SILENT)
+    found = score_dsp(training_job(planted(), budget=6, settings=DspSettings(**settings)))
 
     order = sorted(
         (-s, layer, h) for layer, row in enumerate(found.scores["vision"]) for h, s in enumerate(row)

@@ -34,7 +34,7 @@ def test_the_loop_of_fine_tuning_trains_them(score, settings, monkeypatch):
 
     def watched(work, engine, progress, *, folder, start):
         seen.append(work)
-        return train(work, engine, progress, folder=folder, start=start)
+        return train(work, engine, folder=folder, start=start)
 
     train = gates.train
     assert train.__module__ == "hydractl.training.loop"
@@ -66,10 +66,10 @@ def test_the_same_seed_gives_the_same_bits_and_the_model_stays(score, settings):
 def test_pipelined_training_leaves_the_weights_and_joint_training_does_not():
     sample = planted()
     gated, _ = train_gates(
-        job(L0Settings(**SHORT)), L0Settings(**SHORT), lambda _: HardConcrete(torch.zeros(12)), SILENT
+        job(L0Settings(**SHORT)), L0Settings(**SHORT), lambda _: HardConcrete(torch.zeros(12))
     )
     pipelined = gated.model.library_state()
-    joint = score_dsp(job(DspSettings(training="joint", **SHORT), keeps_weights=True), SILENT).weights
+    joint = score_dsp(job(DspSettings(training="joint", **SHORT), keeps_weights=True)).weights
 
     assert all(torch.equal(pipelined[n], t) for n, t in sample.state.items())
     assert joint.keys() == sample.state.keys()
@@ -81,7 +81,7 @@ def test_joint_training_leaves_running_statistics_and_measures_what_comes_back()
     sample = base(Variant("timm-vit", "batch-norm", "tiny_batch_norm", {"img_size": 8, "num_classes": 7}))
     settings = L0Settings(training="joint", **SHORT)
     asked = training_job(sample, budget=6, settings=settings, keeps_weights=True)
-    gated, ranking = train_gates(asked, settings, lambda _: HardConcrete(torch.zeros(12)), SILENT)
+    gated, ranking = train_gates(asked, settings, lambda _: HardConcrete(torch.zeros(12)))
 
     with torch.inference_mode():
         losses = sum(F.cross_entropy(gated(x), y, reduction="sum").item() for x, y in asked.id_data)
@@ -95,7 +95,7 @@ def test_the_weights_that_come_back_are_the_gated_model_once_cut():
     """Of `l0`, whose open gates scale their heads."""
     settings = L0Settings(training="joint", epochs=12, gate_lr=0.5, penalty=0.05)
     asked = job(settings, keeps_weights=True)
-    found = score_l0(asked, SILENT)
+    found = score_l0(asked)
     rows = found.scores["vision"]
     closed = torch.tensor(rows, dtype=torch.float64) <= CLOSED
 
@@ -147,7 +147,7 @@ def test_both_towers_of_a_zero_shot_model_are_gated():
         training=GateTraining(feed=lambda: Rows(images, labels)),
     )
 
-    found = score_dsp(asked, SILENT).scores
+    found = score_dsp(asked).scores
 
     assert {name: (len(rows), len(rows[0])) for name, rows in found.items()} == {
         "text": (3, 4),
@@ -162,9 +162,7 @@ def test_outputs_that_are_not_finite_end_the_training():
     labels = torch.zeros(48, dtype=torch.long)
 
     with pytest.raises(CheckFailed, match=r"diverged with learning rate 0\.1") as caught:
-        score_l0(
-            training_job(type(sample)(sample.header, state), labels=labels, settings=L0Settings()), SILENT
-        )
+        score_l0(training_job(type(sample)(sample.header, state), labels=labels, settings=L0Settings()))
     assert caught.value.hint == "lower `--gate-lr`"
 
 
@@ -173,9 +171,9 @@ def test_what_is_not_labelled_is_refused():
     bare = [samples._replace(labels=None) for samples in asked.id_data]
 
     with pytest.raises(DataError, match="labelled data"):
-        score_l0(job(L0Settings(**SHORT), id_data=bare), SILENT)
+        score_l0(job(L0Settings(**SHORT), id_data=bare))
 
 
 def test_a_job_that_offers_no_training_is_a_mistake():
     with pytest.raises(TypeError, match="needs a `GateTraining`"):
-        score_l0(job(L0Settings(), training=None), SILENT)
+        score_l0(job(L0Settings(), training=None))

@@ -59,7 +59,7 @@ def test_the_same_heads_as_by_full_passes(one, keep):
     sample = base(one)
     data = labelled(sample, 10)
 
-    found = score_headmap(job_for(sample, data, keep=keep, settings=HeadmapSettings(samples=5)), SILENT)
+    found = score_headmap(job_for(sample, data, keep=keep, settings=HeadmapSettings(samples=5)))
 
     scores, kept = located(library_for(sample), *data, keep, 5)
     rows = [row for table in found.scores.values() for row in table]
@@ -72,7 +72,7 @@ def test_prune_keeps_what_was_located_and_the_model_has_lost_it(keep):
     sample = base(variant("class-token"))
     job = job_for(sample, keep=keep)
 
-    found = score_headmap(job, SILENT)
+    found = score_headmap(job)
 
     left = [list(block.attn.groups()[0].head_numbers) for block in job.model.tower("vision").layers()]
     rest = [[h for h in range(4) if h not in kept] for kept in of_prune(found.scores, keep)]
@@ -83,7 +83,7 @@ def test_one_tower_leaves_the_other_whole():
     sample = base(variant("transformers-clip-plain"))
     job = job_for(sample, keep=2, towers=("vision",))
 
-    found = score_headmap(job, SILENT)
+    found = score_headmap(job)
 
     assert found.scores.keys() == {"vision"}
     assert all(len(block.attn.groups()[0].head_numbers) == 4 for block in job.model.tower("text").layers())
@@ -117,8 +117,7 @@ def test_batches_do_not_matter():
     sample, settings = base(variant("distilled")), HeadmapSettings(samples=6)
 
     one, many = (
-        score_headmap(job_for(sample, batch=n, keep=2, settings=settings), SILENT).scores["vision"]
-        for n in (10, 3)
+        score_headmap(job_for(sample, batch=n, keep=2, settings=settings)).scores["vision"] for n in (10, 3)
     )
 
     assert torch.tensor(one) == pytest.approx(torch.tensor(many), rel=1e-6)
@@ -128,11 +127,11 @@ def test_batches_do_not_matter():
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_the_number_of_processes_changes_no_bit(world):
     sample, settings = base(variant("class-token")), HeadmapSettings(samples=4)
-    expected = score_headmap(job_for(sample, batch=3, keep=2, settings=settings), SILENT)
+    expected = score_headmap(job_for(sample, batch=3, keep=2, settings=settings))
 
     found = together(
         world,
-        lambda team: score_headmap(job_for(sample, batch=3, keep=2, settings=settings, team=team), SILENT),
+        lambda team: score_headmap(job_for(sample, batch=3, keep=2, settings=settings, team=team)),
     )
 
     assert found == [expected] * world
@@ -141,7 +140,7 @@ def test_the_number_of_processes_changes_no_bit(world):
 def test_of_equal_heads_the_lower_go_first():
     sample = changed(base(variant("class-token")), lambda n, x: torch.zeros_like(x) if "head." in n else x)
 
-    found = score_headmap(job_for(sample, keep=1), SILENT)
+    found = score_headmap(job_for(sample, keep=1))
 
     assert found.scores["vision"] == [[0.0] * 4] * 3
     assert of_prune(found.scores, 1) == [[3]] * 3
@@ -156,7 +155,7 @@ def test_a_head_whose_output_is_nothing_scores_nothing():
 
     sample = changed(base(variant("class-token")), change)
 
-    scores = score_headmap(job_for(sample, keep=2), SILENT).scores["vision"]
+    scores = score_headmap(job_for(sample, keep=2)).scores["vision"]
 
     assert scores[1][1] == pytest.approx(0.0, abs=1e-12)
 
@@ -166,11 +165,11 @@ def test_bad_input_is_refused():
     broken = changed(sample, lambda n, x: x * float("nan") if n == "head.weight" else x)
 
     with pytest.raises(DataError, match="losses are not finite"):
-        score_headmap(job_for(broken, keep=1), SILENT)
+        score_headmap(job_for(broken, keep=1))
     job = job_for(sample, keep=1)
     job.id_data[0] = Samples(job.id_data[0].inputs, None)
     with pytest.raises(DataError, match="needs labelled data"):
-        score_headmap(job, SILENT)
+        score_headmap(job)
     with pytest.raises(UsageError, match="`--samples 0`: must be at least 1"):
         HeadmapSettings(samples=0)
     assert HeadmapSettings().budget_means == BudgetMeaning.KEEP

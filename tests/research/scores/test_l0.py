@@ -68,7 +68,7 @@ def test_noise_hangs_on_seed_and_step_alone():
 
 def learned(penalty, *, epochs, gate_lr):
     settings = L0Settings(epochs=epochs, gate_lr=gate_lr, penalty=penalty)
-    return score_l0(training_job(planted(), settings=settings), SILENT)
+    return score_l0(training_job(planted(), settings=settings))
 
 
 @pytest.fixture(scope="module")

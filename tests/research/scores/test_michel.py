@@ -101,7 +101,7 @@ def test_heads_in_another_order_have_their_scores_in_that_order(form):
     sample, order = base(variant("class-token")), [2, 0, 3, 1]
 
     plain, turned = (
-        score_michel(job_for(s, settings=MichelSettings(form=form)), SILENT).scores["vision"]
+        score_michel(job_for(s, settings=MichelSettings(form=form))).scores["vision"]
         for s in (sample, in_turns(sample, order))
     )
 
@@ -122,9 +122,9 @@ def test_a_loss_of_three_times_the_size_has_three_times_the_scores(monkeypatch):
 
 def test_scores_are_normalised_by_layer_and_lie_between_0_and_1():
     sample = base(variant("class-token"))
-    raw = rows(score_michel(job_for(sample, settings=RAW), SILENT).scores)
+    raw = rows(score_michel(job_for(sample, settings=RAW)).scores)
 
-    found = rows(score_michel(job_for(sample), SILENT).scores)
+    found = rows(score_michel(job_for(sample)).scores)
 
     expected = raw / (raw.norm(dim=1, keepdim=True) + 1e-20)
     assert found == pytest.approx((expected - expected.min()) / (expected.max() - expected.min()), rel=1e-12)
@@ -137,7 +137,7 @@ def test_a_model_that_answers_all_alike_has_scores_of_zero(form):
 
     for recompute in (0, 2):
         settings = MichelSettings(form=form, recompute=recompute)
-        found = score_michel(job_for(sample, settings=settings, budget=5), SILENT)
+        found = score_michel(job_for(sample, settings=settings, budget=5))
         if not recompute:
             assert rows(found.scores).count_nonzero() == 0
             continue
@@ -173,7 +173,7 @@ def test_pruning_in_steps_is_scoring_anew_without_what_is_gone(kind, form, recom
     data = labelled(sample, 8)
     settings = MichelSettings(form=form, recompute=recompute)
 
-    found = score_michel(job_for(sample, data, settings=settings, budget=7), SILENT)
+    found = score_michel(job_for(sample, data, settings=settings, budget=7))
 
     library, gone, objectives = library_for(sample), [], []
     while len(gone) < 7:
@@ -203,14 +203,14 @@ def test_pruning_in_steps_is_scoring_anew_without_what_is_gone(kind, form, recom
 @pytest.mark.parametrize("after", range(8))
 def test_going_on_after_an_interruption_changes_nothing(after):
     sample, settings = base(variant("class-token")), MichelSettings(recompute=3)
-    whole = score_michel(job_for(sample, settings=settings, budget=8), SILENT)
+    whole = score_michel(job_for(sample, settings=settings, budget=8))
     first = Killed(after=after)
     with pytest.raises(KeyboardInterrupt):
-        score_michel(job_for(sample, settings=settings, budget=8, log=first), SILENT)
+        score_michel(job_for(sample, settings=settings, budget=8, log=first))
     assert len(first.seen) == after
 
     second = Killed(first.seen, first.baseline)
-    resumed = score_michel(job_for(sample, settings=settings, budget=8, log=second), SILENT)
+    resumed = score_michel(job_for(sample, settings=settings, budget=8, log=second))
 
     assert resumed == whole
     assert tuple(second.seen) == whole.removals
@@ -219,7 +219,7 @@ def test_going_on_after_an_interruption_changes_nothing(after):
 def test_every_head_can_go():
     job = job_for(base(variant("class-token")), settings=MichelSettings(recompute=5), budget=12)
 
-    ranking = score_michel(job, SILENT)
+    ranking = score_michel(job)
 
     assert len({(r.layer, r.head) for r in ranking.removals}) == 12
 
@@ -229,10 +229,10 @@ def test_every_head_can_go():
 @pytest.mark.parametrize("world", [2, 5])
 def test_the_number_of_processes_changes_no_bit(settings, world):
     sample = base(variant("class-token"))
-    expected = score_michel(job_for(sample, settings=settings, budget=4), SILENT)
+    expected = score_michel(job_for(sample, settings=settings, budget=4))
 
     found = together(
-        world, lambda team: score_michel(job_for(sample, settings=settings, budget=4, team=team), SILENT)
+        world, lambda team: score_michel(job_for(sample, settings=settings, budget=4, team=team))
     )
 
     assert found == [expected] * world
@@ -245,7 +245,7 @@ def test_the_number_of_processes_changes_no_bit(settings, world):
 def test_towers_that_cannot_be_compared_are_named_with_both_ways_out(normalize, towers, warned):
     sample, heard = base(variant("transformers-clip-plain")), Heard()
 
-    score_michel(job_for(sample, towers=towers, settings=MichelSettings(normalize=normalize)), heard)
+    score_michel(job_for(sample, towers=towers, settings=MichelSettings(normalize=normalize)))
 
     assert bool(heard.warnings) == warned
     if warned:

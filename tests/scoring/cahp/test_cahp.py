@@ -57,7 +57,7 @@ def test_equals_the_literal_transcription(one, embedding, seed):
     inputs = sample.inputs(batch=24, seed=1, dtype=DOUBLE)
 
     ranking = score_cahp(
-        job_for(sample, inputs=inputs, seed=seed, settings=CahpSettings(embedding=embedding)), SILENT
+        job_for(sample, inputs=inputs, seed=seed, settings=CahpSettings(embedding=embedding))
     )
 
     expected = naive_cahp.cahp(
@@ -83,7 +83,7 @@ def test_equals_the_literal_transcription(one, embedding, seed):
 def test_every_head_is_in_one_group_and_groups_are_in_order(one, representative):
     sample = base(one)
 
-    ranking = score_cahp(job_for(sample, settings=CahpSettings(representative=representative)), SILENT)
+    ranking = score_cahp(job_for(sample, settings=CahpSettings(representative=representative)))
 
     found = numbers(ranking)
     assert sorted(h for cluster in found for h in cluster) == list(range(12))
@@ -101,7 +101,7 @@ def test_representatives_are_of_the_same_groups():
     sample = base(VIT)
 
     by_salience, by_medoid = (
-        numbers(score_cahp(job_for(sample, settings=CahpSettings(representative=name)), SILENT))
+        numbers(score_cahp(job_for(sample, settings=CahpSettings(representative=name))))
         for name in ("salience", "medoid")
     )
 
@@ -112,10 +112,10 @@ def test_representatives_are_of_the_same_groups():
 def test_both_forms_find_the_same(monkeypatch):
     sample = base(BERT)
     settings = CahpSettings(embedding="none")
-    direct = score_cahp(job_for(sample, settings=settings), SILENT)
+    direct = score_cahp(job_for(sample, settings=settings))
     monkeypatch.setattr(head_profiles, "DIRECT_BYTES", 0)
 
-    gram = score_cahp(job_for(sample, settings=settings), SILENT)
+    gram = score_cahp(job_for(sample, settings=settings))
 
     assert (direct.results["form"], gram.results["form"]) == ("direct", "gram")
     assert gram.results["k"] == direct.results["k"]
@@ -128,7 +128,7 @@ def test_both_forms_find_the_same(monkeypatch):
 def test_a_budget_fixes_the_number(left):
     sample = base(VIT)
 
-    ranking = score_cahp(job_for(sample, budget=12 - left, settings=NONE), SILENT)
+    ranking = score_cahp(job_for(sample, budget=12 - left, settings=NONE))
 
     assert len(ranking.clusters) == ranking.results["k"] == left
     assert ranking.results["k_from"] == "budget"
@@ -139,8 +139,8 @@ def test_a_budget_fixes_the_number(left):
 def test_a_run_is_a_function_of_its_seed(settings):
     sample = base(VIT)
 
-    assert score_cahp(job_for(sample, settings=settings, seed=3), SILENT) == score_cahp(
-        job_for(sample, settings=settings, seed=3), SILENT
+    assert score_cahp(job_for(sample, settings=settings, seed=3)) == score_cahp(
+        job_for(sample, settings=settings, seed=3)
     )
 
 
@@ -148,7 +148,7 @@ def test_a_run_is_a_function_of_its_seed(settings):
 def test_a_seed_may_have_more_than_32_bits(budget):
     budgets = {} if budget is None else {"budget": budget}
     job = job_for(base(VIT), seed=2**63 - 2, **budgets)
-    assert score_cahp(job, SILENT) == score_cahp(replace(job, seed=2**32 - 2), SILENT)
+    assert score_cahp(job) == score_cahp(replace(job, seed=2**32 - 2))
 
 
 def test_batches_change_only_the_salience():
@@ -156,7 +156,7 @@ def test_batches_change_only_the_salience():
     settings = CahpSettings(embedding="none", signature_size=8, representative="medoid")
 
     whole, parts = (
-        score_cahp(job_for(sample, batch=batch, settings=settings, budget=6), SILENT) for batch in (24, 5)
+        score_cahp(job_for(sample, batch=batch, settings=settings, budget=6)) for batch in (24, 5)
     )
 
     assert whole.clusters == parts.clusters
@@ -173,7 +173,7 @@ def test_permuting_the_heads_of_a_layer_permutes_the_answer():
     permuted.head_numbers = (0, 1, 2, 3)
     attention.members[0] = permuted
 
-    found, moved = score_cahp(job, SILENT), score_cahp(other, SILENT)
+    found, moved = score_cahp(job), score_cahp(other)
 
     places = [*range(4), *(4 + h for h in order), *range(8, 12)]
     flat, moved_flat = (torch.tensor(r.scores["vision"]).flatten() for r in (found, moved))
@@ -185,7 +185,7 @@ def test_few_heads_lower_the_perplexity():
     sample = base(VIT)
     heard = Heard()
 
-    ranking = score_cahp(job_for(sample, settings=CahpSettings(perplexity=50)), heard)
+    ranking = score_cahp(job_for(sample, settings=CahpSettings(perplexity=50)))
 
     assert ranking.results["perplexity"] == pytest.approx(11 / 3)
     assert heard.warnings == ["12 heads are too few for a perplexity of 50; using 3.67"]
@@ -196,7 +196,7 @@ def test_groups_that_hang_on_rounding_are_told_of(hangs, monkeypatch):
     monkeypatch.setattr("hydractl.scoring.cahp.hangs_on_rounding", lambda *_, **__: hangs)
     heard = Heard()
 
-    score_cahp(job_for(base(VIT), settings=NONE), heard)
+    score_cahp(job_for(base(VIT), settings=NONE))
 
     said = "heads lie between groups: distances that differ by 0.2%"
     assert [warning.startswith(said) for warning in heard.warnings] == [True] * hangs
@@ -206,7 +206,7 @@ def test_single_samples_are_told_of():
     sample = base(VIT)
     heard = Heard()
 
-    score_cahp(job_for(sample, count=5, labels=torch.tensor([0, 0, 1, 1, 4]), settings=NONE, budget=4), heard)
+    score_cahp(job_for(sample, count=5, labels=torch.tensor([0, 0, 1, 1, 4]), settings=NONE, budget=4))
 
     assert heard.warnings == [
         (
@@ -218,7 +218,7 @@ def test_single_samples_are_told_of():
 
 def test_one_class_is_refused():
     with pytest.raises(DataError, match="the data has 1 class, but at least two are needed"):
-        score_cahp(job_for(base(VIT), labels=torch.zeros(24, dtype=torch.long)), SILENT)
+        score_cahp(job_for(base(VIT), labels=torch.zeros(24, dtype=torch.long)))
 
 
 def test_no_data_and_no_labels_are_refused():
@@ -227,7 +227,7 @@ def test_no_data_and_no_labels_are_refused():
 
     for data, message in (([], "the data has 0 classes"), (unlabelled, "needs labelled data")):
         with pytest.raises(DataError, match=message):
-            score_cahp(replace(job, id_data=data), SILENT)
+            score_cahp(replace(job, id_data=data))
 
 
 def test_heads_that_attend_alike_are_refused():
@@ -237,7 +237,7 @@ def test_heads_that_attend_alike_are_refused():
     with pytest.raises(
         DataError, match="all heads have the same attention on these data, so they cannot be grouped"
     ):
-        score_cahp(job_for(sample, inputs=inputs), SILENT)
+        score_cahp(job_for(sample, inputs=inputs))
 
 
 def test_attention_that_is_not_finite_is_refused():
@@ -245,7 +245,7 @@ def test_attention_that_is_not_finite_is_refused():
     state = {n: t * float("nan") if n.endswith("qkv.weight") else t for n, t in sample.state.items()}
 
     with pytest.raises(DataError, match="not finite"):
-        score_cahp(job_for(type(sample)(sample.header, state)), SILENT)
+        score_cahp(job_for(type(sample)(sample.header, state)))
 
 
 def test_too_few_heads_are_refused():
@@ -254,7 +254,7 @@ def test_too_few_heads_are_refused():
     fewer = job.architecture.model_copy(update={"towers": {"vision": tower}})
 
     with pytest.raises(DataError, match="needs at least 3 heads, but the model has 2"):
-        score_cahp(replace(job, architecture=fewer), SILENT)
+        score_cahp(replace(job, architecture=fewer))
 
 
 def test_of_two_towers_that_see_the_samples_one_is_asked_for():
@@ -262,7 +262,7 @@ def test_of_two_towers_that_see_the_samples_one_is_asked_for():
     job.model.answer.fixed = frozenset()
 
     with pytest.raises(UsageError, match="separate classes, but 2 towers are scored"):
-        score_cahp(job, SILENT)
+        score_cahp(job)
 
 
 def zero_shot(**changes):
@@ -277,13 +277,13 @@ def zero_shot(**changes):
 @pytest.mark.parametrize("towers", [(), ("text",)])
 def test_a_tower_that_does_not_see_the_samples_is_refused(towers):
     with pytest.raises(UsageError, match="the inputs of `text` are the same for every sample") as caught:
-        score_cahp(zero_shot(towers=towers), SILENT)
+        score_cahp(zero_shot(towers=towers))
 
     assert caught.value.hint == "add `--towers vision`"
 
 
 def test_the_vision_tower_of_a_zero_shot_model_is_scored():
-    ranking = score_cahp(zero_shot(towers=("vision",), settings=NONE, budget=4), SILENT)
+    ranking = score_cahp(zero_shot(towers=("vision",), settings=NONE, budget=4))
 
     assert list(ranking.scores) == ["vision"]
     assert {h.tower for c in ranking.clusters for h in c} == {"vision"}

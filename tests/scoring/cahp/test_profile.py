@@ -70,7 +70,7 @@ def test_profiles_are_those_of_the_transcription():
         (0, 1, 2, 3), (6, 5, 5, 1), torch.stack([x.mean(0) for x in groups]), torch.stack(variance), 1
     )
 
-    compared = compare(found, SILENT, device=CPU)
+    compared = compare(found, device=CPU)
 
     expected = naive_cahp.profiles(signed.numpy(), labels.numpy())
     assert compared.gram is None
@@ -82,11 +82,11 @@ def test_profiles_are_those_of_the_transcription():
 @pytest.mark.parametrize("classes", [2, 3, 9])
 @pytest.mark.parametrize("block", [1, 8 * 10 * 9 * 4, 1 << 30])
 def test_the_gram_form_has_the_same_distances(monkeypatch, classes, block):
-    direct = compare(moments(classes), SILENT, device=CPU)
+    direct = compare(moments(classes), device=CPU)
     monkeypatch.setattr(head_profiles, "DIRECT_BYTES", 0)
     monkeypatch.setattr(head_profiles, "BLOCK_BYTES", block)
 
-    gram = compare(moments(classes), SILENT, device=CPU)
+    gram = compare(moments(classes), device=CPU)
 
     assert direct.gram is None
     assert gram.profiles is None
@@ -100,10 +100,10 @@ def test_the_gram_form_has_the_same_distances_between_near_heads(monkeypatch):
     """A pair that differs by 1e-4 of what profiles are long."""
     near = moments(6)
     near.mean[:, 1], near.variance[:, 1] = near.mean[:, 0] + 1e-4, near.variance[:, 0]
-    direct = compare(near, SILENT, device=CPU)
+    direct = compare(near, device=CPU)
     monkeypatch.setattr(head_profiles, "DIRECT_BYTES", 0)
 
-    gram = compare(near, SILENT, device=CPU)
+    gram = compare(near, device=CPU)
 
     assert direct.distances[0, 1] < 1e-2 * direct.distances.median()
     assert torch.allclose(gram.distances, direct.distances, rtol=1e-6, atol=0)
@@ -115,7 +115,7 @@ def test_the_form_follows_from_the_size(monkeypatch):
     for limit, direct in ((size, True), (size - 1, False)):
         monkeypatch.setattr(head_profiles, "DIRECT_BYTES", limit)
 
-        assert (compare(small, SILENT, device=CPU).gram is None) == direct
+        assert (compare(small, device=CPU).gram is None) == direct
 
 
 def test_distances_of_a_gram_matrix():
@@ -130,7 +130,7 @@ def test_distances_of_a_gram_matrix():
 @pytest.mark.parametrize("classes", [0, 1])
 def test_fewer_than_two_classes_are_refused(classes):
     with pytest.raises(DataError, match="but at least two are needed"):
-        compare(moments(classes), SILENT, device=CPU)
+        compare(moments(classes), device=CPU)
 
 
 def test_equal_heads_and_infinite_distances_are_refused():
@@ -141,6 +141,6 @@ def test_equal_heads_and_infinite_distances_are_refused():
     with pytest.raises(
         DataError, match="all heads have the same attention on these data, so they cannot be grouped"
     ):
-        compare(same, SILENT, device=CPU)
+        compare(same, device=CPU)
     with pytest.raises(DataError, match="not finite"):
-        compare(bad, SILENT, device=CPU)
+        compare(bad, device=CPU)

@@ -44,7 +44,7 @@ def test_same_removals_as_algorithm_1(name, objective):
     sample = base(variant(name))
     data = data_for(sample, count=24, others=20)
 
-    ranking = score_circuit(job_for(sample, data, budget=4, settings=settings(objective)), SILENT)
+    ranking = score_circuit(job_for(sample, data, budget=4, settings=settings(objective)))
 
     expected = naive.greedy(library_for(sample), objective, data, 4)
     layers = [t.layers for t in sample.header.architecture.towers.values()]
@@ -83,10 +83,10 @@ def test_every_candidate_is_valued_as_by_a_full_pass(one):
 @pytest.mark.parametrize("elements", [1, 1 << 30])
 def test_how_many_run_side_by_side_changes_nothing(monkeypatch, elements):
     sample = base(variant("distilled"))
-    expected = score_circuit(job_for(sample, data_for(sample), budget=4), SILENT)
+    expected = score_circuit(job_for(sample, data_for(sample), budget=4))
     monkeypatch.setattr(circuit_memory, "STREAM_ELEMENTS", elements)
 
-    found = score_circuit(job_for(sample, data_for(sample), budget=4), SILENT)
+    found = score_circuit(job_for(sample, data_for(sample), budget=4))
 
     assert removed(found) == removed(expected)
 
@@ -95,7 +95,7 @@ def test_every_head_can_go():
     sample = base(variant("class-token"))
     total = sum(t.layers * t.num_heads for t in sample.header.architecture.towers.values())
 
-    ranking = score_circuit(job_for(sample, data_for(sample, count=8, others=8), budget=total), SILENT)
+    ranking = score_circuit(job_for(sample, data_for(sample, count=8, others=8), budget=total))
 
     assert len(set(removed(ranking))) == total
     assert sorted(s for row in ranking.scores["vision"] for s in row) == [float(i) for i in range(total)]
@@ -104,7 +104,7 @@ def test_every_head_can_go():
 def test_scores_are_the_order_of_removal():
     sample = base(variant("class-token"))
 
-    ranking = score_circuit(job_for(sample, data_for(sample), budget=5), SILENT)
+    ranking = score_circuit(job_for(sample, data_for(sample), budget=5))
 
     table = ranking.scores["vision"]
     assert [table[r.layer][r.head] for r in ranking.removals] == [0.0, 1.0, 2.0, 3.0, 4.0]
@@ -121,7 +121,7 @@ def test_of_equal_candidates_the_first_goes():
         settings=CircuitSettings(objective="ood"),
     )
 
-    ranking = score_circuit(job, SILENT)
+    ranking = score_circuit(job)
 
     assert [(r.layer, r.head) for r in ranking.removals] == [(0, 0), (0, 1), (0, 2)]
 
@@ -129,13 +129,13 @@ def test_of_equal_candidates_the_first_goes():
 @pytest.mark.parametrize("after", [1, 3])
 def test_going_on_after_an_interruption_changes_nothing(after):
     sample = base(variant("class-token"))
-    whole = score_circuit(job_for(sample, data_for(sample), budget=6), SILENT)
+    whole = score_circuit(job_for(sample, data_for(sample), budget=6))
     first = Interrupted(after=after)
     with pytest.raises(KeyboardInterrupt):
-        score_circuit(job_for(sample, data_for(sample), budget=6, log=first), SILENT)
+        score_circuit(job_for(sample, data_for(sample), budget=6, log=first))
 
     second = first.resumed()
-    resumed = score_circuit(job_for(sample, data_for(sample), budget=6, log=second), SILENT)
+    resumed = score_circuit(job_for(sample, data_for(sample), budget=6, log=second))
 
     assert resumed == whole
     assert len(second.seen) == 6 - after

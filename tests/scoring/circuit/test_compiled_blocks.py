@@ -63,7 +63,7 @@ def test_neither_layers_nor_batches_nor_removals_are_compiled_for(count):
             Samples(x, y) for x, y in zip(cut_batch(images, size), labels.split(size), strict=True)
         )
 
-    score_circuit(job, SILENT)
+    score_circuit(job)
 
     assert count.frame_count == 1
 
@@ -94,7 +94,7 @@ def test_what_is_compiled_rounds_at_most(name, dtype, tolerance):
     for job in jobs:
         job.model.to(dtype)
 
-    expected, found = (score_circuit(job, SILENT) for job in jobs)
+    expected, found = (score_circuit(job) for job in jobs)
 
     assert removed(found) == removed(expected)
     assert [r.objective for r in found.removals] == pytest.approx(

@@ -107,7 +107,7 @@ def test_same_removals_as_algorithm_1_with_a_fit_for_each_candidate(name):
     sample = base(variant(name))
     data = data_for(sample, count=COUNT, others=OTHERS)
 
-    ranking = score_circuit(job(sample, data, budget=3), SILENT)
+    ranking = score_circuit(job(sample, data, budget=3))
 
     library, gone = library_for(sample), []
     assert ranking.baseline == pytest.approx(reference(*of_library(library, data)), abs=1e-9)
@@ -188,13 +188,13 @@ def test_accuracy_and_density_add_up():
 def test_how_many_features_are_held_at_once_changes_nothing(monkeypatch, name, lazy):
     sample = base(variant(name))
     data = data_for(sample, count=COUNT, others=OTHERS)
-    expected = score_circuit(job(sample, data, lazy=lazy, budget=4), SILENT)
+    expected = score_circuit(job(sample, data, lazy=lazy, budget=4))
     held = []
     monkeypatch.setattr(
         circuit_memory.MemoryBudget, "candidates_held", lambda _, size: held.append(size) or 2
     )
 
-    found = score_circuit(job(sample, data, lazy=lazy, budget=4), SILENT)
+    found = score_circuit(job(sample, data, lazy=lazy, budget=4))
 
     assert found == expected
     assert held
@@ -205,9 +205,9 @@ def test_how_many_features_are_held_at_once_changes_nothing(monkeypatch, name, l
 def test_a_lazy_search_that_values_every_head_is_exact(name):
     sample = base(variant(name))
     data = data_for(sample, count=COUNT, others=OTHERS)
-    expected = score_circuit(job(sample, data, budget=4), SILENT)
+    expected = score_circuit(job(sample, data, budget=4))
     with lazy_constants(doubt=0, swaps=0):
-        found = score_circuit(job(sample, data, lazy={}, budget=4), SILENT)
+        found = score_circuit(job(sample, data, lazy={}, budget=4))
 
     assert removed(found) == removed(expected)
     assert [r.objective for r in found.removals] == [r.objective for r in expected.removals]
@@ -218,12 +218,12 @@ def test_a_lazy_search_that_values_every_head_is_exact(name):
 def test_several_processes_find_the_same_bits(lazy):
     sample = base(variant("class-token"))
     data = data_for(sample, count=COUNT, others=OTHERS)
-    alone = score_circuit(job(sample, data, lazy=lazy, budget=4), SILENT)
+    alone = score_circuit(job(sample, data, lazy=lazy, budget=4))
 
     def share(team):
         whole = job(sample, data, lazy=lazy, budget=4)
         parts = {role: getattr(whole, role)[team.rank :: team.world] for role in ("id_data", "ood_data")}
-        return score_circuit(replace(whole, **parts, team=team), SILENT)
+        return score_circuit(replace(whole, **parts, team=team))
 
     assert together(2, share) == [alone, alone]
 

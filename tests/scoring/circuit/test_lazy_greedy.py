@@ -32,7 +32,7 @@ def run(sample, data, *, budget=7, log=None, search="lazy", **changes):
     constants = {name: changes.pop(name) for name in ("recheck", "doubt", "swaps") if name in changes}
     settings = CircuitSettings(search=search, **changes)
     with lazy_constants(**constants):
-        return score_circuit(job_for(sample, data, budget=budget, settings=settings, **extra), SILENT)
+        return score_circuit(job_for(sample, data, budget=budget, settings=settings, **extra))
 
 
 @pytest.mark.spread(cases=5)
@@ -141,12 +141,12 @@ def test_several_processes_find_the_same_bits(monkeypatch, world, kept):
     data = data_for(sample)
     settings = CircuitSettings(search="lazy")
     monkeypatch.setattr(search, "RECHECK", 3)
-    alone = score_circuit(job_for(sample, data, budget=5, settings=settings), SILENT)
+    alone = score_circuit(job_for(sample, data, budget=5, settings=settings))
 
     def work(team):
         job = job_for(sample, data, budget=5, settings=settings, team=team)
         share = slice(team.rank, None, world)
-        return score_circuit(replace(job, id_data=job.id_data[share], ood_data=job.ood_data[share]), SILENT)
+        return score_circuit(replace(job, id_data=job.id_data[share], ood_data=job.ood_data[share]))
 
     assert together(world, work) == [alone] * world
 

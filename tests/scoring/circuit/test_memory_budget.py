@@ -40,7 +40,7 @@ def test_a_peak_counts_what_is_made_and_gone():
 def peak_of(job):
     """Return the bytes that a search takes, and those of the samples that it remembers."""
     with Peak() as peak:
-        score_circuit(job, SILENT)
+        score_circuit(job)
     return peak.highest
 
 
@@ -74,9 +74,9 @@ def test_a_bound_changes_no_removal(monkeypatch, name, search):
     sample = base(variant(name))
     data = data_for(sample, count=24, others=20)
     settings = CircuitSettings(search=search)
-    expected = score_circuit(job_for(sample, data, budget=4, settings=settings), SILENT)
+    expected = score_circuit(job_for(sample, data, budget=4, settings=settings))
 
-    found = score_circuit(job_for(sample, data, budget=4, settings=settings, max_memory=4 << 20), SILENT)
+    found = score_circuit(job_for(sample, data, budget=4, settings=settings, max_memory=4 << 20))
 
     assert removed(found) == removed(expected)
     assert [r.objective for r in found.removals] == pytest.approx(

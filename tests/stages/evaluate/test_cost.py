@@ -236,7 +236,7 @@ def test_times_of_a_busy_machine_are_doubtful(monkeypatch, share, device, doubtf
     heard, model = Heard(), SimpleNamespace(device=torch.device(device))
 
     doubts: list[str] = []
-    measure_latencies([loaded(model)], ("latency_ms",), batch_size=2, progress=heard, warn=doubts.extend)
+    measure_latencies([loaded(model)], ("latency_ms",), batch_size=2, warn=doubts.extend)
 
     said = "`latency_ms` is too high: other programs used the processor, and hydractl ran for 50% of the time"
     assert [doubt.startswith(said) for doubt in doubts] == [True] * doubtful

@@ -44,7 +44,7 @@ def config(out, model, classes="0-2", **changes):
 
 def prepared(given):
     heard = Heard()
-    return prepare(given, heard, OutputLock(force=False)), heard
+    return prepare(given, OutputLock(force=False)), heard
 
 
 @pytest.fixture(scope="module")

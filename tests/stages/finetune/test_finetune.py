@@ -483,7 +483,7 @@ def test_validation_on_what_is_learnt_is_warned_about(tmp_path, val, said):
     everything = DataRef.parse("digits::split=train,classes=0-6")
     data = DataRef.parse(TRAIN) if "60" in val else everything
 
-    prepare(config(tmp_path / "out.st", data=data, val=DataRef.parse(val)), heard, OutputLock(force=False))
+    prepare(config(tmp_path / "out.st", data=data, val=DataRef.parse(val)), OutputLock(force=False))
 
     lost = (
         "validation accuracy and NLL will be too good, and the learning rate and weights are selected on data that the "
