@@ -14,10 +14,10 @@ from hydractl.errors import HydraError, UnsupportedModelError
 from hydractl.families.load import load_model, open_model
 from hydractl.families.registry import family_of
 from hydractl.families.tower import TOLERANCE, largest_difference
-from hydractl.fusion.loaded_model import load
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Header, Kind
 from hydractl.model_inputs import inputs_like
+from hydractl.prediction.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 

@@ -26,11 +26,11 @@ def worker(members: int, samples: int, classes: int, folder: Path) -> None:
     """Keep and measure predictions, and print the peak of memory beyond that of the libraries, in bytes."""
     import torch
 
-    from hydractl.fusion.inference import collected
     from hydractl.metrics.compute import measure
     from hydractl.metrics.registry import METRICS
     from hydractl.metrics.resampling import Resampling
     from hydractl.metrics.temperature import Scaled, scaled_nll
+    from hydractl.prediction.inference import collected
 
     torch.set_num_threads(1)
     draw = torch.Generator().manual_seed(0)

@@ -54,13 +54,13 @@ from hydractl.data.encode import encoded, open_items
 from hydractl.families.load import load_model
 from hydractl.manifest.head_mask import Removal
 from hydractl.manifest.report import Report
+from hydractl.prediction.open_inputs import open_reader
 from hydractl.progress import Silent, reporting
 from hydractl.scoring import circuit
 from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.search import score_circuit
-from hydractl.scoring.job import Ranking, ScoreJob
+from hydractl.scoring.job import Ranking, RepeatedBatches, ScoreJob
 from hydractl.scoring.settings import CircuitSettings
-from hydractl.stages.shared.open_inputs import RepeatedBatches, open_reader
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from demo_tasks import DIGITS, DemoTask, reviews

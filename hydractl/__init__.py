@@ -10,9 +10,10 @@ from hydractl.version import __version__
 TYPE_CHECKING = False  # as type checkers take it; `typing` takes longer to load than a signal to come
 if TYPE_CHECKING:
     from hydractl.fusion.hydra import Hydra
-    from hydractl.fusion.loaded_model import load
-    from hydractl.fusion.predictions import Predictions
     from hydractl.heads.budget import HeadBudget
+    from hydractl.prediction.class_names import Naming
+    from hydractl.prediction.loaded_model import load
+    from hydractl.prediction.predictions import Predictions
     from hydractl.stages.evaluate.config import EvalConfig, SetOptions
     from hydractl.stages.evaluate.run import run_eval as evaluate
     from hydractl.stages.export.config import ExportConfig
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from hydractl.stages.finetune.run import run_finetune as finetune
     from hydractl.stages.fuse.config import FuseConfig, Measuring
     from hydractl.stages.fuse.run import run_fuse as fuse
+    from hydractl.stages.options import Images
     from hydractl.stages.predict.config import PredictConfig
     from hydractl.stages.predict.run import run_predict as predict
     from hydractl.stages.prune.config import DiverseConfig, PruneConfig
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from hydractl.stages.report.run import run_report as report
     from hydractl.stages.score.config import ScoreConfig
     from hydractl.stages.score.run import run_score as score
-    from hydractl.stages.shared.settings import Images
-    from hydractl.stages.shared.zero_shot_classes import Naming
     from hydractl.training.recipe import Recipe
 
 __all__ = [
@@ -74,18 +74,18 @@ _PLACES = {
     "FuseConfig": "hydractl.stages.fuse.config",
     "HeadBudget": "hydractl.heads.budget",
     "Hydra": "hydractl.fusion.hydra",
-    "Images": "hydractl.stages.shared.settings",
+    "Images": "hydractl.stages.options",
     "Measuring": "hydractl.stages.fuse.config",
-    "Naming": "hydractl.stages.shared.zero_shot_classes",
+    "Naming": "hydractl.prediction.class_names",
     "PredictConfig": "hydractl.stages.predict.config",
-    "Predictions": "hydractl.fusion.predictions",
+    "Predictions": "hydractl.prediction.predictions",
     "PruneConfig": "hydractl.stages.prune.config",
     "PushConfig": "hydractl.stages.push.config",
     "Recipe": "hydractl.training.recipe",
     "ReportConfig": "hydractl.stages.report.config",
     "ScoreConfig": "hydractl.stages.score.config",
     "SetOptions": "hydractl.stages.evaluate.config",
-    "load": "hydractl.fusion.loaded_model",
+    "load": "hydractl.prediction.loaded_model",
 }
 _STAGES = {
     "evaluate": "hydractl.stages.evaluate.run:run_eval",

@@ -13,6 +13,7 @@ from hydractl import settings
 from hydractl.errors import UsageError
 from hydractl.parsing import configured
 from hydractl.plugins import Plugin
+from hydractl.provenance.command_config import CommandConfig, config_digest, input_refs, recorded_argv
 from hydractl.settings import (
     CheckedSettings,
     Extension,
@@ -24,7 +25,6 @@ from hydractl.settings import (
     options_of,
     setting,
 )
-from hydractl.stages.shared.command_config import CommandConfig, config_digest, input_refs, recorded_argv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

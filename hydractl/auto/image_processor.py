@@ -7,8 +7,8 @@ from typing import Any
 from transformers import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
 
-from hydractl.fusion.loaded_model import Encoder
 from hydractl.manifest.header import Preprocess
+from hydractl.prediction.loaded_model import Encoder
 from hydractl.strict_json import compact
 
 

@@ -24,8 +24,6 @@ from hydractl.families.registry import family_of
 from hydractl.families.tower import Model
 from hydractl.families.transformers.hf_models import labels_as_config
 from hydractl.families.transformers.models import named
-from hydractl.fusion.feature_ood import WithDefaultScore
-from hydractl.fusion.loaded_model import LoadedHydra, LoadedModel, load
 from hydractl.fusion.plan import split_members
 from hydractl.hub.layout import CONFIG, files_of, labels_of
 from hydractl.manifest.header import Header
@@ -34,6 +32,8 @@ from hydractl.metrics.ood_scores import SCORES, entropy, mutual_information
 from hydractl.metrics.per_sample import of_inputs, opinions, question_losses
 from hydractl.model_inputs import Inputs
 from hydractl.model_source import download
+from hydractl.prediction.feature_ood import WithDefaultScore
+from hydractl.prediction.loaded_model import LoadedHydra, LoadedModel, load
 from hydractl.strict_json import parse
 from hydractl.tasks import SINGLE_LABEL
 

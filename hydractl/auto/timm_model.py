@@ -11,7 +11,7 @@ from hydractl.metrics.per_sample import opinions
 from hydractl.model_source import download
 
 if TYPE_CHECKING:
-    from hydractl.fusion.loaded_model import LoadedHydra, LoadedModel
+    from hydractl.prediction.loaded_model import LoadedHydra, LoadedModel
 
 
 class TimmHydra(nn.Module):
@@ -55,6 +55,6 @@ def hydractl(*, pretrained: bool = False, **kwargs: Any) -> TimmHydra:  # noqa: 
         raise TypeError(f"a hydra does not support `{strange[0]}={kwargs[strange[0]]!r}`")
     if name and cache:
         where = download(name, cache_dir=cache)
-    from hydractl.fusion.loaded_model import load  # noqa: PLC0415 - importing timm must not cost all that this needs
+    from hydractl.prediction.loaded_model import load  # noqa: PLC0415 - importing timm must not cost all that this needs
 
     return TimmHydra(load(where), cfg).eval()

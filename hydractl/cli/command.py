@@ -17,10 +17,10 @@ from hydractl.errors import UnreadableError
 from hydractl.output.publish import STDOUT, is_stdout
 from hydractl.parsing import configured
 from hydractl.plugins import load
+from hydractl.provenance.command_config import CommandConfig, input_refs
 from hydractl.runtime import enough_memory
 from hydractl.settings import Option, Role, Setting, declared, long_option, options_of
-from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.command_config import CommandConfig, input_refs
+from hydractl.stages import options as shared
 
 C = TypeVar("C", bound=CommandConfig)
 KINDS: dict[str, Any] = {
@@ -140,7 +140,7 @@ def _check_inputs(config: CommandConfig) -> None:
 
 
 def _is_up_to_date(config: C, terminal: Terminal, say: Callable[[C, Terminal], None] | None) -> bool:
-    from hydractl.stages.shared.provenance import check_up_to_date
+    from hydractl.provenance.up_to_date import check_up_to_date
 
     state = check_up_to_date(config)
     if state.reason is not None:

@@ -13,6 +13,7 @@ from hydractl.messages import did_you_mean
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import needing
 from hydractl.plugins import load
+from hydractl.provenance.command_config import InputRef
 from hydractl.research.analyses.options import (
     ANALYSES,
     ANALYSING,
@@ -33,9 +34,8 @@ from hydractl.research.corruptions.names import (
     scopes_of,
 )
 from hydractl.settings import Role, by_default, setting
+from hydractl.stages import options as shared
 from hydractl.stages.evaluate.extension import EvalExtension
-from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.command_config import InputRef
 
 if TYPE_CHECKING:
     from hydractl.families.load import OpenModel

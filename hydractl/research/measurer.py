@@ -17,6 +17,7 @@ from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.report import Report, Row
 from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.ood_scores import MSP
+from hydractl.prediction.open_inputs import Identity
 from hydractl.research.analyses.context import analyse, check_rows, read_scores
 from hydractl.research.baselines.options import baselines_of, data_of
 from hydractl.research.baselines.rows import (
@@ -38,7 +39,6 @@ from hydractl.stages.evaluate.data import check_one_question, open_set
 from hydractl.stages.evaluate.extension import RowMeasurer
 from hydractl.stages.evaluate.measure_row import Evaluation, LoadedRow
 from hydractl.stages.evaluate.refs import NamedModels
-from hydractl.stages.shared.open_inputs import Identity
 
 
 @dataclass(slots=True)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, TypeVar
 
+import torch
+
 from hydractl import progress
+from hydractl.data.batches import Batch
 from hydractl.errors import DataError
 from hydractl.families.base import Family
-from hydractl.model_inputs import Inputs
+from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.processes.distributed import ProcessGroup
+from hydractl.runtime import on_device
 from hydractl.scoring.settings import Settings
 from hydractl.training.run_log import NO_LOG, RunLog
 
@@ -21,10 +25,10 @@ if TYPE_CHECKING:
     import torch
 
     from hydractl.families.tower import Model
-    from hydractl.fusion.feature_ood import FeatureExtractor
     from hydractl.manifest.document import OptionValue
     from hydractl.manifest.head_mask import HeadName, Removal, TowerHeads
     from hydractl.manifest.header import Architecture
+    from hydractl.prediction.feature_ood import FeatureExtractor
 
 
 S = TypeVar("S", bound=Settings)
@@ -257,3 +261,17 @@ def warn_of_unlike_towers(job: ScoreJob, how: str) -> None:
 
 def _divided(row: Sequence[float], by: float) -> list[float]:
     return [x / (by + TINY) for x in row]
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedBatches:
+    """Batches for a method, made anew on each pass from cached ones."""
+
+    cached: Iterable[Batch[Inputs]]
+    labels: torch.Tensor | None
+    like: torch.Tensor
+
+    def __iter__(self) -> Iterator[Samples]:
+        for batch in self.cached:
+            labels = None if self.labels is None else on_device(self.labels[batch.indices], self.like.device)
+            yield Samples(inputs_like(batch.inputs, self.like), labels)

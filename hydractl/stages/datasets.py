@@ -10,8 +10,8 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.messages import did_you_mean
 from hydractl.progress import stage
+from hydractl.provenance.command_config import CommandConfig
 from hydractl.settings import Setting, required
-from hydractl.stages.shared.command_config import CommandConfig
 
 LIST, SHOW = "list", "show"
 

@@ -15,8 +15,8 @@ from hydractl import progress
 from hydractl.errors import CheckFailed, reason_of
 from hydractl.messages import counted, quoted
 from hydractl.progress import stage
+from hydractl.provenance.command_config import CommandConfig
 from hydractl.settings import CheckedSettings, setting
-from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.version import __version__
 
 

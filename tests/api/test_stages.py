@@ -12,11 +12,11 @@ import pytest
 import hydractl
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, OutputExists, UsageError
+from hydractl.prediction.class_names import Naming
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.predict.config import PredictConfig
-from hydractl.stages.shared.zero_shot_classes import Naming
 from support.builders import base
 from support.heard import Heard
 

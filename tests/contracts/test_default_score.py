@@ -8,9 +8,9 @@ import torch
 from hydractl.data.batches import Batch
 from hydractl.families.registry import FAMILIES
 from hydractl.families.tower import Contrast, largest_difference, unit
-from hydractl.fusion.feature_ood import Predictor, WithDefaultScore
 from hydractl.fusion.hydra import Hydra
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES
+from hydractl.prediction.feature_ood import Predictor, WithDefaultScore
 from support.builders import base
 from support.stored_scores import COUNT, fitted
 from support.variants import OF_CLASSES, PLAIN, READERS

@@ -10,12 +10,12 @@ from hydractl.data import tokenize
 from hydractl.families.tower import largest_difference, probe_inputs
 from hydractl.manifest.header import Tokenization
 from hydractl.model_inputs import PIXELS, TEXTS
+from hydractl.prediction.class_names import Naming
 from hydractl.stages.export import formats
 from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.export.run import run_export
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.stages.shared.zero_shot_classes import Naming
 from support.builders import base
 from support.stored_scores import COUNT, store_scores
 from support.variants import OF_CLASSES, VARIANTS

@@ -9,10 +9,10 @@ from hydractl.data.batches import Batch
 from hydractl.families.registry import FAMILIES
 from hydractl.families.stream import FeatureLinear
 from hydractl.families.tower import Contrast, unit
-from hydractl.fusion.feature_ood import FeatureExtractor
 from hydractl.fusion.hydra import Hydra
-from hydractl.fusion.inference import responses
 from hydractl.metrics.per_sample import Responses
+from hydractl.prediction.feature_ood import FeatureExtractor
+from hydractl.prediction.inference import responses
 from support.builders import base
 from support.variants import OF_CLASSES, PLAIN, variant
 

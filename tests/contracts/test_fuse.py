@@ -13,8 +13,8 @@ import hydractl
 from hydractl.families.base import place_of
 from hydractl.families.tower import largest_difference
 from hydractl.fusion.hydra import Hydra
-from hydractl.fusion.loaded_model import load
 from hydractl.manifest.header import Fate
+from hydractl.prediction.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hydractl.families.tower import largest_difference
-from hydractl.fusion.loaded_model import load
 from hydractl.model_inputs import map_inputs
+from hydractl.prediction.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base

@@ -9,7 +9,7 @@ import torch
 
 from hydractl.families.load import open_model
 from hydractl.families.tower import Block, largest_difference
-from hydractl.fusion.loaded_model import load
+from hydractl.prediction.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base

@@ -9,9 +9,9 @@ import transformers
 
 import hydractl.auto.register  # noqa: F401 - lets transformers know members and hydras
 from hydractl.families.load import open_model
-from hydractl.fusion.loaded_model import load
 from hydractl.hub.layout import is_stock
 from hydractl.output.publish import Folder
+from hydractl.prediction.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import Sample

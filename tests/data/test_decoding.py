@@ -21,8 +21,8 @@ from hydractl.data.encode import encoded, given_items
 from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform, train_transform
 from hydractl.errors import DataError
-from hydractl.fusion.loaded_model import Encoder
 from hydractl.manifest.header import Preprocess
+from hydractl.prediction.loaded_model import Encoder
 from hydractl.stages.export.run import undecoded
 from hydractl.training.feeding import Planned, open_source
 

@@ -18,9 +18,9 @@ from hydractl.checkpoint import write_tensors
 from hydractl.cli.app import main
 from hydractl.data.batches import Batch
 from hydractl.families.registry import family_of
-from hydractl.fusion.feature_ood import FeatureExtractor
-from hydractl.fusion.inference import responses
-from hydractl.fusion.loaded_model import load
+from hydractl.prediction.feature_ood import FeatureExtractor
+from hydractl.prediction.inference import responses
+from hydractl.prediction.loaded_model import load
 from hydractl.scoring.methods import METHODS
 from support.gpu import crossings, made_up
 

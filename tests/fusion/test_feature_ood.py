@@ -10,9 +10,9 @@ import torch
 
 from hydractl.data.batches import Batch
 from hydractl.errors import OutputError
-from hydractl.fusion.feature_ood import fit_scores
 from hydractl.metrics.feature_scores import FITS, Classifier
 from hydractl.output import scratch
+from hydractl.prediction.feature_ood import fit_scores
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.scoring.circuit.tower import Peak
 

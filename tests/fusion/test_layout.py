@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from hydractl.families.stream import MemberParallel
 from hydractl.families.tower import largest_difference
 from hydractl.fusion.hydra import Hydra
-from hydractl.fusion.loaded_model import load
+from hydractl.prediction.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base

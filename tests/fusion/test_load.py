@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, CLIP
 import hydractl
 from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.errors import CheckpointError, UsageError
-from hydractl.fusion.loaded_model import load
+from hydractl.prediction.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base

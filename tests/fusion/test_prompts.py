@@ -7,7 +7,7 @@ import pytest
 import hydractl
 from hydractl.errors import UsageError
 from hydractl.families.load import open_model
-from hydractl.fusion.prompts import Classes, prompts_of
+from hydractl.prediction.class_names import Classes, prompts_of
 from support.pairs import pair
 
 LONG = "a photo of a big photo of a big photo"

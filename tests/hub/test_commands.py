@@ -10,8 +10,8 @@ import pytest
 from hydractl.cli.app import main
 from hydractl.hub.card import making
 from hydractl.manifest.header import InputFile, Kind, Step
+from hydractl.provenance.command_config import without_paths
 from hydractl.runtime import digest_file
-from hydractl.stages.shared.command_config import without_paths
 from support.builders import base, sha
 
 BACKBONE = "arch:vit_tiny_patch16_224::img_size=8,patch_size=2,in_chans=1,embed_dim=16,depth=2,num_heads=4,num_classes=10"

@@ -10,12 +10,12 @@ import torch
 from hydractl.checkpoint import write_tensors
 from hydractl.families.load import open_model
 from hydractl.families.tower import largest_difference
-from hydractl.fusion.loaded_model import load
 from hydractl.hub.layout import files_of, is_stock
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.head_mask import HeadMask
 from hydractl.manifest.header import Kind, Preprocess, Tokenization
 from hydractl.output.publish import Folder, OutputLock
+from hydractl.prediction.loaded_model import load
 from support.builders import Sample, base
 from support.pairs import pair
 from support.text_folders import save_tokenizer

@@ -11,13 +11,13 @@ import torch
 
 from hydractl.errors import CheckpointError, InputError, ManifestError
 from hydractl.families.load import open_model
-from hydractl.fusion.inference import respond
 from hydractl.manifest.guarantees import PredictionSets
 from hydractl.manifest.header import FittedScores, FusePlan, Header, Kind
 from hydractl.manifest.temperature import Temperature
 from hydractl.metrics.feature_scores import FittedScore
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, KNN, VERSION
-from hydractl.stages.shared.predictions import Scaling
+from hydractl.prediction.inference import respond
+from hydractl.prediction.scaling import Scaling
 from support.builders import base, sha
 from support.reports import THRESHOLD
 from support.variants import variant

@@ -6,7 +6,6 @@ import torch_pruning
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.errors import DataError, UsageError
-from hydractl.progress import SILENT
 from hydractl.scoring import gradients
 from hydractl.scoring.settings import BudgetMeaning, TaylorSettings
 from hydractl.scoring.weight_scores import score_taylor

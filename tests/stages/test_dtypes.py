@@ -11,8 +11,8 @@ from hydractl.data.reference import DataRef
 from hydractl.families.base import SCALE
 from hydractl.families.load import open_model
 from hydractl.families.registry import family_of
-from hydractl.fusion.loaded_model import load
 from hydractl.manifest.head_mask import HeadMask, HeadScores
+from hydractl.prediction.loaded_model import load
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig

@@ -15,11 +15,11 @@ from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.prepare import prepare
 from hydractl.stages.finetune.run import run_finetune
+from hydractl.stages.options import Images, parse_size
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
-from hydractl.stages.shared.settings import Images, parse_size
 from hydractl.training.recipe import Recipe
 from support.builders import base, mask_file
 from support.heard import Heard

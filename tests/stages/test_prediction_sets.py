@@ -25,6 +25,8 @@ from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.terms import SetMethod
 from hydractl.metrics.conformal import fewest_samples, nonconformity, quantile
 from hydractl.metrics.per_sample import Responses
+from hydractl.prediction.class_names import Naming
+from hydractl.provenance.command_config import config_digest
 from hydractl.stages.evaluate.config import NO_SETS, EvalConfig, SetOptions
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
@@ -37,8 +39,6 @@ from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
-from hydractl.stages.shared.command_config import config_digest
-from hydractl.stages.shared.zero_shot_classes import Naming
 from support.builders import base, mask_file
 from support.heard import Heard
 from support.pairs import pair

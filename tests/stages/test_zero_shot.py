@@ -16,12 +16,12 @@ from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.families.load import load_model, open_model
-from hydractl.fusion.loaded_model import load
 from hydractl.fusion.plan import zero_dropped
-from hydractl.fusion.prompts import DEFAULT_TEMPLATE, Classes, settle
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import Fate, Kind, Prompting
+from hydractl.prediction.class_names import DEFAULT_TEMPLATE, Classes, Naming, ask, settle, with_classes
+from hydractl.prediction.loaded_model import load
 from hydractl.scoring.circuit import tower
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
@@ -34,7 +34,6 @@ from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
-from hydractl.stages.shared.zero_shot_classes import Naming, ask, with_classes
 from hydractl.training.recipe import Recipe
 from support.builders import base as classifier
 from support.heard import Heard

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hydractl.data.encode import open_items
-from hydractl.stages.shared.predictions import PreparedData
+from hydractl.prediction.inference import PreparedData
 
 
 def with_head(sample, weight, bias):

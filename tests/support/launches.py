@@ -14,8 +14,8 @@ from unittest import mock
 
 import torch
 
-from hydractl.fusion.loaded_model import load
 from hydractl.model_inputs import map_inputs
+from hydractl.prediction.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.training.dropout import StepNoise

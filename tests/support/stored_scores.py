@@ -10,10 +10,10 @@ import torch
 import hydractl
 from hydractl.data.batches import Batch
 from hydractl.families.registry import family_of
-from hydractl.fusion.feature_ood import FeatureExtractor, Scores, fit_scores
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import FittedScores
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION
+from hydractl.prediction.feature_ood import FeatureExtractor, Scores, fit_scores
 from hydractl.processes.distributed import ProcessGroup
 from support.builders import sha
 

@@ -12,7 +12,7 @@ import torch
 from torch.distributed import HashStore, ProcessGroupGloo
 
 from hydractl.families.load import open_model
-from hydractl.fusion.inference import responses
+from hydractl.prediction.inference import responses
 from hydractl.processes.distributed import ProcessGroup
 
 CPU = torch.device("cpu")

@@ -10,8 +10,7 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import UsageError
 from hydractl.families.load import load_model, open_model
-from hydractl.fusion.prompts import settle
-from hydractl.stages.shared.zero_shot_classes import Naming
+from hydractl.prediction.class_names import Naming, settle
 from hydractl.training.clip_pretraining import PairConfig, train_pair, word_tokenizer
 
 DATA = "shapes::split=val,classes=red star+blue circle,limit=48"

@@ -22,12 +22,12 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.messages import counted, did_you_mean_path
 from hydractl.output.publish import Folder, is_stream
+from hydractl.provenance.command_config import CommandConfig, InputRef, open_readings
 from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
+from hydractl.stages import options as shared
 from hydractl.stages.evaluate.fail_if import risk_text
 from hydractl.stages.evaluate.refs import OOD_SETS, NamedData, NamedModels, check_distinct, model_name
 from hydractl.stages.importing.config import name_of
-from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.command_config import CommandConfig, InputRef, open_readings
 
 if TYPE_CHECKING:
     import numpy as np

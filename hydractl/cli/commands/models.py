@@ -12,7 +12,7 @@ from hydractl.manifest.temperature import Temperature
 from hydractl.messages import count, counted
 from hydractl.output.paths import is_folder
 from hydractl.output.publish import STDOUT
-from hydractl.stages.shared.outputs import check_outputs
+from hydractl.provenance.outputs import check_outputs
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -46,8 +46,8 @@ def import_weights(config: ImportConfig, terminal: Terminal) -> None:
       hydractl import weights.pth --arch vit_tiny_patch16_224 \
         --labels cat,dog -o base.st
     """
+    from hydractl.provenance.up_to_date import check_up_to_date
     from hydractl.stages.importing.run import ImportReport, ImportReports, run_import
-    from hydractl.stages.shared.provenance import check_up_to_date
 
     progress = terminal.progress()
     if len(config.sources) > 1:  # before the first is written

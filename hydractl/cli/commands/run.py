@@ -29,7 +29,7 @@ from hydractl.errors import CheckFailed, InputError, Interrupted, OutputError, O
 from hydractl.messages import did_you_mean, lasting
 from hydractl.output.publish import has_content, make_folder, publish_text
 from hydractl.progress import reporting
-from hydractl.stages.shared.settings import FORCE, SEED
+from hydractl.stages.options import FORCE, SEED
 from hydractl.strict_json import NOT_UTF8
 
 UP_TO_DATE = 0.2

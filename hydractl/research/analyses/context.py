@@ -20,8 +20,6 @@ from hydractl.errors import InputError
 from hydractl.families.load import OpenModel, load_model
 from hydractl.families.tower import Contrast, Model, Towers
 from hydractl.fusion.build import members_from_state
-from hydractl.fusion.inference import collected, responses
-from hydractl.fusion.prompts import prompts_of
 from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.header import Fate, Kind, steps_to
 from hydractl.manifest.terms import ID_NAME
@@ -33,6 +31,9 @@ from hydractl.metrics.registry import needing
 from hydractl.metrics.resampling import Resampling
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.plugins import load
+from hydractl.prediction.class_names import prompts_of
+from hydractl.prediction.inference import collected, responses
+from hydractl.prediction.scaling import Scaling
 from hydractl.research.analyses.options import ANALYSES, Analysing, AnalysisNeeds
 from hydractl.research.corruptions.measure import with_corruption
 from hydractl.research.corruptions.names import Corruption
@@ -40,7 +41,6 @@ from hydractl.research.schema import Analyses
 from hydractl.runtime import on_device
 from hydractl.scoring.job import Samples
 from hydractl.stages.evaluate.measure_row import Evaluation, LoadedRow
-from hydractl.stages.shared.predictions import Scaling
 
 HINTS = {
     AnalysisNeeds.BASE: "add the base of the pruned models: `--compare base=BASE`",

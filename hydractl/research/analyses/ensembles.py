@@ -17,12 +17,12 @@ from hydractl.families.attention import Attention
 from hydractl.families.base import place_of
 from hydractl.families.load import OpenModel, load_model
 from hydractl.families.tower import Towers
-from hydractl.fusion.prompts import settle
 from hydractl.heads.masks import best_mask, best_mask_per_layer, removal_order, total_kept
 from hydractl.manifest.head_mask import HeadScores, Mask, Shape
 from hydractl.manifest.header import Fate, Kind
 from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.per_sample import Joined, StoredPredictions, at_once, ensemble_log_probs
+from hydractl.prediction.class_names import settle
 from hydractl.research.analyses.context import AnalysisContext, ModelOfRow, ask, measured, single
 from hydractl.research.schema import BaseWithFewerHeads, EnsembleSize, MergedAndSeparate, Merging, Spread
 from hydractl.scoring.attention_hooks import Gated, tapped

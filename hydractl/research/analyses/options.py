@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import NamedTuple, Self
 
 from hydractl.errors import UsageError
+from hydractl.provenance.command_config import NamedInputs
 from hydractl.settings import Option, OptionGroup, Role, check, setting
-from hydractl.stages.shared.command_config import NamedInputs
 
 ALL = "all"
 PANEL = "Analyses"

@@ -30,10 +30,10 @@ from hydractl.errors import DataError, UnsupportedModelError
 from hydractl.families.load import OpenModel
 from hydractl.families.tower import Contrast, Towers, blank_inputs, unit
 from hydractl.fusion.build import load_any
-from hydractl.fusion.prompts import Classes, prompts_of
 from hydractl.manifest.header import Tokenization
 from hydractl.messages import counted
 from hydractl.model_inputs import Inputs
+from hydractl.prediction.class_names import Classes, prompts_of
 from hydractl.research.baselines.laplace import cheapest_prior, exact
 from hydractl.research.baselines.options import FEWEST, BayesVlmOptions
 from hydractl.research.baselines.rows import BaselineInputs, BaselineModel

@@ -29,9 +29,9 @@ from hydractl.errors import UnsupportedModelError
 from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers, probe_inputs
 from hydractl.fusion.build import load_any
-from hydractl.fusion.prompts import Classes
 from hydractl.messages import counted
 from hydractl.model_inputs import Inputs
+from hydractl.prediction.class_names import Classes
 from hydractl.research.baselines.options import FULL, LaplaceOptions
 from hydractl.research.baselines.rows import BaselineInputs, BaselineModel
 

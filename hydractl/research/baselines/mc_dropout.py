@@ -21,8 +21,8 @@ from hydractl.errors import UnsupportedModelError
 from hydractl.families.attention import SharedDropout
 from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers
-from hydractl.fusion.prompts import Classes
 from hydractl.model_inputs import Inputs
+from hydractl.prediction.class_names import Classes
 from hydractl.research.baselines.options import McDropoutOptions
 from hydractl.research.baselines.rows import BaselineInputs, BaselineModel, without_weights
 from hydractl.training.dropout import NOT_DROPPED, dropout_layers

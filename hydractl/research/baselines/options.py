@@ -14,6 +14,7 @@ from hydractl.data.presets import PREFIX
 from hydractl.data.reference import KEYS, DataRef, split_source
 from hydractl.errors import UsageError
 from hydractl.parsing import number, whole_number, written
+from hydractl.provenance.command_config import shaping_settings
 from hydractl.settings import (
     LARGEST_SEED,
     CheckedSettings,
@@ -25,7 +26,6 @@ from hydractl.settings import (
     setting,
 )
 from hydractl.stages.evaluate.refs import NamedModels, RowSyntax, continues_options, model_name, split_models
-from hydractl.stages.shared.command_config import shaping_settings
 
 DATA, VAL = "data", "val"
 KRON, FULL = "kron", "full"

@@ -17,16 +17,16 @@ from hydractl.data.encode import Reading, encoded
 from hydractl.families.load import OpenModel, build_checked
 from hydractl.families.tower import OutputHead, Towers
 from hydractl.fusion.build import hollow, hydra_from_state
-from hydractl.fusion.prompts import Classes
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Kind
 from hydractl.manifest.terms import ID_NAME
 from hydractl.model_inputs import Inputs, inputs_like
+from hydractl.prediction.class_names import Classes
+from hydractl.prediction.open_inputs import overlap
 from hydractl.research.baselines.options import DATA, VAL, BaselineOptions, DerivedModels
 from hydractl.research.schema import Derived
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.refs import NamedModels
-from hydractl.stages.shared.open_inputs import overlap
 
 
 class BaselineModel(Towers):

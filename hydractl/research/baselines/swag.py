@@ -24,9 +24,9 @@ from hydractl.errors import UnsupportedModelError
 from hydractl.families.load import OpenModel
 from hydractl.families.registry import architecture_differences
 from hydractl.families.tower import Contrast, Towers
-from hydractl.fusion.prompts import Classes
 from hydractl.messages import counted, quoted
 from hydractl.model_inputs import Inputs
+from hydractl.prediction.class_names import Classes
 from hydractl.research.baselines.laplace import exact
 from hydractl.research.baselines.options import SwagOptions
 from hydractl.research.baselines.rows import BaselineInputs, BaselineModel, without_weights

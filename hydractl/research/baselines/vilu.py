@@ -26,10 +26,10 @@ from hydractl.data.batches import epoch_order
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.load import OpenModel
 from hydractl.families.tower import Contrast, Towers
-from hydractl.fusion.prompts import Classes
 from hydractl.messages import counted
 from hydractl.metrics.cost import count_macs, macs_of
 from hydractl.model_inputs import Inputs, inputs_like, map_inputs
+from hydractl.prediction.class_names import Classes
 from hydractl.research.baselines.options import ViluOptions
 from hydractl.research.baselines.rows import BaselineInputs, WithConfidence, without_weights
 from hydractl.runtime import on_device

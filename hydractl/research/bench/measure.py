@@ -16,10 +16,10 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import HydraError, UsageError
 from hydractl.families.load import OpenModel, open_model
-from hydractl.fusion.prompts import Classes
 from hydractl.heads.masks import check_enough
 from hydractl.manifest.header import Kind
 from hydractl.messages import listed
+from hydractl.prediction.class_names import Classes
 from hydractl.research.baselines.bayesvlm import check_pairs, text_settings
 from hydractl.research.baselines.options import BayesVlmOptions, baselines_of
 from hydractl.research.baselines.rows import check_baseline

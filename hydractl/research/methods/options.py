@@ -15,8 +15,8 @@ from hydractl.messages import did_you_mean
 from hydractl.parsing import number, whole_number, written
 from hydractl.plugins import load
 from hydractl.settings import CheckedSettings, Setting, by_default, check, required, setting
+from hydractl.stages import options as shared
 from hydractl.stages.finetune.extension import SEEDS, FinetuneExtension
-from hydractl.stages.shared import settings as shared
 from hydractl.training.recipe import TRAINED_PARTS
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from hydractl.checkpoint import write_tensors
 from hydractl.data.datasets import Items
 from hydractl.data.preprocess import sample_seed
 from hydractl.errors import CheckFailed, UsageError
+from hydractl.families.finite import stored_tensors
 from hydractl.families.load import OpenModel, open_model
 from hydractl.families.tower import Model
 from hydractl.manifest.document import Fingerprint
@@ -32,15 +33,14 @@ from hydractl.metrics.per_sample import question_losses
 from hydractl.model_inputs import Inputs, map_inputs
 from hydractl.output.publish import Digested, OutputLock, is_stream, publish_together
 from hydractl.processes.distributed import world_size
+from hydractl.provenance.outputs import check_outputs
+from hydractl.provenance.up_to_date import make_step, scored_data
 from hydractl.research.scores.options import GateSettings, TrainedWeights
 from hydractl.runtime import digest_text, versions
 from hydractl.scoring.attention_hooks import Gated
 from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import MethodRun, settings_of
-from hydractl.stages.shared.finite import stored_tensors
-from hydractl.stages.shared.outputs import check_outputs
-from hydractl.stages.shared.provenance import make_step, scored_data
 from hydractl.training.accelerator import Share, start_engine
 from hydractl.training.feeding import ItemFeed
 from hydractl.training.loop import Trained, metrics_of, tally, train

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from hydractl.errors import DataError
 from hydractl.families.tower import Model
-from hydractl.fusion.feature_ood import FeatureExtractor
 from hydractl.metrics.feature_scores import Classifier, FittedScore, Moments, Training, energy_density, fit
 from hydractl.metrics.ood_scores import ENERGY, ENERGY_DENSITY, MSP, RELATIVE, SCORES
 from hydractl.metrics.per_sample import at_labels, places
+from hydractl.prediction.feature_ood import FeatureExtractor
 from hydractl.scoring.objective import TERMS, Objective
 
 HITS, NLL, CONFIDENCE, SCORE = "hits", "nll", "confidence", "score"

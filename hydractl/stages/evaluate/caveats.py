@@ -23,6 +23,8 @@ from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_ranking import TPR
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
+from hydractl.prediction.feature_ood import overlap_of_val
+from hydractl.prediction.open_inputs import Identity, overlap
 from hydractl.scoring.objective import parse_objective
 from hydractl.stages.evaluate.config import SETS, EvalConfig
 from hydractl.stages.evaluate.fail_if import OPTION
@@ -33,8 +35,6 @@ from hydractl.stages.evaluate.selective_threshold import (
     THRESHOLD,
     sources_of_stored,
 )
-from hydractl.stages.shared.open_inputs import Identity, overlap
-from hydractl.stages.shared.predictions import overlap_of_val
 
 FEW = 100
 """Sample size below which FPR95 and a fitted temperature are unreliable."""

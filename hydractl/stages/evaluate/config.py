@@ -17,7 +17,9 @@ from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, choose_metrics, needing
 from hydractl.output.paths import PREDICTIONS, REPORT
 from hydractl.plugins import added
+from hydractl.prediction.class_names import NOTHING_NAMED, Naming
 from hydractl.processes.distributed import refuse_shared_input
+from hydractl.provenance.command_config import IF_CHANGED, CommandConfig, InputRef
 from hydractl.settings import (
     CheckedSettings,
     Constraint,
@@ -33,12 +35,10 @@ from hydractl.settings import (
     required,
     setting,
 )
+from hydractl.stages import options as shared
 from hydractl.stages.evaluate import fail_if as threshold
 from hydractl.stages.evaluate.extension import EvalExtension
 from hydractl.stages.evaluate.refs import OOD_SETS, ROWS, NamedData, NamedModels, check_distinct, model_name
-from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.command_config import CommandConfig, InputRef
-from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
 
 SETS, SETS_PANEL = "--sets", "Prediction sets"
 RAPS_PENALTY, RAPS_RANK = 0.01, 5
@@ -328,7 +328,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     """Applies to `model` only."""
     seed: int = by_default(0, replace(shared.SEED, help="Seed of resamples and corruptions.", panel=MEASURED))
     force: bool = flag(shared.FORCE)
-    if_changed: bool = flag(shared.IF_CHANGED)
+    if_changed: bool = flag(IF_CHANGED)
 
     def __post_init__(self) -> None:
         check(self)

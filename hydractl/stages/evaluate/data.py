@@ -27,20 +27,21 @@ from hydractl.data.reference import DataRef
 from hydractl.data.words import WordSet
 from hydractl.errors import DataError, InputError, UsageError
 from hydractl.families.load import OpenModel
-from hydractl.fusion.prompts import Classes
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, metrics_of, needing
 from hydractl.output.publish import OutputLock
+from hydractl.prediction.class_names import Classes
+from hydractl.prediction.feature_ood import FitOn
+from hydractl.prediction.inference import PreparedData
+from hydractl.prediction.open_inputs import Identity, warn
 from hydractl.processes.distributed import ProcessGroup
+from hydractl.provenance import outputs
+from hydractl.provenance.command_config import input_refs
 from hydractl.settings import Role
 from hydractl.stages.evaluate.caveats import check_apart, check_enough, of_data
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.shared import outputs
-from hydractl.stages.shared.command_config import input_refs
-from hydractl.stages.shared.open_inputs import Identity, warn
-from hydractl.stages.shared.predictions import FitOn, PreparedData
 from hydractl.tasks import SINGLE_LABEL, TASKS
 
 

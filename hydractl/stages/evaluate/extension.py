@@ -10,8 +10,8 @@ from hydractl.settings import Extension
 if TYPE_CHECKING:
     from hydractl.families.load import OpenModel
     from hydractl.manifest.report import Report, Row
+    from hydractl.provenance.command_config import InputRef
     from hydractl.stages.evaluate.refs import NamedModels
-    from hydractl.stages.shared.command_config import InputRef
 
 
 class RowMeasurer:

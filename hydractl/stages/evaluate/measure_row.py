@@ -16,8 +16,6 @@ from hydractl import progress
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel, fingerprint_of
 from hydractl.fusion.build import load_any
-from hydractl.fusion.feature_ood import Predictor, Scores, default_score
-from hydractl.fusion.prompts import Classes, settle
 from hydractl.manifest.document import Value
 from hydractl.manifest.guarantees import Examples, SetNumbers
 from hydractl.manifest.header import Header
@@ -31,6 +29,11 @@ from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP
 from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.metrics.registry import VAL, needing
 from hydractl.metrics.resampling import Resampling, present
+from hydractl.prediction.answers import predict_together
+from hydractl.prediction.class_names import NOTHING_NAMED, Classes, settle
+from hydractl.prediction.feature_ood import Predictor, Scores, default_score, with_ood_scores
+from hydractl.prediction.inference import PreparedData, fits
+from hydractl.prediction.scaling import Scaling
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.stages.evaluate.caveats import of_row, tuned_on_ood
 from hydractl.stages.evaluate.config import EvalConfig
@@ -48,8 +51,6 @@ from hydractl.stages.evaluate.selective_threshold import (
     threshold_of,
     why_lapses,
 )
-from hydractl.stages.shared.predictions import PreparedData, Scaling, fits, predict_together, with_ood_scores
-from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED
 
 
 @dataclass(slots=True, kw_only=True)

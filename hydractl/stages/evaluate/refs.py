@@ -15,8 +15,8 @@ from hydractl.messages import quoted
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.model_source import named, split_options, unclosed
 from hydractl.plugins import added
+from hydractl.provenance.command_config import NamedInputs
 from hydractl.settings import Role, Setting
-from hydractl.stages.shared.command_config import NamedInputs
 
 # `=` and `,` part names from references, `:` marks one, brackets belong to conditions, `/` parts tensor names.
 NAME = re.compile(r"[^=,:/\[\]\s](?:[^=,:/\[\]]*[^=,:/\[\]\s])?")

@@ -23,8 +23,11 @@ from hydractl.metrics.per_sample import StoredPredictions, at_once
 from hydractl.metrics.registry import METRICS, needing
 from hydractl.metrics.selective import fewest
 from hydractl.output.publish import OutputLock, Sink, is_stream
+from hydractl.prediction.open_inputs import open_reader
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import stage
+from hydractl.provenance.command_config import config_digest
+from hydractl.provenance.outputs import claim
 from hydractl.runtime import torch_dtype, versions
 from hydractl.stages.evaluate.caveats import of_temperatures
 from hydractl.stages.evaluate.config import EvalConfig
@@ -38,9 +41,6 @@ from hydractl.stages.evaluate.measure_row import (
     with_default_score,
 )
 from hydractl.stages.evaluate.selective_threshold import check_stores, header_of_copy, write_copy
-from hydractl.stages.shared.command_config import config_digest
-from hydractl.stages.shared.open_inputs import open_reader
-from hydractl.stages.shared.outputs import claim
 from hydractl.tensor_spec import Chunks, TensorSpec, spec_of, tensor_bytes
 from hydractl.version import __version__
 

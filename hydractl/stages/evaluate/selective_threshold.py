@@ -12,9 +12,6 @@ from hydractl import progress
 from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel
-from hydractl.fusion.feature_ood import Scores
-from hydractl.fusion.predictions import answered_classes
-from hydractl.fusion.prompts import Classes
 from hydractl.manifest.document import Fingerprint, Value
 from hydractl.manifest.guarantees import ClassHits, PredictionSets, SetNumbers, Threshold
 from hydractl.manifest.header import FittedScores, Header, samples_of
@@ -29,10 +26,13 @@ from hydractl.metrics.per_sample import StoredPredictions, at_labels, at_once, m
 from hydractl.metrics.registry import FIT, SET_COVERAGE, SET_SIZE, TEMPERATURE, VAL, needing
 from hydractl.metrics.selective import accepted_and_wrong, errors_among_accepted, label_thresholds
 from hydractl.output.publish import Sink
+from hydractl.prediction.class_names import Classes
+from hydractl.prediction.feature_ood import Scores
+from hydractl.prediction.open_inputs import Identity
+from hydractl.prediction.predictions import answered_classes
+from hydractl.provenance.up_to_date import make_step
 from hydractl.stages.evaluate.config import SETS, EvalConfig, SetOptions
 from hydractl.stages.evaluate.fail_if import OPTION, risk_text
-from hydractl.stages.shared.open_inputs import Identity
-from hydractl.stages.shared.provenance import make_step
 from hydractl.tensor_spec import spec_of, tensor_bytes
 
 FUSE = "fuse"

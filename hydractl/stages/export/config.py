@@ -9,10 +9,10 @@ from typing import ClassVar
 from typing_extensions import override
 
 from hydractl.output.paths import DOCUMENT, OutputKind, is_folder, output
+from hydractl.prediction.class_names import NOTHING_NAMED, Naming
+from hydractl.provenance.command_config import IF_CHANGED_BESIDE, CommandConfig
 from hydractl.settings import CheckedSettings, Constraint, Role, Setting, by_default, flag, required, setting
-from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.command_config import CommandConfig
-from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
+from hydractl.stages import options as shared
 
 ONNX, PT2 = ".onnx", ".pt2"
 FORMATS = (ONNX, PT2)
@@ -97,7 +97,7 @@ class ExportConfig(CheckedSettings, CommandConfig):
         0, replace(shared.SEED, help="Seed of random inputs.", panel=shared.CHECKS, only_with=TO_FILE)
     )
     force: bool = flag(shared.FORCE)
-    if_changed: bool = flag(shared.IF_CHANGED_BESIDE)
+    if_changed: bool = flag(IF_CHANGED_BESIDE)
 
     @property
     def form(self) -> str:

@@ -22,11 +22,11 @@ from typing_extensions import override
 
 from hydractl.errors import UnsupportedModelError, reason_of
 from hydractl.families.tower import Model
-from hydractl.fusion.feature_ood import WithDefaultScore
 from hydractl.manifest.header import Preprocess
 from hydractl.metrics.ood_scores import entropy, mutual_information
 from hydractl.metrics.per_sample import of_inputs, opinions
 from hydractl.model_inputs import PIXELS
+from hydractl.prediction.feature_ood import WithDefaultScore
 from hydractl.version import __version__
 
 IMAGES = "images"

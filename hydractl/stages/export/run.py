@@ -26,10 +26,6 @@ from hydractl.families.base import problem_type_of
 from hydractl.families.load import OpenModel, fingerprint_of
 from hydractl.families.tower import largest_difference, probe_inputs
 from hydractl.fusion.build import load_any
-from hydractl.fusion.feature_ood import WithDefaultScore
-from hydractl.fusion.inference import Runnable, collected
-from hydractl.fusion.inference import responses as responses_of
-from hydractl.fusion.prompts import Classes, settle, with_class_names
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.guarantees import Threshold
@@ -45,15 +41,19 @@ from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.selective import HALF
 from hydractl.model_inputs import PIXELS, WORDS, Inputs
 from hydractl.output.publish import OutputLock, publish_together
+from hydractl.prediction.class_names import Classes, settle, with_class_names
+from hydractl.prediction.feature_ood import WithDefaultScore
+from hydractl.prediction.inference import Runnable, collected
+from hydractl.prediction.inference import responses as responses_of
+from hydractl.prediction.open_inputs import labels_of, open_reader, open_sets
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import stage
+from hydractl.provenance.outputs import check_models, check_outputs, claim
+from hydractl.provenance.up_to_date import begin_with_sidecar, check_sidecar, make_step, sidecar_step
 from hydractl.runtime import versions
 from hydractl.stages.export import formats
 from hydractl.stages.export.config import ONNX, ExportConfig
 from hydractl.stages.export.formats import FILTERS, IMAGES, OUTPUTS, ExportModule, Named, Pixels, Program
-from hydractl.stages.shared.open_inputs import labels_of, open_reader, open_sets
-from hydractl.stages.shared.outputs import check_models, check_outputs, claim
-from hydractl.stages.shared.provenance import begin_with_sidecar, check_sidecar, make_step, sidecar_step
 from hydractl.version import __version__
 
 TEMPLATE = Path(__file__).with_name("script.py.jinja")

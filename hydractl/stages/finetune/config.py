@@ -14,6 +14,7 @@ from hydractl.errors import UsageError
 from hydractl.output.publish import is_stream
 from hydractl.parsing import words
 from hydractl.processes.distributed import refuse_shared_input
+from hydractl.provenance.command_config import IF_CHANGED, CommandConfig
 from hydractl.settings import (
     Constraint,
     Extension,
@@ -29,9 +30,8 @@ from hydractl.settings import (
     required,
     setting,
 )
+from hydractl.stages import options as shared
 from hydractl.stages.finetune.extension import SEEDS, FinetuneExtension
-from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.command_config import CommandConfig
 from hydractl.training.recipe import RECIPES, Recipe, recipe_of
 from hydractl.training.run_log import check_log
 
@@ -189,7 +189,7 @@ class FinetuneConfig(CommandConfig):
     )
     force: bool = flag(shared.FORCE_ANEW)
     wait: bool = flag(shared.WAIT)
-    if_changed: bool = flag(shared.IF_CHANGED)
+    if_changed: bool = flag(IF_CHANGED)
     extensions: tuple[Extension, ...] = extension_field("finetune")
 
     def __post_init__(self) -> None:

@@ -17,19 +17,19 @@ from hydractl.data.datasets import UNASKED, Items
 from hydractl.data.encode import encoded
 from hydractl.data.words import WordSet
 from hydractl.families.base import Family
+from hydractl.families.finite import stored_tensors
 from hydractl.families.tower import Towers, blank_inputs
-from hydractl.fusion.feature_ood import give_head_inputs, heads_of
 from hydractl.metrics.cost import macs_of
 from hydractl.metrics.per_sample import question_losses
 from hydractl.metrics.spans import span_f1_of
 from hydractl.model_inputs import Inputs, inputs_like, inputs_on
 from hydractl.output.scratch import scratch_tensor
+from hydractl.prediction.feature_ood import give_head_inputs, heads_of
 from hydractl.processes.distributed import start_team
 from hydractl.settings import long_option
 from hydractl.stages.finetune.prepare import EVAL_BATCH, TrainingPlan
 from hydractl.stages.finetune.teachers import lesson_of
 from hydractl.stages.finetune.trainable import Together, TrainableModel, of_each
-from hydractl.stages.shared.finite import stored_tensors
 from hydractl.training.accelerator import Engine
 from hydractl.training.dropout import HAS_LAYERS_FOR, set_dropout
 from hydractl.training.feeding import InputSource, ItemFeed, MemberFeeds, Planned

@@ -26,6 +26,7 @@ from hydractl.data.reference import folded
 from hydractl.data.words import by_word, check_answerable
 from hydractl.errors import DataError, UsageError
 from hydractl.families.base import DEFAULT_POOLING, Described, Family, answering, place_of
+from hydractl.families.finite import warn_temperature
 from hydractl.families.load import (
     CLASSES,
     OpenModel,
@@ -42,15 +43,20 @@ from hydractl.manifest.tokenizers import with_leading_blank
 from hydractl.messages import counted
 from hydractl.output.publish import OutputLock
 from hydractl.plugins import load
+from hydractl.prediction.class_names import POOLED
+from hydractl.prediction.open_inputs import (
+    check_takes,
+    identified,
+    overlap,
+    override_preprocessing,
+    warn_assumed,
+)
+from hydractl.provenance.outputs import check_models
 from hydractl.runtime import pick_device
 from hydractl.settings import long_option
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.teachers import check_teachers, open_teachers
 from hydractl.stages.finetune.trainable import TrainableModel, Training
-from hydractl.stages.shared.finite import warn_temperature
-from hydractl.stages.shared.open_inputs import check_takes, identified, overlap, reading_images, warn_assumed
-from hydractl.stages.shared.outputs import check_models
-from hydractl.stages.shared.zero_shot_classes import POOLED
 from hydractl.tasks import SINGLE_LABEL, Task
 from hydractl.training.dropout import HAS_LAYERS_FOR
 from hydractl.training.feeding import Mixing
@@ -372,7 +378,9 @@ def prepare(config: FinetuneConfig, output_lock: OutputLock | None) -> TrainingP
         HubError: If the Hub cannot be reached.
     """
     pick_device(config.device)
-    opened = reading_images(open_trained(config), config.images)
+    opened = open_trained(config)
+    header = override_preprocessing(opened.header, config.images.options(), where=opened.reference)
+    opened = replace(opened, header=header)
     check_takes(opened.header, where=opened.reference)
     teachers = open_teachers(config)
     if output_lock is not None:

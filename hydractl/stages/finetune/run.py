@@ -13,6 +13,7 @@ from torch import nn
 
 from hydractl.checkpoint import write_tensors
 from hydractl.errors import CheckFailed, HubError, HydraError, InputError, UsageError
+from hydractl.families.finite import check_finite, check_weights
 from hydractl.families.tower import blank_inputs
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.header import Kind, samples_of
@@ -20,6 +21,8 @@ from hydractl.metrics.cost import macs_of
 from hydractl.output.publish import OutputLock
 from hydractl.processes.distributed import follow_leader, rank
 from hydractl.progress import stage
+from hydractl.provenance.outputs import claim, resumable, resume_hint
+from hydractl.provenance.up_to_date import make_step
 from hydractl.runtime import digest_text, versions
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.job import (
@@ -36,9 +39,6 @@ from hydractl.stages.finetune.job import (
     warn_equal,
 )
 from hydractl.stages.finetune.prepare import TrainingPlan, prepare
-from hydractl.stages.shared.finite import check_finite, check_weights
-from hydractl.stages.shared.outputs import claim, resumable, resume_hint
-from hydractl.stages.shared.provenance import make_step
 from hydractl.training.accelerator import Engine, launcher_uses_fsdp, start_engine
 from hydractl.training.loop import Trained, train
 from hydractl.training.resume import Metrics, Snapshot, StateFolder, texts_of

@@ -10,7 +10,9 @@ from typing import Any, ClassVar, Literal
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.metrics.ood_scores import ENERGY_DENSITY
+from hydractl.prediction.class_names import NOTHING_NAMED, Naming
 from hydractl.processes.distributed import refuse_shared_input
+from hydractl.provenance.command_config import IF_CHANGED, CommandConfig
 from hydractl.settings import (
     CheckedSettings,
     Constraint,
@@ -25,9 +27,7 @@ from hydractl.settings import (
     required,
     setting,
 )
-from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.command_config import CommandConfig
-from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
+from hydractl.stages import options as shared
 
 AUTO, MERGING, MEASURING = shared.AUTO, "Merging", "Calibration and measurement"
 MERGES_NOTHING = "`--force-merge` has no effect, because nothing is averaged"
@@ -216,7 +216,7 @@ class FuseConfig(CommandConfig):
     """Seed of the random batch of `verify`."""
     verify: bool = flag(shared.VERIFY, on=True)
     force: bool = flag(shared.FORCE)
-    if_changed: bool = flag(shared.IF_CHANGED)
+    if_changed: bool = flag(IF_CHANGED)
 
     def __post_init__(self) -> None:
         check(self)

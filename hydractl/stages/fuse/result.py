@@ -19,7 +19,6 @@ from hydractl.errors import CheckFailed, UsageError
 from hydractl.families.load import OpenModel, load_model
 from hydractl.families.tower import Towers
 from hydractl.fusion.build import hydra_from_state
-from hydractl.fusion.feature_ood import Predictor, Scores
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import Fusion
 from hydractl.manifest.document import Fingerprint, OptionValue, pack
@@ -31,20 +30,14 @@ from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION
 from hydractl.metrics.per_sample import Responses, answers, ensemble_log_probs
 from hydractl.metrics.registry import FIT, VAL
 from hydractl.metrics.temperature import divisor, scale_log_probs
+from hydractl.prediction.answers import inputs_of, predict
+from hydractl.prediction.feature_ood import FitOn, Predictor, Scores, fit_on, overlap_of_val
+from hydractl.prediction.inference import PreparedData, fits
+from hydractl.prediction.open_inputs import data_input, digests, identified, labels_of, warn
+from hydractl.prediction.scaling import Scaling
 from hydractl.processes.distributed import ProcessGroup, answering_device
+from hydractl.provenance.up_to_date import make_step
 from hydractl.stages.fuse.config import FuseConfig
-from hydractl.stages.shared.open_inputs import data_input, digests, identified, labels_of, warn
-from hydractl.stages.shared.predictions import (
-    FitOn,
-    PreparedData,
-    Scaling,
-    fit_on,
-    fits,
-    inputs_of,
-    overlap_of_val,
-    predict,
-)
-from hydractl.stages.shared.provenance import make_step
 
 UNKNOWN_DIGEST = f"sha256:{'0' * 64}"
 """Placeholder with the length of a digest, until the digest is known."""

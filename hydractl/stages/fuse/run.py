@@ -15,6 +15,7 @@ from hydractl.checkpoint import digest_together, write_checkpoint
 from hydractl.data.labels import has_default_names
 from hydractl.data.preprocess import reading_differences
 from hydractl.errors import EDITED, CheckFailed, CheckpointError, UsageError
+from hydractl.families.finite import check_weights, warn_refusing
 from hydractl.families.load import OpenModel, check_tensors, open_model
 from hydractl.families.registry import architecture_differences, expected_specs
 from hydractl.families.tower import TOLERANCE, largest_difference, probe_inputs
@@ -26,8 +27,10 @@ from hydractl.manifest.temperature import Temperature, TemperatureFields
 from hydractl.messages import counted, quoted
 from hydractl.metrics.per_sample import ensemble_log_probs
 from hydractl.output.publish import OutputLock, is_stream
+from hydractl.prediction.class_names import with_classes
 from hydractl.processes.distributed import require_one_process, start_team
 from hydractl.progress import stage
+from hydractl.provenance.outputs import check_models, claim
 from hydractl.stages.fuse.config import FuseConfig, Measuring
 from hydractl.stages.fuse.result import (
     UNKNOWN_DIGEST,
@@ -37,9 +40,6 @@ from hydractl.stages.fuse.result import (
     ScoreFitter,
     make_header,
 )
-from hydractl.stages.shared.finite import check_weights, warn_refusing
-from hydractl.stages.shared.outputs import check_models, claim
-from hydractl.stages.shared.zero_shot_classes import with_classes
 from hydractl.tensor_spec import spec_of, tensor_bytes
 
 

@@ -12,6 +12,8 @@ from typing_extensions import override
 
 from hydractl.errors import UsageError
 from hydractl.parsing import configured, made_of
+from hydractl.prediction.class_names import FORMS
+from hydractl.provenance.command_config import IF_CHANGED, CommandConfig
 from hydractl.settings import (
     PLACEHOLDERS,
     Constraint,
@@ -24,9 +26,7 @@ from hydractl.settings import (
     required,
     setting,
 )
-from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.command_config import CommandConfig
-from hydractl.stages.shared.zero_shot_classes import FORMS
+from hydractl.stages import options as shared
 
 ENDINGS = re.compile(r"(\.pth\.tar|(\.[a-z]+)?\.index(\.[\w-]+)?\.json|\.[^.]*)$")
 """File name suffixes of weights."""
@@ -130,7 +130,7 @@ class ImportConfig(CommandConfig):
         ),
     )
     force: bool = flag(shared.FORCE)
-    if_changed: bool = flag(shared.IF_CHANGED)
+    if_changed: bool = flag(IF_CHANGED)
 
     def __post_init__(self) -> None:
         check(self)

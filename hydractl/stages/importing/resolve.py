@@ -38,9 +38,9 @@ from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Architecture, Header, Preprocess, Tokenization
 from hydractl.messages import counted, quoted
 from hydractl.model_source import folder_config, parse_arch
+from hydractl.prediction.open_inputs import check_takes, override_preprocessing
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.read import Metadata
-from hydractl.stages.shared.open_inputs import check_takes, override_preprocessing
 from hydractl.tensor_spec import TensorSpec, spec_of
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def describe(config: ImportConfig, metadata: Metadata, labels: tuple[str, ...]) 
     header = _with_images(base_header(described), resolved.images, where=config.source)
     if config.folder is None:
         header = _with_assumed(header, config, resolved)
-    header = override_preprocessing(header, config.images, where=where)
+    header = override_preprocessing(header, config.images.options(), where=where)
     check_takes(header, where=where)
     return _labelled(header, labels), bool(described.lacks)
 

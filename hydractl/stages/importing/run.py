@@ -8,6 +8,7 @@ from pathlib import Path
 from hydractl import progress
 from hydractl.checkpoint import write_tensors
 from hydractl.errors import CheckpointError, UsageError
+from hydractl.families.finite import check_finite
 from hydractl.families.load import drawn_for
 from hydractl.families.registry import FAMILIES, expected_specs
 from hydractl.heads.budget import total_heads
@@ -15,8 +16,11 @@ from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.header import Header, InputFile, Tokenization
 from hydractl.messages import counted, quoted
 from hydractl.model_source import folder_files, parse_arch
+from hydractl.prediction.class_names import POOLED, read_names
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import stage
+from hydractl.provenance.outputs import check_models, claim
+from hydractl.provenance.up_to_date import make_step
 from hydractl.runtime import digest_files
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.read import Weights, files_of, read_weights
@@ -28,10 +32,6 @@ from hydractl.stages.importing.resolve import (
     fit,
     fit_encoder,
 )
-from hydractl.stages.shared.finite import check_finite
-from hydractl.stages.shared.outputs import check_models, claim
-from hydractl.stages.shared.provenance import make_step
-from hydractl.stages.shared.zero_shot_classes import POOLED, read_names
 from hydractl.tensor_spec import spec_of
 
 SETS_HEADS = {"num_heads", "embed_dim"}

@@ -6,8 +6,8 @@ import shlex
 from dataclasses import dataclass
 
 from hydractl.errors import UsageError
+from hydractl.provenance.command_config import CommandConfig
 from hydractl.settings import Constraint, Setting, check, flag, required
-from hydractl.stages.shared.command_config import CommandConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

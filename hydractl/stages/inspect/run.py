@@ -47,10 +47,10 @@ from hydractl.manifest.temperature import Temperature, TemperatureFields
 from hydractl.model_source import HUB_ID, Located, locate
 from hydractl.output.publish import is_stream
 from hydractl.progress import stage
+from hydractl.pruning.selection import order_of
 from hydractl.reporting.lineage import member_names
 from hydractl.runtime import CHUNK_BYTES, digest_text
 from hydractl.stages.inspect.config import InspectConfig
-from hydractl.stages.shared.mask_selection import order_of
 from hydractl.strict_json import MAX_BYTES, NotJSONError, opened, parse, read_exactly, read_limited
 from hydractl.tensor_spec import TensorSpec
 from hydractl.training.resume import NAME, StateFile

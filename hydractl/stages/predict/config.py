@@ -23,11 +23,11 @@ from hydractl.metrics import ood_scores
 from hydractl.output.paths import OutputKind
 from hydractl.output.publish import STDOUT, is_stream
 from hydractl.parsing import number
+from hydractl.prediction.class_names import NOTHING_NAMED, Naming
 from hydractl.processes.distributed import refuse_shared_input
+from hydractl.provenance.command_config import IF_CHANGED_BESIDE, CommandConfig, InputRef
 from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
-from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.command_config import CommandConfig, InputRef
-from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
+from hydractl.stages import options as shared
 
 LINES = "-"
 """DATA on standard input, one item per line."""
@@ -165,7 +165,7 @@ class PredictConfig(CommandConfig):
     dtype: str | None = by_default(None, shared.DTYPE)
     force: bool = flag(shared.FORCE)
     wait: bool = flag(shared.WAIT)
-    if_changed: bool = flag(shared.IF_CHANGED_BESIDE)
+    if_changed: bool = flag(IF_CHANGED_BESIDE)
 
     def __post_init__(self) -> None:
         check(self)

@@ -11,14 +11,14 @@ from hydractl import progress
 from hydractl.data.words import Span
 from hydractl.errors import InputError, UsageError
 from hydractl.families.load import OpenModel, digest_weights
-from hydractl.fusion.feature_ood import check_threshold, default_score
-from hydractl.fusion.predictions import WordPredictions, predictions_of
-from hydractl.fusion.prompts import Classes, with_class_names
 from hydractl.manifest.guarantees import PredictionSets, Threshold
 from hydractl.manifest.header import Header, Tokenization
 from hydractl.manifest.report import Report
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, is_fitted
 from hydractl.metrics.per_sample import Responses
+from hydractl.prediction.class_names import Classes, with_class_names
+from hydractl.prediction.feature_ood import check_threshold, default_score
+from hydractl.prediction.predictions import WordPredictions, predictions_of
 from hydractl.stages.predict.config import NO_THRESHOLD, PredictConfig, check_bound
 from hydractl.stages.predict.sources import Source
 from hydractl.stages.predict.writers import (

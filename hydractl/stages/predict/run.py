@@ -22,9 +22,6 @@ from hydractl.data.worker_pool import WorkerPool, cores
 from hydractl.errors import DataError, InputError
 from hydractl.families.load import OpenModel
 from hydractl.fusion.build import load_any
-from hydractl.fusion.feature_ood import Predictor
-from hydractl.fusion.inference import collected
-from hydractl.fusion.prompts import settle
 from hydractl.manifest.header import Step, Tokenization
 from hydractl.messages import counted
 from hydractl.metrics.ood_scores import is_fitted
@@ -32,17 +29,20 @@ from hydractl.metrics.per_sample import Responses, in_memory
 from hydractl.metrics.registry import FIT
 from hydractl.model_inputs import Inputs
 from hydractl.output.publish import OutputLock, is_stream, publish, publish_together
+from hydractl.prediction.answers import inputs_of
+from hydractl.prediction.class_names import settle
+from hydractl.prediction.feature_ood import FitOn, Predictor, with_ood_scores
+from hydractl.prediction.inference import collected, fits
+from hydractl.prediction.open_inputs import digests, labels_of, open_reader, warn
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import stage
+from hydractl.provenance.outputs import check_outputs, claim
+from hydractl.provenance.up_to_date import begin_with_sidecar, check_sidecar, sidecar_step
 from hydractl.runtime import torch_dtype
 from hydractl.stages.predict.config import LINES, PredictConfig, image_path
 from hydractl.stages.predict.rows import RowFormatter
 from hydractl.stages.predict.sources import Source, lines, open_sources
 from hydractl.stages.predict.writers import ACCEPTED, ENTITIES, ERROR, LABELS, WRITERS, JSONLines, Line
-from hydractl.stages.shared.open_inputs import digests, labels_of, open_reader, warn
-from hydractl.stages.shared.outputs import check_outputs, claim
-from hydractl.stages.shared.predictions import FitOn, fits, inputs_of, with_ood_scores
-from hydractl.stages.shared.provenance import begin_with_sidecar, check_sidecar, sidecar_step
 
 
 def window(batch_size: int) -> int:

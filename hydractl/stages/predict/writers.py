@@ -16,15 +16,15 @@ from typing import Any
 
 from typing_extensions import override
 
-from hydractl.fusion.predictions import (
+from hydractl.output.publish import Sink
+from hydractl.plugins import load
+from hydractl.prediction.predictions import (
     LabelPredictions,
     Predictions,
     Uncertainties,
     WordPredictions,
     shortest,
 )
-from hydractl.output.publish import Sink
-from hydractl.plugins import load
 from hydractl.strict_json import NOT_UTF8
 from hydractl.tasks import SINGLE_LABEL, Task
 

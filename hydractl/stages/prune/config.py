@@ -16,7 +16,9 @@ from hydractl.errors import UsageError
 from hydractl.heads.budget import HeadBudget
 from hydractl.output.paths import is_folder
 from hydractl.output.publish import is_stream
+from hydractl.prediction.class_names import NOTHING_NAMED, Naming
 from hydractl.processes.distributed import refuse_shared_input
+from hydractl.provenance.command_config import IF_CHANGED, CommandConfig
 from hydractl.settings import (
     CheckedSettings,
     Constraint,
@@ -31,9 +33,7 @@ from hydractl.settings import (
     required,
     setting,
 )
-from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.command_config import CommandConfig
-from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
+from hydractl.stages import options as shared
 
 DEFAULT_CANDIDATES = 32
 
@@ -407,7 +407,7 @@ class PruneConfig(CommandConfig):
     dtype: str | None = by_default(None, shared.DTYPE)
     verify: bool = flag(shared.VERIFY, on=True)
     force: bool = flag(shared.FORCE)
-    if_changed: bool = flag(shared.IF_CHANGED)
+    if_changed: bool = flag(IF_CHANGED)
 
     def __post_init__(self) -> None:
         if (self.diverse is not None) != (self.strategy == Strategy.DIVERSE):

@@ -20,7 +20,6 @@ from hydractl.errors import DataError, ManifestError, UsageError
 from hydractl.families.attention import Attention
 from hydractl.families.load import OpenModel, load_model
 from hydractl.families.tower import Model
-from hydractl.fusion.feature_ood import FeatureExtractor
 from hydractl.heads.masks import choose_diverse
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.head_mask import HeadScores, Mask
@@ -29,16 +28,17 @@ from hydractl.messages import counted
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.ood_scores import MSP
 from hydractl.model_inputs import without_absent
+from hydractl.prediction.class_names import ask
+from hydractl.prediction.feature_ood import FeatureExtractor
+from hydractl.prediction.open_inputs import data_input, labels_of, open_sets
 from hydractl.processes.distributed import ProcessGroup, answering_device
 from hydractl.runtime import on_cpu
 from hydractl.scoring.attention_hooks import tapped
 from hydractl.scoring.circuit.outcomes import Outcomes, Yardstick, check_halves
-from hydractl.scoring.job import Samples
+from hydractl.scoring.job import RepeatedBatches, Samples
 from hydractl.scoring.objective import AVERAGE, parse_objective
 from hydractl.scoring.settings import OBJECTIVE_SCORES
 from hydractl.stages.prune.config import DiverseConfig, Diversity
-from hydractl.stages.shared.open_inputs import RepeatedBatches, data_input, labels_of, open_sets
-from hydractl.stages.shared.zero_shot_classes import ask
 
 ACCURACY = "acc"
 PREDICTION_BYTES = 8 << 30

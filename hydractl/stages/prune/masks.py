@@ -13,6 +13,7 @@ import torch
 
 from hydractl import progress
 from hydractl.errors import ManifestError, UsageError
+from hydractl.families.finite import as_stored, check_weights
 from hydractl.families.load import OpenModel
 from hydractl.families.timm.models import untagged
 from hydractl.fusion.plan import prune_tensor, zero_dropped
@@ -43,10 +44,8 @@ from hydractl.manifest.header import InputFile, check_mask_fits, samples_of
 from hydractl.messages import counted
 from hydractl.output.publish import is_stream
 from hydractl.processes.distributed import ProcessGroup
-from hydractl.stages.prune.config import NEEDS_POOL, DiverseConfig, PruneConfig, Strategy
-from hydractl.stages.prune.diverse import DiverseReport, Session, choose
-from hydractl.stages.shared.finite import as_stored, check_weights
-from hydractl.stages.shared.mask_selection import (
+from hydractl.provenance.up_to_date import TOOL, document_input, scores_step
+from hydractl.pruning.selection import (
     Quota,
     check_long_enough,
     clusters_of,
@@ -55,7 +54,8 @@ from hydractl.stages.shared.mask_selection import (
     own_quota,
     quota_of,
 )
-from hydractl.stages.shared.provenance import TOOL, document_input, scores_step
+from hydractl.stages.prune.config import NEEDS_POOL, DiverseConfig, PruneConfig, Strategy
+from hydractl.stages.prune.diverse import DiverseReport, Session, choose
 from hydractl.tensor_spec import Chunks, TensorSpec, tensor_bytes
 
 TOO_ALIKE = "use fewer `--members`, or an earlier layer in `--diverge-from`"

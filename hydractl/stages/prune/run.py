@@ -10,6 +10,7 @@ from pathlib import Path
 from hydractl import progress
 from hydractl.checkpoint import write_checkpoint
 from hydractl.errors import CheckFailed, CheckpointError
+from hydractl.families.finite import check_weights, warn_temperature
 from hydractl.families.load import OpenModel, build_checked, check_tensors, open_model
 from hydractl.families.registry import expected_specs
 from hydractl.families.tower import TOLERANCE, Model, blank_inputs, largest_difference, probe_inputs
@@ -24,16 +25,15 @@ from hydractl.messages import quoted
 from hydractl.metrics.cost import macs_of
 from hydractl.model_inputs import Inputs
 from hydractl.output.publish import OutputLock
+from hydractl.prediction.open_inputs import warn_of_folder
 from hydractl.processes.distributed import require_one_process, start_team
 from hydractl.progress import stage
+from hydractl.provenance.outputs import check_models, claim
+from hydractl.provenance.up_to_date import make_step
 from hydractl.runtime import torch_dtype
 from hydractl.stages.prune.config import PruneConfig, mask_path
 from hydractl.stages.prune.diverse import DiverseReport
 from hydractl.stages.prune.masks import Chosen, Plan, choose_masks
-from hydractl.stages.shared.finite import check_weights, warn_temperature
-from hydractl.stages.shared.open_inputs import warn_of_folder
-from hydractl.stages.shared.outputs import check_models, claim
-from hydractl.stages.shared.provenance import make_step
 from hydractl.tensor_spec import TensorSpec
 
 

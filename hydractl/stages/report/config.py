@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from hydractl.output.paths import OutputKind
 from hydractl.output.publish import Folder
+from hydractl.provenance.command_config import IF_CHANGED, CommandConfig
 from hydractl.reporting.report_values import SEEDS, SETS
 from hydractl.settings import CheckedSettings, Constraint, Role, Setting, flag, required, setting
-from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.command_config import CommandConfig
+from hydractl.stages import options as shared
 from hydractl.strict_json import STDIN
 
 PAGE, TEXT = ".html", ".md"
@@ -80,7 +80,7 @@ class ReportConfig(CheckedSettings, CommandConfig):
     )
     if_changed: bool = flag(
         replace(
-            shared.IF_CHANGED,
+            IF_CHANGED,
             help="Do nothing if the outputs are up to date; else overwrite them.",
         )
     )

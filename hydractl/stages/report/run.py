@@ -15,6 +15,8 @@ from hydractl.output.paths import check_folder
 from hydractl.output.publish import OutputLock, has_content, is_stream, publish_together
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import stage
+from hydractl.provenance.outputs import check_outputs, claim
+from hydractl.provenance.up_to_date import ForeignOutputError, check_comparable
 from hydractl.reporting.chart import Figure
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.figures import figures
@@ -22,8 +24,6 @@ from hydractl.reporting.matplotlib_figure import MARK, Panel, png, svg
 from hydractl.reporting.page import markdown, page
 from hydractl.reporting.verdict import judgements, remarks, sentence
 from hydractl.stages.report.config import PAGE, ReportConfig
-from hydractl.stages.shared.outputs import check_outputs, claim
-from hydractl.stages.shared.provenance import ForeignOutputError, check_comparable
 from hydractl.strict_json import STDIN
 
 

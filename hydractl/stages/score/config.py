@@ -12,7 +12,9 @@ from typing_extensions import override
 
 from hydractl.heads.budget import HeadBudget
 from hydractl.parsing import bytes_of
+from hydractl.prediction.class_names import NOTHING_NAMED, Naming
 from hydractl.processes.distributed import refuse_shared_input
+from hydractl.provenance.command_config import IF_CHANGED, CommandConfig
 from hydractl.scoring.job import Method
 from hydractl.scoring.methods import METHODS, SETTINGS, settings_for
 from hydractl.scoring.settings import CIRCUIT, BudgetMeaning, Settings
@@ -30,9 +32,7 @@ from hydractl.settings import (
     required,
     setting,
 )
-from hydractl.stages.shared import settings as shared
-from hydractl.stages.shared.command_config import CommandConfig
-from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming
+from hydractl.stages import options as shared
 from hydractl.training.run_log import check_log
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class ScoreConfig(CommandConfig):
     )
     force: bool = flag(shared.FORCE_ANEW)
     wait: bool = flag(shared.WAIT)
-    if_changed: bool = flag(shared.IF_CHANGED)
+    if_changed: bool = flag(IF_CHANGED)
     extensions: tuple[Extension, ...] = extension_field("score")
 
     settings: Settings = field(init=False, compare=False)

@@ -18,9 +18,8 @@ from hydractl.data.batches import BatchShare, epoch_order
 from hydractl.data.datasets import Items
 from hydractl.data.encode import encoded
 from hydractl.errors import CheckFailed, CheckpointError, ManifestError, OutputExists, UsageError, reason_of
+from hydractl.families.finite import check_finite
 from hydractl.families.load import OpenModel, load_model
-from hydractl.fusion.feature_ood import FeatureExtractor
-from hydractl.fusion.prompts import Classes
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, HeadBudget, total_heads
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.head_mask import HeadId, HeadScores, Removal, Shape, TowerHeads, TowerScores
@@ -28,19 +27,19 @@ from hydractl.manifest.header import Architecture, Kind, samples_of
 from hydractl.messages import counted
 from hydractl.output.publish import OutputLock, append, has_content, is_stream, publish_text
 from hydractl.plugins import load
+from hydractl.prediction.class_names import Classes, ask
+from hydractl.prediction.feature_ood import FeatureExtractor
+from hydractl.prediction.open_inputs import data_input, labels_of, open_reader, open_sets
 from hydractl.processes.distributed import ProcessGroup, own_device, start_team
 from hydractl.progress import stage
+from hydractl.provenance.outputs import check_outputs, claim, resumable
+from hydractl.provenance.up_to_date import TOOL, make_step
+from hydractl.pruning.selection import quota_of
 from hydractl.runtime import digest_text, torch_dtype
 from hydractl.scoring.circuit.outcomes import check_halves
-from hydractl.scoring.job import NOTHING_LEARNT, Log, Memory, Ranking, Samples, ScoreJob
+from hydractl.scoring.job import NOTHING_LEARNT, Log, Memory, Ranking, RepeatedBatches, Samples, ScoreJob
 from hydractl.scoring.settings import BudgetMeaning
 from hydractl.stages.score.config import ScoreConfig, ScoreReport
-from hydractl.stages.shared.finite import check_finite
-from hydractl.stages.shared.mask_selection import quota_of
-from hydractl.stages.shared.open_inputs import RepeatedBatches, data_input, labels_of, open_reader, open_sets
-from hydractl.stages.shared.outputs import check_outputs, claim, resumable
-from hydractl.stages.shared.provenance import TOOL, make_step
-from hydractl.stages.shared.zero_shot_classes import ask
 from hydractl.strict_json import compact, parse, read_limited
 from hydractl.training.resume import DROPPED, FORCED, OTHERS, OtherRunError, changes, stored_texts, texts_of
 from hydractl.training.run_log import open_run_log

@@ -16,7 +16,7 @@ from hydractl.cli.commands.run import CAPTIONS, vocabulary
 from hydractl.cli.pipeline import parsed
 from hydractl.data.datasets import Content
 from hydractl.data.open_dataset import open_data
-from hydractl.stages.shared.zero_shot_classes import Naming
+from hydractl.prediction.class_names import Naming
 from support.commands import check_order, check_typed
 
 DEMOS = {**demos.DEMOS, "full": demos.FULL}

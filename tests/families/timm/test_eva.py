@@ -16,7 +16,7 @@ from hydractl.families.registry import family_for_config, family_for_name
 from hydractl.families.timm.models import TIMM_EVA, TIMM_VIT
 from hydractl.families.tower import largest_difference
 from hydractl.fusion.hydra import Hydra
-from hydractl.fusion.loaded_model import load
+from hydractl.prediction.loaded_model import load
 from support.builders import base
 from support.variants import TINY, VARIANTS
 

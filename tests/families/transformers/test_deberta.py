@@ -9,7 +9,6 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from hydractl.families.base import place_of
 from hydractl.families.registry import FAMILIES, family_for_name
 from hydractl.families.tower import largest_difference
-from hydractl.progress import SILENT
 from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.scoring.settings import TaylorSettings
 from hydractl.scoring.weight_scores import score_taylor

@@ -14,9 +14,9 @@ from hydractl.families.registry import FAMILIES, family_for_name
 from hydractl.families.tower import blank_inputs, largest_difference
 from hydractl.families.transformers.hf_models import REFUSED
 from hydractl.fusion.hydra import Hydra
-from hydractl.fusion.loaded_model import load
 from hydractl.manifest.header import Tokenization
 from hydractl.metrics.cost import count_macs
+from hydractl.prediction.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.inspect.config import InspectConfig

@@ -15,8 +15,8 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import InputError, UsageError
 from hydractl.families.load import open_model
-from hydractl.fusion.loaded_model import load
 from hydractl.manifest.report import Report
+from hydractl.prediction.loaded_model import load
 from hydractl.research.analyses import gradients
 from support import pairs, reviews
 from support.builders import Sample, base, perturbed, scores_file

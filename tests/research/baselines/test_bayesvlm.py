@@ -15,6 +15,7 @@ from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import DataError, UnsupportedModelError, UsageError
 from hydractl.families.tower import settle_classes
+from hydractl.prediction.class_names import Naming
 from hydractl.research.baselines.bayesvlm import (
     BayesVlm,
     Pairs,
@@ -29,7 +30,6 @@ from hydractl.research.baselines.options import BayesVlmOptions
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.shared.zero_shot_classes import Naming
 from support.builders import base
 from support.heard import Heard
 from support.pairs import pair

@@ -18,13 +18,12 @@ from hydractl.families.tower import settle_classes, unit
 from hydractl.fusion.hydra import Hydra
 from hydractl.metrics.classification import adaptive_ece, ece
 from hydractl.metrics.selective import errors_among_accepted
-from hydractl.progress import SILENT
+from hydractl.prediction.class_names import Naming
 from hydractl.research.baselines.options import ViluOptions
 from hydractl.research.baselines.vilu import FailurePredictor, Vilu, contrast_of, loss_of, train
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.shared.zero_shot_classes import Naming
 from hydractl.training.feeding import ItemFeed
 from support.builders import base
 from support.heard import Heard

@@ -17,12 +17,11 @@ from hydractl.data.datasets import ImageSet
 from hydractl.data.encode import of_kind
 from hydractl.data.open_dataset import open_data
 from hydractl.families.load import open_model
-from hydractl.fusion.prompts import Classes
 from hydractl.manifest.report import Report
+from hydractl.prediction.class_names import Classes, with_classes
 from hydractl.research.bench.config import CostModel, WorkEstimate
 from hydractl.research.bench.rows import PLANS, SharedSettings
 from hydractl.research.methods.options import METHODS
-from hydractl.stages.shared.zero_shot_classes import with_classes
 from hydractl.training.clip_pretraining import PairConfig, train_pair
 from support.builders import Sample
 from support.pairs import pair

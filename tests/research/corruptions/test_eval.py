@@ -18,9 +18,9 @@ from hydractl.data.encode import encoded
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import ManifestError, UsageError
-from hydractl.fusion.loaded_model import load
 from hydractl.manifest.report import Report
 from hydractl.metrics.registry import METRICS
+from hydractl.prediction.loaded_model import load
 from hydractl.research.corruptions.measure import with_corruption
 from hydractl.research.corruptions.names import IMAGES, Corruption, Corruptions, Photographs
 from hydractl.research.evaluation import ResearchEval

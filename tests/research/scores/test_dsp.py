@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from hydractl.progress import SILENT
 from hydractl.research.scores.dsp import (
     COLDEST,
     SoftSubset,

@@ -7,7 +7,6 @@ from hydractl.errors import DataError, UsageError
 from hydractl.heads.masks import best_mask_per_layer, removal_order
 from hydractl.manifest.head_mask import TowerShape
 from hydractl.model_inputs import map_inputs
-from hydractl.progress import SILENT
 from hydractl.research.scores.headmap import easiest, score_headmap
 from hydractl.research.scores.options import HeadmapSettings
 from hydractl.scoring.job import Samples

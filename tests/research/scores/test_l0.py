@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from hydractl.progress import SILENT
 from hydractl.research.scores.l0 import CLOSED, HardConcrete, hard_concrete, openness, score_l0
 from hydractl.research.scores.options import L0Settings
 from support.gates import IDLE, planted, training_job

@@ -5,7 +5,6 @@ import torch
 
 from hydractl.errors import DataError, UsageError
 from hydractl.model_inputs import map_inputs
-from hydractl.progress import SILENT
 from hydractl.research.scores import michel
 from hydractl.research.scores.michel import gate_importance, score_michel
 from hydractl.research.scores.options import MichelSettings

@@ -8,7 +8,6 @@ import torch
 
 from hydractl.errors import DataError, UsageError
 from hydractl.model_inputs import batch_of, cut_batch, map_inputs
-from hydractl.progress import SILENT
 from hydractl.scoring import head_profiles
 from hydractl.scoring.cahp import score_cahp
 from hydractl.scoring.job import Samples, ScoreJob

@@ -8,7 +8,6 @@ from scipy.stats import norm
 from sklearn.metrics import pairwise_distances
 
 from hydractl.errors import DataError
-from hydractl.progress import SILENT
 from hydractl.scoring import head_profiles
 from hydractl.scoring.head_profiles import SignatureMoments, compare, gram_distances, jeffries_matusita
 from support import naive_cahp

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from hydractl.manifest.head_mask import Removal
-from hydractl.progress import SILENT
 from hydractl.scoring.circuit import tower as circuit_memory
 from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.search import score_circuit

@@ -9,7 +9,6 @@ from torch._dynamo.testing import CompileCounter
 from hydractl import runtime
 from hydractl.errors import UsageError
 from hydractl.model_inputs import cut_batch
-from hydractl.progress import SILENT
 from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.search import score_circuit
 from hydractl.scoring.job import Samples

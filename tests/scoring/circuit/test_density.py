@@ -12,9 +12,8 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from hydractl.errors import DataError, UsageError
-from hydractl.fusion.feature_ood import FeatureExtractor
 from hydractl.model_inputs import cut_batch
-from hydractl.progress import SILENT
+from hydractl.prediction.feature_ood import FeatureExtractor
 from hydractl.scoring.circuit import outcomes as density
 from hydractl.scoring.circuit import tower as circuit_memory
 from hydractl.scoring.circuit.ablation import Circuit

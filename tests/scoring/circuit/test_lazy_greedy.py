@@ -9,7 +9,6 @@ import torch
 
 from hydractl.errors import ManifestError
 from hydractl.manifest.head_mask import HeadId, Removal
-from hydractl.progress import SILENT
 from hydractl.scoring.circuit import search
 from hydractl.scoring.circuit import tower as circuit_memory
 from hydractl.scoring.circuit.ablation import Circuit

@@ -7,7 +7,6 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.errors import UsageError
-from hydractl.progress import SILENT
 from hydractl.scoring.circuit import tower as circuit_memory
 from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.circuit.search import score_circuit

@@ -12,9 +12,9 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.reference import DataRef
 from hydractl.errors import ManifestError, UsageError
-from hydractl.fusion.loaded_model import load
 from hydractl.manifest.report import Report
 from hydractl.metrics.ood_scores import SCORES
+from hydractl.prediction.loaded_model import load
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.fail_if import Condition
 from hydractl.stages.evaluate.refs import NamedData

@@ -11,10 +11,11 @@ from hydractl.data.datasets import ImageSet
 from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import InputError
-from hydractl.fusion.feature_ood import Predictor
 from hydractl.metrics.per_sample import Responses
+from hydractl.prediction.answers import predict
+from hydractl.prediction.feature_ood import Predictor
+from hydractl.prediction.inference import PreparedData
 from hydractl.stages.evaluate.run import write_predictions
-from hydractl.stages.shared.predictions import PreparedData, predict
 from support.builders import base
 from support.predictions import SavedPredictions
 

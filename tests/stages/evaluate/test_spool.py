@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from hydractl.errors import OutputError
-from hydractl.fusion import inference
-from hydractl.fusion.inference import collected
 from hydractl.metrics import per_sample
 from hydractl.metrics.compute import measure
 from hydractl.metrics.ood_scores import SCORES
@@ -20,6 +18,8 @@ from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.temperature import Scaled, fit_temperature, scale
 from hydractl.output import scratch
+from hydractl.prediction import inference
+from hydractl.prediction.inference import collected
 from hydractl.stages.evaluate.run import write_predictions
 
 M, N, C = 3, 101, 6

@@ -11,8 +11,8 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import InputError, UsageError
 from hydractl.families.load import open_model
 from hydractl.families.tower import Tower
-from hydractl.fusion.prompts import Classes
 from hydractl.manifest.report import Report
+from hydractl.prediction.class_names import Classes, Naming, with_classes
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.fail_if import Condition
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
@@ -21,7 +21,6 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
-from hydractl.stages.shared.zero_shot_classes import Naming, with_classes
 from support.builders import Sample, base
 from support.heard import Heard
 from support.pairs import pair

@@ -15,14 +15,14 @@ from hydractl.metrics.compute import measure
 from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.temperature import fit_temperature, scale_log_probs
+from hydractl.prediction.class_names import Naming
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.fail_if import Condition
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.stages.shared.settings import parse_temperature
-from hydractl.stages.shared.zero_shot_classes import Naming
+from hydractl.stages.options import parse_temperature
 from support.builders import base
 from support.heard import Heard
 from support.informed import informed

@@ -10,13 +10,13 @@ import torch
 import hydractl
 from hydractl.cli.app import main
 from hydractl.errors import UsageError
+from hydractl.prediction.class_names import Naming
 from hydractl.stages.export import formats
 from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.export.formats import OUTPUTS
 from hydractl.stages.export.run import run_export
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.stages.shared.zero_shot_classes import Naming
 from support.pairs import ARCHITECTURES, pair
 
 NAMES, TEMPLATES = ("3", "1", "4", "0", "2"), ("a photo of a {label} .", "the big {label}")

@@ -12,10 +12,10 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.load import open_model, with_classifier
-from hydractl.fusion.loaded_model import load
 from hydractl.fusion.plan import split_members
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.header import Fate, Kind
+from hydractl.prediction.loaded_model import load
 from hydractl.progress import SILENT
 from hydractl.reporting.lineage import member_names
 from hydractl.stages.finetune.config import FinetuneConfig

@@ -13,9 +13,9 @@ import torch
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError, HydraError, OutputExists, UsageError
 from hydractl.families.load import open_model
-from hydractl.fusion.loaded_model import load
 from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Fate, Kind, Preprocess
+from hydractl.prediction.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.tensor_spec import Span

@@ -16,7 +16,8 @@ from hydractl.data.encode import open_items
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
 from hydractl.families.load import open_model
-from hydractl.fusion.loaded_model import load
+from hydractl.prediction.inference import PreparedData
+from hydractl.prediction.loaded_model import load
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
@@ -25,7 +26,6 @@ from hydractl.stages.fuse.config import FuseConfig, Measuring
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.inspect.run import run_inspect
-from hydractl.stages.shared.predictions import PreparedData
 from support.builders import base, perturbed, sha
 from support.heard import Heard
 from support.informed import informed

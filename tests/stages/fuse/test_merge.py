@@ -13,9 +13,9 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.base import place_of
 from hydractl.families.load import open_model
-from hydractl.fusion.loaded_model import load
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.header import Fate
+from hydractl.prediction.loaded_model import load
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig, Measuring

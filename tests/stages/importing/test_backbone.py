@@ -154,7 +154,7 @@ def test_what_is_said_of_images(tmp_path, weights):
 
 
 def images(**said):
-    from hydractl.stages.shared.settings import Images
+    from hydractl.stages.options import Images
 
     return Images(**said)
 

@@ -18,7 +18,7 @@ from hydractl.errors import CheckpointError, HydraError, UsageError
 from hydractl.families.load import load_model, open_model
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.run import run_import
-from hydractl.stages.shared.settings import Images
+from hydractl.stages.options import Images
 from support.heard import Heard
 
 NAME = "vit_tiny_patch16_224"

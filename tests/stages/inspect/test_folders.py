@@ -12,12 +12,11 @@ from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.families.base import name_in_memory
 from hydractl.families.load import open_model
 from hydractl.families.registry import FAMILIES
-from hydractl.fusion.prompts import Classes
+from hydractl.prediction.class_names import Classes, Naming, with_classes
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.inspect.run import run_inspect
-from hydractl.stages.shared.zero_shot_classes import Naming, with_classes
 from support.builders import base
 from support.pairs import pair
 from support.text_folders import WORDS, edit_config, save_text_model

@@ -13,9 +13,9 @@ from hydractl.checkpoint import BESIDE, Checkpoint, ScratchFolder, write_tensors
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, InputError, UsageError
-from hydractl.fusion import inference
 from hydractl.hub.upload import weights_of
 from hydractl.manifest.report import Report
+from hydractl.prediction import inference
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
@@ -126,7 +126,7 @@ def test_inputs_go_through_the_model_once(here, row, monkeypatch, settings, fitt
         passes.append(named["data"])
         return respond(*args, **named)
 
-    monkeypatch.setattr("hydractl.fusion.inference.respond", noted)
+    monkeypatch.setattr("hydractl.prediction.inference.respond", noted)
     model = "hydra.st" if settings else "stored.st"
     lines(here, model, ood_score="mahalanobis", threshold=NONE, batch_size=32, **settings)
 

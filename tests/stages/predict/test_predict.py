@@ -17,7 +17,7 @@ from PIL import Image
 import hydractl
 from hydractl.data.open_dataset import open_data
 from hydractl.errors import DataError, UsageError
-from hydractl.fusion import inference
+from hydractl.prediction import inference
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.predict import run as stage
@@ -172,7 +172,7 @@ def test_single_texts_are_answered_as_they_come(models, work, monkeypatch):
         seen.append("answered")
         return respond(*args, **named)
 
-    monkeypatch.setattr("hydractl.fusion.inference.respond", noted)
+    monkeypatch.setattr("hydractl.prediction.inference.respond", noted)
     told(models, "-", model="bert", batch_size=1)
     assert seen == ["read", "answered"] * 3 + ["read"]
 
@@ -274,7 +274,7 @@ def test_an_interrupted_run_leaves_no_file(models, work, monkeypatch, suffix):
     }
     config = PredictConfig(out=out_of(f"out{suffix}"), **settings)
     with monkeypatch.context() as patched:
-        patched.setattr("hydractl.fusion.inference.respond", failing)
+        patched.setattr("hydractl.prediction.inference.respond", failing)
         with pytest.raises(KeyboardInterrupt) as caught:
             run_predict(config)
     assert sorted(work.rglob("*")) == before
@@ -347,7 +347,7 @@ REFUSED = {
 def test_what_cannot_be_is_refused_and_leaves_nothing(
     models, work, monkeypatch, data, model, settings, error, message
 ):
-    from hydractl.stages.shared.zero_shot_classes import Naming
+    from hydractl.prediction.class_names import Naming
 
     (work / "empty").mkdir()
     piped(monkeypatch, "")

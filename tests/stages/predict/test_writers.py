@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from hydractl.fusion.predictions import Predictions
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.guarantees import PredictionSets
 from hydractl.manifest.terms import SetMethod
 from hydractl.metrics.per_sample import Responses
+from hydractl.prediction.predictions import Predictions
 from hydractl.stages.predict.writers import OPTIONAL, WRITERS, columns, lines_of
 from hydractl.tasks import SINGLE_LABEL
 

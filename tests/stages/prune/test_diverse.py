@@ -10,13 +10,13 @@ import torch
 from hydractl.data.encode import encoded, open_items
 from hydractl.errors import DataError, HydraError, UsageError
 from hydractl.families.load import load_model, open_model
-from hydractl.fusion.feature_ood import FeatureExtractor
-from hydractl.fusion.prompts import Classes
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerScores
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.ood_ranking import auroc
 from hydractl.metrics.per_sample import places
+from hydractl.prediction.class_names import Classes, Naming, ask
+from hydractl.prediction.feature_ood import FeatureExtractor
 from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.scoring.settings import CircuitSettings
@@ -24,7 +24,6 @@ from hydractl.stages.evaluate.caveats import tuned_on_ood
 from hydractl.stages.prune import diverse
 from hydractl.stages.prune.config import DiverseConfig, Diversity, PruneConfig, Strategy
 from hydractl.stages.prune.run import run_prune
-from hydractl.stages.shared.zero_shot_classes import Naming, ask
 from support.builders import base, sha
 from support.pairs import pair
 from support.reviews import arch, gibberish, reviews

@@ -10,8 +10,8 @@ import torch
 from hydractl.data.decoding import SAMPLE_BYTES
 from hydractl.data.encode import open_items
 from hydractl.manifest.header import Preprocess
+from hydractl.prediction.open_inputs import digests
 from hydractl.processes.distributed import ProcessGroup
-from hydractl.stages.shared.open_inputs import digests
 
 GREY = Preprocess(input_size=(1, 8, 8), mean=(0.0,), std=(1.0,))
 SIZE = hashlib.sha256().digest_size + SAMPLE_BYTES

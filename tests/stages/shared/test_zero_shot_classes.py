@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 
 from hydractl.errors import UsageError
 from hydractl.families.load import open_model
-from hydractl.fusion.prompts import DEFAULT_TEMPLATE, Classes
-from hydractl.stages.shared.zero_shot_classes import NOTHING_NAMED, Naming, read_names, with_classes
+from hydractl.prediction.class_names import (
+    DEFAULT_TEMPLATE,
+    NOTHING_NAMED,
+    Classes,
+    Naming,
+    read_names,
+    with_classes,
+)
 from support.builders import base
 from support.pairs import pair
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-MAKE, WORDS, SELECTION = "cli/commands/make.py", "data/words.py", "stages/shared/mask_selection.py"
+MAKE, WORDS, SELECTION = "cli/commands/make.py", "data/words.py", "pruning/selection.py"
 TRAIN = "digits::classes=0-6,limit=14"
 TEST = "digits::classes=0-6,limit=40,split=test"
 DATA = f"--val {TEST} --test digits::classes=0-6,limit=20,split=val,part=2/2 --risk 0.9 -q"
@@ -253,7 +253,7 @@ ROWS = (
         "--weights-lr 1e-4 -o o.json",
     ),
     Row(
-        "stages/shared/predictions.py",
+        "prediction/inference.py",
         "use OOD scores of logits, such as energy",
         "fuse multi --fit labels.jsonl --val labels.jsonl -o o.st",
         "fuse multi -o o.st",
@@ -271,7 +271,7 @@ ROWS = (
         "prune base.st --scores scores.json --remove NUMBER -o o.st",
     ),
     Row(
-        "stages/shared/predictions.py",
+        "prediction/inference.py",
         "give `--temperature` another value, or leave it out",
         "eval cold.st --data digits::classes=0-6,limit=9,split=test --no-latency --bootstrap 0 --temperature 500",
         "eval cold.st --data digits::classes=0-6,limit=9,split=test --no-latency --bootstrap 0 --temperature 1",

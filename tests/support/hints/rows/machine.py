@@ -100,40 +100,40 @@ ROWS = (
         prepare=partial(edit_header, "hydra.st", _drop_fate),
     ),
     Row(
-        "fusion/feature_ood.py",
+        "prediction/feature_ood.py",
         "find it again with `hydractl eval ... --threshold-for 'risk<=R' --store PATH`",
         test="tests/stages/predict/test_feature_scores.py::test_a_threshold_on_a_score_of_an_earlier_definition_is_refused",
     ),
     Row(
-        "fusion/feature_ood.py",
+        "prediction/feature_ood.py",
         "fit it again with `hydractl eval ... --fit TRAIN --val VAL --store PATH`",
         test="tests/stages/predict/test_feature_scores.py::test_a_score_of_an_earlier_definition_is_refused",
     ),
     Row(
-        "fusion/feature_ood.py",
+        "prediction/feature_ood.py",
         "it may be from another version of hydractl",
         test="tests/stages/predict/test_feature_scores.py::test_broken_tensors_are_refused",
     ),
     Row(
-        "fusion/feature_ood.py",
+        "prediction/feature_ood.py",
         "{}, or use a score that stores no features: `{}`",
         test="tests/fusion/test_feature_ood.py::test_a_file_without_room_is_refused_before_the_data_are_read",
     ),
     Row(
-        "fusion/inference.py",
+        "prediction/inference.py",
         "use `--dtype fp32`; if that does not help, the weights are damaged",
         "predict base.st images --dtype fp16",
         "predict base.st images --dtype fp32",
         prepare=partial(rewrite, "base.st", _overflowing),
     ),
     Row(
-        "fusion/loaded_model.py",
+        "prediction/loaded_model.py",
         '`{}=["{}"]`',
         "python import hydractl; hydractl.load('clip', classes='a')",
         "python import hydractl; hydractl.load('clip', classes=['a', 'b'])",
     ),
     Row(
-        "fusion/loaded_model.py",
+        "prediction/loaded_model.py",
         'give them: `classes=["cat", "dog"]`',
         "python import hydractl; hydractl.load('clip', templates=['a {label}'])",
         "python import hydractl; hydractl.load('clip', templates=['a {label}'], classes=['a', 'mat'])",
@@ -404,7 +404,7 @@ ROWS = (
         )
     ),
     Row(
-        "fusion/inference.py",
+        "prediction/inference.py",
         "use a smaller `--batch-size`",
         test="tests/stages/evaluate/test_evaluate.py::test_a_batch_that_is_too_large_for_the_device_is_said",
     ),

@@ -102,19 +102,19 @@ ROWS = (
         stdin=b"images/a/0.png\0images/a/2.bmp\0",
     ),
     Row(
-        "fusion/prompts.py",
+        "prediction/class_names.py",
         '`--template "{}"`',
         "predict clip images/a --classes a,b --template photo",
         "predict clip images/a --classes a,b --template 'photo {label}'",
     ),
     Row(
-        "fusion/prompts.py",
+        "prediction/class_names.py",
         "give `--classes cat,dog`, or a file with one name per line",
         "python import hydractl; hydractl.load('clip', classes=['photo', ''])",
         "python import hydractl; hydractl.load('clip', classes=['photo', 'drawing'])",
     ),
     Row(
-        "fusion/prompts.py",
+        "prediction/class_names.py",
         "use names that differ in more than upper and lower case and in words that the tokenizer knows, or a shorter `--template` "
         "(the model reads {})",
         "predict clip images/a --classes cat,dog",

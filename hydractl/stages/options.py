@@ -16,13 +16,14 @@ from hydractl.manifest.temperature import LARGEST, SMALLEST
 from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.output.paths import DOCUMENT, WEIGHTS, output
 from hydractl.parsing import number, words
+from hydractl.prediction.class_names import FORMS, Naming
 from hydractl.runtime import DTYPES
 from hydractl.settings import LARGEST_SEED, CheckedSettings, Option, OptionGroup, Role, Setting, setting
-from hydractl.stages.shared.zero_shot_classes import FORMS, Naming
 from hydractl.training.run_log import TRACKERS
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
+
 
 DATA, OOD, CHECKS, IMAGES_PANEL, ZERO_SHOT, MODEL_PANEL, MACHINE, OUTPUT, BUDGET_PANEL = (
     "Data", "OOD scores", "Checks and measurement", "Images", "Zero-shot", "Model", "Machine", "Output",
@@ -93,12 +94,6 @@ WAIT = Setting(
     panel=OUTPUT,
     role=Role.EXECUTION,
 )
-IF_CHANGED = Setting(
-    "Do nothing if the output is up to date: same inputs, options and versions; else overwrite it.",
-    panel=OUTPUT,
-    role=Role.EXECUTION,
-)
-IF_CHANGED_BESIDE = replace(IF_CHANGED, help=f"{IF_CHANGED.help} A file beside it records what made it.")
 SEED = Setting("Random seed.", low=0, high=LARGEST_SEED, shows_range=False, metavar="N")
 LOG_TO = Setting(
     f"Log figures and options to experiment trackers: {', '.join(TRACKERS)}; may be repeated.",

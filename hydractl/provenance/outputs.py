@@ -12,10 +12,11 @@ from hydractl.errors import Interrupted
 from hydractl.output.paths import check_folder, check_output, is_folder
 from hydractl.output.publish import OutputLock, claimed, is_stream
 from hydractl.processes.distributed import HINT
-from hydractl.stages.shared.command_config import CommandConfig
+from hydractl.provenance.command_config import CommandConfig
 
 if TYPE_CHECKING:
     from hydractl.families.load import OpenModel
+
 
 RESUME_SUFFIXES = (".journal", ".state")
 
@@ -82,7 +83,7 @@ def claim(
         outputs: The outputs that this process writes.
         force: Whether what is there may be replaced; None for what `may_replace_outputs` says.
     """
-    from hydractl.stages.shared.provenance import may_replace_outputs  # noqa: PLC0415 - loads pydantic, which `--help` does without
+    from hydractl.provenance.up_to_date import may_replace_outputs  # noqa: PLC0415 - loads pydantic, which `--help` does without
 
     first = next((path for path in outputs if path is not None and not is_stream(path)), None)
     with claimed(

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from hydractl import progress
+from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, BatchShare
+from hydractl.data.datasets import Items
+from hydractl.data.encode import Reading, encoded
 from hydractl.errors import InputError
+from hydractl.families.finite import NOT_FINITE
 from hydractl.manifest.header import MOST_MEMBERS
 from hydractl.metrics.per_sample import Responses, StoredPredictions
 from hydractl.model_inputs import Inputs, batch_of, inputs_like, without_absent
@@ -23,8 +29,7 @@ from hydractl.runtime import on_cpu
 if TYPE_CHECKING:
     from hydractl.data.batches import Batch
 
-NOT_FINITE = "use `--dtype fp32`; if that does not help, the weights are damaged"
-"""Hint for outputs that are not finite."""
+
 DISK_HINT = f"{ROOM_HINT}, or write the outputs there"
 
 
@@ -168,3 +173,71 @@ def collected(
     if file is None:
         return Responses(tensors[0], tensors[1], by_name)
     return PredictionFile(file, tensors[1], slice(None), by_name)
+
+
+@contextmanager
+def fits(name: str, device: torch.device, *, hint: str = "use `--device cpu`") -> Iterator[None]:
+    """Say in our words that a model does not fit into a device's memory.
+
+    Raises:
+        InputError: If that is so.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise InputError(f"{name}: does not fit into the memory of {device}", hint=hint) from error
+
+
+class PreparedData:
+    """A data set as model inputs, made once for models that read alike if they fit into memory."""
+
+    def __init__(
+        self,
+        dataset: Items,
+        *,
+        batch_size: int,
+        limit_bytes: int = CACHE_BYTES,
+        name: str | None = None,
+        deal: BatchShare = EVERY_BATCH,
+    ) -> None:
+        """Remember what to decode; nothing is read yet.
+
+        Args:
+            dataset: The images or texts.
+            batch_size: At least 1.
+            limit_bytes: How much memory decoded images may take; 0 decodes anew for each model.
+            name: What messages call the set; default: its own name.
+            deal: Which of the batches this process has.
+        """
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.limit_bytes = limit_bytes
+        self.name = name or dataset.name
+        self.deal = deal
+        self._held: tuple[Reading, Iterable[Batch[Inputs]]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def of(self, items: Items, *, name: str) -> PreparedData:
+        """Return other items, read as these are but not held."""
+        return PreparedData(items, batch_size=self.batch_size, limit_bytes=0, name=name, deal=self.deal)
+
+    def tracked(self, preprocess: Reading, name: str) -> Iterable[Batch[Inputs]]:
+        """Return the batches that a model of some name takes, and let progress see them pass."""
+        total = len(range(self.deal.rank, -(-len(self) // self.batch_size), self.deal.of))
+        return progress.track(self.batches(preprocess), label=f"{name} on {self.name}", total=total)
+
+    def batches(self, preprocess: Reading) -> Iterable[Batch[Inputs]]:
+        """Return the batches that a model with this preprocessing takes, in any order; raises as `encoded` does."""
+        if self._held is None or self._held[0] != preprocess:
+            self._held = None  # two sets of inputs never lie in memory together
+            batches_of_set = encoded(
+                self.dataset,
+                preprocess,
+                batch_size=self.batch_size,
+                limit_bytes=self.limit_bytes,
+                deal=self.deal,
+            )
+            self._held = (preprocess, batches_of_set)
+        return self._held[1]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
 from hydractl import progress
-from hydractl.data.batches import Batch
 from hydractl.data.datasets import LABELS_HINT, Items, samples_in
 from hydractl.data.decoding import SAMPLE_BYTES
 from hydractl.data.encode import check_reads, limited, open_items
@@ -19,33 +18,29 @@ from hydractl.data.labels import check_labels, match_classes, model_labels
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel, open_model
-from hydractl.fusion.prompts import Classes
 from hydractl.manifest.document import Fingerprint, pack
 from hydractl.manifest.header import Header, Preprocess, SampledFile
 from hydractl.messages import counted, quoted
-from hydractl.model_inputs import Inputs, inputs_like
+from hydractl.prediction.class_names import Classes
 from hydractl.processes.distributed import ProcessGroup
-from hydractl.runtime import on_device
-from hydractl.scoring.job import Samples
 from hydractl.settings import long_option
 
 if TYPE_CHECKING:
     from hydractl.families.load import OpenModel
-    from hydractl.stages.shared.settings import Images
 
 
-def override_preprocessing(header: Header, images: Images, *, where: str) -> Header:
-    """Return a model's header with what a user says of images in the place of what it says itself.
+def override_preprocessing(header: Header, image_options: Mapping[str, Any], *, where: str) -> Header:
+    """Return a header whose preprocessing of images has the given options.
 
     Args:
-        header: The model's.
-        images: What is said; what is not stays.
-        where: What messages call the model.
+        header: Header of a model.
+        image_options: Any of `img_size` (height, width), `mean` and `std`, each with one number or one per channel.
+        where: Name of the model in messages.
 
     Raises:
         UsageError: If the model reads texts, or has not as many channels as there are means or standard deviations.
     """
-    how, image_options = header.preprocess, images.options()
+    how = header.preprocess
     if not image_options:
         return header
     if not isinstance(how, Preprocess):
@@ -56,7 +51,7 @@ def override_preprocessing(header: Header, images: Images, *, where: str) -> Hea
     channels = how.input_size[0]
     update: dict[str, object] = {}
     for name in ("mean", "std"):
-        values: tuple[float, ...] | None = getattr(images, name)
+        values: tuple[float, ...] | None = image_options.get(name)
         if values is None:
             continue
         if len(values) not in {1, channels}:
@@ -65,9 +60,9 @@ def override_preprocessing(header: Header, images: Images, *, where: str) -> Hea
                 hint="give one number for all channels, or one per channel",
             )
         update[name] = values * channels if len(values) == 1 else values
-    if images.img_size is not None:
-        update["input_size"] = (channels, *images.img_size)
-    says_statistics = images.mean is not None and images.std is not None
+    if "img_size" in image_options:
+        update["input_size"] = (channels, *image_options["img_size"])
+    says_statistics = {"mean", "std"} <= image_options.keys()
     return header.model_copy(
         update={
             "preprocess": how.model_copy(update=update),
@@ -80,7 +75,7 @@ def check_takes(header: Header, *, where: str) -> None:
     """Refuse images of another size than a model was made for, if it does not take them.
 
     Args:
-        header: The model's, with what is said of images; see `told`.
+        header: The model's, with what is said of images; see `override_preprocessing`.
         where: What messages call the model.
 
     Raises:
@@ -116,11 +111,6 @@ def warn_assumed(opened: OpenModel) -> None:
         f"{height}x{width} pixels, {how.interpolation}, crop {how.crop_pct:g}, mean {mean}, std {std} (change it with "
         "`--img-size`, `--mean` and `--std` of `finetune` and `import`)"
     )
-
-
-def reading_images(opened: OpenModel, images: Images) -> OpenModel:
-    """Return a model that reads images as a user says; see `told`."""
-    return replace(opened, header=override_preprocessing(opened.header, images, where=opened.reference))
 
 
 def open_reader(
@@ -209,20 +199,6 @@ def labels_of(
     called = "the data" if option == "--data" else f"`{option} {items.name}`"
     table = match_classes(items, names, num_classes=count, by_text=by_text, called=called)
     return model_labels(items, table, option, architecture=architecture), count
-
-
-@dataclass(frozen=True, slots=True)
-class RepeatedBatches:
-    """Batches for a method, made anew on each pass from cached ones."""
-
-    cached: Iterable[Batch[Inputs]]
-    labels: torch.Tensor | None
-    like: torch.Tensor
-
-    def __iter__(self) -> Iterator[Samples]:
-        for batch in self.cached:
-            labels = None if self.labels is None else on_device(self.labels[batch.indices], self.like.device)
-            yield Samples(inputs_like(batch.inputs, self.like), labels)
 
 
 def digests(items: Items, team: ProcessGroup) -> Iterator[bytes]:

@@ -27,16 +27,22 @@ from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.model_source import WEIGHTS
 from hydractl.output.paths import is_folder
 from hydractl.output.publish import Digested, Sink, has_content, is_stream
+from hydractl.provenance.command_config import (
+    IF_CHANGED_BESIDE,
+    CommandConfig,
+    config_digest,
+    input_refs,
+    recorded_argv,
+)
 from hydractl.runtime import digest_file, versions
 from hydractl.settings import declared
-from hydractl.stages.shared.command_config import CommandConfig, config_digest, input_refs, recorded_argv
-from hydractl.stages.shared.settings import IF_CHANGED_BESIDE
 from hydractl.strict_json import MAX_BYTES, NotJSONError, parse
 from hydractl.version import __version__
 
 if TYPE_CHECKING:
     from hydractl.families.base import Family
     from hydractl.families.load import OpenModel
+
 
 TOOL = f"hydractl {__version__}"
 PREDICTIONS = {"log_probs", "logsumexp", "labels"}

@@ -13,7 +13,6 @@ from hydractl import progress
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.load import OpenModel
-from hydractl.fusion.inference import NOT_FINITE
 from hydractl.manifest.temperature import Temperature
 from hydractl.messages import counted, quoted
 from hydractl.tensor_spec import TensorSpec
@@ -136,3 +135,7 @@ def warn_refusing(models: Iterable[OpenModel]) -> None:
                 (named[0], singular) if len(named) == 1 else (quoted(named, most=3), plural)
             )
             progress.warn(f"{models_text}: {subject} not kept, because the weights have changed")
+
+
+NOT_FINITE = "use `--dtype fp32`; if that does not help, the weights are damaged"
+"""Hint for outputs that are not finite."""

@@ -22,12 +22,8 @@ from hydractl.families.load import OpenModel, load_model, open_model
 from hydractl.families.registry import family_of
 from hydractl.families.tower import Model, Towers
 from hydractl.fusion.build import members_from_state
-from hydractl.fusion.feature_ood import FeatureExtractor, Predictor, Scores, check_threshold
 from hydractl.fusion.hydra import Hydra
-from hydractl.fusion.inference import collected
 from hydractl.fusion.plan import join_members
-from hydractl.fusion.predictions import LabelPredictions, Predictions, WordPredictions, predictions_of
-from hydractl.fusion.prompts import DEFAULT_TEMPLATE, Classes, settle, with_class_names
 from hydractl.hub.model_outputs import check_replaces, publish_models
 from hydractl.hub.repository import Pushed, Target, push, require_token
 from hydractl.hub.upload import Publication, usual_message
@@ -36,6 +32,10 @@ from hydractl.metrics.per_sample import Responses, in_memory
 from hydractl.model_inputs import Inputs, batch_of, checked_inputs, cut_batch
 from hydractl.output.paths import check_folder, check_output, output
 from hydractl.output.publish import claimed, publish
+from hydractl.prediction.class_names import DEFAULT_TEMPLATE, Classes, settle, with_class_names
+from hydractl.prediction.feature_ood import FeatureExtractor, Predictor, Scores, check_threshold
+from hydractl.prediction.inference import collected
+from hydractl.prediction.predictions import LabelPredictions, Predictions, WordPredictions, predictions_of
 from hydractl.runtime import pick_device, torch_dtype
 
 

@@ -6,26 +6,44 @@ in which features vary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from hydractl import progress
+from hydractl.data.batches import Batch
+from hydractl.data.encode import Reading
+from hydractl.errors import DataError, InputError
+from hydractl.families.base import Family
+from hydractl.families.load import OpenModel
+from hydractl.families.tower import Towers
+from hydractl.manifest.header import Header
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, options_of
+from hydractl.metrics.per_sample import Responses
+from hydractl.model_inputs import Inputs
+from hydractl.output.scratch import ROOM_HINT
+from hydractl.prediction.inference import PreparedData
+from hydractl.prediction.open_inputs import overlap
+from hydractl.processes.distributed import ProcessGroup
+
+if TYPE_CHECKING:
+    from hydractl.data.batches import Batch
+
+from collections.abc import Callable
+
+from torch import nn
 from typing_extensions import override
 
 from hydractl.checkpoint import BESIDE, Checkpoint
 from hydractl.data.batches import Batch
-from hydractl.data.encode import Reading
-from hydractl.errors import CheckpointError, InputError, UnsupportedModelError
-from hydractl.families.base import Family
-from hydractl.families.load import OpenModel
+from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.stream import FeatureLinear, MemberParallel, placed_features
-from hydractl.families.tower import Contrast, OutputHead, Towers, without_autocast
-from hydractl.fusion.inference import responses
-from hydractl.fusion.prompts import Classes, with_class_names
+from hydractl.families.tower import Contrast, OutputHead, without_autocast
 from hydractl.manifest.guarantees import Threshold
-from hydractl.manifest.header import Header
 from hydractl.metrics import ood_scores
 from hydractl.metrics.feature_scores import (
     TENSOR_SPECS,
@@ -37,11 +55,11 @@ from hydractl.metrics.feature_scores import (
     energy_density,
     fit,
 )
-from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, msp
-from hydractl.metrics.per_sample import Responses, of_inputs
-from hydractl.model_inputs import Inputs
-from hydractl.output.scratch import ROOM_HINT, scratch_tensor
-from hydractl.processes.distributed import ProcessGroup
+from hydractl.metrics.ood_scores import MSP, msp
+from hydractl.metrics.per_sample import of_inputs
+from hydractl.output.scratch import scratch_tensor
+from hydractl.prediction.class_names import Classes, with_class_names
+from hydractl.prediction.inference import responses
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -645,3 +663,102 @@ class WithDefaultScore(nn.Module):
 def _padded(tensors: Sequence[Tensor]) -> Tensor:
     """Stack tensors (K, ...) of different K to (M, K, ...), padded with zeros."""
     return nn.utils.rnn.pad_sequence([*tensors], batch_first=True)
+
+
+class FitOn(NamedTuple):
+    """Training data.
+
+    Attributes:
+        inputs: The data; each process has a share of the batches.
+        labels: Shape (N,), the model's classes.
+        held_out: Held-out ID data; None if no score needs them.
+    """
+
+    inputs: PreparedData
+    labels: Tensor
+    held_out: PreparedData | None = None
+
+
+def overlap_of_val(val: np.ndarray, training: np.ndarray) -> str | None:
+    """Return a warning if samples of `--val` are in `--fit`, given digests of their items as `DIGEST`; else None."""
+    shared = overlap("--val", val, "--fit", training)
+    return (
+        shared
+        and f"{shared}: `{ENERGY_DENSITY}` is standardized as if all inputs were as close as training data"
+    )
+
+
+def with_ood_scores(
+    model: Towers, opened: OpenModel, scores: Sequence[str], on: FitOn | None, team: ProcessGroup
+) -> Predictor:
+    """Return a model with its feature-based OOD scores.
+
+    Args:
+        model: The model in evaluation mode, on its device.
+        opened: Its checkpoint.
+        scores: Names of the scores, which may be none.
+        on: Training data to fit the scores on; None for the scores that the checkpoint stores.
+        team: The processes.
+
+    Raises:
+        UnsupportedModelError: If the model has no features.
+        DataError: If a score cannot be fitted on these data.
+        CheckpointError: If stored scores are invalid.
+    """
+    predictor = Predictor(model=model, name=opened.reference, reads=opened.header.preprocess)
+    if not scores:
+        return predictor
+    if on is None:
+        fitted = Scores.stored(opened.checkpoint, opened.header, scores=scores, name=opened.reference)
+    else:
+        fitted = fit_on(predictor, opened.family, scores, on, team)
+    return predictor.with_scores(fitted, opened.family)
+
+
+def fit_on(
+    predictor: Predictor, family: Family, scores: Sequence[str], on: FitOn, team: ProcessGroup
+) -> Scores:
+    """Fit scores in one pass over the data; see `fit_scores`.
+
+    Args:
+        predictor: The model.
+        family: Its family.
+        scores: As in `fit_scores`.
+        on: The data.
+        team: The processes.
+
+    Raises:
+        UnsupportedModelError: If the model has no features.
+        DataError: If a score cannot be fitted on these data.
+    """
+    name, reads = predictor.name, predictor.reads
+    extractor = FeatureExtractor.of(predictor.model, family, name=name)
+    if on.labels.ndim > 1:
+        raise DataError(
+            f"{name}: feature-based OOD scores compare classes of inputs, which have one label each",
+            hint="use OOD scores of logits, such as energy",
+        )
+    batches, held_out = (
+        () if inputs is None else inputs.tracked(reads, name) for inputs in (on.inputs, on.held_out)
+    )
+    fitted = fit_scores(extractor, scores, (batches, on.labels), held_out, name=name, team=team)
+    for warning in _doubts(scores, on.labels, extractor.width):
+        progress.warn(f"{name}: {warning}")
+    return fitted
+
+
+def _doubts(scores: Sequence[str], labels: Tensor, width: int) -> Iterator[str]:
+    """Yield warnings about scores that need more training data."""
+    fewest = int(labels.unique(return_counts=True)[1].min())
+    for score in scores:
+        options = options_of(score)
+        if options.get("alpha") == 0 and len(labels) - len(labels.unique()) < width:
+            yield (
+                f"{len(labels)} samples to fit `{score}` on are too few for {width} features, so directions in "
+                "which they do not vary are ignored"
+            )
+        if (options.get("k") or 0) > fewest:
+            yield (
+                f"`{score}` uses more neighbours than the {fewest} samples of a class, so it also measures "
+                "distances to other classes"
+            )

@@ -26,6 +26,7 @@ from hydractl.strict_json import compact
 if TYPE_CHECKING:
     from hydractl.data.datasets import Items
 
+
 ARCH = "arch:"
 INPUT_ROLES = {Role.MODEL, Role.DATA, Role.FILE}
 
@@ -367,3 +368,11 @@ def open_readings(ref: DataRef, *, labelled: bool) -> list[Items]:
     if not readings:
         raise refusals[-1]
     return readings
+
+
+IF_CHANGED = Setting(
+    "Do nothing if the output is up to date: same inputs, options and versions; else overwrite it.",
+    panel="Output",
+    role=Role.EXECUTION,
+)
+IF_CHANGED_BESIDE = replace(IF_CHANGED, help=f"{IF_CHANGED.help} A file beside it records what made it.")

@@ -1,0 +1,1 @@
+"""Choice of the heads that members keep."""
