@@ -1,0 +1,1 @@
+"""Measurements of `eval`: data, rows, guarantees, caveats, costs and conditions."""
