@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 from intervals import half_interval
 
 from hydractl.data.reference import DataRef
+from hydractl.evaluation.named_inputs import NamedData, NamedModels
 from hydractl.heads.budget import HeadBudget
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune

@@ -175,7 +175,7 @@ def _quiet_environment(monkeypatch):
 @pytest.fixture(autouse=True)
 def _few_timings(monkeypatch):
     """Let `eval` time a model by the fewest calls that it may: no test depends on what the clock says."""
-    if (cost := sys.modules.get("hydractl.stages.evaluate.cost")) is not None:
+    if (cost := sys.modules.get("hydractl.evaluation.cost")) is not None:
         monkeypatch.setattr(cost, "MOST", cost.LEAST)
 
 

@@ -10,6 +10,9 @@ from typing_extensions import override
 
 from hydractl.data.datasets import Content
 from hydractl.data.encode import content_of
+from hydractl.evaluation.cost import RowModels
+from hydractl.evaluation.data import check_one_question, open_set
+from hydractl.evaluation.named_inputs import NamedModels
 from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.manifest.document import Fingerprint
@@ -34,11 +37,8 @@ from hydractl.research.evaluation import ResearchEval
 from hydractl.research.schema import Derived
 from hydractl.runtime import digest_file
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.cost import RowModels
-from hydractl.stages.evaluate.data import check_one_question, open_set
 from hydractl.stages.evaluate.extension import RowMeasurer
 from hydractl.stages.evaluate.measure_row import Evaluation, LoadedRow
-from hydractl.stages.evaluate.refs import NamedModels
 
 
 @dataclass(slots=True)

@@ -10,11 +10,11 @@ import pytest
 
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
+from hydractl.evaluation.conditions import Condition
+from hydractl.evaluation.named_inputs import NamedData, NamedModels
 from hydractl.manifest.report import Report
 from hydractl.metrics.registry import METRICS
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.fail_if import Condition
-from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from support.builders import base
 from support.pictures import digits_folder
 

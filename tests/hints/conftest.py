@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from hydractl.evaluation import cost
 from hydractl.families import registry
-from hydractl.stages.evaluate import cost
 from hydractl.stages.finetune import run as finetuning
 from hydractl.stages.prune import run as pruning
 from support.hints.material import link_material, make_material

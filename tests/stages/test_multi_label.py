@@ -21,6 +21,7 @@ from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, HydraError, UsageError
+from hydractl.evaluation.named_inputs import NamedData, NamedModels
 from hydractl.families.load import open_model
 from hydractl.hub.card import Facts, card_of
 from hydractl.hub.layout import is_stock
@@ -29,7 +30,6 @@ from hydractl.metrics.per_sample import Responses
 from hydractl.metrics.temperature import fit_label_temperatures
 from hydractl.scoring.methods import METHODS
 from hydractl.stages.evaluate.config import EvalConfig, SetOptions
-from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.export.run import run_export

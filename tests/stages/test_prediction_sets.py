@@ -17,6 +17,8 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.cli.app import main
 from hydractl.data.encode import open_items
 from hydractl.data.reference import DataRef
+from hydractl.evaluation.guarantees import measure_sets, why_lapses
+from hydractl.evaluation.named_inputs import NamedModels
 from hydractl.families.load import open_model
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.guarantees import PredictionSets, SetNumbers
@@ -28,9 +30,7 @@ from hydractl.metrics.per_sample import Responses
 from hydractl.prediction.class_names import Naming
 from hydractl.provenance.command_config import config_digest
 from hydractl.stages.evaluate.config import NO_SETS, EvalConfig, SetOptions
-from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.evaluate.selective_threshold import measure_sets, why_lapses
 from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.export.run import run_export
 from hydractl.stages.fuse.config import FuseConfig

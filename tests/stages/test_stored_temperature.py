@@ -11,12 +11,12 @@ from rich.console import Console
 from hydractl.checkpoint import Checkpoint
 from hydractl.cli.commands.measure import show_report as render
 from hydractl.data.reference import DataRef
+from hydractl.evaluation.named_inputs import NamedModels
 from hydractl.families.load import load_model, open_model
 from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.header import Header
 from hydractl.prediction.loaded_model import load
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune

@@ -16,12 +16,12 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import InputError, UsageError
+from hydractl.evaluation.named_inputs import NamedData
 from hydractl.families.load import open_model
 from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.report import Report
 from hydractl.manifest.terms import Guarantee
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import NamedData
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse

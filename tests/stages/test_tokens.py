@@ -18,13 +18,13 @@ import hydractl.auto.register
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError
+from hydractl.evaluation.named_inputs import NamedData, NamedModels
 from hydractl.families.load import open_model
 from hydractl.hub.layout import is_stock
 from hydractl.manifest.temperature import Temperature
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.scoring.methods import METHODS
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.export.run import run_export

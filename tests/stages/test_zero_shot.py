@@ -15,6 +15,7 @@ from hydractl.data.encode import encoded, open_items
 from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import CheckpointError, DataError, UsageError
+from hydractl.evaluation.named_inputs import NamedData, NamedModels
 from hydractl.families.load import load_model, open_model
 from hydractl.fusion.plan import zero_dropped
 from hydractl.heads.budget import HeadBudget
@@ -24,7 +25,6 @@ from hydractl.prediction.class_names import DEFAULT_TEMPLATE, Classes, Naming, a
 from hydractl.prediction.loaded_model import load
 from hydractl.scoring.circuit import tower
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from hydractl.cli.app import command_tree
-from hydractl.stages.evaluate.refs import NamedModels
+from hydractl.evaluation.named_inputs import NamedModels
 
 
 def check_typed(commands):

@@ -20,13 +20,13 @@ from hydractl.cli.output import Terminal, console, line, written_out
 from hydractl.cli.pipeline import literal
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, DataError, UsageError
+from hydractl.evaluation.conditions import risk_text
+from hydractl.evaluation.named_inputs import OOD_SETS, NamedData, NamedModels, check_distinct, model_name
 from hydractl.messages import counted, did_you_mean_path
 from hydractl.output.publish import Folder, is_stream
 from hydractl.provenance.command_config import CommandConfig, InputRef, open_readings
 from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages import options as shared
-from hydractl.stages.evaluate.fail_if import risk_text
-from hydractl.stages.evaluate.refs import OOD_SETS, NamedData, NamedModels, check_distinct, model_name
 from hydractl.stages.importing.config import name_of
 
 if TYPE_CHECKING:
@@ -431,9 +431,9 @@ def _outcome(config: MakeConfig) -> Iterator[str]:
 
 def _no_threshold(config: MakeConfig, count: int) -> Iterator[str]:
     """Yield the reason why no threshold of `count` samples satisfies the risk, and a hint with a risk that they may satisfy."""
+    from hydractl.evaluation.conditions import DELTA
     from hydractl.manifest.report import Report
     from hydractl.metrics.selective import HALF, fewest
-    from hydractl.stages.evaluate.fail_if import DELTA
 
     least = fewest(config.risk, DELTA)
     hits = Report.read(config.out / TESTED).rows[0].values["accuracy"].value

@@ -14,6 +14,8 @@ from typing_extensions import override
 from hydractl import progress
 from hydractl.data.datasets import Items
 from hydractl.data.encode import Reading, encoded
+from hydractl.evaluation.data import EvalData
+from hydractl.evaluation.named_inputs import NamedModels
 from hydractl.families.load import OpenModel, build_checked
 from hydractl.families.tower import OutputHead, Towers
 from hydractl.fusion.build import hollow, hydra_from_state
@@ -25,8 +27,6 @@ from hydractl.prediction.class_names import Classes
 from hydractl.prediction.open_inputs import overlap
 from hydractl.research.baselines.options import DATA, VAL, BaselineOptions, DerivedModels
 from hydractl.research.schema import Derived
-from hydractl.stages.evaluate.data import EvalData
-from hydractl.stages.evaluate.refs import NamedModels
 
 
 class BaselineModel(Towers):

@@ -11,6 +11,7 @@ from hydractl.cli.commands.run import StageOptions
 from hydractl.cli.pipeline import text_of
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
+from hydractl.evaluation.named_inputs import OOD_SETS, ROWS, NamedData, NamedModels, model_name
 from hydractl.messages import did_you_mean, listed
 from hydractl.output.publish import Folder
 from hydractl.parsing import made_of
@@ -20,7 +21,6 @@ from hydractl.research.baselines.options import BayesVlmOptions
 from hydractl.research.bench.rows import PLANS, SHARED_DEFAULT, TEST, Rival, SharedSettings
 from hydractl.settings import Option, OptionGroup, Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages import options as shared
-from hydractl.stages.evaluate.refs import OOD_SETS, ROWS, NamedData, NamedModels, model_name
 from hydractl.stages.finetune.config import RECIPE
 from hydractl.training.recipe import Recipe, recipe_of
 

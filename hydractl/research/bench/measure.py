@@ -15,6 +15,8 @@ from hydractl.data.encode import content_of
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import HydraError, UsageError
+from hydractl.evaluation.guarantees import check_stores
+from hydractl.evaluation.named_inputs import NamedModels
 from hydractl.families.load import OpenModel, open_model
 from hydractl.heads.masks import check_enough
 from hydractl.manifest.header import Kind
@@ -27,9 +29,7 @@ from hydractl.research.bench.config import FORWARD, BenchConfig, CostModel, Work
 from hydractl.research.bench.rows import PAIRS, PLANS, TEST, TRAIN, VAL, Rival, SharedSettings
 from hydractl.research.methods.options import TrainingOptions
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.evaluate.selective_threshold import check_stores
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.prepare import check_classes, open_trained, open_training, trained_names
 from hydractl.stages.finetune.run import run_finetune

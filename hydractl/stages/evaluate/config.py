@@ -11,6 +11,15 @@ from typing_extensions import override
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
+from hydractl.evaluation import conditions as threshold
+from hydractl.evaluation.named_inputs import (
+    OOD_SETS,
+    ROWS,
+    NamedData,
+    NamedModels,
+    check_distinct,
+    model_name,
+)
 from hydractl.manifest.terms import MOST_EXAMPLES, Guarantee, SetMethod
 from hydractl.metrics import ood_scores
 from hydractl.metrics.metric_spec import MetricNeeds
@@ -36,9 +45,7 @@ from hydractl.settings import (
     setting,
 )
 from hydractl.stages import options as shared
-from hydractl.stages.evaluate import fail_if as threshold
 from hydractl.stages.evaluate.extension import EvalExtension
-from hydractl.stages.evaluate.refs import OOD_SETS, ROWS, NamedData, NamedModels, check_distinct, model_name
 
 SETS, SETS_PANEL = "--sets", "Prediction sets"
 RAPS_PENALTY, RAPS_RANK = 0.01, 5

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from hydractl.settings import Extension
 
 if TYPE_CHECKING:
+    from hydractl.evaluation.named_inputs import NamedModels
     from hydractl.families.load import OpenModel
     from hydractl.manifest.report import Report, Row
     from hydractl.provenance.command_config import InputRef
-    from hydractl.stages.evaluate.refs import NamedModels
 
 
 class RowMeasurer:

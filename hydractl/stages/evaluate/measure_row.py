@@ -14,6 +14,20 @@ from torch import Tensor
 
 from hydractl import progress
 from hydractl.errors import UsageError
+from hydractl.evaluation.caveats import of_row, tuned_on_ood
+from hydractl.evaluation.cost import RowModels, count_sizes, measure_latencies
+from hydractl.evaluation.data import EvalData
+from hydractl.evaluation.examples import examples_of
+from hydractl.evaluation.guarantees import (
+    fit_sets,
+    label_thresholds_of,
+    measure_sets,
+    set_values,
+    stores_other_classes,
+    threshold_of,
+    why_lapses,
+)
+from hydractl.evaluation.named_inputs import NamedModels
 from hydractl.families.load import OpenModel, fingerprint_of
 from hydractl.fusion.build import load_any
 from hydractl.manifest.document import Value
@@ -35,22 +49,8 @@ from hydractl.prediction.feature_ood import Predictor, Scores, default_score, wi
 from hydractl.prediction.inference import PreparedData, fits
 from hydractl.prediction.scaling import Scaling
 from hydractl.processes.distributed import ProcessGroup
-from hydractl.stages.evaluate.caveats import of_row, tuned_on_ood
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.cost import RowModels, count_sizes, measure_latencies
-from hydractl.stages.evaluate.data import EvalData
-from hydractl.stages.evaluate.examples import examples_of
 from hydractl.stages.evaluate.extension import RowMeasurer
-from hydractl.stages.evaluate.refs import NamedModels
-from hydractl.stages.evaluate.selective_threshold import (
-    fit_sets,
-    label_thresholds_of,
-    measure_sets,
-    set_values,
-    stores_other_classes,
-    threshold_of,
-    why_lapses,
-)
 
 
 @dataclass(slots=True, kw_only=True)

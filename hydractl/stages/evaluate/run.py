@@ -13,6 +13,11 @@ from torch import Tensor
 from hydractl import progress
 from hydractl.checkpoint import write_checkpoint
 from hydractl.errors import CheckFailed
+from hydractl.evaluation.caveats import of_temperatures
+from hydractl.evaluation.conditions import OPTION, risk_text
+from hydractl.evaluation.cost import check_training_told
+from hydractl.evaluation.data import EvalData, check_alike, check_outputs, check_task
+from hydractl.evaluation.guarantees import check_stores, header_of_copy, write_copy
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.report import Report
@@ -29,18 +34,13 @@ from hydractl.progress import stage
 from hydractl.provenance.command_config import config_digest
 from hydractl.provenance.outputs import claim
 from hydractl.runtime import torch_dtype, versions
-from hydractl.stages.evaluate.caveats import of_temperatures
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.cost import check_training_told
-from hydractl.stages.evaluate.data import EvalData, check_alike, check_outputs, check_task
-from hydractl.stages.evaluate.fail_if import OPTION, risk_text
 from hydractl.stages.evaluate.measure_row import (
     Evaluation,
     check_fitted_scores,
     measure_rows,
     with_default_score,
 )
-from hydractl.stages.evaluate.selective_threshold import check_stores, header_of_copy, write_copy
 from hydractl.tensor_spec import Chunks, TensorSpec, spec_of, tensor_bytes
 from hydractl.version import __version__
 

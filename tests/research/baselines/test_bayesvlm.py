@@ -14,6 +14,7 @@ from hydractl.data.encode import encoded, open_items
 from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import DataError, UnsupportedModelError, UsageError
+from hydractl.evaluation.named_inputs import NamedModels
 from hydractl.families.tower import settle_classes
 from hydractl.prediction.class_names import Naming
 from hydractl.research.baselines.bayesvlm import (
@@ -28,7 +29,6 @@ from hydractl.research.baselines.bayesvlm import (
 )
 from hydractl.research.baselines.options import BayesVlmOptions
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from support.builders import base
 from support.heard import Heard

@@ -8,11 +8,11 @@ import pytest
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UnsupportedModelError, UsageError
+from hydractl.evaluation.named_inputs import NamedData, NamedModels
 from hydractl.manifest.report import Report
 from hydractl.provenance.command_config import config_digest
 from hydractl.research.baselines.options import LaplaceOptions, McDropoutOptions, SwagOptions, parse_baseline
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse

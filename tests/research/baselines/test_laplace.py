@@ -11,12 +11,12 @@ import torch
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UnsupportedModelError
+from hydractl.evaluation.named_inputs import NamedModels
 from hydractl.fusion.hydra import Hydra
 from hydractl.model_inputs import map_inputs
 from hydractl.research.baselines.laplace import GRID, Full, Kron, LastLayer, likeliest, with_bias
 from hydractl.research.baselines.options import LaplaceOptions
 from hydractl.stages.evaluate.config import EvalConfig, SetOptions
-from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from support.builders import base
 from support.heard import Heard

@@ -14,6 +14,7 @@ from hydractl.data.encode import encoded, open_items
 from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import DataError, UnsupportedModelError, UsageError
+from hydractl.evaluation.named_inputs import NamedData, NamedModels
 from hydractl.families.tower import settle_classes, unit
 from hydractl.fusion.hydra import Hydra
 from hydractl.metrics.classification import adaptive_ece, ece
@@ -22,7 +23,6 @@ from hydractl.prediction.class_names import Naming
 from hydractl.research.baselines.options import ViluOptions
 from hydractl.research.baselines.vilu import FailurePredictor, Vilu, contrast_of, loss_of, train
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.training.feeding import ItemFeed
 from support.builders import base

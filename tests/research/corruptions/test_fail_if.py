@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from hydractl.errors import UsageError
+from hydractl.evaluation.conditions import Condition
 from hydractl.manifest.report import Row
 from hydractl.metrics.registry import METRICS
 from hydractl.research.corruptions.schema import Shift
 from hydractl.research.evaluation import ResearchEval
-from hydractl.stages.evaluate.fail_if import Condition
 
 SCOPES = ("birds", "noise", "near", "far", "all")
 ROW = Row(

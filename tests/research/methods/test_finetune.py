@@ -10,13 +10,13 @@ import torch
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
 from hydractl.errors import OutputExists, UsageError
+from hydractl.evaluation.named_inputs import NamedModels
 from hydractl.families.base import place_of
 from hydractl.families.load import load_model, open_model
 from hydractl.families.tower import blank_inputs
 from hydractl.metrics.cost import count_macs
 from hydractl.research.methods.options import TrainingOptions
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune

@@ -9,6 +9,8 @@ import pytest
 
 from hydractl.data.datasets import DIGEST
 from hydractl.data.reference import DataRef
+from hydractl.evaluation.caveats import of_data, of_row, tuned_on_ood
+from hydractl.evaluation.named_inputs import NamedData, NamedModels
 from hydractl.families.load import open_model
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.head_mask import HeadScores, TowerScores
@@ -16,9 +18,7 @@ from hydractl.manifest.header import InputFile, Step
 from hydractl.manifest.report import Report, Row
 from hydractl.prediction.open_inputs import Identity
 from hydractl.provenance.up_to_date import scores_step
-from hydractl.stages.evaluate.caveats import of_data, of_row, tuned_on_ood
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse

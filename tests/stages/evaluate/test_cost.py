@@ -10,17 +10,17 @@ import torch
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
+from hydractl.evaluation import cost as evaluate_cost
+from hydractl.evaluation.conditions import Condition
+from hydractl.evaluation.cost import RowModels, count_sizes, measure_latencies
+from hydractl.evaluation.named_inputs import NamedModels
 from hydractl.families.tower import blank_inputs
 from hydractl.fusion.hydra import Hydra
 from hydractl.manifest.header import Header, InputFile, Step
 from hydractl.metrics.cost import count_macs
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, needing
-from hydractl.stages.evaluate import cost as evaluate_cost
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.cost import RowModels, count_sizes, measure_latencies
-from hydractl.stages.evaluate.fail_if import Condition
-from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from support.builders import base, sha
 from support.heard import Heard

@@ -12,6 +12,8 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, CheckpointError, DataError, InputError, OutputExists, UsageError
+from hydractl.evaluation.conditions import Condition
+from hydractl.evaluation.named_inputs import NamedData, NamedModels
 from hydractl.manifest.header import Kind
 from hydractl.manifest.report import Report
 from hydractl.metrics.compute import measure
@@ -19,8 +21,6 @@ from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.fail_if import Condition
-from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse

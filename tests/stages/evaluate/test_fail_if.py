@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from hydractl.errors import UsageError
+from hydractl.evaluation.conditions import Condition
 from hydractl.manifest.document import Value
 from hydractl.manifest.report import Row
 from hydractl.metrics.registry import METRICS
-from hydractl.stages.evaluate.fail_if import Condition
 
 SCOPES = ("birds", "noise", "near", "far", "all")
 ROW = Row(

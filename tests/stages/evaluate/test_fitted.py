@@ -15,10 +15,10 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, ManifestError, UsageError
+from hydractl.evaluation.named_inputs import NamedData
 from hydractl.families.tower import Tower
 from hydractl.manifest.report import Report
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import NamedData
 from hydractl.stages.evaluate.run import run_eval
 from support.builders import base
 from support.predictions import SavedPredictions

@@ -12,12 +12,12 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.reference import DataRef
 from hydractl.errors import ManifestError, UsageError
+from hydractl.evaluation.conditions import Condition
+from hydractl.evaluation.named_inputs import NamedData
 from hydractl.manifest.report import Report
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.prediction.loaded_model import load
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.fail_if import Condition
-from hydractl.stages.evaluate.refs import NamedData
 from hydractl.stages.evaluate.run import run_eval
 from support.builders import base
 from support.predictions import SavedPredictions

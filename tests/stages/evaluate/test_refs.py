@@ -6,13 +6,13 @@ import pytest
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
+from hydractl.evaluation.named_inputs import NamedData, NamedModels, model_name
 from hydractl.families.load import open_model
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, TEMPERATURE, choose_metrics, needing
 from hydractl.parsing import configured
 from hydractl.settings import options_of
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import NamedData, NamedModels, model_name
 from support.builders import base
 
 

@@ -9,13 +9,13 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import InputError, UsageError
+from hydractl.evaluation.conditions import Condition
+from hydractl.evaluation.named_inputs import NamedData, NamedModels
 from hydractl.families.load import open_model
 from hydractl.families.tower import Tower
 from hydractl.manifest.report import Report
 from hydractl.prediction.class_names import Classes, Naming, with_classes
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.fail_if import Condition
-from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse

@@ -9,6 +9,8 @@ import torch
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, OutputExists, UsageError
+from hydractl.evaluation.conditions import Condition
+from hydractl.evaluation.named_inputs import NamedData, NamedModels
 from hydractl.families.load import open_model
 from hydractl.manifest.report import Report
 from hydractl.metrics.compute import measure
@@ -17,8 +19,6 @@ from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.temperature import fit_temperature, scale_log_probs
 from hydractl.prediction.class_names import Naming
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.fail_if import Condition
-from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse

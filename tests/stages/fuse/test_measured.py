@@ -15,11 +15,11 @@ from hydractl.cli.app import main
 from hydractl.data.encode import open_items
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
+from hydractl.evaluation.named_inputs import NamedModels
 from hydractl.families.load import open_model
 from hydractl.prediction.inference import PreparedData
 from hydractl.prediction.loaded_model import load
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse import result
 from hydractl.stages.fuse.config import FuseConfig, Measuring

@@ -9,6 +9,7 @@ import torch
 
 from hydractl.data.encode import encoded, open_items
 from hydractl.errors import DataError, HydraError, UsageError
+from hydractl.evaluation.caveats import tuned_on_ood
 from hydractl.families.load import load_model, open_model
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerScores
@@ -20,7 +21,6 @@ from hydractl.prediction.feature_ood import FeatureExtractor
 from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.scoring.settings import CircuitSettings
-from hydractl.stages.evaluate.caveats import tuned_on_ood
 from hydractl.stages.prune import diverse
 from hydractl.stages.prune.config import DiverseConfig, Diversity, PruneConfig, Strategy
 from hydractl.stages.prune.run import run_prune

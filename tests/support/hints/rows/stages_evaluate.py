@@ -205,7 +205,7 @@ ROWS = (
         f"{EVAL} --threshold-for 'risk<=0.99'",
     ),
     Row(
-        "stages/evaluate/selective_threshold.py",
+        "evaluation/guarantees.py",
         "fuse the members with `--classes` and `--template` first",
         "eval clip --data images --classes a,b --threshold-for 'risk<=0.99' --store o.st --no-latency --bootstrap 0",
         "fuse z-0.st z-1.st --classes a,b -o o.st",

@@ -60,12 +60,12 @@ ROWS = (
         "data show cifar10",
     ),
     Row(
-        "stages/evaluate/fail_if.py",
+        "evaluation/conditions.py",
         "measure it on other data, or leave out the condition",
         test="tests/stages/test_prediction_sets.py::test_a_check_may_be_of_their_coverage_on_other_data",
     ),
     Row(
-        "stages/evaluate/refs.py",
+        "evaluation/named_inputs.py",
         "leave out the name: the sets of `{}` have their own",
         test="tests/stages/evaluate/test_refs.py::test_the_sets_of_a_preset_have_their_names",
     ),

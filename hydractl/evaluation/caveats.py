@@ -11,6 +11,14 @@ import numpy as np
 from torch import Tensor
 
 from hydractl.errors import DataError, UsageError
+from hydractl.evaluation.conditions import OPTION
+from hydractl.evaluation.guarantees import (
+    LABEL_THRESHOLDS,
+    QUANTILE,
+    STANDARDIZATION,
+    THRESHOLD,
+    sources_of_stored,
+)
 from hydractl.families.load import OpenModel
 from hydractl.manifest.document import union, unpack
 from hydractl.manifest.header import Step, steps_to
@@ -27,14 +35,6 @@ from hydractl.prediction.feature_ood import overlap_of_val
 from hydractl.prediction.open_inputs import Identity, overlap
 from hydractl.scoring.objective import parse_objective
 from hydractl.stages.evaluate.config import SETS, EvalConfig
-from hydractl.stages.evaluate.fail_if import OPTION
-from hydractl.stages.evaluate.selective_threshold import (
-    LABEL_THRESHOLDS,
-    QUANTILE,
-    STANDARDIZATION,
-    THRESHOLD,
-    sources_of_stored,
-)
 
 FEW = 100
 """Sample size below which FPR95 and a fitted temperature are unreliable."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hydractl.families.load import OpenModel
     from hydractl.families.tower import Towers
 
+
 LEAST, MOST = 3, 50
 BUDGET_S = 3.0  # for each row and batch size, unless `LEAST` calls take longer
 LEAST_SHARE = 0.8  # of the time that a thread takes, on a machine that does nothing else

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hydractl.manifest.document import Value
     from hydractl.manifest.report import Check, Row
 
+
 OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 GRAMMAR = re.compile(
     r"\s*(?P<metric>\w+)(?:@(?P<score>[\w+-]+(?::\w+=[\w.]+)*))?\s*(?:\[\s*(?P<scope>[^\[\]]*?)\s*\])?\s*(?P<operator>>=|<=|>|<)\s*(?P<bound>\S+)\s*"

@@ -26,6 +26,7 @@ from hydractl.data.labels import (
 from hydractl.data.reference import DataRef
 from hydractl.data.words import WordSet
 from hydractl.errors import DataError, InputError, UsageError
+from hydractl.evaluation.caveats import check_apart, check_enough, of_data
 from hydractl.families.load import OpenModel
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.terms import ID_NAME
@@ -40,7 +41,6 @@ from hydractl.processes.distributed import ProcessGroup
 from hydractl.provenance import outputs
 from hydractl.provenance.command_config import input_refs
 from hydractl.settings import Role
-from hydractl.stages.evaluate.caveats import check_apart, check_enough, of_data
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.tasks import SINGLE_LABEL, TASKS
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from hydractl import progress
 from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.errors import UsageError
+from hydractl.evaluation.conditions import OPTION, risk_text
 from hydractl.families.load import OpenModel
 from hydractl.manifest.document import Fingerprint, Value
 from hydractl.manifest.guarantees import ClassHits, PredictionSets, SetNumbers, Threshold
@@ -32,7 +33,6 @@ from hydractl.prediction.open_inputs import Identity
 from hydractl.prediction.predictions import answered_classes
 from hydractl.provenance.up_to_date import make_step
 from hydractl.stages.evaluate.config import SETS, EvalConfig, SetOptions
-from hydractl.stages.evaluate.fail_if import OPTION, risk_text
 from hydractl.tensor_spec import spec_of, tensor_bytes
 
 FUSE = "fuse"
