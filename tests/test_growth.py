@@ -253,7 +253,7 @@ def test_a_value_of_a_report_is_two_files(copy):
         before="    sets: SetNumbers | None",
     )
     copy.insert(
-        "hydractl/stages/evaluate/measure_row.py",
+        "hydractl/stages/evaluate/run.py",
         "        largest_class=int(labels.unique(return_counts=True)[1].max()),\n",
         before="        label_thresholds=by_label,\n",
     )

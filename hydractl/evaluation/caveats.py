@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from hydractl.errors import DataError, UsageError
-from hydractl.evaluation.conditions import OPTION
 from hydractl.evaluation.guarantees import (
+    EVAL,
     LABEL_THRESHOLDS,
     QUANTILE,
     STANDARDIZATION,
@@ -23,23 +23,22 @@ from hydractl.families.load import OpenModel
 from hydractl.manifest.document import union, unpack
 from hydractl.manifest.header import Step, steps_to
 from hydractl.manifest.report import Row, scaled_alike
-from hydractl.manifest.terms import ID_NAME
+from hydractl.manifest.terms import ID_NAME, SetRule
 from hydractl.messages import counted, listed
 from hydractl.metrics.classification import CALIBRATED
+from hydractl.metrics.compute import Measurement
 from hydractl.metrics.conformal import fewest_samples
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_ranking import TPR
-from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, SCORES
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
 from hydractl.prediction.feature_ood import overlap_of_val
 from hydractl.prediction.open_inputs import Identity, overlap
 from hydractl.scoring.objective import parse_objective
-from hydractl.stages.evaluate.config import SETS, EvalConfig
 
+SETS = "--sets"
 FEW = 100
 """Sample size below which FPR95 and a fitted temperature are unreliable."""
-EVAL = EvalConfig.COMMAND
-"""Commands whose reading of test data does not change the model. What they store is checked separately."""
 FLATTERED = {
     TEMPERATURE: "calibration errors will be too low",
     FIT: "OOD metrics of feature-based scores will be too good",
@@ -53,43 +52,46 @@ FLATTERED = {
 SLACK = 1e-9  # 0.95 is a little more or less than it
 
 
-def of_data(config: EvalConfig, identities: Mapping[str, Identity]) -> Iterator[str]:
-    """Yield what is doubtful of the data, in a line each.
+def of_data(
+    measurement: Measurement, identities: Mapping[str, Identity], guaranteed: Sequence[str] = ()
+) -> Iterator[str]:
+    """Yield a warning for each problem of the data.
 
     Args:
-        config: What is measured.
-        identities: Each set's, by its name: `id`, those of options, and the OOD sets'.
+        measurement: The numbers of the run.
+        identities: Of each data set, by its name: `id`, names of options, and names of OOD sets.
+        guaranteed: Options that promise a guarantee.
     """
     contents = {name: identity.content for name, identity in identities.items()}
-    yield from _shared(config, contents)
-    if config.standardized_on is not None and (doubt := overlap_of_val(contents[VAL], contents[FIT])):
-        yield doubt
-    if len(config.ood_val) == 1:
+    yield from _shared(measurement, contents, guaranteed)
+    if {FIT, VAL} <= contents.keys() and ENERGY_DENSITY in measurement.scores:
+        yield from filter(None, [overlap_of_val(contents[VAL], contents[FIT])])
+    if len(measurement.ood_val) == 1:
         yield (
-            f"the OOD score is selected on `{config.ood_val[0].name}` only; the best score for near OOD data may "
+            f"the OOD score is selected on `{measurement.ood_val[0]}` only; the best score for near OOD data may "
             "be poor for far OOD data, and vice versa; give `--ood-val` data of both kinds"
         )
-    if config.temperature_data is not None and (count := len(contents[TEMPERATURE])) < FEW:
+    if TEMPERATURE in contents and (count := len(contents[TEMPERATURE])) < FEW:
         yield f"`--temperature` is fitted on {counted(count, 'sample')}, which gives a rough estimate; use at least {FEW}"
-    for name in _tested(config) if "fpr95" in config.chosen else ():
+    for name in measurement.tested if "fpr95" in measurement.metrics else ():
         count = len(contents[name])
         if count < FEW:
             yield f"{_called(name)}: with {counted(count, 'sample')}, FPR95 {_grain(name, count)}; use at least {FEW}"
-    for name in _tested(config) if config.bootstrap else ():
+    for name in measurement.tested if measurement.resampling.resamples else ():
         if len(contents[name]) == 1:
             yield (
                 f"{identities[name].fingerprint.reference}: has only one sample, so bootstrap intervals on it are too narrow"
             )
 
 
-def check_apart(config: EvalConfig, identities: Mapping[str, Identity]) -> None:
+def check_apart(measurement: Measurement, identities: Mapping[str, Identity]) -> None:
     """Refuse to choose a score on the data that it is tested on.
 
     Raises:
         DataError: If validation and test data are the same samples.
     """
-    for validation in (VAL, *(d.name for d in config.ood_val)) if config.ood_val else ():
-        for tested in _tested(config):
+    for validation in (VAL, *measurement.ood_val) if measurement.ood_val else ():
+        for tested in measurement.tested:
             (selected_on, content), (test, test_content) = identities[validation], identities[tested]
             if np.array_equal(np.unique(content), np.unique(test_content)):
                 raise DataError(
@@ -98,20 +100,18 @@ def check_apart(config: EvalConfig, identities: Mapping[str, Identity]) -> None:
                 )
 
 
-def check_enough(config: EvalConfig, labels: Tensor, names: Sequence[str]) -> None:
+def check_enough(rule: SetRule, labels: Tensor, names: Sequence[str]) -> None:
     """Refuse an ID set with too few samples for the coverage of prediction sets.
 
     Args:
-        config: What is measured.
-        labels: Of the ID set, (N,), the models' classes.
-        names: Of these.
+        rule: Coverage and method of the sets.
+        labels: Classes of the ID set, (N,).
+        names: Names of the classes.
 
     Raises:
         DataError: With the number of samples that is needed.
     """
-    coverage, by_class = config.set_options.sets, config.set_options.sets_by_class
-    if coverage is None:
-        return
+    coverage, by_class = rule.coverage, rule.by_class
     fewest, counts = fewest_samples(coverage), Counter(labels.tolist())
     requirement = f"`{SETS} {coverage:g}` needs at least {counted(fewest, 'sample')}"
     if not by_class and len(labels) < fewest:
@@ -126,13 +126,21 @@ def check_enough(config: EvalConfig, labels: Tensor, names: Sequence[str]) -> No
         )
 
 
-def of_temperatures(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> Iterator[str]:
-    """Yield a line where checkpoints of some rows store a temperature, others store none, and none is fitted for every row."""
+def of_temperatures(
+    names: Sequence[str], opened: Sequence[Sequence[OpenModel]], metrics: Sequence[str]
+) -> Iterator[str]:
+    """Yield a warning if only some rows store a temperature. It does not apply if a temperature is fitted for every row.
+
+    Args:
+        names: Names of the rows.
+        opened: The models of each row.
+        metrics: Names of the metrics.
+    """
     stored = [tuple(model.header.temperature for model in models) for models in opened]
-    compared = [METRICS[name].column or name for name in CALIBRATED if name in config.chosen]
-    if len(stored) == 1 or config.temperature_data is not None or not compared or scaled_alike(*stored):
+    compared = [METRICS[name].column or name for name in CALIBRATED if name in metrics]
+    if len(stored) == 1 or not compared or scaled_alike(*stored):
         return
-    rows = [*zip((row.name for row in config.rows), stored, strict=True)]
+    rows = [*zip(names, stored, strict=True)]
     scaled = [name for name, temperatures in rows if {*temperatures} != {1.0}]
     unscaled = [name for name, temperatures in rows if 1.0 in temperatures]
     yield (
@@ -149,21 +157,26 @@ def _first(rows: Sequence[str]) -> str:
 
 
 def of_row(
-    config: EvalConfig, row: Row, models: Sequence[OpenModel], identities: Mapping[str, Identity]
+    measurement: Measurement,
+    row: Row,
+    models: Sequence[OpenModel],
+    identities: Mapping[str, Identity],
+    guaranteed: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Yield what is doubtful of a row, in a line each: undefined scores, samples that made the models.
+    """Yield a warning for each problem of a row: undefined scores, and tested samples that its models were made with.
 
     Args:
-        config: What is measured.
+        measurement: The numbers of the run.
         row: The measured row.
         models: The models of the row.
-        identities: The data's, as in `of_data`.
+        identities: As in `of_data`.
+        guaranteed: As in `of_data`.
     """
-    for name in config.scores if row.members == 1 else ():
+    for name in measurement.scores if row.members == 1 else ():
         if name in SCORES and SCORES[name].of_single_model:
             yield f"{row.name}: `{name}` of a single model is {SCORES[name].of_single_model}"
     recorded = union(*(model.header.samples for model in models))
-    for name in _tested(config):
+    for name in measurement.tested:
         (fingerprint, content), used = identities[name], dict[tuple[str, str], np.ndarray]()
         for verb, effect, sha256 in _uses(row, models, recorded):
             is_same_set = (
@@ -175,7 +188,9 @@ def of_row(
             if overlap.any():
                 replaced = FLATTERED[THRESHOLD], FLATTERED[QUANTILE]
                 lapses = (
-                    _promise(config) if name == ID_NAME and effect.removeprefix(": ") not in replaced else ""
+                    _promise(guaranteed)
+                    if name == ID_NAME and effect.removeprefix(": ") not in replaced
+                    else ""
                 )
                 yield f"{row.name}: {verb} {overlap.sum()} of {len(content)} samples of {_called(name)}{effect}{lapses}"
 
@@ -190,17 +205,20 @@ def _uses(
         yield f"its {option} was fitted on", f": {FLATTERED[option]}", sha256
     steps = {step.model_dump_json(): step for model in models for step in steps_to(model.header.made_by)}
     for step in sorted(steps.values(), key=lambda step: step.command):
+        # data that `eval --store` fitted stored results on are yielded above
         for data in step.inputs if step.command != EVAL else ():
             yield f"`hydractl {step.command}` used", ", so results on new data may be worse", data.sha256
     for sha256 in recorded.keys() - {data.sha256 for step in steps.values() for data in step.inputs}:
         yield "an earlier command used", ", so results on new data may be worse", sha256
 
 
-def _promise(config: EvalConfig) -> str:
-    """Return the end of a message about tested samples that made a model: the guarantee that does not hold, if one is asked for."""
-    asked = {OPTION: config.threshold_for, SETS: config.set_options.sets}
-    options = [f"`{option}`" for option, level in asked.items() if level is not None]
-    return f"; the guarantee of {listed(options)} does not hold" if options else ""
+def _promise(guaranteed: Sequence[str]) -> str:
+    """Return the end of a message about tested samples that made a model: the guarantees that do not hold."""
+    return (
+        f"; the guarantee of {listed([f'`{option}`' for option in guaranteed])} does not hold"
+        if guaranteed
+        else ""
+    )
 
 
 def tuned_on_ood(models: Sequence[OpenModel]) -> bool:
@@ -216,27 +234,24 @@ def _reads_ood(step: Step) -> bool:
         return False
 
 
-def _tested(config: EvalConfig) -> tuple[str, ...]:
-    """Return the sets that numbers are of."""
-    return (ID_NAME, *(d.name for d in config.ood))
-
-
-def _shared(config: EvalConfig, contents: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Yield which sets hold samples of the ID set."""
+def _shared(
+    measurement: Measurement, contents: Mapping[str, np.ndarray], guaranteed: Sequence[str]
+) -> Iterator[str]:
+    """Yield a warning for each data set that has samples of the ID set."""
     tested = contents[ID_NAME]
     for name, content in contents.items():
         if name == ID_NAME:
             continue
         twice = int(np.isin(content, tested).sum())
-        if twice and name in FLATTERED and name not in _tested(config):
-            yield f"{overlap(f'--{name}', content, '--data', tested)}: {FLATTERED[name]}{_promise(config)}"
-        elif twice and needing(config.chosen, MetricNeeds.OOD):
+        if twice and name in FLATTERED and name not in measurement.tested:
+            yield f"{overlap(f'--{name}', content, '--data', tested)}: {FLATTERED[name]}{_promise(guaranteed)}"
+        elif twice and needing(measurement.metrics, MetricNeeds.OOD):
             yield (
                 f"{twice} of {len(content)} samples of {_called(name)} are also in `--data`, so OOD metrics on it "
                 "are too low"
             )
-    for validation, test in product(config.ood_val, config.ood):
-        if shared := overlap(validation.name, contents[validation.name], test.name, contents[test.name]):
+    for validation, test in product(measurement.ood_val, measurement.ood):
+        if shared := overlap(validation, contents[validation], test, contents[test]):
             yield f"{shared}: {FLATTERED[VAL]}"
 
 

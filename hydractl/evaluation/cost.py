@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter, thread_time
 from typing import TYPE_CHECKING
@@ -13,16 +12,17 @@ import torch
 
 from hydractl import progress
 from hydractl.errors import UsageError
+from hydractl.evaluation.conditions import Condition
+from hydractl.evaluation.named_inputs import NamedModels
 from hydractl.families.stream import Stream
 from hydractl.families.tower import Block, Tower, blank_inputs
 from hydractl.manifest.document import Value
-from hydractl.manifest.header import Preprocess, Tokenization, steps_to
+from hydractl.manifest.header import steps_to
 from hydractl.metrics.cost import count_parameters, macs_of
 from hydractl.metrics.resampling import Resampling, measured
-from hydractl.model_inputs import Inputs
 from hydractl.plugins import plugins
+from hydractl.prediction.feature_ood import Predictor
 from hydractl.runtime import wait_for
-from hydractl.stages.evaluate.config import EvalConfig
 
 if TYPE_CHECKING:
     from hydractl.families.load import OpenModel
@@ -36,73 +36,73 @@ TRAINING = "training_macs"
 WARMUP, WARMUP_S = 3, 0.5  # calls whose time is not kept: at most so many, and no more after so long
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowModels:
-    """The models that answer together in one row, with their preprocessing."""
-
-    models: tuple[Towers, ...]
-    preprocess: tuple[Preprocess | Tokenization, ...]
-
-    def inputs(self, batch_size: int) -> list[Inputs]:
-        """Return blank inputs for each model, on its device."""
-        return [
-            m.adapted(blank_inputs(p, batch_size, device=m.device))
-            for m, p in zip(self.models, self.preprocess, strict=True)
-        ]
-
-
 def count_sizes(
-    row: RowModels,
-    metrics: Sequence[str],
-    opened: Sequence[OpenModel] = (),
-    score_sizes: tuple[int, int] = (0, 0),
+    row: Sequence[Predictor], metrics: Sequence[str], opened: Sequence[OpenModel] = ()
 ) -> dict[str, Value]:
-    """Return parameters, and multiply-accumulates for one sample, of which sums are over the models of a row; and of training.
+    """Return parameters, multiply-accumulates for one sample, and multiply-accumulates of training: sums over the models of a row.
 
     Args:
-        row: The models.
-        metrics: What of it is wanted.
-        opened: What the models are made of.
-        score_sizes: How many numbers their OOD scores of features keep, and multiply-accumulates of these.
+        row: The models that predict, with their OOD scores.
+        metrics: Names of the metrics to measure.
+        opened: The checkpoints that the models were made from.
     """
-    numbers_kept, score_macs = score_sizes
+    fitted = [
+        score
+        for predictor in row
+        if predictor.scores is not None
+        for member_scores in predictor.scores.fitted.values()
+        for score in member_scores
+    ]
+    score_macs = sum(score.multiplications for score in fitted)
     sizes = _training(opened, row) if TRAINING in metrics else {}
     if "parameters" in metrics:
-        sizes["parameters"] = Value(value=float(numbers_kept + sum(count_parameters(m) for m in row.models)))
-    pairs = [*zip(row.models, row.preprocess, strict=True)]
+        numbers_kept = sum(tensor.numel() for score in fitted for tensor in score.tensors.values())
+        parameters = numbers_kept + sum(count_parameters(predictor.model) for predictor in row)
+        sizes["parameters"] = Value(value=float(parameters))
     if "macs" in metrics:
-        sizes["macs"] = Value(value=float(score_macs + sum(_macs(m, p) for m, p in pairs)))
+        sizes["macs"] = Value(value=float(score_macs + sum(map(_macs, row))))
     if "macs_textbook" in metrics:
         with ExitStack() as stack:
-            for i, model in enumerate(row.models):
-                stack.enter_context(
-                    _textbook(model, separately=not any(map(_is_one_network, opened[i : i + 1])))
-                )
-            sizes["macs_textbook"] = Value(value=float(score_macs + sum(_macs(m, p) for m, p in pairs)))
+            for i, predictor in enumerate(row):
+                separately = not any(map(_is_one_network, opened[i : i + 1]))
+                stack.enter_context(_textbook(predictor.model, separately=separately))
+            sizes["macs_textbook"] = Value(value=float(score_macs + sum(map(_macs, row))))
     return sizes
 
 
-def check_training_told(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> None:
-    """Refuse to ask what training took where lineages do not say, before anything is measured.
+def check_training_is_recorded(
+    named: Sequence[NamedModels],
+    opened: Sequence[Sequence[OpenModel]],
+    metrics: Sequence[str],
+    conditions: Sequence[Condition],
+) -> None:
+    """Refuse to report the cost of training that lineages do not record, before anything is measured.
+
+    Args:
+        named: The rows.
+        opened: The models of each row.
+        metrics: Names of the metrics that the user selected.
+        conditions: Conditions on the first row.
 
     Raises:
-        UsageError: If a condition is on it and the first row's do not, or it is named as a metric and no row's do.
+        UsageError: If a condition is on it and the first row's lineage does not record it, or it is selected and no row's
+            lineage does.
     """
     hint = "`hydractl finetune` records it in the models that it trains; leave it out for other models"
-    for condition in config.fail_if:
+    for condition in conditions:
         if condition.metric == TRAINING and not _runs(opened[0]):
             raise UsageError(
-                f"`--fail-if {condition}`: the lineage of `{config.rows[0].name}` does not record {TRAINING}",
+                f"`--fail-if {condition}`: the lineage of `{named[0].name}` does not record {TRAINING}",
                 hint=hint,
             )
-    trained = any(row.trains for row in config.rows)
-    if TRAINING in (config.metrics or ()) and not trained and not any(map(_runs, opened)):
-        names = ", ".join(f"`{named.name}`" for named in config.rows)
+    trained = any(row.trains for row in named)
+    if TRAINING in metrics and not trained and not any(map(_runs, opened)):
+        names = ", ".join(f"`{row.name}`" for row in named)
         raise UsageError(f"`--metrics {TRAINING}`: the lineage of {names} does not record it", hint=hint)
 
 
 def measure_latencies(
-    rows: Sequence[RowModels],
+    rows: Sequence[Sequence[Predictor]],
     metrics: Sequence[str],
     *,
     batch_size: int,
@@ -127,7 +127,7 @@ def measure_latencies(
             continue
         progress.step(f"Measuring latency with batch size {size}")
         calls = [_call(row, size) for row in rows]
-        devices = {model.device for row in rows for model in row.models}
+        devices = {predictor.model.device for row in rows for predictor in row}
         begin, ran = perf_counter(), thread_time()
         for values, times in zip(latencies, _in_turn(calls, devices), strict=True):
             ms = torch.tensor(times, dtype=torch.float64) * 1e3
@@ -141,10 +141,10 @@ def measure_latencies(
     return latencies
 
 
-def _training(models: Sequence[OpenModel], row: RowModels) -> dict[str, Value]:
+def _training(models: Sequence[OpenModel], row: Sequence[Predictor]) -> dict[str, Value]:
     """Return multiply-accumulates of the training that led to a row, nothing where lineages do not say."""
     runs = _runs(models)
-    derived = [macs for model in row.models if (macs := getattr(model, "training_macs", 0))]
+    derived = [macs for predictor in row if (macs := getattr(predictor.model, "training_macs", 0))]
     macs = [*(runs or ()), *derived]
     return {TRAINING: Value(value=float(sum(macs)))} if macs and runs is not None else {}
 
@@ -166,8 +166,8 @@ def _is_one_network(model: OpenModel) -> bool:
     return any(str(method).partition("::")[0] in names for method in methods)
 
 
-def _macs(model: Towers, preprocess: Preprocess | Tokenization) -> int:
-    return macs_of(model, blank_inputs(preprocess, 1, device="meta"))
+def _macs(predictor: Predictor) -> int:
+    return macs_of(predictor.model, blank_inputs(predictor.reads, 1, device="meta"))
 
 
 @contextmanager
@@ -195,12 +195,16 @@ def _cut(reads: slice, _: Block, __: object, stream: Stream) -> Stream:
     return stream.with_tokens(stream.tokens[:, reads])
 
 
-def _call(row: RowModels, batch_size: int) -> Callable[[], object]:
-    inputs = row.inputs(batch_size)
+def _call(row: Sequence[Predictor], batch_size: int) -> Callable[[], object]:
+    models = [predictor.model for predictor in row]
+    inputs = [
+        model.adapted(blank_inputs(predictor.reads, batch_size, device=model.device))
+        for model, predictor in zip(models, row, strict=True)
+    ]
 
     @torch.inference_mode()
     def call() -> None:
-        for model, images in zip(row.models, inputs, strict=True):
+        for model, images in zip(models, inputs, strict=True):
             model.member_logits(images)
 
     return call

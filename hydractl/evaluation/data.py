@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,7 +11,7 @@ from torch import Tensor
 from hydractl import progress
 from hydractl.data.batches import BATCHES, CACHE_BYTES, BatchShare
 from hydractl.data.datasets import LABELS_HINT, Items, TextSet
-from hydractl.data.encode import Reading, content_of, open_items, open_readable
+from hydractl.data.encode import content_of
 from hydractl.data.labels import (
     are_numerals,
     check_labels,
@@ -26,22 +23,16 @@ from hydractl.data.labels import (
 from hydractl.data.reference import DataRef
 from hydractl.data.words import WordSet
 from hydractl.errors import DataError, InputError, UsageError
-from hydractl.evaluation.caveats import check_apart, check_enough, of_data
 from hydractl.families.load import OpenModel
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, metrics_of, needing
-from hydractl.output.publish import OutputLock
-from hydractl.prediction.class_names import Classes
+from hydractl.prediction.class_names import Classes, Naming
 from hydractl.prediction.feature_ood import FitOn
 from hydractl.prediction.inference import PreparedData
 from hydractl.prediction.open_inputs import Identity, warn
 from hydractl.processes.distributed import ProcessGroup
-from hydractl.provenance import outputs
-from hydractl.provenance.command_config import input_refs
-from hydractl.settings import Role
-from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.tasks import SINGLE_LABEL, TASKS
 
 
@@ -50,26 +41,24 @@ class EvalData:
     """The data, ready for any row.
 
     Attributes:
-        inputs: The ID set and the OOD sets, and those of validation.
-        temperature_data: The split that temperatures are fitted on, and its labels (N,), the models' classes; None if there is none.
-        fit: Training data for feature-based scores; None if there are none.
-        classes: What zero-shot models tell apart.
-        alignment: Classes of the labels.
-        labels: Labels of the ID set in the models' classes, (N,); (N, Q) of models that answer Q labels.
-        identities: Digests of every set, by name; labelled sets beside the ID set have the names of their options.
-        caveats: Warnings about the data, for the report.
-        queries: The query of each pair of the ID set, (N,), if all models are rerankers.
+        inputs: Each data set by its name: `id`, names of options, and names of OOD sets.
+        classes: Classes of zero-shot models.
+        alignment: Mapping from the classes of data sets to those of the models.
+        labels: Classes of the ID set, (N,); (N, Q) for models that answer Q labels.
+        labels_of: Classes of the data of `--temperature` and `--fit`, (N,), by name.
+        identities: Digests of each data set.
+        queries: Query of each pair of the ID set, (N,), if all models are rerankers; else None.
+        skipped: Warnings about samples that were left out.
     """
 
     inputs: dict[str, PreparedData]
-    temperature_data: tuple[PreparedData, Tensor] | None
-    fit: FitOn | None
     classes: Classes | None
     alignment: ClassAlignment
     labels: Tensor
+    labels_of: dict[str, Tensor]
     identities: dict[str, Identity]
-    caveats: tuple[str, ...]
     queries: Tensor | None
+    skipped: tuple[str, ...] = ()
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -77,33 +66,55 @@ class EvalData:
         return self.alignment.names
 
     @property
+    def temperature_data(self) -> tuple[PreparedData, Tensor] | None:
+        """Data that temperatures are fitted on, and their classes (N,); None if there are none."""
+        return (self.inputs[TEMPERATURE], self.labels_of[TEMPERATURE]) if TEMPERATURE in self.inputs else None
+
+    def fit_on(self, *, standardized: bool) -> FitOn | None:
+        """Return the data that feature-based scores are fitted on; None if there are none.
+
+        Args:
+            standardized: Whether a score is standardized on the data of `--val`.
+        """
+        if FIT not in self.inputs:
+            return None
+        return FitOn(self.inputs[FIT], self.labels_of[FIT], self.inputs[VAL] if standardized else None)
+
+    @property
     def fingerprints(self) -> dict[str, Fingerprint]:
         """The fingerprint of every set."""
         return {name: identity.fingerprint for name, identity in self.identities.items()}
 
     @classmethod
-    def open(cls, config: EvalConfig, opened: Sequence[Sequence[OpenModel]], team: ProcessGroup) -> EvalData:
+    def open(
+        cls,
+        refs: Mapping[str, DataRef],
+        open_set: Callable[[DataRef, list[str]], Items],
+        models: Sequence[OpenModel],
+        naming: Naming,
+        team: ProcessGroup,
+        *,
+        batch_size: int,
+    ) -> EvalData:
         """Open all data sets and translate the labels.
 
+        Args:
+            refs: References of the data sets, by name: `id`, names of options, and names of OOD sets.
+            open_set: Opens a data set. Appends warnings to the list.
+            models: The models of all rows.
+            naming: Classes of zero-shot models.
+            team: The processes.
+            batch_size: At least 1.
+
         Raises:
-            DataError: If a set cannot be used, one that needs labels has none, they do not fit the models, or validation data are
-                the test data.
+            DataError: If a data set cannot be used, has no labels but needs them, or its labels do not fit the models.
         """
-        models = [*chain.from_iterable(opened)]
         for model in {m.reference: m for m in models}.values():
             warn(model)
         skipped: list[str] = []
-        opened_as = partial(open_set, config, models[0].header.preprocess, skipped)
-        refs: dict[str, DataRef | None] = {
-            ID_NAME: config.data,
-            **{d.name: d.ref for d in config.ood + config.ood_val},
-            TEMPERATURE: config.temperature_data,
-            FIT: config.fit,
-            VAL: config.val,
-        }
-        sets = {name: opened_as(ref) for name, ref in refs.items() if ref is not None}
+        sets = {name: open_set(ref, skipped) for name, ref in refs.items()}
         tested = sets[ID_NAME]
-        classes = config.naming.classes_of_all(models, data=tested.class_names)
+        classes = naming.classes_of_all(models, data=tested.class_names)
         alignment = ClassAlignment(models, classes)
         labelled = {name: sets[name] for name in (TEMPERATURE, FIT) if name in sets}
         labels = alignment.align(tested, labelled)
@@ -112,48 +123,23 @@ class EvalData:
         prepared = {
             name: PreparedData(
                 items,
-                batch_size=config.batch_size,
+                batch_size=batch_size,
                 limit_bytes=limit,
                 name=name,
                 deal=BatchShare(team.rank, team.world, among=BATCHES),
             )
             for name, items in sets.items()
         }
-        identities = {name: Identity.of(items, team) for name, items in sets.items()}
-        temperature_data, fit = (
-            (prepared[name], labels[name]) if name in labelled else None for name in (TEMPERATURE, FIT)
-        )
-        queries = queries_of(config, tested, models)
-        tested_labels = alignment.labels(tested)
-        caveats = (*skipped, *of_data(config, identities))
-        for caveat in caveats:
-            progress.warn(caveat)
-        check_apart(config, identities)
-        check_enough(config, tested_labels, alignment.names)
         return cls(
-            inputs={
-                name: inputs
-                for name, inputs in prepared.items()
-                if name not in labelled and (name != VAL or config.ood_val)
-            },
-            temperature_data=temperature_data,
-            fit=fit and FitOn(*fit, None if config.standardized_on is None else prepared[VAL]),
+            inputs=prepared,
             classes=classes,
             alignment=alignment,
-            labels=tested_labels,
-            identities=identities,
-            caveats=caveats,
-            queries=queries,
+            labels=alignment.labels(tested),
+            labels_of=labels,
+            identities={name: Identity.of(items, team) for name, items in sets.items()},
+            queries=_queries(tested, models),
+            skipped=tuple(skipped),
         )
-
-
-def open_set(config: EvalConfig, how: Reading, skipped: list[str], ref: DataRef) -> Items:
-    """Open a data set. With `--skip-bad`, leave out unreadable images and append their number to `skipped`."""
-    if not config.skip_bad:
-        return open_items(ref, how, workers=config.num_workers)
-    items, caveat = open_readable(ref, how, workers=config.num_workers)
-    skipped += [caveat] if caveat else []
-    return items
 
 
 UNLABELLED = "unlabelled data can be an OOD set: `--near NAME=DATA`"
@@ -243,43 +229,25 @@ class ClassAlignment:
         return match_classes(items, self._names, num_classes=self._count, by_text=by_text)
 
 
-def check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]], lock: OutputLock) -> None:
-    """Refuse outputs that must not be written."""
-    models = [*chain.from_iterable(opened)]
-    for path, option in ((config.out, "-o"), (config.save_predictions, "--save-predictions")):
-        outputs.check_outputs(
-            [] if path is None else [path],
-            force=lock.may_replace,
-            models=models,
-            data=[config.data, *config.others],
-            files=[
-                config.naming.file,
-                *(Path(str(r.ref)) for r in input_refs(config) if r.role is Role.FILE),
-            ],
-            option=option,
-        )
-    if config.store is not None:
-        outputs.check_models([config.store], lock, models=models, option="--store")
-
-
-def queries_of(config: EvalConfig, tested: Items, models: Sequence[OpenModel]) -> torch.Tensor | None:
-    """Return the query of each pair of the ID set, (N,), if all models are rerankers: text classifiers with a single logit.
-
-    Raises:
-        UsageError: If a metric was chosen that the models, or these data, do not have.
-    """
+def _queries(tested: Items, models: Sequence[OpenModel]) -> torch.Tensor | None:
+    """Return the query of each pair of the ID set, (N,), if all models are rerankers: text classifiers with a single logit."""
     rerank = all(model.header.architecture.config.get("num_labels") == 1 for model in models)
     queries = tested.queries() if rerank and isinstance(tested, TextSet) else None
-    _check_metrics(config, models[0], has_queries=queries is not None)
     return None if queries is None else torch.tensor(queries)
 
 
-def _check_metrics(config: EvalConfig, first: OpenModel, *, has_queries: bool) -> None:
-    """Refuse metrics that were chosen and cannot be measured: of another task, of queries, or of sets that the first model lacks."""
-    explicit = [
-        *(config.chosen if config.metrics else ()),
-        *(condition.metric for condition in config.fail_if),
-    ]
+def check_metrics(explicit: Sequence[str], first: OpenModel, *, has_sets: bool, has_queries: bool) -> None:
+    """Refuse metrics that were selected and cannot be measured: of another task, of queries, or of missing prediction sets.
+
+    Args:
+        explicit: Names of the metrics that the user selected.
+        first: The first model.
+        has_sets: Whether it has prediction sets.
+        has_queries: Whether all models are rerankers, and the data have queries.
+
+    Raises:
+        UsageError: Naming the first such metric.
+    """
     task = first.header.architecture.task
     for owner in TASKS.values():
         names = {metric.name for metric in metrics_of(owner)}
@@ -289,7 +257,6 @@ def _check_metrics(config: EvalConfig, first: OpenModel, *, has_queries: bool) -
                 f"{first.reference} answers {task.labels}",
                 hint=f"for any model use {'auroc' if METRICS[name].needs is MetricNeeds.OOD else 'accuracy'}",
             )
-    has_sets = config.set_options.sets is not None or first.header.prediction_sets is not None
     if not has_sets and (metrics := needing(explicit, MetricNeeds.SETS)):
         raise UsageError(
             f"`{metrics[0]}` cannot be measured: {first.reference} stores no prediction sets",
@@ -303,15 +270,16 @@ def _check_metrics(config: EvalConfig, first: OpenModel, *, has_queries: bool) -
         )
 
 
-def check_alike(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> None:
-    """Refuse models that answer different questions; one without class names may stand beside any other.
+def check_alike(models: Sequence[OpenModel], *, names_classes: bool) -> None:
+    """Refuse models of different tasks or classes. A model without class names fits any other.
 
-    Where classes are named on the command line, what zero-shot models store of them does not count.
+    Args:
+        models: The models of all rows.
+        names_classes: Whether the user names the classes of zero-shot models; those that they store do not count then.
 
     Raises:
-        InputError: If there are such.
+        InputError: Naming the first model that differs.
     """
-    models = [*chain.from_iterable(opened)]
     first = models[0]
     content = content_of(first.header.preprocess)
     for model in models[1:]:
@@ -324,7 +292,7 @@ def check_alike(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> No
                 f"{first.reference} answers {next(answers)}, {model.reference} {next(answers)}; all models in a table must "
                 "answer the same kind of labels"
             )
-    compared = [m for m in models if not (config.naming.names and m.header.prompting)]
+    compared = [m for m in models if not (names_classes and m.header.prompting)]
     named = next((m for m in compared if not has_default_names(m.header.labels)), first)
     for model in compared:
         count, expected = model.header.num_classes, named.header.num_classes
@@ -337,27 +305,6 @@ def check_alike(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> No
             raise InputError(
                 f"{model.reference}: its class labels or their order differ from those of {named.reference}"
             )
-
-
-def check_task(config: EvalConfig, first: OpenModel) -> None:
-    """Refuse what is defined for models with one label an input, if the models answer others, and the other way round.
-
-    Raises:
-        UsageError: Naming the option.
-    """
-    task = first.header.architecture.task
-    if config.label_thresholds and not task.by_label:
-        raise UsageError(
-            f"`--label-thresholds`: {first.reference} answers {task.labels}, the most probable one",
-            hint="leave it out; for a threshold of the OOD score add `--threshold-for 'risk<=0.05'`",
-        )
-    options = {
-        "--fit": config.fit is not None,
-        f"--ood-score {''.join(config.fitted[:1])}": bool(config.fitted),
-        "--keep-examples": config.keep_examples > 0,
-        "--sets": config.set_options.sets is not None,
-    }
-    check_one_question(options, first)
 
 
 def check_one_question(options: Mapping[str, bool], first: OpenModel) -> None:

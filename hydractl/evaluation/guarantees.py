@@ -2,92 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from hydractl import progress
 from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.errors import UsageError
-from hydractl.evaluation.conditions import OPTION, risk_text
 from hydractl.families.load import OpenModel
 from hydractl.manifest.document import Fingerprint, Value
 from hydractl.manifest.guarantees import ClassHits, PredictionSets, SetNumbers, Threshold
-from hydractl.manifest.header import FittedScores, Header, samples_of
-from hydractl.manifest.report import Row
+from hydractl.manifest.header import Header
 from hydractl.manifest.temperature import Temperature
-from hydractl.manifest.terms import ID_NAME, MOST_CLASSES
+from hydractl.manifest.terms import MOST_CLASSES, Risk, SetRule
 from hydractl.metrics.compute import scored
 from hydractl.metrics.conformal import binomial_interval, class_sets, fit_thresholds, nonconformity
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
 from hydractl.metrics.per_sample import StoredPredictions, at_labels, at_once, mean_probabilities
-from hydractl.metrics.registry import FIT, SET_COVERAGE, SET_SIZE, TEMPERATURE, VAL, needing
+from hydractl.metrics.registry import SET_COVERAGE, SET_SIZE, TEMPERATURE, needing
 from hydractl.metrics.selective import accepted_and_wrong, errors_among_accepted, label_thresholds
 from hydractl.output.publish import Sink
 from hydractl.prediction.class_names import Classes
 from hydractl.prediction.feature_ood import Scores
-from hydractl.prediction.open_inputs import Identity
 from hydractl.prediction.predictions import answered_classes
-from hydractl.provenance.up_to_date import make_step
-from hydractl.stages.evaluate.config import SETS, EvalConfig, SetOptions
 from hydractl.tensor_spec import spec_of, tensor_bytes
 
-FUSE = "fuse"
-"""Command that copies what the members store."""
+EVAL, FUSE = "eval", "fuse"
+"""Commands whose results models store: `eval --store` fits them, and `fuse` copies those of the members."""
 THRESHOLD, LABEL_THRESHOLDS, QUANTILE = "threshold", "choice of label thresholds", "conformal quantile"
 STANDARDIZATION = f"standardization of `{ENERGY_DENSITY}`"
 
 
-def label_thresholds_of(
-    config: EvalConfig, predictions: StoredPredictions, labels: Tensor
-) -> tuple[float, ...]:
-    """Return the thresholds of a row on the probabilities of labels; none if none are asked for."""
-    if not config.label_thresholds:
-        return ()
+def fit_label_thresholds(predictions: StoredPredictions, labels: Tensor) -> tuple[float, ...]:
+    """Return the thresholds of a row on the probabilities of labels, Q of them.
+
+    Args:
+        predictions: Predictions on the ID set, scaled.
+        labels: Shape (N, Q), int64.
+    """
     parts = [mean_probabilities(part)[..., 1] for part in predictions.split(at_once(predictions))]
     return label_thresholds(torch.cat(parts), labels)
 
 
-def threshold_of(
-    config: EvalConfig,
-    score: str,
+def fit_threshold(
     predictions: StoredPredictions,
     labels: Tensor,
-    by_label: Sequence[float] = (),
+    score: str,
+    risk: Risk,
     *,
-    several: bool = False,
-) -> Threshold | None:
-    """Return the threshold of a row on an OOD score, without a bound if none keeps the risk; None if none is asked for.
+    by_label: Sequence[float] | None = None,
+) -> Threshold:
+    """Return the threshold of a row on an OOD score, without a bound if none keeps the risk.
 
-    An input of several labels or words is answered wrongly if one of them is; `by_label` are the thresholds of labels.
+    Args:
+        predictions: Predictions on the ID set, scaled.
+        labels: Shape (N,), or (N, Q), int64. The answer to an input is wrong if one of its Q answers is.
+        score: Name of the OOD score.
+        risk: The errors that the threshold allows.
+        by_label: Thresholds on the probabilities of Q labels; None for models that answer the most probable class.
     """
-    if config.threshold_for is None:
-        return None
     known = predictions.scores.get(score)
     hits = torch.empty(len(labels), dtype=torch.bool)
     scores = torch.empty(len(labels)) if known is None else known
     begin = 0
     for part in predictions.split(at_once(predictions)):
         end = begin + part.shape[1]
-        right = answered_classes(part, by_label if several else None) == labels[begin:end]
+        right = answered_classes(part, by_label) == labels[begin:end]
         hits[begin:end] = (right | (labels[begin:end] < 0)).view(len(right), -1).all(1)
         if known is None:
             scores[begin:end] = scored(part, score)
         begin = end
-    risk, delta = config.threshold_for, config.chance
     selected = (
-        accepted_and_wrong(scores, hits, risk=risk)
-        if delta is None
-        else errors_among_accepted(scores, hits, risk=risk, delta=delta)
+        accepted_and_wrong(scores, hits, risk=risk.share)
+        if risk.delta is None
+        else errors_among_accepted(scores, hits, risk=risk.share, delta=risk.delta)
     )
     return Threshold(
         score=score,
-        risk=risk,
-        guarantee=config.promised,
-        delta=delta,
+        risk=risk.share,
+        guarantee=risk.guarantee,
+        delta=risk.delta,
         count=len(labels),
         version=VERSION if is_fitted(score) else 1,
         **selected._asdict(),
@@ -115,55 +110,6 @@ def stores_other_classes(opened: OpenModel, classes: Classes | None) -> bool:
     return (classes.names, classes.templates) != (opened.header.labels, prompting.templates)
 
 
-def header_of_copy(
-    config: EvalConfig, opened: OpenModel, row: Row, data: Mapping[str, Identity], scores: Scores | None
-) -> Header:
-    """Return the header of the copy that `--store` writes, with temperature, threshold, prediction sets and fitted OOD scores.
-
-    Args:
-        config: Configuration of the run.
-        opened: The model.
-        row: Its row, the first of the run.
-        data: Data sets of the run, by name.
-        scores: Scores that were fitted; None keeps the stored scores.
-    """
-    header, update = opened.header, _header_changes(config, opened, row, data)
-    scale = header.model_copy(update=update).scale
-    why = why_lapses(config, opened, scale)
-    if config.threshold_for is None and header.threshold is not None:
-        refitted = scores is not None and is_fitted(header.threshold.score)
-        if reason := why or ("newly fitted scores" if refitted else None):
-            progress.warn(
-                f"{opened.reference}: its threshold is not kept: it is not valid for {reason}; find one with `{OPTION}`"
-            )
-        else:
-            update["threshold"] = header.threshold
-    if header.label_thresholds and not config.label_thresholds:
-        if scale == header.scale:
-            update["label_thresholds"] = header.label_thresholds
-        else:
-            progress.warn(
-                f"{opened.reference}: its label thresholds are not kept, as they are not valid for another temperature; "
-                "choose others with `--label-thresholds`"
-            )
-    if config.set_options.sets is None and header.prediction_sets is not None:
-        if why:
-            progress.warn(
-                f"{opened.reference}: its prediction sets are not kept: they are not valid for {why}; fit them with `{SETS}`"
-            )
-        else:
-            update["prediction_sets"] = header.prediction_sets
-    if scores is not None:
-        fitted = FittedScores(
-            scores=tuple(scores.fitted),
-            data=data[FIT].fingerprint,
-            temperature=scores.temperature,
-            version=VERSION,
-        )
-        update["fitted"] = fitted
-    return header.model_copy(update=update)
-
-
 def write_copy(file: Sink, checkpoint: Checkpoint, header: Header, scores: Scores | None) -> None:
     """Write the copy, with the weights of the checkpoint byte for byte; scores as of `header_of_copy`."""
     tensors = {} if scores is None else scores.tensors()
@@ -188,7 +134,7 @@ def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:
     threshold = header.threshold is not None and header.threshold.below is not None
     while steps:
         step = steps.pop()
-        if step is None or step.command not in {EvalConfig.COMMAND, FUSE}:
+        if step is None or step.command not in {EVAL, FUSE}:
             continue
         if step.command == FUSE:
             steps += [] if "temperature" in step.options | step.results else [m.made_by for m in step.inputs]
@@ -210,76 +156,52 @@ def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:
 
 
 def why_lapses(
-    config: EvalConfig, opened: OpenModel, temperature: Temperature, classes: Classes | None = None
+    opened: OpenModel, temperature: Temperature, *, shortened: bool, classes: Classes | None = None
 ) -> str | None:
-    """Return what of that which a model's threshold and prediction sets were found with is another now, None if nothing is."""
+    """Return why the stored threshold and prediction sets of a model are not valid in this run, or None if they are.
+
+    Args:
+        opened: The model.
+        temperature: Temperature of the model in this run.
+        shortened: Whether texts have another maximum length in this run.
+        classes: Classes of a zero-shot model in this run.
+    """
     if stores_other_classes(opened, classes):
         return "other classes"
     if temperature != opened.header.scale:
         return "another temperature"
-    return None if config.max_length is None else "another `--max-length`"
-
-
-def _header_changes(
-    config: EvalConfig, opened: OpenModel, row: Row, data: Mapping[str, Identity]
-) -> dict[str, Any]:
-    """Return what of the header is another in the copy; the step names ID data first, as `sources_of_stored` reads it."""
-    temperature = row.scale.rounded() if TEMPERATURE in row.values else opened.header.scale
-    roles = (
-        ID_NAME,
-        *(TEMPERATURE,) * (config.temperature_data is not None),
-        *(FIT,) * (config.fit is not None),
-        *(VAL,) * (config.standardized_on is not None),
-    )
-    inputs = [data[role].as_input() for role in roles]
-    step = make_step(
-        config,
-        family=opened.family,
-        options={
-            "temperature": config.given_temperature,
-            "threshold_for": risk_text(config.threshold_for),
-            "label_thresholds": config.label_thresholds or None,
-            "guarantee": None if config.has_confidence else config.promised.value,
-            "delta": config.chance,
-            **config.set_options.recorded,
-            "ood_score": None if row.threshold is None else row.threshold.score,
-            "fitted": config.fitted if config.fit is not None else None,
-            "max_length": config.max_length,
-        },
-        inputs=[opened.as_input(), *inputs],
-        results={"temperature": temperature.common}
-        | ({} if row.threshold is None else {"coverage": row.threshold.coverage}),
-    )
-    fitted = row.sets.rule if row.sets is not None and config.set_options.sets is not None else None
-    return {
-        "base": opened.base,
-        **temperature.fields,
-        "threshold": row.threshold,
-        "label_thresholds": row.label_thresholds,
-        "prediction_sets": fitted,
-        "samples": samples_of(inputs, opened.header),
-        "made_by": step,
-    }
+    return "another `--max-length`" if shortened else None
 
 
 def fit_sets(
-    options: SetOptions, predictions: StoredPredictions, labels: Tensor, data: Fingerprint
-) -> PredictionSets | None:
-    """Return the prediction sets of a row, fitted on its predictions of the ID set; None if none are asked for."""
-    if options.sets is None:
-        return None
-    method, penalties = options.method, options.penalties
+    predictions: StoredPredictions,
+    labels: Tensor,
+    data: Fingerprint,
+    rule: SetRule,
+) -> PredictionSets:
+    """Return the prediction sets of a row, fitted on its predictions of the ID set.
+
+    Args:
+        predictions: Predictions on the ID set, scaled.
+        labels: Shape (N,), int64.
+        data: Fingerprint of the ID set.
+        rule: Coverage and method of the sets.
+    """
     scores = torch.cat(
-        [at_labels(nonconformity(p, method, **penalties), y) for p, y in _parts(predictions, labels)]
+        [
+            at_labels(nonconformity(p, rule.method, penalty=rule.penalty, rank=rule.rank), y)
+            for p, y in _parts(predictions, labels)
+        ]
     )
-    classes = predictions.shape[2] if options.sets_by_class else None
+    classes = predictions.shape[2] if rule.by_class else None
     return PredictionSets(
-        method=method,
-        coverage=options.sets,
-        thresholds=fit_thresholds(scores, labels, method, options.sets, classes=classes),
+        method=rule.method,
+        coverage=rule.coverage,
+        thresholds=fit_thresholds(scores, labels, rule.method, rule.coverage, classes=classes),
         count=len(labels),
         data=data,
-        **penalties,
+        penalty=rule.penalty,
+        rank=rule.rank,
     )
 
 

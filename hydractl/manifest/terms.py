@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
 MOST_CLASSES, MOST_CONFUSIONS, MOST_EXAMPLES = 100, 20, 100
 
@@ -34,3 +35,35 @@ class SetMethod(StrEnum):
 
 
 ID_NAME = "id"
+
+
+class Risk(NamedTuple):
+    """The errors that a threshold allows.
+
+    Attributes:
+        share: The largest share of errors, in (0, 1).
+        guarantee: What the share bounds.
+        delta: Probability that the guarantee does not hold; None if it holds on average.
+    """
+
+    share: float
+    guarantee: Guarantee
+    delta: float | None
+
+
+class SetRule(NamedTuple):
+    """Coverage and method of prediction sets.
+
+    Attributes:
+        coverage: Probability that the set of an input contains its class, in (0, 1).
+        method: How sets rank classes.
+        by_class: Whether the probability holds for each class.
+        penalty: Score that RAPS adds for each class beyond `rank`; None for other methods.
+        rank: Classes up to this rank have no penalty; None for other methods.
+    """
+
+    coverage: float
+    method: SetMethod
+    by_class: bool = False
+    penalty: float | None = None
+    rank: int | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from hydractl.manifest.document import Value
 from hydractl.manifest.header import Header
 from hydractl.manifest.report import Difference
 from hydractl.manifest.temperature import Temperature
+from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.classification import by_query
 from hydractl.metrics.metric_spec import Metric, MetricNeeds
 from hydractl.metrics.ood_ranking import RANKING
@@ -312,12 +314,32 @@ CERTAIN = 1e-12
 """Distance from 0 and 1 of the probabilities that a temperature is fitted on."""
 
 
-class Selection(NamedTuple):
-    """What is measured, as `compute.measure` takes it."""
+class Measurement(NamedTuple):
+    """Choice of the numbers of every row.
+
+    Attributes:
+        metrics: Names of metrics, in the order of reports.
+        scores: OOD scores. Metrics of the first one have no suffix.
+        resampling: Resamples of all intervals: the same in all rows, on all data sets.
+        groups: Names of the OOD sets of each mean.
+        ood_val: Names of the validation OOD sets.
+    """
 
     metrics: Sequence[str]
     scores: Sequence[str]
     resampling: Resampling
+    groups: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    ood_val: tuple[str, ...] = ()
+
+    @property
+    def ood(self) -> tuple[str, ...]:
+        """Names of the OOD sets."""
+        return self.groups.get("all", ())
+
+    @property
+    def tested(self) -> tuple[str, ...]:
+        """Names of the data sets that numbers describe: the ID set and the OOD sets."""
+        return (ID_NAME, *self.ood)
 
     def of_task(self, task: Task, needs: MetricNeeds) -> list[Metric]:
         """Return the selected metrics that only models of a task have."""
@@ -329,7 +351,7 @@ def measure_all(
     labels: Tensor,
     foreign: Mapping[str, StoredPredictions],
     header: Header,
-    selection: Selection,
+    measurement: Measurement,
     *,
     queries: Tensor | None = None,
 ) -> RowNumbers:
@@ -340,30 +362,39 @@ def measure_all(
         labels: Shape (N,) or (N, Q), int64, as `data.labels.model_labels` has them.
         foreign: Predictions on each OOD set.
         header: Says the task, the names of classes and the thresholds of labels.
-        selection: What is measured; metrics of other tasks are skipped.
+        measurement: The choice of numbers; metrics of other tasks are skipped.
         queries: Shape (N,), int64: the query of each pair, from 0; None if the model is no reranker.
     """
-    numbers = measure(tested, labels, foreign, **selection._asdict())
+    numbers = measure(
+        tested,
+        labels,
+        foreign,
+        metrics=measurement.metrics,
+        scores=measurement.scores,
+        resampling=measurement.resampling,
+    )
     task, id_set, ood_sets = header.architecture.task, dict(numbers.id_set), dict(numbers.ood_sets)
-    if (metrics := selection.of_task(task, MetricNeeds.TASK)) and task.measure is not None:
-        id_set |= load(task.measure)(tested, labels, header, metrics=metrics, resampling=selection.resampling)
+    if (metrics := measurement.of_task(task, MetricNeeds.TASK)) and task.measure is not None:
+        id_set |= load(task.measure)(
+            tested, labels, header, metrics=metrics, resampling=measurement.resampling
+        )
     if queries is not None:
-        id_set |= measure_order(tested, labels, queries, selection)
-    if foreign and (metrics := selection.of_task(task, MetricNeeds.OOD)) and task.scores is not None:
+        id_set |= measure_order(tested, labels, queries, measurement)
+    if foreign and (metrics := measurement.of_task(task, MetricNeeds.OOD)) and task.scores is not None:
         (inside, inside_counts), *outside = (
-            load(task.scores)(predictions, header, selection.scores)
+            load(task.scores)(predictions, header, measurement.scores)
             for predictions in (tested, *foreign.values())
         )
         for name, (by_score, counts) in zip(foreign, outside, strict=True):
             if inside_counts.any() and counts.any():
                 per_text = (inside_counts, counts)
-                ranked = rank(inside, by_score, metrics, selection.resampling, name=name, counts=per_text)
+                ranked = rank(inside, by_score, metrics, measurement.resampling, name=name, counts=per_text)
                 ood_sets[name] = ood_sets[name] | ranked
-    return replace(numbers, id_set=id_set, ood_sets=ood_sets)
+    return replace(numbers, id_set=id_set, ood_sets=ood_sets, groups=measurement.groups)
 
 
 def measure_order(
-    tested: StoredPredictions, labels: Tensor, queries: Tensor, selection: Selection
+    tested: StoredPredictions, labels: Tensor, queries: Tensor, measurement: Measurement
 ) -> dict[str, MetricEstimate]:
     """Return the selected metrics of the order that a reranker gives passages; none if no passage is relevant.
 
@@ -371,13 +402,13 @@ def measure_order(
         tested: Predictions on pairs of a query and a passage, of two classes.
         labels: Shape (N,), int64: 1 for a relevant passage.
         queries: Shape (N,), int64: the query of each pair, from 0.
-        selection: What is measured; intervals resample queries.
+        measurement: What is measured; intervals resample queries.
     """
-    chosen = [METRICS[name] for name in needing(selection.metrics, MetricNeeds.QUERIES)]
+    chosen = [METRICS[name] for name in needing(measurement.metrics, MetricNeeds.QUERIES)]
     if not chosen or not bool((labels == 1).any()):
         return {}
     per_query = by_query(answered(tested, labels)["log_odds"], labels == 1, queries)
-    return selection.resampling.values(chosen, per_query)
+    return measurement.resampling.values(chosen, per_query)
 
 
 def measure_labels(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from hydractl.errors import UsageError
+from hydractl.evaluation.extension import EvalExtension
 from hydractl.messages import did_you_mean
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import needing
@@ -35,12 +36,11 @@ from hydractl.research.corruptions.names import (
 )
 from hydractl.settings import Role, by_default, setting
 from hydractl.stages import options as shared
-from hydractl.stages.evaluate.extension import EvalExtension
 
 if TYPE_CHECKING:
+    from hydractl.evaluation.rows import RowMeasurer
     from hydractl.families.load import OpenModel
     from hydractl.stages.evaluate.config import EvalConfig
-    from hydractl.stages.evaluate.extension import RowMeasurer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class ResearchEval(EvalExtension):
                 "`--corrupt` has no effect: no selected metric uses labelled data",
                 hint="add one to `--metrics`, such as accuracy",
             )
-        self.analysing.check_given(self._needs_met(config))
+        self.analysing.check_given(self._needs_met(has_ood=bool(config.ood)))
 
     @property
     @override
@@ -106,18 +106,18 @@ class ResearchEval(EvalExtension):
         )
         return hint
 
-    def applicable_analyses(self, config: EvalConfig) -> list[str]:
+    def applicable_analyses(self, *, has_ood: bool) -> list[str]:
         """Return the selected analyses whose inputs are given."""
-        met = self._needs_met(config)
+        met = self._needs_met(has_ood=has_ood)
         return [
             name
             for name in self.analysing.chosen_analyses
             if not ANALYSES[name].needs.intersection(NEEDS_OF_OPTIONS) - met
         ]
 
-    def _needs_met(self, config: EvalConfig) -> frozenset[AnalysisNeeds]:
+    def _needs_met(self, *, has_ood: bool) -> frozenset[AnalysisNeeds]:
         options = {
-            AnalysisNeeds.OOD: config.ood,
+            AnalysisNeeds.OOD: has_ood,
             AnalysisNeeds.CORRUPTIONS: self.corrupt,
             AnalysisNeeds.SCORES: self.analysing.scores,
         }

@@ -10,16 +10,16 @@ from typing_extensions import override
 
 from hydractl.data.datasets import Content
 from hydractl.data.encode import content_of
-from hydractl.evaluation.cost import RowModels
-from hydractl.evaluation.data import check_one_question, open_set
+from hydractl.evaluation.data import check_one_question
 from hydractl.evaluation.named_inputs import NamedModels
+from hydractl.evaluation.rows import Evaluation, LoadedRow, RowMeasurer
 from hydractl.families.load import OpenModel
-from hydractl.families.tower import Towers
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.report import Report, Row
 from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.ood_scores import MSP
+from hydractl.prediction.feature_ood import Predictor
 from hydractl.prediction.open_inputs import Identity
 from hydractl.research.analyses.context import analyse, check_rows, read_scores
 from hydractl.research.baselines.options import baselines_of, data_of
@@ -37,8 +37,6 @@ from hydractl.research.evaluation import ResearchEval
 from hydractl.research.schema import Derived
 from hydractl.runtime import digest_file
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.extension import RowMeasurer
-from hydractl.stages.evaluate.measure_row import Evaluation, LoadedRow
 
 
 @dataclass(slots=True)
@@ -65,13 +63,13 @@ class ResearchMeasurer(RowMeasurer):
 
     @override
     def open_data(self, run: Evaluation) -> None:
-        data, options = run.data, baselines_of(run.config.compare)
+        data, options = run.data, baselines_of(run.named)
         skipped: list[str] = []
         labelled = {str(o.reads): f"{o.KIND}: data={o.reads}" for o in options if o.LABELLED}
         labelled |= {str(o.val): f"{o.KIND}: val={o.val}" for o in options if o.val}
         contents = {}
         for name, ref in data_of(options).items():
-            items = open_set(run.config, run.opened[0][0].header.preprocess, skipped, ref)
+            items = run.open_data(ref, skipped)
             labels = data.alignment.aligned(labelled[name], items) if name in labelled else torch.empty(0)
             identity = Identity.of(items, run.team)
             contents[name] = identity.content
@@ -79,35 +77,37 @@ class ResearchMeasurer(RowMeasurer):
         run.warn(skipped)
         if contents:
             run.warn(overlaps(options, data.identities[ID_NAME].content, contents))
-        for named, opened in zip(run.config.rows, run.opened, strict=True):
+        for named, opened in zip(run.named, run.opened, strict=True):
             for baseline, places in baselines_of_row(named):
                 if baseline is not None:
                     check_baseline(baseline, opened[places], data.classes)
 
     @override
     def derive(
-        self, run: Evaluation, named: NamedModels, loaded: RowModels, opened: Sequence[OpenModel]
-    ) -> tuple[RowModels, Sequence[OpenModel]]:
+        self,
+        run: Evaluation,
+        named: NamedModels,
+        predictors: Sequence[Predictor],
+        opened: Sequence[OpenModel],
+    ) -> Sequence[Predictor]:
         self.derived = ()
         if not named.is_derived:
-            return loaded, opened
-        models: list[Towers] = []
-        first: list[int] = []
+            return predictors
+        row: list[Predictor] = []
         for options, places in baselines_of_row(named):
-            parts, files = loaded.models[places], opened[places]
-            model, described = parts[0], None
+            predictor, files, described = predictors[places.start], opened[places], None
             if options is not None:
+                parts = [part.model for part in predictors[places]]
                 inputs = BaselineInputs(parts, files, run.data, self.fitted_on)
                 model, described = build_baseline(options, inputs)
-            models.append(model)
-            first.append(places.start)
+                predictor = replace(predictor, model=model)
+            row.append(predictor)
             self.derived += (described,) * len(files)
-        reads = tuple(loaded.preprocess[place] for place in first)
-        return replace(loaded, models=tuple(models), preprocess=reads), [opened[place] for place in first]
+        return row
 
     @override
     def measure(self, run: Evaluation, row: LoadedRow) -> Callable[[Row], Row]:
-        names = self.options.applicable_analyses(run.config)
+        names = self.options.applicable_analyses(has_ood=bool(run.measurement.ood))
         shift = measure_corrupted(run, row, self.corruptions)
         fields: dict[str, object] = {
             "derived": self.derived,

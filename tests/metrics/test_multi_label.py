@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 import hydractl.metrics.temperature
 from hydractl.manifest.temperature import Temperature
-from hydractl.metrics.compute import Selection, measure, measure_all, scored
+from hydractl.metrics.compute import Measurement, measure, measure_all, scored
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.per_sample import Responses, question_losses
 from hydractl.metrics.registry import METRICS
@@ -59,7 +59,7 @@ def responses(odds):
 
 
 def measured(odds, applies, *, resamples=0, metrics=CHOSEN, thresholds=()):
-    selection = Selection(metrics, (), Resampling(resamples=resamples))
+    selection = Measurement(metrics, (), Resampling(resamples=resamples))
     header = SimpleNamespace(architecture=SimpleNamespace(task=MULTI_LABEL), label_thresholds=thresholds)
     return measure_all(responses(odds), applies, {}, header, selection).id_set
 

@@ -17,8 +17,8 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from hydractl.manifest.temperature import Temperature
 from hydractl.metrics.classification import ece
 from hydractl.metrics.compute import (
+    Measurement,
     RowNumbers,
-    Selection,
     answered,
     entity_scale,
     means,
@@ -166,7 +166,7 @@ def header_of(names, *, temperature=1.0):
 
 def measured(told, labels, names, *, foreign=None, scores=(), resamples=0, temperature=1.0):
     header = header_of(names, temperature=temperature)
-    selection = Selection(tuple(METRICS), scores, Resampling(resamples=resamples))
+    selection = Measurement(tuple(METRICS), scores, Resampling(resamples=resamples))
     return measure_all(told, labels, foreign or {}, header, selection)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from hydractl import progress
 from hydractl.data.batches import Batch
 from hydractl.errors import InputError
+from hydractl.evaluation.rows import Evaluation, LoadedRow
 from hydractl.families.load import OpenModel, load_model
 from hydractl.families.tower import Contrast, Model, Towers
 from hydractl.fusion.build import members_from_state
@@ -40,7 +41,6 @@ from hydractl.research.corruptions.names import Corruption
 from hydractl.research.schema import Analyses
 from hydractl.runtime import on_device
 from hydractl.scoring.job import Samples
-from hydractl.stages.evaluate.measure_row import Evaluation, LoadedRow
 
 HINTS = {
     AnalysisNeeds.BASE: "add the base of the pruned models: `--compare base=BASE`",
@@ -85,7 +85,7 @@ class AnalysisContext:
     @property
     def sets(self) -> tuple[str, ...]:
         """Names of the OOD sets."""
-        return tuple(data.name for data in self.run.config.ood)
+        return self.run.measurement.ood
 
     @property
     def labels(self) -> Tensor:
@@ -141,19 +141,21 @@ def ask(context: AnalysisContext, part: ModelOfRow, model: Towers) -> dict[str, 
 
 def measured(context: AnalysisContext, predictions: Mapping[str, StoredPredictions]) -> Numbers:
     """Return the row's metrics of an ensemble that says this of the ID set and of each OOD set."""
-    scores = context.run.config.scores
+    scores = context.run.measurement.scores
     # metrics of the first score have no suffix, so the others are measured only if it follows from predictions
     ranks = [score for score in scores if score in SCORES] if scores[0] in SCORES else []
     numbers = measure(
         predictions[ID_NAME],
         context.labels,
         {name: predictions[name] for name in context.sets},
-        metrics=needing(context.run.config.chosen, MetricNeeds.LABELS, MetricNeeds.OOD, MetricNeeds.MEMBERS),
+        metrics=needing(
+            context.run.measurement.metrics, MetricNeeds.LABELS, MetricNeeds.OOD, MetricNeeds.MEMBERS
+        ),
         scores=ranks,
         resampling=Resampling(resamples=0),
     )
     values = {name: value.value for name, value in numbers.values.items()}
-    return Numbers(values, means(numbers.ood, context.run.config.groups))
+    return Numbers(values, means(numbers.ood, context.run.measurement.groups))
 
 
 def with_classes(model: Model, opened: OpenModel, context: AnalysisContext) -> Model:
@@ -212,8 +214,10 @@ def analyse(
         return None
     parts: list[ModelOfRow] = []
     is_derived = row.named.is_derived  # of several models, so that models and files are no pairs
-    for opened, model in () if is_derived else zip(row.opened, row.loaded.models, strict=True):
-        parts.append(ModelOfRow(opened, model, sum(len(part.opened.header.masks) for part in parts)))
+    for opened, predictor in () if is_derived else zip(row.opened, row.predictors, strict=True):
+        parts.append(
+            ModelOfRow(opened, predictor.model, sum(len(part.opened.header.masks) for part in parts))
+        )
     context = AnalysisContext(
         run=run,
         parts=parts,

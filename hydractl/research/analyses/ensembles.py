@@ -58,7 +58,7 @@ def _size(
 ) -> EnsembleSize:
     values: list[dict[str, float]] = []
     groups: list[dict[str, dict[str, float]]] = []
-    for chosen in subsets(count, size, seed=context.run.config.seed):
+    for chosen in subsets(count, size, seed=context.run.measurement.resampling.seed):
         predictions = {
             name: Joined(tuple(set_predictions[m] for m in chosen))
             for name, set_predictions in member_predictions.items()

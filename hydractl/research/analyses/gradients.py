@@ -64,7 +64,7 @@ def analyse_proposition(context: AnalysisContext) -> tuple[Pruned, ...]:
             moves = steps(context.base, model, mask, state, name=part.opened.reference)
             if not moves:
                 continue
-            terms = ExpansionTerms(model=model, moves=moves, seed=context.run.config.seed)
+            terms = ExpansionTerms(model=model, moves=moves, seed=context.run.measurement.resampling.seed)
             clean = terms.on(context, part, ID_NAME)
             for corruption in context.corruptions:
                 noisy = terms.on(context, part, corruption)

@@ -16,12 +16,13 @@ from hydractl.data.encode import Reading, of_kind
 from hydractl.data.preprocess import EvalTransform, PerItem, run_steps, sample_seed
 from hydractl.data.words import WordSet
 from hydractl.errors import DataError, UsageError
+from hydractl.evaluation.rows import Evaluation, LoadedRow
 from hydractl.manifest.document import Value
 from hydractl.manifest.header import Tokenization
 from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.compute import (
     Estimates,
-    Selection,
+    Measurement,
     differences,
     group_means,
     interval_ends,
@@ -33,7 +34,6 @@ from hydractl.metrics.resampling import MetricEstimate
 from hydractl.research.corruptions.names import SHIFT, Corruption, scopes
 from hydractl.research.corruptions.schema import ALL_SEVERITIES, Shift
 from hydractl.research.corruptions.texts import corrupted_text
-from hydractl.stages.evaluate.measure_row import Evaluation, LoadedRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ def measure_corrupted(
     Memory holds the predictions under one corruption, and for each metric one number per resample.
     """
     cells: dict[tuple[str, str], Estimates] = {}
-    metrics = needing(run.config.chosen, MetricNeeds.LABELS, MetricNeeds.TASK)
+    metrics = needing(run.measurement.metrics, MetricNeeds.LABELS, MetricNeeds.TASK)
     for corruption in corruptions:
         clean = run.data.inputs[ID_NAME]
         changed = with_corruption(clean.dataset, corruption)
@@ -164,6 +164,6 @@ def measure_corrupted(
                 run.data.labels,
                 {},
                 row.header,
-                Selection(metrics, (), run.resampling),
+                Measurement(metrics, (), run.measurement.resampling),
             ).id_set
     return ShiftNumbers(cells=cells) if cells else None

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, TypedDict
+from typing import ClassVar
 
 from typing_extensions import override
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.evaluation import conditions as threshold
+from hydractl.evaluation.extension import EvalExtension
 from hydractl.evaluation.named_inputs import (
     OOD_SETS,
     ROWS,
@@ -20,7 +21,7 @@ from hydractl.evaluation.named_inputs import (
     check_distinct,
     model_name,
 )
-from hydractl.manifest.terms import MOST_EXAMPLES, Guarantee, SetMethod
+from hydractl.manifest.terms import MOST_EXAMPLES, Guarantee, Risk, SetMethod, SetRule
 from hydractl.metrics import ood_scores
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, choose_metrics, needing
@@ -45,19 +46,11 @@ from hydractl.settings import (
     setting,
 )
 from hydractl.stages import options as shared
-from hydractl.stages.evaluate.extension import EvalExtension
 
 SETS, SETS_PANEL = "--sets", "Prediction sets"
 RAPS_PENALTY, RAPS_RANK = 0.01, 5
 """Of RAPS: those of its paper for ImageNet."""
 OF_RAPS = Constraint("set_method", (SetMethod.RAPS,))
-
-
-class Penalties(TypedDict, total=False):
-    """The arguments of RAPS; empty for other methods."""
-
-    penalty: float
-    rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,29 +96,27 @@ class SetOptions(CheckedSettings):
     )
 
     @property
-    def method(self) -> SetMethod:
-        """How sets rank classes."""
-        return SetMethod(self.set_method or SetMethod.LAC)
-
-    @property
-    def penalties(self) -> Penalties:
-        """The arguments of RAPS; empty for other methods."""
-        if self.method is not SetMethod.RAPS:
-            return {}
+    def rule(self) -> SetRule | None:
+        """Coverage and method of the sets; None if no sets are fitted."""
+        if self.sets is None:
+            return None
+        rule = SetRule(self.sets, SetMethod(self.set_method or SetMethod.LAC), self.sets_by_class)
+        if rule.method is not SetMethod.RAPS:
+            return rule
         penalty = RAPS_PENALTY if self.raps_penalty is None else self.raps_penalty
-        return Penalties(penalty=penalty, rank=self.raps_rank or RAPS_RANK)
+        return rule._replace(penalty=penalty, rank=self.raps_rank or RAPS_RANK)
 
     @property
     def recorded(self) -> dict[str, str | float | bool | None]:
-        """What a step and a report say of them; nothing where none are fitted."""
-        if self.sets is None:
+        """Options of the sets in a step and a report; empty if no sets are fitted."""
+        if self.rule is None:
             return {}
         return {
             "sets": self.sets,
-            "set_method": self.method.value,
+            "set_method": self.rule.method.value,
             "sets_by_class": self.sets_by_class or None,
-            "raps_penalty": self.penalties.get("penalty"),
-            "raps_rank": self.penalties.get("rank"),
+            "raps_penalty": self.rule.penalty,
+            "raps_rank": self.rule.rank,
         }
 
 
@@ -406,6 +397,17 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     def chance(self) -> float | None:
         """Probability that the guarantee does not hold; None if it holds on average or there is no threshold."""
         return (self.delta or threshold.DELTA) if self.threshold_for and self.has_confidence else None
+
+    @property
+    def risk(self) -> Risk | None:
+        """The errors that the threshold allows; None if no threshold is fitted."""
+        return Risk(self.threshold_for, self.promised, self.chance) if self.threshold_for else None
+
+    @property
+    def guaranteed(self) -> tuple[str, ...]:
+        """The given options that promise a guarantee."""
+        levels = {threshold.OPTION: self.threshold_for, SETS: self.set_options.sets}
+        return tuple(option for option, level in levels.items() if level is not None)
 
     @property
     def rows(self) -> tuple[NamedModels, ...]:

@@ -3,44 +3,77 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hydractl import progress
 from hydractl.checkpoint import write_checkpoint
-from hydractl.errors import CheckFailed
-from hydractl.evaluation.caveats import of_temperatures
+from hydractl.data.datasets import Items
+from hydractl.data.encode import Reading, open_items, open_readable
+from hydractl.data.reference import DataRef
+from hydractl.errors import CheckFailed, UsageError
+from hydractl.evaluation import caveats
 from hydractl.evaluation.conditions import OPTION, risk_text
-from hydractl.evaluation.cost import check_training_told
-from hydractl.evaluation.data import EvalData, check_alike, check_outputs, check_task
-from hydractl.evaluation.guarantees import check_stores, header_of_copy, write_copy
+from hydractl.evaluation.cost import check_training_is_recorded, count_sizes, measure_latencies
+from hydractl.evaluation.data import EvalData, check_alike, check_metrics, check_one_question
+from hydractl.evaluation.examples import examples_of
+from hydractl.evaluation.guarantees import (
+    check_stores,
+    fit_label_thresholds,
+    fit_sets,
+    fit_threshold,
+    measure_sets,
+    set_values,
+    why_lapses,
+    write_copy,
+)
+from hydractl.evaluation.named_inputs import NamedModels
+from hydractl.evaluation.rows import (
+    Evaluation,
+    LoadedRow,
+    RowMeasurer,
+    best_on_validation,
+    check_fitted_scores,
+    header_of,
+    load_row,
+    scaling_of,
+    stored_temperatures,
+    with_curves,
+)
+from hydractl.families.load import OpenModel, fingerprint_of
 from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.document import OptionValue
-from hydractl.manifest.report import Report
+from hydractl.manifest.guarantees import Examples, SetNumbers
+from hydractl.manifest.header import FittedScores, Header, samples_of
+from hydractl.manifest.report import Report, Row, StoredScores
+from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.terms import ID_NAME
+from hydractl.metrics.compute import Measurement, RowNumbers, answered, means, measure_all
 from hydractl.metrics.metric_spec import WHERE_PRESENT, MetricNeeds
-from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES, definition_of
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES, VERSION, definition_of, is_fitted
 from hydractl.metrics.per_sample import StoredPredictions, at_once
-from hydractl.metrics.registry import METRICS, needing
+from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
+from hydractl.metrics.resampling import Resampling, present
 from hydractl.metrics.selective import fewest
 from hydractl.output.publish import OutputLock, Sink, is_stream
-from hydractl.prediction.open_inputs import open_reader
+from hydractl.prediction.class_names import NOTHING_NAMED
+from hydractl.prediction.feature_ood import Predictor, Scores, default_score, with_ood_scores
+from hydractl.prediction.open_inputs import Identity, open_reader
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import stage
-from hydractl.provenance.command_config import config_digest
-from hydractl.provenance.outputs import claim
+from hydractl.provenance import outputs
+from hydractl.provenance.command_config import config_digest, input_refs
+from hydractl.provenance.up_to_date import make_step
 from hydractl.runtime import torch_dtype, versions
-from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.measure_row import (
-    Evaluation,
-    check_fitted_scores,
-    measure_rows,
-    with_default_score,
-)
+from hydractl.settings import Role
+from hydractl.stages.evaluate.config import SETS, EvalConfig
 from hydractl.tensor_spec import Chunks, TensorSpec, spec_of, tensor_bytes
 from hydractl.version import __version__
 
@@ -77,6 +110,29 @@ class EvalReport:
             raise CheckFailed(f"{len(failed)} of {len(checks)} checks failed for `{row.name}`: {conditions}")
 
 
+@dataclass(slots=True, kw_only=True)
+class Results:
+    """Measurements of all rows, in the process that leads.
+
+    Attributes:
+        threshold_score: OOD score of the thresholds.
+        rows: Rows of the report.
+        first: Numbers of the first row, which each other row is compared with.
+        predictions: Predictions by row and data set, for `--save-predictions`.
+        examples: Inputs that the first row answers wrongly, or that its members disagree on.
+        scores: OOD scores that were fitted for the first model, for `--store`.
+        loaded: The models of all rows if time is measured.
+    """
+
+    threshold_score: str
+    rows: list[Row] = field(default_factory=list)
+    first: RowNumbers | None = None
+    predictions: dict[str, Mapping[str, StoredPredictions]] = field(default_factory=dict)
+    examples: Examples | None = None
+    scores: Scores | None = None
+    loaded: list[Sequence[Predictor]] = field(default_factory=list)
+
+
 @stage
 def run_eval(config: EvalConfig) -> EvalReport:
     """Measure every row on every data set, and optionally write a report and predictions.
@@ -90,24 +146,40 @@ def run_eval(config: EvalConfig) -> EvalReport:
         Interrupted: If another process of the run ended unexpectedly.
     """
     device = answering_device(config.device)
-    outputs = [config.out, config.save_predictions, config.store]
+    paths = [path for path in (config.save_predictions, config.out, config.store) if path is not None]
     with (
         start_team(device) as team,
-        claim(config, outputs * team.leads) as lock,
+        outputs.claim(config, [config.out, config.save_predictions, config.store] * team.leads) as lock,
     ):
-        run = _prepare(config, device, team, lock)
-        measure_rows(run)
+        given, opened = config, _open_models(config, lock if team.leads else None)
+        measurers = [begun for extension in config.extensions if (begun := extension.begin(config, opened))]
+        config = _with_default_score(config, opened)
+        run = _open_data(config, opened, measurers, device, team)
+        # a threshold of the default scores is on the last one: `energy+density` if models store it
+        results = Results(threshold_score=config.scores[-1 if given.ood_score is None else 0])
+        for measurer in measurers:
+            measurer.open_data(run)
+        for named, models in zip(run.named, run.opened, strict=True):
+            progress.step(f"Evaluating {named.name}")
+            _measure_row(config, run, measurers, results, named, models)
+        if results.loaded:
+            _measure_time(config, run, results)
         if not team.leads:
             document = Report.from_json(team.broadcast(""), where="the report of rank 0")
-            return EvalReport(document=document, paths=_paths(config), config=config)
-        document = _document(run, digest=config_digest(config))
-        _write(config, run, document, lock)
-        team.broadcast(document.to_json())  # when it is there: the others end with it
-        return EvalReport(document=document, paths=_paths(config), config=config)
+        else:
+            document = _document(config, run, results, measurers, config_digest(given))
+            _write(given, config, run, results, document, lock)
+            team.broadcast(document.to_json())  # after the files: the others end with it
+    return EvalReport(document=document, paths=tuple(paths), config=given)
 
 
-def _prepare(config: EvalConfig, device: torch.device, team: ProcessGroup, lock: OutputLock) -> Evaluation:
-    """Open models and data, and refuse what does not fit together before any model is loaded."""
+def _open_models(config: EvalConfig, lock: OutputLock | None) -> list[list[OpenModel]]:
+    """Open the models of each row, and refuse those that do not fit the options or each other, before data are opened.
+
+    Args:
+        config: The configuration.
+        lock: The lock of the outputs; None in processes that do not lead.
+    """
     opened = [
         [
             open_reader(m, arch=config.arch if row == 0 else None, max_length=config.max_length)
@@ -115,83 +187,338 @@ def _prepare(config: EvalConfig, device: torch.device, team: ProcessGroup, lock:
         ]
         for row, named in enumerate(config.rows)
     ]
-    if team.leads:
-        check_outputs(config, opened, lock)
-    check_alike(config, opened)
-    check_task(config, opened[0][0])
-    measurers = [extension.begin(config, opened) for extension in config.extensions]
-    is_default, config = config.ood_score is None, with_default_score(config, opened)
-    is_fittable = opened[0][0].header.architecture.task.has_one_question
-    if config.scores == (MSP,) and is_default and config.ood and is_fittable:
+    models = [*chain.from_iterable(opened)]
+    if lock is not None:
+        _check_outputs(config, models, lock)
+    check_alike(models, names_classes=bool(config.naming.names))
+    _check_task(config, models[0])
+    return opened
+
+
+def _check_outputs(config: EvalConfig, models: Sequence[OpenModel], lock: OutputLock) -> None:
+    """Refuse outputs that must not be written."""
+    for path, option in ((config.out, "-o"), (config.save_predictions, "--save-predictions")):
+        outputs.check_outputs(
+            [] if path is None else [path],
+            force=lock.may_replace,
+            models=models,
+            data=[config.data, *config.others],
+            files=[
+                config.naming.file,
+                *(Path(str(r.ref)) for r in input_refs(config) if r.role is Role.FILE),
+            ],
+            option=option,
+        )
+    if config.store is not None:
+        outputs.check_models([config.store], lock, models=models, option="--store")
+
+
+def _check_task(config: EvalConfig, first: OpenModel) -> None:
+    """Refuse options that are not defined for the task of the models.
+
+    Raises:
+        UsageError: Naming the option.
+    """
+    task = first.header.architecture.task
+    if config.label_thresholds and not task.by_label:
+        raise UsageError(
+            f"`--label-thresholds`: {first.reference} answers {task.labels}, the most probable one",
+            hint="leave it out; for a threshold of the OOD score add `--threshold-for 'risk<=0.05'`",
+        )
+    options = {
+        "--fit": config.fit is not None,
+        f"--ood-score {''.join(config.fitted[:1])}": bool(config.fitted),
+        "--keep-examples": config.keep_examples > 0,
+        "--sets": config.set_options.sets is not None,
+    }
+    check_one_question(options, first)
+
+
+def _with_default_score(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> EvalConfig:
+    """Return the configuration with `energy+density` beside `msp` if no scores are given and all models store it."""
+    is_settled = config.ood_score is not None or config.fit is not None or config.naming != NOTHING_NAMED
+    derived = any(row.is_derived for row in config.rows)
+    all_store = all(default_score(model.header) == ENERGY_DENSITY for model in chain.from_iterable(opened))
+    if not (is_settled or derived) and all_store and config.uses_scores:
+        return replace(config, ood_score=(MSP, ENERGY_DENSITY))
+    has_one_question = opened[0][0].header.architecture.task.has_one_question
+    if config.scores == (MSP,) and config.ood_score is None and config.ood and has_one_question:
         progress.step(f"the only OOD score is `{MSP}`; `--fit TRAIN --val VAL` adds `{ENERGY_DENSITY}`")
-    check_fitted_scores(config, opened)
-    check_training_told(config, opened)
-    for caveat in of_temperatures(config, opened):
+    return config
+
+
+def _open_data(
+    config: EvalConfig,
+    opened: Sequence[Sequence[OpenModel]],
+    measurers: Sequence[RowMeasurer],
+    device: torch.device,
+    team: ProcessGroup,
+) -> Evaluation:
+    """Open the data, and refuse all that does not fit together before a model is loaded."""
+    first, models = opened[0][0], [*chain.from_iterable(opened)]
+    stored_scores = config.fitted if config.fit is None else ()
+    explicit = config.chosen if config.metrics else ()
+    check_fitted_scores(stored_scores, opened)
+    check_training_is_recorded(config.rows, opened, config.metrics or (), config.fail_if)
+    for caveat in _of_temperatures(config, opened):
         progress.warn(caveat)
-    first = opened[0][0]
     config.check_conditions([scope for measurer in measurers for scope in measurer.scopes], config.scores)
-    data = EvalData.open(config, opened, team)
-    if config.store:
-        check_stores(first, data.classes)
-    check_fitted_scores(config, opened, data.classes)
-    # the disk of the first output that is a file has room for outputs
-    files = (path for path in (config.out, config.save_predictions, config.store) if path is not None)
-    file = next((path for path in files if not is_stream(path)), None)
-    return Evaluation(
-        config=config,
-        threshold_score=config.scores[-1 if is_default else 0],
+    refs: dict[str, DataRef | None] = {
+        ID_NAME: config.data,
+        **{d.name: d.ref for d in config.ood + config.ood_val},
+        TEMPERATURE: config.temperature_data,
+        FIT: config.fit,
+        VAL: config.val,
+    }
+    preprocess = first.header.preprocess
+
+    def open_set(ref: DataRef, skipped: list[str]) -> Items:
+        return _open_set(config, preprocess, ref, skipped)
+
+    data = EvalData.open(
+        {name: ref for name, ref in refs.items() if ref is not None},
+        open_set,
+        models,
+        config.naming,
+        team,
+        batch_size=config.batch_size,
+    )
+    run = Evaluation(
+        named=config.rows,
         opened=opened,
         data=data,
-        measurers=measurers,
+        measurement=Measurement(
+            config.chosen,
+            config.scores,
+            Resampling(resamples=config.bootstrap, seed=config.seed),
+            config.groups,
+            tuple(d.name for d in config.ood_val),
+        ),
+        open_data=open_set,
         device=device,
-        dtype=None if config.dtype is None else torch_dtype(config.dtype),
         team=team,
-        folder=Path(tempfile.gettempdir()) if file is None else file.resolve().parent,
+        folder=_scratch_folder(config),
+    )
+    has_sets = config.set_options.sets is not None or first.header.prediction_sets is not None
+    check_metrics(
+        [*explicit, *(condition.metric for condition in config.fail_if)],
+        first,
+        has_sets=has_sets,
+        has_queries=data.queries is not None,
+    )
+    run.warn((*data.skipped, *caveats.of_data(run.measurement, data.identities, config.guaranteed)))
+    caveats.check_apart(run.measurement, data.identities)
+    if config.set_options.rule:
+        caveats.check_enough(config.set_options.rule, data.labels, data.class_names)
+    if config.store:
+        check_stores(first, data.classes)
+    check_fitted_scores(stored_scores, opened, data.classes)
+    return run
+
+
+def _open_set(config: EvalConfig, preprocess: Reading, ref: DataRef, skipped: list[str]) -> Items:
+    """Open a data set. With `--skip-bad`, leave out unreadable images and append their number to `skipped`."""
+    if not config.skip_bad:
+        return open_items(ref, preprocess, workers=config.num_workers)
+    items, caveat = open_readable(ref, preprocess, workers=config.num_workers)
+    skipped += [caveat] if caveat else []
+    return items
+
+
+def _scratch_folder(config: EvalConfig) -> Path:
+    """Return the folder of the first output that is a file: its disk has room for outputs."""
+    files = (path for path in (config.out, config.save_predictions, config.store) if path is not None)
+    file = next((path for path in files if not is_stream(path)), None)
+    return Path(tempfile.gettempdir()) if file is None else file.resolve().parent
+
+
+def _of_temperatures(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> list[str]:
+    if config.temperature_data is not None:
+        return []
+    return [*caveats.of_temperatures([row.name for row in config.rows], opened, config.chosen)]
+
+
+def _measure_row(
+    config: EvalConfig,
+    run: Evaluation,
+    measurers: Sequence[RowMeasurer],
+    results: Results,
+    named: NamedModels,
+    opened: Sequence[OpenModel],
+) -> None:
+    """Measure a row. Its models are freed at the end, before those of the next row are loaded, unless time is measured."""
+    data, measurement = run.data, run.measurement
+    dtype = None if config.dtype is None else torch_dtype(config.dtype)
+    predictors: Sequence[Predictor] = load_row(opened, device=run.device, dtype=dtype, classes=data.classes)
+    for measurer in measurers:
+        predictors = measurer.derive(run, named, predictors, opened)
+    without_scores = predictors
+    if config.fitted:
+        fit_on = data.fit_on(standardized=config.standardized_on is not None)
+        predictors = [
+            with_ood_scores(predictor.model, model, config.fitted, fit_on, run.team)
+            for predictor, model in zip(predictors, opened, strict=True)
+        ]
+    scaling = scaling_of(run, named.name, predictors, opened, config.given_temperature)
+    predictions = {
+        name: scaling(responses)
+        for name in (*measurement.tested, *measurement.ood_val, *(VAL,) * bool(measurement.ood_val))
+        if (responses := run.predict(predictors, data.inputs[name])) is not None
+    }
+    header = header_of(run, opened, scaling)
+    loaded = LoadedRow(named, opened, without_scores, predictions, scaling, header)
+    additions = [measurer.measure(run, loaded) for measurer in measurers]
+    if not run.team.leads:
+        return
+    ood = {name: predictions[name] for name in measurement.ood}
+    numbers = measure_all(predictions[ID_NAME], data.labels, ood, header, measurement, queries=data.queries)
+    row = _row(config, run, results, loaded, numbers)
+    values = scaling.values(stored_temperatures(opened)) | set_values(config.chosen, row.sets)
+    row = row.model_copy(
+        update={
+            "values": numbers.values | values | count_sizes(predictors, config.chosen, opened),
+            "difference": results.first and results.first.difference(numbers),
+        }
+    )
+    row = reduce(lambda row, add: add(row), filter(None, additions), row)
+    run.warn(caveats.of_row(measurement, row, opened, data.identities, config.guaranteed))
+    if config.curves or config.keep_examples:
+        answers = present(answered(predictions[ID_NAME], data.labels))
+        if config.curves:
+            first = results.rows[0] if results.rows else None
+            row = with_curves(row, loaded, answers, data.labels, measurement, first)
+        if config.keep_examples and not results.rows:
+            results.examples = examples_of(
+                data.inputs[ID_NAME].dataset,
+                predictions[ID_NAME],
+                answers,
+                data.labels,
+                data.class_names,
+                most=config.keep_examples,
+            )
+    if not results.rows:
+        results.first = numbers
+        results.scores = predictors[0].scores if config.store and config.fit else None
+    results.rows.append(row)
+    if config.save_predictions is not None:
+        results.predictions[named.name] = predictions
+    if needing(config.chosen, MetricNeeds.TIME):
+        results.loaded.append(predictors)
+
+
+def _row(
+    config: EvalConfig, run: Evaluation, results: Results, loaded: LoadedRow, numbers: RowNumbers
+) -> Row:
+    """Return the row of the report: numbers that follow from predictions and headers, thresholds and prediction sets."""
+    opened, tested, labels = loaded.opened, loaded.predictions[ID_NAME], run.data.labels
+    by_score, best = best_on_validation(run.measurement, loaded.predictions)
+    stored = stored_temperatures(opened)
+    by_label = fit_label_thresholds(tested, labels) if config.label_thresholds else ()
+    threshold = None
+    if config.risk is not None:
+        several = opened[0].header.architecture.task.by_label
+        thresholds = by_label or loaded.header.label_thresholds
+        threshold = fit_threshold(
+            tested, labels, results.threshold_score, config.risk, by_label=thresholds if several else None
+        )
+    return Row(
+        name=loaded.named.name,
+        models=tuple(fingerprint_of(m) for m in opened),
+        stored_temperatures=tuple(t.common for t in stored) if {*stored} != {Temperature()} else (),
+        members=tested.shape[0],
+        values=numbers.values,
+        ood=numbers.ood,
+        threshold=threshold,
+        label_thresholds=by_label,
+        label_temperatures=loaded.header.label_temperatures,
+        entity_temperature=loaded.header.entity_temperature,
+        means=means(numbers.ood, config.groups),
+        mean_intervals=numbers.mean_intervals,
+        ood_val=by_score,
+        best_score=best,
+        tuned_on_ood=caveats.tuned_on_ood(opened),
+        stored_scores=tuple(
+            StoredScores(data=model.header.fitted.data)
+            for model in opened
+            if config.fit is None and config.fitted and model.header.fitted is not None
+        ),
+        sets=_sets(config, run, loaded),
     )
 
 
-def _paths(config: EvalConfig) -> tuple[Path, ...]:
-    """Return what is written."""
-    paths = (config.save_predictions, config.out, config.store)
-    return tuple(path for path in paths if path is not None)
+def _sets(config: EvalConfig, run: Evaluation, loaded: LoadedRow) -> SetNumbers | None:
+    """Return the numbers of a row's prediction sets: those fitted now, else those that its only model stores."""
+    predictions, labels, data = loaded.predictions[ID_NAME], run.data.labels, run.data.fingerprints[ID_NAME]
+    if config.set_options.rule is not None:
+        sets = fit_sets(predictions, labels, data, config.set_options.rule)
+    elif len(loaded.opened) != 1 or loaded.named.is_derived:
+        return None
+    elif (stored := loaded.opened[0].header.prediction_sets) is not None:
+        temperature = loaded.scaling.on_top_of(stored_temperatures(loaded.opened))
+        shortened = config.max_length is not None
+        why = why_lapses(loaded.opened[0], temperature, shortened=shortened, classes=run.data.classes)
+        if why:
+            progress.warn(
+                f"{loaded.named.name}: its prediction sets are not measured: they are not valid for {why}"
+            )
+            return None
+        sets = stored
+    else:
+        return None
+    return measure_sets(sets, predictions, labels, run.data.class_names, data)
 
 
-def _document(run: Evaluation, *, digest: str) -> Report:
-    config, data = run.config, run.data
-    libraries = {model.family.library for models in run.opened for model in models}
-    # what only some rows and OOD sets have counts where one has it
+def _measure_time(config: EvalConfig, run: Evaluation, results: Results) -> None:
+    """Add the time of each row, measured in turn."""
+    latencies = measure_latencies(
+        results.loaded, config.chosen, batch_size=config.batch_size, seed=config.seed, warn=run.warn
+    )
+    results.rows = [
+        row.model_copy(update={"values": row.values | times})
+        for row, times in zip(results.rows, latencies, strict=True)
+    ]
+
+
+def _document(
+    config: EvalConfig,
+    run: Evaluation,
+    results: Results,
+    measurers: Sequence[RowMeasurer],
+    digest: str,
+) -> Report:
+    """Return the report."""
+    rows, libraries = results.rows, {model.family.library for model in chain.from_iterable(run.opened)}
+    # metrics that only some rows and OOD sets have count as measured if one has them
     measured = {*config.chosen} - {*needing(config.chosen, *WHERE_PRESENT, MetricNeeds.OOD)}
-    values = [values for row in run.rows for values in (row.values, *row.ood.values())]
+    values = [values for row in rows for values in (row.values, *row.ood.values())]
     measured |= {name.partition("@")[0] for by_name in values for name in by_name}
-    caveats = [*of_temperatures(config, run.opened), *data.caveats, *run.caveats]
-    for name in config.chosen if config.metrics else ():
-        if name not in measured:
-            caveats.append(f"`{name}` is not measured: no row has it on these data")
-            progress.warn(caveats[-1])
+    run.warn(
+        f"`{name}` is not measured: no row has it on these data"
+        for name in (config.chosen if config.metrics else ())
+        if name not in measured
+    )
     report = Report(
-        rows=tuple(run.rows),
-        data=data.fingerprints,
+        rows=tuple(rows),
+        data=run.data.fingerprints,
         near=tuple(d.name for d in config.near),
         far=tuple(d.name for d in config.far),
         ood_val=tuple(d.name for d in config.ood_val),
         ood_scores=config.scores,
         definitions={name: metric.definition for name, metric in METRICS.items() if name in measured}
         | ({} if config.scores == (MSP,) else {f"@{name}": definition_of(name) for name in config.scores}),
-        options=_options(run),
-        warnings=tuple(caveats),
-        examples=run.examples,
-        checks=tuple(condition.check(run.rows[0], config.scores) for condition in config.fail_if),
+        options=_options(config, run),
+        warnings=(*_of_temperatures(config, run.opened), *run.caveats),
+        examples=results.examples,
+        checks=tuple(condition.check(rows[0], config.scores) for condition in config.fail_if),
         versions={"hydractl": __version__, **versions("torch", "scikit-learn", *libraries)},
         config_digest=digest,
     )
-    for measurer in run.measurers:
-        report = measurer.complete(report)
-    return report
+    return reduce(lambda report, measurer: measurer.complete(report), measurers, report)
 
 
-def _options(run: Evaluation) -> dict[str, OptionValue]:
+def _options(config: EvalConfig, run: Evaluation) -> dict[str, OptionValue]:
     """Return the options that shape the numbers; those that were not given are left out."""
-    config, classes = run.config, run.data.classes
+    classes = run.data.classes
     options: dict[str, OptionValue] = {
         "batch_size": config.batch_size,
         "bootstrap": config.bootstrap,
@@ -211,24 +538,121 @@ def _options(run: Evaluation) -> dict[str, OptionValue]:
     return {name: option for name, option in options.items() if option is not None or name == "dtype"}
 
 
-def _write(config: EvalConfig, run: Evaluation, document: Report, lock: OutputLock) -> None:
-    """Write all files or none; each says the options of `config`, as they were given."""
-    opened, scores = run.opened[0][0], run.fitted_scores
-    header = opened.header
-    if config.store is not None:
-        header = header_of_copy(config, opened, run.rows[0], run.data.identities, scores)
+def _write(
+    given: EvalConfig,
+    config: EvalConfig,
+    run: Evaluation,
+    results: Results,
+    document: Report,
+    lock: OutputLock,
+) -> None:
+    """Write all files or none. `given` has the options as the user gave them, `config` the default OOD score too."""
+    opened, header = run.opened[0][0], run.opened[0][0].header
+    if given.store is not None:
+        header = _header_of_copy(given, opened, results.rows[0], run.data.identities, results.scores)
     with publish_models(lock) as begin:
-        if config.store is not None:
-            write_copy(begin(config.store, header), opened.checkpoint, header, scores)
-        if config.save_predictions is not None:
+        if given.store is not None:
+            write_copy(begin(given.store, header), opened.checkpoint, header, results.scores)
+        if given.save_predictions is not None:
             write_predictions(
-                begin(config.save_predictions, None),
-                run.predictions,
+                begin(given.save_predictions, None),
+                results.predictions,
                 {ID_NAME: run.data.labels},
-                with_logits=any(score in SCORES and SCORES[score].raw for score in run.config.scores),
+                with_logits=any(score in SCORES and SCORES[score].raw for score in config.scores),
             )
-        if config.out is not None:
-            begin(config.out, None).write(document.to_json().encode())
+        if given.out is not None:
+            begin(given.out, None).write(document.to_json().encode())
+
+
+def _header_of_copy(
+    config: EvalConfig, opened: OpenModel, row: Row, data: Mapping[str, Identity], scores: Scores | None
+) -> Header:
+    """Return the header of the copy that `--store` writes, with temperature, threshold, prediction sets and fitted OOD scores.
+
+    Args:
+        config: The configuration as the user gave it.
+        opened: The first model.
+        row: Its row.
+        data: Data sets of the run, by name.
+        scores: Fitted scores; None keeps the stored scores.
+    """
+    header, update = opened.header, _header_changes(config, opened, row, data)
+    scale = header.model_copy(update=update).scale
+    why = why_lapses(opened, scale, shortened=config.max_length is not None)
+    if config.threshold_for is None and header.threshold is not None:
+        refitted = scores is not None and is_fitted(header.threshold.score)
+        if reason := why or ("newly fitted scores" if refitted else None):
+            progress.warn(
+                f"{opened.reference}: its threshold is not kept: it is not valid for {reason}; find one with `{OPTION}`"
+            )
+        else:
+            update["threshold"] = header.threshold
+    if header.label_thresholds and not config.label_thresholds:
+        if scale == header.scale:
+            update["label_thresholds"] = header.label_thresholds
+        else:
+            progress.warn(
+                f"{opened.reference}: its label thresholds are not kept, as they are not valid for another temperature; "
+                "choose others with `--label-thresholds`"
+            )
+    if config.set_options.sets is None and header.prediction_sets is not None:
+        if why:
+            progress.warn(
+                f"{opened.reference}: its prediction sets are not kept: they are not valid for {why}; fit them with `{SETS}`"
+            )
+        else:
+            update["prediction_sets"] = header.prediction_sets
+    if scores is not None:
+        fitted = FittedScores(
+            scores=tuple(scores.fitted),
+            data=data[FIT].fingerprint,
+            temperature=scores.temperature,
+            version=VERSION,
+        )
+        update["fitted"] = fitted
+    return header.model_copy(update=update)
+
+
+def _header_changes(
+    config: EvalConfig, opened: OpenModel, row: Row, data: Mapping[str, Identity]
+) -> dict[str, Any]:
+    """Return the changed fields of the header. The step names ID data first, as `sources_of_stored` expects."""
+    temperature = row.scale.rounded() if TEMPERATURE in row.values else opened.header.scale
+    roles = (
+        ID_NAME,
+        *(TEMPERATURE,) * (config.temperature_data is not None),
+        *(FIT,) * (config.fit is not None),
+        *(VAL,) * (config.standardized_on is not None),
+    )
+    inputs = [data[role].as_input() for role in roles]
+    step = make_step(
+        config,
+        family=opened.family,
+        options={
+            "temperature": config.given_temperature,
+            "threshold_for": risk_text(config.threshold_for),
+            "label_thresholds": config.label_thresholds or None,
+            "guarantee": None if config.has_confidence else config.promised.value,
+            "delta": config.chance,
+            **config.set_options.recorded,
+            "ood_score": None if row.threshold is None else row.threshold.score,
+            "fitted": config.fitted if config.fit is not None else None,
+            "max_length": config.max_length,
+        },
+        inputs=[opened.as_input(), *inputs],
+        results={"temperature": temperature.common}
+        | ({} if row.threshold is None else {"coverage": row.threshold.coverage}),
+    )
+    fitted = row.sets.rule if row.sets is not None and config.set_options.sets is not None else None
+    return {
+        "base": opened.base,
+        **temperature.fields,
+        "threshold": row.threshold,
+        "label_thresholds": row.label_thresholds,
+        "prediction_sets": fitted,
+        "samples": samples_of(inputs, opened.header),
+        "made_by": step,
+    }
 
 
 LOG_PROBS, LOGSUMEXP, LABELS, SCORE_TENSORS = "log_probs", "logsumexp", "labels", "scores"

@@ -33,7 +33,7 @@ from hydractl.manifest.header import Header, Preprocess, Tokenization
 from hydractl.manifest.report import Report, Row
 from hydractl.manifest.terms import ID_NAME
 from hydractl.manifest.tokenizers import is_python_tokenizer, parts_of
-from hydractl.metrics.compute import Selection, means, measure_all
+from hydractl.metrics.compute import Measurement, means, measure_all
 from hydractl.metrics.ood_scores import MSP, means_the_same
 from hydractl.metrics.per_sample import Responses, in_memory
 from hydractl.metrics.registry import METRICS, choose_metrics
@@ -347,7 +347,7 @@ def measured(
         options: Of the export.
     """
     chosen = choose_metrics(None, ood=OOD in trial.sets, latency=False)
-    selection = Selection(chosen, (MSP,), Resampling(resamples=0))
+    selection = Measurement(chosen, (MSP,), Resampling(resamples=0))
     rows = []
     for name, responses in responses_by_row.items():
         foreign = {OOD: responses[OOD]} if OOD in responses else {}

@@ -16,6 +16,8 @@ from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.head_mask import HeadScores, TowerScores
 from hydractl.manifest.header import InputFile, Step
 from hydractl.manifest.report import Report, Row
+from hydractl.metrics.compute import Measurement
+from hydractl.metrics.resampling import Resampling
 from hydractl.prediction.open_inputs import Identity
 from hydractl.provenance.up_to_date import scores_step
 from hydractl.stages.evaluate.config import EvalConfig
@@ -90,11 +92,15 @@ def identity(name, content):
     return Identity(Fingerprint(reference=name, sha256=sha(name)), np.array(content, DIGEST))
 
 
-def row_of(folder, *steps):
+def measurement(*ood):
+    return Measurement(("auroc",), ("msp",), Resampling(resamples=4), {"all": ood})
+
+
+def row_of(*steps):
     models = [SimpleNamespace(header=base().header.model_copy(update={"made_by": step})) for step in steps]
     data = {name: identity(name, [i, i + 10]) for i, name in enumerate(("id", "few", "many", "temperature"))}
     row = Row(name="Hydra", models=(), members=1, values={})
-    return list(of_row(config(folder, near=NEAR[:2]), row, models, data)), tuned_on_ood(models)
+    return list(of_row(measurement("few", "many"), row, models, data)), tuned_on_ood(models)
 
 
 def test_what_a_model_was_made_with_is_told(folder):
@@ -102,14 +108,14 @@ def test_what_a_model_was_made_with_is_told(folder):
     scored = made("score", ("few", None), objective="avg")
     member = made("prune", ("base.st", made("finetune", ("id", None))), ("scores.json", scored))
 
-    said, tuned = row_of(folder, made("fuse", ("other.st", None)), made("fuse", ("member.st", member)))
+    said, tuned = row_of(made("fuse", ("other.st", None)), made("fuse", ("member.st", member)))
 
     assert said == [
         "Hydra: `hydractl finetune` used 2 of 2 samples of `--data`, so results on new data may be worse",
         "Hydra: `hydractl score` used 2 of 2 samples of `few`, so results on new data may be worse",
     ]
     assert tuned
-    assert row_of(folder, made("eval", ("id", None)), made("finetune", ("train", None), ("temperature", None)), None) == (
+    assert row_of(made("eval", ("id", None)), made("finetune", ("train", None), ("temperature", None)), None) == (
         [],
         False,
     )  # fmt: skip
@@ -150,7 +156,7 @@ def test_what_is_stored_is_not_tested_on_what_it_was_found_on(folder):
     ("objective", "tuned"), [("acc", False), ("0.5*acc+0.5*auroc", True), ("of later days", False)]
 )
 def test_objectives_that_rank_ood_samples_mark_a_row(folder, objective, tuned):
-    assert row_of(folder, made("prune", ("scores", made("score", objective=objective))))[1] == tuned
+    assert row_of(made("prune", ("scores", made("score", objective=objective))))[1] == tuned
 
 
 def test_scores_say_what_they_are_of(folder):
@@ -209,10 +215,10 @@ def test_without_intervals_there_are_no_differences(folder):
     assert "difference" not in document.to_json()
 
 
-def test_what_is_shared_is_counted_where_it_would_be_told(folder):
+def test_what_is_shared_is_counted_where_it_would_be_told():
     """An OOD set that holds one sample of the ID set twice has two that cannot be told, of its own three."""
     data = {"id": identity("id", [1, 4]), "few": identity("few", [1, 1, 2])}
 
-    said = list(of_data(config(folder, near=NEAR[:1], metrics=("auroc",)), data))
+    said = list(of_data(measurement("few"), data))
 
     assert said == ["2 of 3 samples of `few` are also in `--data`, so OOD metrics on it are too low"]

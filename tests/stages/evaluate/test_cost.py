@@ -12,7 +12,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.evaluation import cost as evaluate_cost
 from hydractl.evaluation.conditions import Condition
-from hydractl.evaluation.cost import RowModels, count_sizes, measure_latencies
+from hydractl.evaluation.cost import count_sizes, measure_latencies
 from hydractl.evaluation.named_inputs import NamedModels
 from hydractl.families.tower import blank_inputs
 from hydractl.fusion.hydra import Hydra
@@ -20,6 +20,7 @@ from hydractl.manifest.header import Header, InputFile, Step
 from hydractl.metrics.cost import count_macs
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, needing
+from hydractl.prediction.feature_ood import Predictor
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from support.builders import base, sha
@@ -31,7 +32,7 @@ KEEP = ((0, 1), (2,), (0, 3))
 
 
 def loaded(*models):
-    return RowModels(models=models, preprocess=(base().header.preprocess,) * len(models))
+    return [Predictor(model=model, name="m", reads=base().header.preprocess) for model in models]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -124,9 +125,7 @@ def test_what_training_took_is_not_asked_where_no_lineage_tells(tmp_path, monkey
     assert run(told, fail_if=(condition,)).checks[0].failed
     rows = run(model, compare=beside, **named).rows
     assert [{n: v.value for n, v in row.values.items()} for row in rows] == [{}, {"training_macs": 1000}]
-    monkeypatch.setattr(
-        "hydractl.stages.evaluate.measure_row.load_any", lambda *_, **__: pytest.fail("too late")
-    )
+    monkeypatch.setattr("hydractl.evaluation.rows.load_any", lambda *_, **__: pytest.fail("too late"))
     for changes in ({"compare": beside, "fail_if": (condition,)}, named):
         with pytest.raises(UsageError, match=r"the lineage of `base` does not record"):
             run(model, **changes)
@@ -139,7 +138,7 @@ def test_textbook_macs_are_those_of_the_librarys_own_model(family):
     how, library = sample.header.preprocess, sample.library()
     inputs = blank_inputs(how, 1, device="cpu")
 
-    found = count_sizes(RowModels(models=(sample.model(),), preprocess=(how,)), SIZES)
+    found = count_sizes([Predictor(model=sample.model(), name="m", reads=how)], SIZES)
 
     expected = count_macs(lambda: library(inputs))
     assert found["macs_textbook"].value == expected

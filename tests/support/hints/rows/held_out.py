@@ -179,11 +179,11 @@ ROWS = (
         "predict clip images/a --classes photo,drawing",
     ),
     Row(
-        "stages/evaluate/measure_row.py",
+        "evaluation/rows.py",
         "use `--device cpu`, or `--no-latency` to keep only one row in memory",
-        "python import torch; from types import SimpleNamespace as N; from hydractl.stages.evaluate import measure_row as m; "
+        "python import torch; from types import SimpleNamespace as N; from hydractl.evaluation import rows as m; "
         "from unittest import mock\nwith mock.patch.object(m, 'load_any', side_effect=torch.OutOfMemoryError()):\n"
-        "    m._load(N(device=torch.device('cpu'), dtype=None), [N(reference='base.st')])",
+        "    m.load_row([N(reference='base.st')], device=torch.device('cpu'), dtype=None, classes=None)",
         f"{EVAL} --device cpu -o o.json",
     ),
     Row(

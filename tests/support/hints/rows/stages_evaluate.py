@@ -193,7 +193,7 @@ ROWS = (
     ),
     Row(REFS, "{} are reserved names in a report", f"{EVAL} --near id=noise", f"{EVAL} {NEAR}"),
     Row(
-        "stages/evaluate/measure_row.py",
+        "evaluation/rows.py",
         "add `--fit DATA`, the labelled data that the model was trained on",
         f"{EVAL} {NEAR} --ood-score knn",
         f"{EVAL} {NEAR} --ood-score knn --fit {TRAIN}",
