@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from hydractl import progress
 from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.errors import UsageError
+from hydractl.evaluation.conditions import OPTION
 from hydractl.families.load import OpenModel
 from hydractl.manifest.document import Fingerprint, Value
 from hydractl.manifest.guarantees import ClassHits, PredictionSets, SetNumbers, Threshold
 from hydractl.manifest.header import Header
+from hydractl.manifest.report import Row
 from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.terms import MOST_CLASSES, Risk, SetRule
 from hydractl.metrics.compute import scored
@@ -110,8 +114,51 @@ def stores_other_classes(opened: OpenModel, classes: Classes | None) -> bool:
     return (classes.names, classes.templates) != (opened.header.labels, prompting.templates)
 
 
+def stored_guarantees(
+    opened: OpenModel, row: Row, temperature: Temperature, *, shortened: bool, refits_scores: bool
+) -> dict[str, Any]:
+    """Return the threshold, the label thresholds and the prediction sets of a copy of a model: fitted now, else stored if valid.
+
+    Warns of stored ones that are not valid for the copy.
+
+    Args:
+        opened: The model.
+        row: Its row.
+        temperature: Temperature of the copy.
+        shortened: Whether texts have another maximum length in this run.
+        refits_scores: Whether feature-based OOD scores are fitted again.
+    """
+    header, why = opened.header, why_lapses(opened, temperature, shortened=shortened)
+    kept: dict[str, Any] = {
+        "threshold": row.threshold,
+        "label_thresholds": row.label_thresholds,
+        "prediction_sets": row.sets and row.sets.rule,
+    }
+    if row.threshold is None and header.threshold is not None:
+        refitted = refits_scores and is_fitted(header.threshold.score)
+        if reason := why or ("newly fitted scores" if refitted else None):
+            progress.warn(
+                f"{opened.reference}: its threshold is not kept: it is not valid for {reason}; find one with `{OPTION}`"
+            )
+        else:
+            kept["threshold"] = header.threshold
+    if not row.label_thresholds and header.label_thresholds:
+        if temperature == header.scale:
+            kept["label_thresholds"] = header.label_thresholds
+        else:
+            progress.warn(
+                f"{opened.reference}: its label thresholds are not kept, as they are not valid for another temperature; "
+                "choose others with `--label-thresholds`"
+            )
+    if row.sets is None and header.prediction_sets is not None:
+        progress.warn(
+            f"{opened.reference}: its prediction sets are not kept: they are not valid for {why}; fit them with `--sets`"
+        )
+    return kept
+
+
 def write_copy(file: Sink, checkpoint: Checkpoint, header: Header, scores: Scores | None) -> None:
-    """Write the copy, with the weights of the checkpoint byte for byte; scores as of `header_of_copy`."""
+    """Write the copy, with the weights of the checkpoint byte for byte; with fitted scores if there are any."""
     tensors = {} if scores is None else scores.tensors()
     beside = checkpoint.beside if scores is None else {n: spec_of(t) for n, t in tensors.items()}
     write_checkpoint(

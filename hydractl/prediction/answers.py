@@ -6,18 +6,21 @@ Axes: M members, N samples, C classes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
+from hydractl.checkpoint import write_checkpoint
 from hydractl.data.batches import BatchShare
 from hydractl.data.datasets import Items
 from hydractl.data.words import WordSet
-from hydractl.metrics.per_sample import Joined, Responses, StoredPredictions, in_memory
+from hydractl.metrics.per_sample import Joined, Responses, StoredPredictions, at_once, in_memory
+from hydractl.output.publish import Sink
 from hydractl.prediction.feature_ood import Predictor
 from hydractl.prediction.inference import PreparedData, collected
 from hydractl.processes.distributed import ProcessGroup
+from hydractl.tensor_spec import Chunks, TensorSpec, spec_of, tensor_bytes
 
 SINGLE_PROCESS = ProcessGroup()
 
@@ -81,3 +84,52 @@ def inputs_of(items: Items, *, name: str, batch_size: int, team: ProcessGroup) -
     """Return a data set that is read once."""
     deal = BatchShare(team.rank, team.world)
     return PreparedData(items, batch_size=batch_size, limit_bytes=0, name=name, deal=deal)
+
+
+LOG_PROBS, LOGSUMEXP, LABELS, SCORE_TENSORS = "log_probs", "logsumexp", "labels", "scores"
+
+
+def write_predictions(
+    file: Sink,
+    predictions: Mapping[str, Mapping[str, StoredPredictions]],
+    labels: Mapping[str, Tensor],
+    *,
+    with_logits: bool,
+) -> None:
+    """Write a canonical safetensors file: `log_probs/ROW/DATA`, perhaps `logsumexp/ROW/DATA`, and `labels/DATA`.
+
+    Scores of features are `scores/ROW/DATA/SCORE`.
+
+    Args:
+        file: Where to.
+        predictions: Of each row on each data set, float32, scaled by the row's temperature if it has one. The ID set is `id`.
+        labels: Of each labelled data set, the model's classes (N,), int64; (N, Q) of models that answer Q labels.
+        with_logits: Whether `logsumexp` is written, from which logits follow.
+    """
+    sets = {
+        f"{row}/{data}": responses
+        for row, by_data in predictions.items()
+        for data, responses in by_data.items()
+    }
+    tensors = {f"{LABELS}/{data}": tensor for data, tensor in labels.items()}
+    for name, responses in sets.items():
+        tensors |= {f"{SCORE_TENSORS}/{name}/{score}": tensor for score, tensor in responses.scores.items()}
+    specs = {name: spec_of(tensor) for name, tensor in tensors.items()}
+    for name, responses in sets.items():
+        specs[f"{LOG_PROBS}/{name}"] = TensorSpec("F32", responses.shape)
+        if with_logits:
+            specs[f"{LOGSUMEXP}/{name}"] = TensorSpec("F32", responses.shape[:-1])
+
+    def chunks(name: str) -> Chunks:
+        kind, _, of = name.partition("/")
+        return [tensor_bytes(tensors[name])] if name in tensors else _bytes(sets[of], kind)
+
+    write_checkpoint(file, specs, chunks, header=None)
+
+
+def _bytes(predictions: StoredPredictions, kind: str) -> Iterator[memoryview | bytes]:
+    """Yield what a tensor of that kind holds, member after member."""
+    for member in predictions.members():
+        for part in member.split(at_once(member)):
+            tensor = part.log_probs if kind == LOG_PROBS else part.logsumexp
+            yield b"" if tensor is None else tensor_bytes(tensor)

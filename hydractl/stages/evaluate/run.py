@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from hydractl import progress
-from hydractl.checkpoint import write_checkpoint
 from hydractl.data.datasets import Items
 from hydractl.data.encode import Reading, open_items, open_readable
 from hydractl.data.reference import DataRef
@@ -31,6 +28,7 @@ from hydractl.evaluation.guarantees import (
     fit_threshold,
     measure_sets,
     set_values,
+    stored_guarantees,
     why_lapses,
     write_copy,
 )
@@ -57,15 +55,16 @@ from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.compute import Measurement, RowNumbers, answered, means, measure_all
 from hydractl.metrics.metric_spec import WHERE_PRESENT, MetricNeeds
-from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES, VERSION, definition_of, is_fitted
-from hydractl.metrics.per_sample import StoredPredictions, at_once
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES, VERSION, definition_of
+from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
 from hydractl.metrics.resampling import Resampling, present
 from hydractl.metrics.selective import fewest
-from hydractl.output.publish import OutputLock, Sink, is_stream
+from hydractl.output.publish import OutputLock, is_stream
+from hydractl.prediction.answers import write_predictions
 from hydractl.prediction.class_names import NOTHING_NAMED
 from hydractl.prediction.feature_ood import Predictor, Scores, default_score, with_ood_scores
-from hydractl.prediction.open_inputs import Identity, open_reader
+from hydractl.prediction.open_inputs import open_reader
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import stage
 from hydractl.provenance import outputs
@@ -73,8 +72,7 @@ from hydractl.provenance.command_config import config_digest, input_refs
 from hydractl.provenance.up_to_date import make_step
 from hydractl.runtime import torch_dtype, versions
 from hydractl.settings import Role
-from hydractl.stages.evaluate.config import SETS, EvalConfig
-from hydractl.tensor_spec import Chunks, TensorSpec, spec_of, tensor_bytes
+from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.version import __version__
 
 
@@ -549,7 +547,7 @@ def _write(
     """Write all files or none. `given` has the options as the user gave them, `config` the default OOD score too."""
     opened, header = run.opened[0][0], run.opened[0][0].header
     if given.store is not None:
-        header = _header_of_copy(given, opened, results.rows[0], run.data.identities, results.scores)
+        header = _header_of_copy(given, run, results)
     with publish_models(lock) as begin:
         if given.store is not None:
             write_copy(begin(given.store, header), opened.checkpoint, header, results.scores)
@@ -564,60 +562,10 @@ def _write(
             begin(given.out, None).write(document.to_json().encode())
 
 
-def _header_of_copy(
-    config: EvalConfig, opened: OpenModel, row: Row, data: Mapping[str, Identity], scores: Scores | None
-) -> Header:
-    """Return the header of the copy that `--store` writes, with temperature, threshold, prediction sets and fitted OOD scores.
-
-    Args:
-        config: The configuration as the user gave it.
-        opened: The first model.
-        row: Its row.
-        data: Data sets of the run, by name.
-        scores: Fitted scores; None keeps the stored scores.
-    """
-    header, update = opened.header, _header_changes(config, opened, row, data)
-    scale = header.model_copy(update=update).scale
-    why = why_lapses(opened, scale, shortened=config.max_length is not None)
-    if config.threshold_for is None and header.threshold is not None:
-        refitted = scores is not None and is_fitted(header.threshold.score)
-        if reason := why or ("newly fitted scores" if refitted else None):
-            progress.warn(
-                f"{opened.reference}: its threshold is not kept: it is not valid for {reason}; find one with `{OPTION}`"
-            )
-        else:
-            update["threshold"] = header.threshold
-    if header.label_thresholds and not config.label_thresholds:
-        if scale == header.scale:
-            update["label_thresholds"] = header.label_thresholds
-        else:
-            progress.warn(
-                f"{opened.reference}: its label thresholds are not kept, as they are not valid for another temperature; "
-                "choose others with `--label-thresholds`"
-            )
-    if config.set_options.sets is None and header.prediction_sets is not None:
-        if why:
-            progress.warn(
-                f"{opened.reference}: its prediction sets are not kept: they are not valid for {why}; fit them with `{SETS}`"
-            )
-        else:
-            update["prediction_sets"] = header.prediction_sets
-    if scores is not None:
-        fitted = FittedScores(
-            scores=tuple(scores.fitted),
-            data=data[FIT].fingerprint,
-            temperature=scores.temperature,
-            version=VERSION,
-        )
-        update["fitted"] = fitted
-    return header.model_copy(update=update)
-
-
-def _header_changes(
-    config: EvalConfig, opened: OpenModel, row: Row, data: Mapping[str, Identity]
-) -> dict[str, Any]:
-    """Return the changed fields of the header. The step names ID data first, as `sources_of_stored` expects."""
-    temperature = row.scale.rounded() if TEMPERATURE in row.values else opened.header.scale
+def _header_of_copy(config: EvalConfig, run: Evaluation, results: Results) -> Header:
+    """Return the header of the copy that `--store` writes. `config` has the options as the user gave them."""
+    opened, row, data = run.opened[0][0], results.rows[0], run.data.identities
+    # `sources_of_stored` reads the inputs of the step in this order
     roles = (
         ID_NAME,
         *(TEMPERATURE,) * (config.temperature_data is not None),
@@ -625,6 +573,7 @@ def _header_changes(
         *(VAL,) * (config.standardized_on is not None),
     )
     inputs = [data[role].as_input() for role in roles]
+    temperature = row.scale.rounded() if TEMPERATURE in row.values else opened.header.scale
     step = make_step(
         config,
         family=opened.family,
@@ -643,62 +592,19 @@ def _header_changes(
         results={"temperature": temperature.common}
         | ({} if row.threshold is None else {"coverage": row.threshold.coverage}),
     )
-    fitted = row.sets.rule if row.sets is not None and config.set_options.sets is not None else None
-    return {
-        "base": opened.base,
-        **temperature.fields,
-        "threshold": row.threshold,
-        "label_thresholds": row.label_thresholds,
-        "prediction_sets": fitted,
-        "samples": samples_of(inputs, opened.header),
-        "made_by": step,
-    }
-
-
-LOG_PROBS, LOGSUMEXP, LABELS, SCORE_TENSORS = "log_probs", "logsumexp", "labels", "scores"
-
-
-def write_predictions(
-    file: Sink,
-    predictions: Mapping[str, Mapping[str, StoredPredictions]],
-    labels: Mapping[str, Tensor],
-    *,
-    with_logits: bool,
-) -> None:
-    """Write a canonical safetensors file: `log_probs/ROW/DATA`, perhaps `logsumexp/ROW/DATA`, and `labels/DATA`.
-
-    Scores of features are `scores/ROW/DATA/SCORE`.
-
-    Args:
-        file: Where to.
-        predictions: Of each row on each data set, float32, scaled by the row's temperature if it has one. The ID set is `id`.
-        labels: Of each labelled data set, the model's classes (N,), int64; (N, Q) of models that answer Q labels.
-        with_logits: Whether `logsumexp` is written, from which logits follow.
-    """
-    sets = {
-        f"{row}/{data}": responses
-        for row, by_data in predictions.items()
-        for data, responses in by_data.items()
-    }
-    tensors = {f"{LABELS}/{data}": tensor for data, tensor in labels.items()}
-    for name, responses in sets.items():
-        tensors |= {f"{SCORE_TENSORS}/{name}/{score}": tensor for score, tensor in responses.scores.items()}
-    specs = {name: spec_of(tensor) for name, tensor in tensors.items()}
-    for name, responses in sets.items():
-        specs[f"{LOG_PROBS}/{name}"] = TensorSpec("F32", responses.shape)
-        if with_logits:
-            specs[f"{LOGSUMEXP}/{name}"] = TensorSpec("F32", responses.shape[:-1])
-
-    def chunks(name: str) -> Chunks:
-        kind, _, of = name.partition("/")
-        return [tensor_bytes(tensors[name])] if name in tensors else _bytes(sets[of], kind)
-
-    write_checkpoint(file, specs, chunks, header=None)
-
-
-def _bytes(predictions: StoredPredictions, kind: str) -> Iterator[memoryview | bytes]:
-    """Yield what a tensor of that kind holds, member after member."""
-    for member in predictions.members():
-        for part in member.split(at_once(member)):
-            tensor = part.log_probs if kind == LOG_PROBS else part.logsumexp
-            yield b"" if tensor is None else tensor_bytes(tensor)
+    changes = stored_guarantees(
+        opened,
+        row,
+        temperature,
+        shortened=config.max_length is not None,
+        refits_scores=results.scores is not None,
+    )
+    if results.scores is not None:
+        changes["fitted"] = FittedScores(
+            scores=tuple(results.scores.fitted),
+            data=data[FIT].fingerprint,
+            temperature=results.scores.temperature,
+            version=VERSION,
+        )
+    changes |= {"base": opened.base, "samples": samples_of(inputs, opened.header), "made_by": step}
+    return opened.header.model_copy(update=temperature.fields | changes)
