@@ -6,6 +6,7 @@ compare and number class names, and parse `::map=OLD:NEW,...`. Importing this mo
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import unicodedata
@@ -535,3 +536,28 @@ def first_twice(names: Iterable[str]) -> str | None:
 
 def _read(text: str) -> str:
     return normal(text[1:-1].replace('""', '"') if text.startswith('"') else text)
+
+
+LINES = "-"
+"""DATA on standard input, one item per line."""
+
+
+def image_path(reference: str) -> Path | None:
+    """Return the path if DATA names an image file, else None; a name with `::` ends with one, or no `=` follows.
+
+    Image files have a suffix of images, or they exist and have no suffix of data files.
+    """
+    name = reference.removesuffix("::")
+    _, separator, options = name.rpartition("::")
+    if separator and name == reference and "=" in options:
+        return None
+    suffixed = name.lower().endswith
+    is_data = suffixed((*FILE_SUFFIXES, LIST_SUFFIX, SHARD_SUFFIX)) or name in BUILT_IN
+    may_be_image = not is_data and os.path.isfile(name)  # noqa: PTH113 - `Path.is_file` raises where a path is too long
+    return Path(name) if suffixed(IMAGE_SUFFIXES) or may_be_image else None
+
+
+def is_file(reference: str) -> bool:
+    """Return whether DATA is one image file, though none may be there."""
+    path = image_path(reference)
+    return path is not None and not os.path.isdir(path)  # noqa: PTH112 - `Path.is_dir` raises where a path is too long

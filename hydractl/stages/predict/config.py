@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -10,14 +9,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from hydractl.data.reference import (
-    BUILT_IN,
-    FILE_SUFFIXES,
-    IMAGE_SUFFIXES,
-    LIST_SUFFIX,
-    SHARD_SUFFIX,
-    DataRef,
-)
+from hydractl.data.reference import BUILT_IN, LINES, DataRef, image_path, is_file
 from hydractl.errors import UsageError
 from hydractl.metrics import ood_scores
 from hydractl.output.paths import OutputKind
@@ -29,8 +21,6 @@ from hydractl.provenance.command_config import IF_CHANGED_BESIDE, CommandConfig,
 from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages import options as shared
 
-LINES = "-"
-"""DATA on standard input, one item per line."""
 FORMS = (".jsonl", ".csv", ".parquet")
 """File name suffixes of prediction tables."""
 
@@ -206,24 +196,3 @@ class PredictConfig(CommandConfig):
     def form(self) -> str:
         """Suffix of the output in lower case; that of JSON lines for a stream."""
         return FORMS[0] if is_stream(self.out) else self.out.suffix.lower()
-
-
-def image_path(reference: str) -> Path | None:
-    """Return the path if DATA names an image file, else None; a name with `::` ends with one, or no `=` follows.
-
-    Image files have a suffix of images, or they exist and have no suffix of data files.
-    """
-    name = reference.removesuffix("::")
-    _, separator, options = name.rpartition("::")
-    if separator and name == reference and "=" in options:
-        return None
-    suffixed = name.lower().endswith
-    is_data = suffixed((*FILE_SUFFIXES, LIST_SUFFIX, SHARD_SUFFIX)) or name in BUILT_IN
-    may_be_image = not is_data and os.path.isfile(name)  # noqa: PTH113 - `Path.is_file` raises where a path is too long
-    return Path(name) if suffixed(IMAGE_SUFFIXES) or may_be_image else None
-
-
-def is_file(reference: str) -> bool:
-    """Return whether DATA is one image file, though none may be there."""
-    path = image_path(reference)
-    return path is not None and not os.path.isdir(path)  # noqa: PTH112 - `Path.is_dir` raises where a path is too long

@@ -16,7 +16,7 @@ from hydractl import progress
 from hydractl.data.batches import BATCHES, Batch, BatchShare
 from hydractl.data.datasets import Items, TextSet
 from hydractl.data.encode import encoded, lenient, open_items
-from hydractl.data.reference import DataRef
+from hydractl.data.reference import LINES, DataRef, image_path
 from hydractl.data.words import Span, by_word, whole_words
 from hydractl.data.worker_pool import WorkerPool, cores
 from hydractl.errors import DataError, InputError
@@ -39,7 +39,7 @@ from hydractl.progress import stage
 from hydractl.provenance.outputs import check_outputs, claim
 from hydractl.provenance.up_to_date import begin_with_sidecar, check_sidecar, sidecar_step
 from hydractl.runtime import torch_dtype
-from hydractl.stages.predict.config import LINES, PredictConfig, image_path
+from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.rows import RowFormatter
 from hydractl.stages.predict.sources import Source, lines, open_sources
 from hydractl.stages.predict.writers import ACCEPTED, ENTITIES, ERROR, LABELS, WRITERS, JSONLines, Line

@@ -11,11 +11,11 @@ from typing import BinaryIO, NamedTuple
 
 from hydractl.data.datasets import Content, ImageSet, Items, TextSet
 from hydractl.data.encode import GivenStore, Reading, content_of, crewed, open_items, open_lenient
-from hydractl.data.reference import SOURCES_HINT, DataRef
+from hydractl.data.reference import LINES, SOURCES_HINT, DataRef, image_path, is_file
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.header import Tokenization
-from hydractl.stages.predict.config import LINES, PredictConfig, image_path, is_file
+from hydractl.stages.predict.config import PredictConfig
 from hydractl.strict_json import opened
 
 STDIN = "standard input"
