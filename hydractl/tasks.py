@@ -49,7 +49,7 @@ class Task:
     temperature: str | None = None
     measure: str | None = None
     scores: str | None = None
-    lines: str = "hydractl.stages.predict.writers:class_lines"
+    lines: str = "hydractl.prediction.writers:class_lines"
     columns: tuple[tuple[str, type], ...] = ()
     likeliest: tuple[tuple[str, type], ...] = _LIKELIEST
 
@@ -74,7 +74,7 @@ MULTI_LABEL = Task(
     metrics="hydractl.metrics.classification:MULTI_LABEL",
     temperature="hydractl.metrics.compute:label_scale",
     measure="hydractl.metrics.compute:measure_labels",
-    lines="hydractl.stages.predict.writers:label_lines",
+    lines="hydractl.prediction.writers:label_lines",
     columns=(("labels", str),),
     likeliest=(*_LIKELIEST, ("label_information", float)),
 )
@@ -90,7 +90,7 @@ TOKENS = Task(
     temperature="hydractl.metrics.compute:entity_scale",
     measure="hydractl.metrics.compute:measure_spans",
     scores="hydractl.metrics.compute:span_scores",
-    lines="hydractl.stages.predict.writers:entity_lines",
+    lines="hydractl.prediction.writers:entity_lines",
     columns=(("entities", str),),
     likeliest=(),
 )

@@ -99,7 +99,7 @@ def measure(tested, labels, header, *, metrics, resampling):
 
 
 def lines(predictions, names, uncertainties, *, top_k, score):
-    from hydractl.stages.predict.writers import class_lines, shortest
+    from hydractl.prediction.writers import class_lines, shortest
 
     grades = shortest(expected(predictions.probabilities, names))
     told = class_lines(predictions, names, uncertainties, top_k=top_k, score=score)

@@ -19,9 +19,8 @@ from hydractl.metrics.per_sample import Responses
 from hydractl.prediction.class_names import Classes, with_class_names
 from hydractl.prediction.feature_ood import check_threshold, default_score
 from hydractl.prediction.predictions import WordPredictions, predictions_of
-from hydractl.stages.predict.config import NO_THRESHOLD, PredictConfig, check_bound
-from hydractl.stages.predict.sources import Source
-from hydractl.stages.predict.writers import (
+from hydractl.prediction.sources import Source
+from hydractl.prediction.writers import (
     ACCEPTED,
     DATA,
     ERROR,
@@ -33,6 +32,7 @@ from hydractl.stages.predict.writers import (
     lines_of,
     path_text,
 )
+from hydractl.stages.predict.config import NO_THRESHOLD, PredictConfig, check_bound
 from hydractl.strict_json import read_text
 from hydractl.tags import tag_scheme
 

@@ -18,12 +18,12 @@ import hydractl
 from hydractl.data.open_dataset import open_data
 from hydractl.errors import DataError, UsageError
 from hydractl.prediction import inference
+from hydractl.prediction.writers import path_text, text
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.predict import run as stage
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
-from hydractl.stages.predict.writers import path_text, text
 from support.builders import Sample, base
 from support.text_folders import save_text_model
 from support.together import as_processes, together
@@ -423,7 +423,7 @@ def test_the_bytes_of_a_path_are_printed_whatever_the_locale(monkeypatch):
     name = "\xe9\u20ac".encode() + b"\xff.png"
     for encoding in ("utf-8", "ascii", "latin-1"):
         monkeypatch.setattr(
-            "hydractl.stages.predict.writers.os.fsencode",
+            "hydractl.prediction.writers.os.fsencode",
             lambda path, e=encoding: path.encode(e, "surrogateescape"),
         )
         path = path_text(name.decode(encoding, "surrogateescape"))

@@ -16,7 +16,7 @@ from hydractl.manifest.guarantees import PredictionSets
 from hydractl.manifest.terms import SetMethod
 from hydractl.metrics.per_sample import Responses
 from hydractl.prediction.predictions import Predictions
-from hydractl.stages.predict.writers import OPTIONAL, WRITERS, columns, lines_of
+from hydractl.prediction.writers import OPTIONAL, WRITERS, columns, lines_of
 from hydractl.tasks import SINGLE_LABEL
 
 NAMES = ("=1+1", 'a,"b"', "two\nlines", "zwölf")
