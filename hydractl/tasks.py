@@ -30,7 +30,7 @@ class Task:
         temperature: Path of what fits temperatures that only this task has, like `metrics.compute.label_scale`.
         measure: Path of what computes those of labelled data, like `metrics.compute.measure_labels`.
         scores: Path of what gives the OOD scores that those of OOD data rank, like `span_scores` there.
-        lines: Path of what tells the lines of `predict`, like `stages.predict.writers.class_lines`.
+        lines: Path of what tells the lines of `predict`, like `prediction.writers.class_lines`.
         columns: What of that comes first in a table, with types.
         likeliest: What a table has of each of the most probable classes, with types; where it is empty, there are no columns of
             classes and votes.

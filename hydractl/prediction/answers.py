@@ -26,7 +26,6 @@ from hydractl.model_inputs import Inputs
 from hydractl.output.publish import Sink
 from hydractl.prediction.feature_ood import Predictor
 from hydractl.prediction.inference import PreparedData, collected
-from hydractl.prediction.writers import LABELS
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.tensor_spec import Chunks, TensorSpec, spec_of, tensor_bytes
 

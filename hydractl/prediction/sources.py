@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from hydractl.data.datasets import Content, ImageSet, Items, TextSet
-from hydractl.data.encode import GivenStore, Reading, content_of, crewed, open_items, open_lenient
+from hydractl.data.encode import GivenStore, Reading, content_of, crewed, lenient, open_items, open_lenient
 from hydractl.data.reference import LINES, SOURCES_HINT, DataRef, image_path, is_file
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.header import Tokenization
-from hydractl.stages.predict.config import PredictConfig
 from hydractl.strict_json import opened
 
 STDIN = "standard input"
@@ -30,8 +29,16 @@ class Source(NamedTuple):
     items: Items
 
 
-def open_sources(config: PredictConfig, how: Reading) -> list[Source]:
-    """Open all DATA but standard input; image files that stand side by side are one set.
+def open_sources(
+    references: Sequence[str], how: Reading, *, workers: int | None, skip_bad: bool
+) -> list[Source]:
+    """Open DATA. Neighbouring image files are one set.
+
+    Args:
+        references: DATA of `predict`, without standard input.
+        how: Preprocessing of the model.
+        workers: As `open_items` takes them.
+        skip_bad: Whether images that cannot be read get a line with an error.
 
     Raises:
         DataError: If one cannot be opened.
@@ -42,14 +49,13 @@ def open_sources(config: PredictConfig, how: Reading) -> list[Source]:
             update={"by_word": False}
         )  # long texts are cut into windows as they are answered
     sets: list[tuple[str, Items]] = []
-    for files, group in groupby(config.data, is_file):
+    for files, group in groupby(references, is_file):
         names = list(group)
         if files:
             paths = [path for name in names if (path := image_path(name))]
-            sets.append((names[0], crewed(_files(paths, how), config.num_workers)))
+            sets.append((names[0], crewed(_files(paths, how), workers)))
         else:
-            opened_as = open_lenient if config.skip_bad and content_of(how) is Content.IMAGES else open_items
-            workers = config.num_workers
+            opened_as = open_lenient if skip_bad and content_of(how) is Content.IMAGES else open_items
             sets += [
                 (
                     name,
@@ -58,7 +64,10 @@ def open_sources(config: PredictConfig, how: Reading) -> list[Source]:
                 for name in names
             ]
     counted = [items for _, items in sets if isinstance(items.key(0), int)]
-    return [Source(name if items in counted and len(counted) > 1 else None, items) for name, items in sets]
+    return [
+        Source(name if items in counted and len(counted) > 1 else None, lenient(items) if skip_bad else items)
+        for name, items in sets
+    ]
 
 
 def _files(paths: Sequence[Path], how: Reading) -> ImageSet:

@@ -11,11 +11,16 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
 from typing_extensions import override
 
+from hydractl.data.words import Span
+from hydractl.manifest.guarantees import PredictionSets
+from hydractl.manifest.header import Header, Tokenization
+from hydractl.metrics.per_sample import Responses
 from hydractl.output.publish import Sink
 from hydractl.plugins import load
 from hydractl.prediction.predictions import (
@@ -23,8 +28,10 @@ from hydractl.prediction.predictions import (
     Predictions,
     Uncertainties,
     WordPredictions,
+    predictions_of,
     shortest,
 )
+from hydractl.prediction.sources import Source
 from hydractl.strict_json import NOT_UTF8
 from hydractl.tasks import SINGLE_LABEL, Task
 
@@ -302,3 +309,85 @@ def text(line: Line | list[Any]) -> str:
     r"""Return a line, or names, as JSON; lone surrogates are written as `\udcff`, which Python opens a file by."""
     written = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
     return NOT_UTF8.sub(lambda half: f"\\u{ord(half[0]):04x}", written)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineFormatter:
+    """Format of the lines of `predict`.
+
+    Attributes:
+        header: Header of the model.
+        names: Names of the classes.
+        top_k: Number of most probable classes in a line.
+        score: The OOD score in a line.
+        below: Inputs with an OOD score below it are accepted; None without a threshold.
+        decides: Whether lines have `accepted`: null if a threshold was fitted and none keeps its risk.
+        sets: Prediction sets in a line; None if the model stores none.
+        skips_bad: Whether unreadable images have lines.
+    """
+
+    header: Header
+    names: tuple[str, ...]
+    top_k: int
+    score: str
+    below: float | None
+    decides: bool
+    sets: PredictionSets | None
+    skips_bad: bool
+
+    def lines(
+        self,
+        source: Source,
+        places: range,
+        responses: Responses,
+        bad: Mapping[int, str],
+        words: list[tuple[str, list[Span]]] | None,
+    ) -> list[Line]:
+        """Return the lines of consecutive items of a source.
+
+        Args:
+            source: The source, which names the items.
+            places: Numbers of the items.
+            responses: Predictions on the items.
+            bad: Reasons why items are unreadable, by number.
+            words: The words of each text if words are answered.
+        """
+        bound, header = None if self.below is None else (self.score, self.below), self.header
+        thresholds, heat = header.label_thresholds, header.entity_temperature
+        predictions = (
+            predictions_of(responses, self.names, bound, self.sets, label_thresholds=thresholds)
+            if words is None
+            else WordPredictions.of(responses, self.names, words, bound, entity_temperature=heat)
+        )
+        lines = lines_of(
+            predictions,
+            self.names,
+            header.architecture.task,
+            top_k=self.top_k,
+            score=self.score,
+            decides=self.decides,
+        )
+        return [
+            ({} if source.name is None else {DATA: path_text(source.name)})
+            | ({PATH: path_text(key)} if isinstance(key := source.items.key(i), str) else {ROW: key})
+            | (line if i not in bad else {ERROR: bad[i]})
+            for i, line in zip(places, lines, strict=True)
+        ]
+
+    def columns(self, sources: Sequence[Source]) -> dict[str, type]:
+        """Return the columns of a table of all lines."""
+        texts = isinstance(self.header.preprocess, Tokenization)
+        kinds = {type(s.items.key(0)) for s in sources} or {int if texts else str}
+        keys = {DATA: any(s.name is not None for s in sources), PATH: str in kinds, ROW: int in kinds}
+        optional = {
+            ACCEPTED: self.decides,
+            SET: self.sets is not None,
+            ERROR: self.skips_bad and not texts,
+        }
+        return columns(
+            [key for key, is_used in keys.items() if is_used],
+            top_k=min(self.top_k, len(self.names)),
+            members=len(self.header.masks),
+            optional=[name for name, may_be in optional.items() if may_be],
+            task=self.header.architecture.task,
+        )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -14,28 +16,40 @@ from hydractl import progress
 from hydractl.data.encode import lenient, open_items
 from hydractl.data.reference import LINES, DataRef, image_path
 from hydractl.data.worker_pool import WorkerPool
-from hydractl.errors import DataError, InputError
-from hydractl.families.load import OpenModel
+from hydractl.errors import DataError, InputError, UsageError
+from hydractl.families.load import OpenModel, digest_weights
 from hydractl.fusion.build import load_any
-from hydractl.manifest.header import Step
+from hydractl.manifest.guarantees import Threshold
+from hydractl.manifest.header import Header, Step
+from hydractl.manifest.report import Report
 from hydractl.messages import counted
-from hydractl.metrics.ood_scores import is_fitted
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, is_fitted
 from hydractl.metrics.registry import FIT
 from hydractl.output.publish import OutputLock, is_stream, publish, publish_together
 from hydractl.prediction.answers import answers, inputs_of, window
-from hydractl.prediction.class_names import settle
-from hydractl.prediction.feature_ood import FitOn, with_ood_scores
+from hydractl.prediction.class_names import Classes, settle, with_class_names
+from hydractl.prediction.feature_ood import FitOn, Predictor, check_threshold, default_score, with_ood_scores
 from hydractl.prediction.inference import fits
 from hydractl.prediction.open_inputs import digests, labels_of, open_reader, warn
 from hydractl.prediction.sources import Source, lines, open_sources
-from hydractl.prediction.writers import ACCEPTED, ENTITIES, ERROR, LABELS, WRITERS, JSONLines, Line
+from hydractl.prediction.writers import (
+    ACCEPTED,
+    ENTITIES,
+    ERROR,
+    LABELS,
+    WRITERS,
+    JSONLines,
+    Line,
+    LineFormatter,
+)
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import stage
 from hydractl.provenance.outputs import check_outputs, claim
 from hydractl.provenance.up_to_date import begin_with_sidecar, check_sidecar, sidecar_step
 from hydractl.runtime import torch_dtype
-from hydractl.stages.predict.config import PredictConfig
-from hydractl.stages.predict.rows import RowFormatter
+from hydractl.stages.predict.config import NO_THRESHOLD, PredictConfig, check_bound
+from hydractl.strict_json import read_text
+from hydractl.tags import tag_scheme
 
 AT_ONCE = 1024
 """Lines in memory at once when a file is written."""
@@ -87,14 +101,19 @@ def run_predict(config: PredictConfig) -> PredictReport:
         if team.leads:
             _check_outputs(config, opened, lock)
         warn(opened)
-        formatter = RowFormatter.of(config, opened)
-        fit = training_data(config, formatter, team)
-        sources = [] if config.data == (LINES,) else open_sources(config, opened.header.preprocess)
-        if config.skip_bad:
-            sources = [Source(source.name, lenient(source.items)) for source in sources]
+        decisions = _decide(config, opened)
+        formatter = decisions.formatter
+        fit = _training_data(config, opened, decisions, team)
+        sources = open_sources(
+            [reference for reference in config.data if reference != LINES],
+            opened.header.preprocess,
+            workers=config.num_workers,
+            skip_bad=config.skip_bad,
+        )
         options = {"ood_score": formatter.score, "threshold": formatter.below, "top_k": config.top_k}
         made_by = sidecar_step(config, config.out, opened=opened, options=options) if team.leads else None
-        blocks = _blocks(formatter, fit, sources, device, team)
+        predictor = _load(config, opened, decisions, fit, device, team)
+        blocks = _blocks(predictor, formatter, sources or _lines(config, opened), config.batch_size, team)
         if not team.leads:
             deque(blocks, maxlen=0)
         labels: Counter[str] = Counter()
@@ -121,7 +140,7 @@ def run_predict(config: PredictConfig) -> PredictReport:
             labels=dict(sorted(labels.items())),
             bad=numbers[ERROR],
             accepted=numbers[ACCEPTED] if numbers["decided"] else None,
-            reason=formatter.reason,
+            reason=decisions.reason,
         )
 
 
@@ -142,11 +161,235 @@ def _check_outputs(config: PredictConfig, opened: OpenModel, lock: OutputLock) -
     )
 
 
-def _labels(line: Line) -> list[str]:
-    """Return the labels that a line tells."""
-    if ENTITIES in line:
-        return [entity["label"] for entity in line[ENTITIES]]
-    return line[LABELS] if LABELS in line else [line["label"]]
+class Decisions(NamedTuple):
+    """Choices that follow from the options and the header of the model.
+
+    Attributes:
+        formatter: Format of the lines.
+        classes: Classes of a zero-shot model.
+        report: The report that has the threshold, if the user gave one.
+        reason: Why there is no threshold, and how to get one; None if there is one, or `--threshold none`.
+    """
+
+    formatter: LineFormatter
+    classes: Classes | None
+    report: Report | None
+    reason: str | None
+
+
+def _decide(config: PredictConfig, opened: OpenModel) -> Decisions:
+    """Choose classes, OOD score, threshold and prediction sets.
+
+    Raises:
+        UsageError: If a zero-shot model has no classes, other models are given classes, or the threshold is on another
+            OOD score than `--ood-score`.
+        InputError: If a report has no threshold, or one of another model.
+    """
+    header = opened.header
+    classes = config.naming.classes(opened)
+    names = classes.names if classes else header.class_names
+    if not names:
+        raise UsageError(f"{opened.reference}: has no class names yet", hint="give them: `--classes cat,dog`")
+    if header.architecture.task.by_word:
+        progress.step(f"{opened.reference}: {tag_scheme(names)}")
+    stored = header.prompting and classes and (header.labels, header.prompting.templates)
+    others_asked = stored and stored != (classes and (classes.names, classes.templates))
+    stored_fits = {
+        "threshold is": header.threshold,
+        "prediction sets are": header.prediction_sets,
+        "feature-based OOD scores are": header.fitted if others_asked else None,
+    }
+    lapsed = next((subject for subject, fit in stored_fits.items() if fit is not None), None)
+    if lapsed and (others_asked or config.max_length is not None):
+        progress.warn(
+            f"{opened.reference}: its {lapsed} valid only for the {'classes' if others_asked else 'length of texts'} "
+            "that it stores, and not applied"
+        )
+        header = with_class_names(header, classes).model_copy(
+            update=dict.fromkeys(("threshold", "prediction_sets"))
+        )
+    report = None
+    if isinstance(config.threshold, Path):
+        report = Report.from_json(read_text(config.threshold), where=str(config.threshold))
+    threshold = header.threshold if report is None else _reported(report, str(config.threshold), opened)
+    score, below = _bound(config, opened, header, threshold)
+    _check_fitted(config, opened.reference, header, score)
+    reason = None
+    if below is None and not isinstance(config.threshold, float):
+        reason = (
+            f"{opened.reference}: `{ACCEPTED}` is null: {threshold.summary}"
+            if threshold
+            else f"{opened.reference}: stores no threshold, so predictions have no column `accepted`; `hydractl eval "
+            f"{shlex.quote(opened.reference)} --data HELD_OUT --threshold-for 'risk<=0.05' --store PATH` stores one"
+        )
+        (progress.warn if threshold else progress.step)(reason)
+    formatter = LineFormatter(
+        header=opened.header,
+        names=names,
+        top_k=config.top_k,
+        score=score,
+        below=below,
+        decides=below is not None or bool(threshold and reason),
+        sets=header.prediction_sets,
+        skips_bad=config.skip_bad,
+    )
+    return Decisions(formatter, classes, report, reason)
+
+
+def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) -> None:
+    """Refuse a score of features that was never fitted, or twice."""
+    task = header.architecture.task
+    if is_fitted(score) and not task.has_one_question:
+        raise UsageError(
+            f"`--ood-score {score}`: compares features of classes, but {name} answers {task.labels}",
+            hint="use an OOD score of logits, such as `--ood-score energy`",
+        )
+    is_stored = score in (header.fitted.scores if header.fitted else ())
+    if not is_fitted(score) and config.fit is not None:
+        raise UsageError(
+            f"`--fit` has no effect: the OOD score `{score}` is not feature-based",
+            hint=f"leave it out, or add `--ood-score {RELATIVE}`",
+        )
+    if is_stored and config.fit is not None:
+        raise UsageError(
+            f"`--fit`: {name} already stores a fitted `{score}`",
+            hint="leave it out; `hydractl eval ... --fit DATA --store PATH` stores a new one",
+        )
+    if is_fitted(score) and not is_stored and config.fit is None:
+        raise UsageError(
+            f"{name}: `{score}` is feature-based and was not fitted for this model",
+            hint=f"store it: `hydractl eval {shlex.quote(name)} --data TEST --ood-score {score} --fit TRAIN"
+            + (
+                " --val VAL --store PATH`"
+                if score == ENERGY_DENSITY
+                else " --store PATH`; or add `--fit TRAIN`"
+            ),
+        )
+
+
+def _bound(
+    config: PredictConfig, opened: OpenModel, header: Header, threshold: Threshold | None
+) -> tuple[str, float | None]:
+    """Return the OOD score that is told, and the bound on it, by `threshold` if `--threshold` names none."""
+    bound, default = config.threshold, default_score(header)
+    if isinstance(bound, float):
+        score = config.ood_score or (header.threshold.score if header.threshold else default)
+        check_bound(score, bound)
+        return score, None if bound == NO_THRESHOLD else bound
+    if threshold is None:
+        return config.ood_score or default, None
+    if config.ood_score not in {None, threshold.score}:
+        raise UsageError(
+            f"`--ood-score {config.ood_score}`: the threshold is for `{threshold.score}`",
+            hint="leave it out, or add `--threshold X` or `--threshold none`",
+        )
+    check_threshold(threshold, where=opened.reference if bound is None else str(bound))
+    return threshold.score, threshold.below
+
+
+def _reported(report: Report, path: str, opened: OpenModel) -> Threshold:
+    """Return the threshold that a report has for a model."""
+    digest = opened.checkpoint.digest
+    row = report.row_of(digest, digest_weights(opened.checkpoint, opened.header))
+    of_fit = row is not None and row.threshold is not None and is_fitted(row.threshold.score)
+    if row is None or (of_fit and row.models[0].sha256 != digest):  # a copy may store a score of another fit
+        raise InputError(
+            f"{path}: is not a report of {opened.reference}, or the model has changed since",
+            hint=f"`hydractl eval {shlex.quote(opened.reference)} --data HELD_OUT --threshold-for 'risk<=0.05' -o report.json` "
+            "writes a report of it",
+        )
+    if row.threshold is None:
+        raise InputError(
+            f"{path}: has no threshold for `{row.name}`",
+            hint="`hydractl eval ... --threshold-for 'risk<=0.01'`",
+        )
+    stored = opened.header.scale
+    if not stored.is_close(row.scale):
+        raise InputError(
+            f"{path}: its threshold is for the temperature {row.scale}, but {opened.reference} stores {stored}",
+            hint="store both together: `hydractl eval ... --store PATH`",
+        )
+    if row.label_thresholds and row.label_thresholds != opened.header.label_thresholds:
+        raise InputError(
+            f"{path}: its threshold is for label thresholds that {opened.reference} does not store",
+            hint="store both together: `hydractl eval ... --store PATH`",
+        )
+    return row.threshold
+
+
+def _training_data(
+    config: PredictConfig, opened: OpenModel, decisions: Decisions, team: ProcessGroup
+) -> FitOn | None:
+    """Open the data of `--fit`, None if it is not given.
+
+    Raises:
+        DataError: If the data cannot be used, or have no labels.
+        InputError: If `--threshold` is a report whose score was fitted on other data.
+    """
+    if config.fit is None:
+        return None
+    items = open_items(config.fit, opened.header.preprocess, workers=config.num_workers)
+    labels, _ = labels_of(
+        opened, items, decisions.classes, option="--fit", hint="give labelled training data"
+    )
+    if decisions.report is not None:
+        sha256, fitted = items.fingerprint(digests(items, team)), decisions.report.data.get(FIT)
+        if fitted is None:
+            raise InputError(
+                f"{config.threshold}: its threshold is for the fitted OOD score that its model stores",
+                hint="leave out `--fit` and use that model",
+            )
+        if fitted.sha256 != sha256:
+            raise InputError(
+                f"{config.threshold}: its threshold is for an OOD score that was fitted on "
+                f"`{fitted.reference}`, but `--fit {items.name}` has other samples",
+                hint="give the same data with `--fit`",
+            )
+    return FitOn(inputs_of(items, name=FIT, batch_size=config.batch_size, team=team), labels)
+
+
+def _load(
+    config: PredictConfig,
+    opened: OpenModel,
+    decisions: Decisions,
+    fit: FitOn | None,
+    device: torch.device,
+    team: ProcessGroup,
+) -> Predictor:
+    """Load the model, and fit or read its feature-based OOD score."""
+    with fits(opened.reference, device):
+        model = load_any(opened, dtype=torch_dtype(config.dtype) if config.dtype else None).to(device)
+    settle(model, opened, decisions.classes)
+    score = decisions.formatter.score
+    return with_ood_scores(model, opened, [score] if is_fitted(score) else [], fit, team)
+
+
+def _blocks(
+    predictor: Predictor,
+    formatter: LineFormatter,
+    sources: Iterable[Source],
+    batch_size: int,
+    team: ProcessGroup,
+) -> Iterator[list[Line]]:
+    """Yield the lines of each source, some at a time; empty lists in processes that do not write."""
+    batches = sum(-(-len(s.items) // batch_size) for s in sources) if isinstance(sources, list) else 0
+    total = -(-batches // team.world)
+    ticks = iter(progress.track(range(total), label=predictor.name, total=total))
+    for source in sources:
+        for places, responses, bad, words in answers(predictor, source.items, batch_size, team, ticks):
+            yield formatter.lines(source, places, responses, bad, words) if team.leads else []
+    deque(ticks, maxlen=0)
+
+
+def _lines(config: PredictConfig, opened: OpenModel) -> Iterator[Source]:
+    """Yield the lines of standard input, some at a time."""
+    items = None
+    crew = WorkerPool.of(config.num_workers, images=0)
+    how, size = opened.header.preprocess, window(config.batch_size)
+    for items in lines(how, size=size, crew=crew, null=config.null):
+        yield Source(None, lenient(items) if config.skip_bad else items)
+    if items is None:
+        raise DataError("standard input: has no lines")
 
 
 def _written(
@@ -181,63 +424,8 @@ def _written(
         yield from pending
 
 
-def _blocks(
-    formatter: RowFormatter,
-    fit: FitOn | None,
-    sources: Sequence[Source],
-    device: torch.device,
-    team: ProcessGroup,
-) -> Iterator[list[Line]]:
-    """Load the model, and yield the lines of each source, some at a time; empty lists in processes that do not write."""
-    config, opened = formatter.config, formatter.opened
-    size = config.batch_size
-    total = -(-sum(-(-len(source.items) // size) for source in sources) // team.world)
-    with fits(opened.reference, device):
-        model = load_any(opened, dtype=torch_dtype(config.dtype) if config.dtype else None).to(device)
-    settle(model, opened, formatter.classes)
-    scores = [formatter.score] if is_fitted(formatter.score) else []
-    predictor = with_ood_scores(model, opened, scores, fit, team)
-    ticks = iter(progress.track(range(total), label=f"{opened.reference}", total=total))
-    for source in sources or _lines(formatter):
-        for places, responses, bad, words in answers(predictor, source.items, size, team, ticks):
-            yield formatter.lines(source, places, responses, bad, words) if team.leads else []
-    deque(ticks, maxlen=0)
-
-
-def _lines(formatter: RowFormatter) -> Iterator[Source]:
-    items, config = None, formatter.config
-    crew = WorkerPool.of(config.num_workers, images=0)
-    how, size = formatter.opened.header.preprocess, window(config.batch_size)
-    for items in lines(how, size=size, crew=crew, null=config.null):
-        yield Source(None, lenient(items) if config.skip_bad else items)
-    if items is None:
-        raise DataError("standard input: has no lines")
-
-
-def training_data(config: PredictConfig, rows: RowFormatter, team: ProcessGroup) -> FitOn | None:
-    """Open the data of `--fit`, None if it is not given.
-
-    Raises:
-        DataError: If the data cannot be used, or have no labels.
-        InputError: If `--threshold` is a report whose score was fitted on other data.
-    """
-    if config.fit is None:
-        return None
-    items = open_items(config.fit, rows.opened.header.preprocess, workers=config.num_workers)
-    labels, _ = labels_of(
-        rows.opened, items, rows.classes, option="--fit", hint="give labelled training data"
-    )
-    if rows.report is not None:
-        sha256, fitted = items.fingerprint(digests(items, team)), rows.report.data.get(FIT)
-        if fitted is None:
-            raise InputError(
-                f"{config.threshold}: its threshold is for the fitted OOD score that its model stores",
-                hint="leave out `--fit` and use that model",
-            )
-        if fitted.sha256 != sha256:
-            raise InputError(
-                f"{config.threshold}: its threshold is for an OOD score that was fitted on "
-                f"`{fitted.reference}`, but `--fit {items.name}` has other samples",
-                hint="give the same data with `--fit`",
-            )
-    return FitOn(inputs_of(items, name=FIT, batch_size=config.batch_size, team=team), labels)
+def _labels(line: Line) -> list[str]:
+    """Return the labels that a line tells."""
+    if ENTITIES in line:
+        return [entity["label"] for entity in line[ENTITIES]]
+    return line[LABELS] if LABELS in line else [line["label"]]

@@ -257,7 +257,7 @@ def test_an_interrupted_run_leaves_no_file(models, work, monkeypatch, suffix):
     journal = work / f"out{suffix}.journal"
     journal.write_text("mine")
     before = sorted(work.rglob("*"))
-    monkeypatch.setattr("hydractl.stages.predict.run.BATCHES", 2)
+    monkeypatch.setattr("hydractl.prediction.answers.BATCHES", 2)
     asked, respond = [], inference.respond
 
     def failing(*args, **named):
@@ -292,7 +292,7 @@ def test_several_processes_make_the_bytes_of_one(models, work, monkeypatch, worl
     """Images of which one cannot be read, and texts."""
     (work / "t.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS * 2))
     (work / "flat/bad.png").write_bytes(b"no image")
-    monkeypatch.setattr("hydractl.stages.predict.run.BATCHES", 2)
+    monkeypatch.setattr("hydractl.prediction.answers.BATCHES", 2)
     runs = {
         "hydra.st": {"data": ("flat", "tree", "digits::limit=9"), "skip_bad": True},
         "bert": {"data": ("t.jsonl",)},

@@ -216,7 +216,7 @@ ROWS = (
         ),
     ),
     Row(
-        "stages/predict/rows.py",
+        "stages/predict/run.py",
         "`hydractl eval {} --data HELD_OUT --threshold-for 'risk<=0.05' -o report.json` writes a report of it",
         "predict five.st images/a --threshold report.json",
         f"{EVAL} --threshold-for 'risk<=0.99' -o o.json",

@@ -127,7 +127,7 @@ ROWS = (
         prepare=partial(edit_header, "hydra.st", _drop_fate),
     ),
     Row(
-        "stages/predict/rows.py",
+        "stages/predict/run.py",
         "leave it out, or add `--threshold X` or `--threshold none`",
         "predict t.st images --ood-score energy",
         "predict t.st images --ood-score energy --threshold none",
@@ -265,7 +265,7 @@ ROWS = (
         test="tests/stages/finetune/test_finetune.py::test_a_file_that_was_away_for_a_moment_costs_nothing",
     ),
     Row(
-        "stages/predict/rows.py",
+        "stages/predict/run.py",
         "store both together: `hydractl eval ... --store PATH`",
         test="tests/stages/test_threshold.py::test_predict_takes_a_threshold_from_a_report_or_a_number",
     ),
