@@ -130,6 +130,9 @@ class ResearchEval(EvalExtension):
         return [InputRef(Role.DATA, ref) for ref in refs if ref is not None]
 
     @override
-    def begin(self, config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> RowMeasurer:
+    def begin(self, config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> RowMeasurer | None:
+        derives = any(row.is_derived for row in config.compare)
+        if not (self.corrupt or self.analysing.analyse or derives):
+            return None
         measurer: RowMeasurer = load("hydractl.research.measurer:begin")(self, config, opened)
         return measurer

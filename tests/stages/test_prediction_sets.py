@@ -259,10 +259,9 @@ def test_sets_of_other_classes_are_not_applied(tmp_path):
 
 
 def test_another_length_of_texts_drops_them(models):
-    config = EvalConfig(model=str(models / "hydra.st"), data=DataRef.parse(HELD))
     opened = open_model(str(models / "hydra.st"))
-    assert why_lapses(config, opened, Temperature()) is None
-    assert why_lapses(replace(config, max_length=8), opened, Temperature()) == "another `--max-length`"
+    assert why_lapses(opened, Temperature(), shortened=False) is None
+    assert why_lapses(opened, Temperature(), shortened=True) == "another `--max-length`"
 
 
 def test_a_report_with_sets_is_another_report(models):
