@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from intervals import half_interval
 
 from hydractl.data.reference import DataRef
-from hydractl.evaluation.named_inputs import NamedData, NamedModels
+from hydractl.evaluation.options import NamedData, NamedModels
 from hydractl.heads.budget import HeadBudget
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval

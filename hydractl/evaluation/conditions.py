@@ -31,7 +31,7 @@ GRAMMAR = re.compile(
 EXAMPLES = (
     "for example `--fail-if 'ece>0.02'` or `--fail-if 'auroc[near]<0.9'` or `--fail-if 'acc[fog:3]<80%'`"
 )
-OPTION, PANEL = "--threshold-for", "Threshold"
+THRESHOLD_OPTION, PANEL = "--threshold-for", "Threshold"
 DELTA = 0.05
 RISK = re.compile(r"\s*risk\s*<=\s*(\S+)\s*")
 
@@ -45,14 +45,14 @@ def parse_risk(text: str) -> float:
     match = RISK.fullmatch(text)
     if match is None:
         raise UsageError(
-            f"`{OPTION} {text}`: expected `risk<=R` with R the largest allowed fraction of errors",
-            hint=f"for example `{OPTION} 'risk<=0.01'`; quote it, because the shell interprets `<`",
+            f"`{THRESHOLD_OPTION} {text}`: expected `risk<=R` with R the largest allowed fraction of errors",
+            hint=f"for example `{THRESHOLD_OPTION} 'risk<=0.01'`; quote it, because the shell interprets `<`",
         )
     risk = number(OPTION, match[1])
     if not 0 < risk < 1:
         raise UsageError(
-            f"`{OPTION} {text}`: the fraction must be between 0 and 1",
-            hint=f"write 1 % as 0.01: `{OPTION} 'risk<={risk / 100:g}'`" if 1 <= risk < 100 else None,
+            f"`{THRESHOLD_OPTION} {text}`: the fraction must be between 0 and 1",
+            hint=f"write 1 % as 0.01: `{THRESHOLD_OPTION} 'risk<={risk / 100:g}'`" if 1 <= risk < 100 else None,
         )
     return risk
 

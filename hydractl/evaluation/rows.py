@@ -5,6 +5,8 @@ Axes: M members, N samples, C classes.
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -12,31 +14,34 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from hydractl import progress
-from hydractl.data.datasets import Items
+from hydractl.data.datasets import ImageSet, Items, TextSet
+from hydractl.data.encode import of_kind
+from hydractl.data.preprocess import to_channels
 from hydractl.data.reference import DataRef
-from hydractl.errors import UsageError
+from hydractl.errors import UsageError, shortened
 from hydractl.evaluation.data import EvalData
 from hydractl.evaluation.guarantees import stores_other_classes
-from hydractl.evaluation.named_inputs import NamedModels
+from hydractl.evaluation.options import NamedModels
 from hydractl.families.load import OpenModel
 from hydractl.fusion.build import load_any
 from hydractl.manifest.document import Value
+from hydractl.manifest.guarantees import MOST_LETTERS, Example, Examples
 from hydractl.manifest.header import Header
 from hydractl.manifest.report import Origin, Report, Row
 from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.terms import ID_NAME
-from hydractl.metrics.compute import Measurement, means, measure
+from hydractl.metrics.compute import Measurement, means, measure, scored
 from hydractl.metrics.curves import by_class, curves_of
-from hydractl.metrics.per_sample import StoredPredictions
+from hydractl.metrics.per_sample import StoredPredictions, at_once
 from hydractl.metrics.registry import VAL
-from hydractl.prediction.answers import predict_together
+from hydractl.prediction.answers import Scaling, predict_together
 from hydractl.prediction.class_names import Classes, settle
 from hydractl.prediction.feature_ood import Predictor
 from hydractl.prediction.inference import PreparedData, fits
-from hydractl.prediction.scaling import Scaling
 from hydractl.processes.distributed import ProcessGroup
 
 BY = "auroc"
@@ -280,3 +285,73 @@ def best_on_validation(
     ).ood
     by_score = zip(measurement.scores, means(numbers, {VAL: sets})[VAL].values(), strict=True)
     return numbers, max(by_score, key=lambda pair: pair[1])[0]
+
+
+DISAGREEMENT = "mi"
+SIDE = 96
+"""Of a thumbnail, at most; a smaller image keeps its size."""
+QUALITY = 90
+
+
+def examples_of(
+    items: Items,
+    predictions: StoredPredictions,
+    answers: Mapping[str, Tensor],
+    labels: Tensor,
+    names: Sequence[str],
+    *,
+    most: int,
+) -> Examples:
+    """Return the inputs that show where a row fails.
+
+    Args:
+        items: The ID set.
+        predictions: What the row says of it.
+        answers: As `per_sample.answers`.
+        labels: Shape (N,), int64, the models' classes.
+        names: Of these.
+        most: How many of each kind at most.
+    """
+    votes = torch.cat([part.log_probs.argmax(-1) for part in predictions.split(at_once(predictions))], 1)
+    disagreement = scored(predictions, DISAGREEMENT) if len(votes) > 1 else None
+
+    def example(place: int) -> Example:
+        key = items.key(place)
+        return Example(
+            name="/".join(Path(key).parts[-2:]) if isinstance(key, str) else f"row {key}",
+            label=names[int(labels[place])],
+            answer=names[int(answers["predicted"][place])],
+            confidence=float(answers["confidence"][place]),
+            disagreement=None if disagreement is None else float(disagreement[place]),
+            votes=tuple(names[vote] for vote in votes[:, place].tolist()),
+            text=_text(items, place) if isinstance(items, TextSet) else None,
+            picture=None if isinstance(items, TextSet) else _thumbnail(of_kind(items, ImageSet).image(place)),
+        )
+
+    return Examples(
+        disagreements=()
+        if disagreement is None
+        else tuple(map(example, _highest(disagreement, disagreement > 0, most))),
+        mistakes=tuple(map(example, _highest(answers["confidence"], ~answers["hits"].bool(), most))),
+    )
+
+
+def _highest(values: Tensor, among: Tensor, most: int) -> list[int]:
+    """Return the places of the highest of some values (N,), of equal ones the first."""
+    order: list[int] = (
+        values.masked_fill(~among, -torch.inf).sort(descending=True, stable=True).indices.tolist()
+    )
+    return order[: min(most, int(among.sum()))]
+
+
+def _text(texts: TextSet, place: int) -> str:
+    text = texts.texts[place]
+    return shortened(text if isinstance(text, str) else " / ".join(text), MOST_LETTERS)
+
+
+def _thumbnail(image: Image.Image) -> str:
+    small = to_channels(image, 3).copy()
+    small.thumbnail((SIDE, SIDE))
+    file = io.BytesIO()
+    small.save(file, "JPEG", quality=QUALITY, subsampling=0)
+    return base64.b64encode(file.getvalue()).decode()

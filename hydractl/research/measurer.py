@@ -11,7 +11,7 @@ from typing_extensions import override
 from hydractl.data.datasets import Content
 from hydractl.data.encode import content_of
 from hydractl.evaluation.data import check_one_question
-from hydractl.evaluation.named_inputs import NamedModels
+from hydractl.evaluation.options import NamedModels
 from hydractl.evaluation.rows import Evaluation, LoadedRow, RowMeasurer
 from hydractl.families.load import OpenModel
 from hydractl.manifest.document import Fingerprint

@@ -19,7 +19,7 @@ from hydractl.checkpoint import write_tensors
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, OutputExists, UsageError
-from hydractl.evaluation.named_inputs import NamedData
+from hydractl.evaluation.options import NamedData
 from hydractl.families.registry import family_of
 from hydractl.hub.model_outputs import publish_models
 from hydractl.output.publish import Folder, OutputLock

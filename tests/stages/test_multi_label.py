@@ -21,7 +21,7 @@ from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, HydraError, UsageError
-from hydractl.evaluation.named_inputs import NamedData, NamedModels
+from hydractl.evaluation.options import NamedData, NamedModels
 from hydractl.families.load import open_model
 from hydractl.hub.card import Facts, card_of
 from hydractl.hub.layout import is_stock

@@ -18,7 +18,7 @@ from hydractl.cli.app import main
 from hydractl.data.encode import open_items
 from hydractl.data.reference import DataRef
 from hydractl.evaluation.guarantees import measure_sets, why_lapses
-from hydractl.evaluation.named_inputs import NamedModels
+from hydractl.evaluation.options import NamedModels
 from hydractl.families.load import open_model
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.guarantees import PredictionSets, SetNumbers

@@ -11,7 +11,7 @@ from rich.console import Console
 from hydractl.checkpoint import Checkpoint
 from hydractl.cli.commands.measure import show_report as render
 from hydractl.data.reference import DataRef
-from hydractl.evaluation.named_inputs import NamedModels
+from hydractl.evaluation.options import NamedModels
 from hydractl.families.load import load_model, open_model
 from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.header import Header

@@ -16,7 +16,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import InputError, UsageError
-from hydractl.evaluation.named_inputs import NamedData
+from hydractl.evaluation.options import NamedData
 from hydractl.families.load import open_model
 from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.report import Report

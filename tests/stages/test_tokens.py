@@ -18,7 +18,7 @@ import hydractl.auto.register
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError
-from hydractl.evaluation.named_inputs import NamedData, NamedModels
+from hydractl.evaluation.options import NamedData, NamedModels
 from hydractl.families.load import open_model
 from hydractl.hub.layout import is_stock
 from hydractl.manifest.temperature import Temperature

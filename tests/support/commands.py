@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from hydractl.cli.app import command_tree
-from hydractl.evaluation.named_inputs import NamedModels
+from hydractl.evaluation.options import NamedModels
 
 
 def check_typed(commands):

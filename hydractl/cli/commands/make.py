@@ -21,7 +21,7 @@ from hydractl.cli.pipeline import literal
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.evaluation.conditions import risk_text
-from hydractl.evaluation.named_inputs import OOD_SETS, NamedData, NamedModels, check_distinct, model_name
+from hydractl.evaluation.options import OOD_SETS, NamedData, NamedModels, check_distinct, model_name
 from hydractl.messages import counted, did_you_mean_path
 from hydractl.output.publish import Folder, is_stream
 from hydractl.provenance.command_config import CommandConfig, InputRef, open_readings

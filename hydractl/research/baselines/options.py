@@ -13,13 +13,7 @@ from typing_extensions import override
 from hydractl.data.presets import PREFIX
 from hydractl.data.reference import KEYS, DataRef, split_source
 from hydractl.errors import UsageError
-from hydractl.evaluation.named_inputs import (
-    NamedModels,
-    RowSyntax,
-    continues_options,
-    model_name,
-    split_models,
-)
+from hydractl.evaluation.options import NamedModels, RowSyntax, continues_options, model_name, split_models
 from hydractl.parsing import number, whole_number, written
 from hydractl.provenance.command_config import shaping_settings
 from hydractl.settings import (

@@ -15,7 +15,7 @@ from hydractl import progress
 from hydractl.data.datasets import Items
 from hydractl.data.encode import Reading, encoded
 from hydractl.evaluation.data import EvalData
-from hydractl.evaluation.named_inputs import NamedModels
+from hydractl.evaluation.options import NamedModels
 from hydractl.families.load import OpenModel, build_checked
 from hydractl.families.tower import OutputHead, Towers
 from hydractl.fusion.build import hollow, hydra_from_state

@@ -11,7 +11,7 @@ from hydractl.cli.commands.run import StageOptions
 from hydractl.cli.pipeline import text_of
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.evaluation.named_inputs import OOD_SETS, ROWS, NamedData, NamedModels, model_name
+from hydractl.evaluation.options import OOD_SETS, ROWS, NamedData, NamedModels, model_name
 from hydractl.messages import did_you_mean, listed
 from hydractl.output.publish import Folder
 from hydractl.parsing import made_of

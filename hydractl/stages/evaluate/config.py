@@ -13,14 +13,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.evaluation import conditions as threshold
 from hydractl.evaluation.extension import EvalExtension
-from hydractl.evaluation.named_inputs import (
-    OOD_SETS,
-    ROWS,
-    NamedData,
-    NamedModels,
-    check_distinct,
-    model_name,
-)
+from hydractl.evaluation.options import OOD_SETS, ROWS, NamedData, NamedModels, check_distinct, model_name
 from hydractl.manifest.terms import MOST_EXAMPLES, Guarantee, Risk, SetMethod, SetRule
 from hydractl.metrics import ood_scores
 from hydractl.metrics.metric_spec import MetricNeeds

@@ -20,7 +20,6 @@ from hydractl.evaluation import caveats
 from hydractl.evaluation.conditions import OPTION, risk_text
 from hydractl.evaluation.cost import check_training_is_recorded, count_sizes, measure_latencies
 from hydractl.evaluation.data import EvalData, check_alike, check_metrics, check_one_question
-from hydractl.evaluation.examples import examples_of
 from hydractl.evaluation.guarantees import (
     check_stores,
     fit_label_thresholds,
@@ -32,13 +31,14 @@ from hydractl.evaluation.guarantees import (
     why_lapses,
     write_copy,
 )
-from hydractl.evaluation.named_inputs import NamedModels
+from hydractl.evaluation.options import NamedModels
 from hydractl.evaluation.rows import (
     Evaluation,
     LoadedRow,
     RowMeasurer,
     best_on_validation,
     check_fitted_scores,
+    examples_of,
     header_of,
     load_row,
     scaling_of,

@@ -30,11 +30,10 @@ from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION
 from hydractl.metrics.per_sample import Responses, answers, ensemble_log_probs
 from hydractl.metrics.registry import FIT, VAL
 from hydractl.metrics.temperature import divisor, scale_log_probs
-from hydractl.prediction.answers import inputs_of, predict
+from hydractl.prediction.answers import Scaling, inputs_of, predict
 from hydractl.prediction.feature_ood import FitOn, Predictor, Scores, fit_on, overlap_of_val
 from hydractl.prediction.inference import PreparedData, fits
 from hydractl.prediction.open_inputs import data_input, digests, identified, labels_of, warn
-from hydractl.prediction.scaling import Scaling
 from hydractl.processes.distributed import ProcessGroup, answering_device
 from hydractl.provenance.up_to_date import make_step
 from hydractl.stages.fuse.config import FuseConfig

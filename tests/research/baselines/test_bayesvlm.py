@@ -14,7 +14,7 @@ from hydractl.data.encode import encoded, open_items
 from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import DataError, UnsupportedModelError, UsageError
-from hydractl.evaluation.named_inputs import NamedModels
+from hydractl.evaluation.options import NamedModels
 from hydractl.families.tower import settle_classes
 from hydractl.prediction.class_names import Naming
 from hydractl.research.baselines.bayesvlm import (

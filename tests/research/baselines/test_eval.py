@@ -8,7 +8,7 @@ import pytest
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UnsupportedModelError, UsageError
-from hydractl.evaluation.named_inputs import NamedData, NamedModels
+from hydractl.evaluation.options import NamedData, NamedModels
 from hydractl.manifest.report import Report
 from hydractl.provenance.command_config import config_digest
 from hydractl.research.baselines.options import LaplaceOptions, McDropoutOptions, SwagOptions, parse_baseline

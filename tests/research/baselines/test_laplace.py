@@ -11,7 +11,7 @@ import torch
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UnsupportedModelError
-from hydractl.evaluation.named_inputs import NamedModels
+from hydractl.evaluation.options import NamedModels
 from hydractl.fusion.hydra import Hydra
 from hydractl.model_inputs import map_inputs
 from hydractl.research.baselines.laplace import GRID, Full, Kron, LastLayer, likeliest, with_bias

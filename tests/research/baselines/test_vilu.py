@@ -14,7 +14,7 @@ from hydractl.data.encode import encoded, open_items
 from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import DataError, UnsupportedModelError, UsageError
-from hydractl.evaluation.named_inputs import NamedData, NamedModels
+from hydractl.evaluation.options import NamedData, NamedModels
 from hydractl.families.tower import settle_classes, unit
 from hydractl.fusion.hydra import Hydra
 from hydractl.metrics.classification import adaptive_ece, ece

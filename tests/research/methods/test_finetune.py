@@ -10,7 +10,7 @@ import torch
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
 from hydractl.errors import OutputExists, UsageError
-from hydractl.evaluation.named_inputs import NamedModels
+from hydractl.evaluation.options import NamedModels
 from hydractl.families.base import place_of
 from hydractl.families.load import load_model, open_model
 from hydractl.families.tower import blank_inputs

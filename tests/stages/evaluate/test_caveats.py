@@ -10,7 +10,7 @@ import pytest
 from hydractl.data.datasets import DIGEST
 from hydractl.data.reference import DataRef
 from hydractl.evaluation.caveats import of_data, of_row, tuned_on_ood
-from hydractl.evaluation.named_inputs import NamedData, NamedModels
+from hydractl.evaluation.options import NamedData, NamedModels
 from hydractl.families.load import open_model
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.head_mask import HeadScores, TowerScores

@@ -15,7 +15,7 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, ManifestError, UsageError
-from hydractl.evaluation.named_inputs import NamedData
+from hydractl.evaluation.options import NamedData
 from hydractl.families.tower import Tower
 from hydractl.manifest.report import Report
 from hydractl.stages.evaluate.config import EvalConfig

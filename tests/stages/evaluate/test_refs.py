@@ -6,7 +6,7 @@ import pytest
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.evaluation.named_inputs import NamedData, NamedModels, model_name
+from hydractl.evaluation.options import NamedData, NamedModels, model_name
 from hydractl.families.load import open_model
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, TEMPERATURE, choose_metrics, needing

@@ -15,7 +15,7 @@ from hydractl.cli.app import main
 from hydractl.data.encode import open_items
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
-from hydractl.evaluation.named_inputs import NamedModels
+from hydractl.evaluation.options import NamedModels
 from hydractl.families.load import open_model
 from hydractl.prediction.inference import PreparedData
 from hydractl.prediction.loaded_model import load

@@ -65,7 +65,7 @@ ROWS = (
         test="tests/stages/test_prediction_sets.py::test_a_check_may_be_of_their_coverage_on_other_data",
     ),
     Row(
-        "evaluation/named_inputs.py",
+        "evaluation/options.py",
         "leave out the name: the sets of `{}` have their own",
         test="tests/stages/evaluate/test_refs.py::test_the_sets_of_a_preset_have_their_names",
     ),

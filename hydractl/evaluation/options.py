@@ -20,7 +20,7 @@ from hydractl.settings import Role, Setting
 
 # `=` and `,` part names from references, `:` marks one, brackets belong to conditions, `/` parts tensor names.
 NAME = re.compile(r"[^=,:/\[\]\s](?:[^=,:/\[\]]*[^=,:/\[\]\s])?")
-OPTION = re.compile(r"[\w-]+=")
+OPTION_NAME = re.compile(r"[\w-]+=")
 RESERVED = (ID_NAME, "near", "far", "all", TEMPERATURE, FIT, VAL)
 WEIGHTS_SUFFIXES = {".st", ".safetensors"}
 
@@ -217,7 +217,7 @@ def _is_of_arch(reference: str, part: str) -> bool:
 
 def continues_options(options: str, part: str) -> bool:
     """Return whether a part is one more option, or renames one more class of the data that the last option names."""
-    return bool(OPTION.match(part)) or continues(split_keys(options.rpartition("::")[2])[-1], part)
+    return bool(OPTION_NAME.match(part)) or continues(split_keys(options.rpartition("::")[2])[-1], part)
 
 
 def _source_name(ref: DataRef) -> str:
