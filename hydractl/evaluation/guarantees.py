@@ -11,7 +11,7 @@ from torch import Tensor
 from hydractl import progress
 from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.errors import UsageError
-from hydractl.evaluation.conditions import OPTION
+from hydractl.evaluation.conditions import THRESHOLD_OPTION
 from hydractl.families.load import OpenModel
 from hydractl.manifest.document import Fingerprint, Value
 from hydractl.manifest.guarantees import ClassHits, PredictionSets, SetNumbers, Threshold
@@ -138,7 +138,7 @@ def stored_guarantees(
         refitted = refits_scores and is_fitted(header.threshold.score)
         if reason := why or ("newly fitted scores" if refitted else None):
             progress.warn(
-                f"{opened.reference}: its threshold is not kept: it is not valid for {reason}; find one with `{OPTION}`"
+                f"{opened.reference}: its threshold is not kept: it is not valid for {reason}; find one with `{THRESHOLD_OPTION}`"
             )
         else:
             kept["threshold"] = header.threshold

@@ -275,7 +275,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
                     != {None}
                 ),
                 message="`--store`: the command fits nothing to store",
-                hint=f"add `{threshold.OPTION} 'risk<=0.01'`, `--sets 0.9`, `--temperature DATA`, or `--fit TRAIN --val VAL`",
+                hint=f"add `{threshold.THRESHOLD_OPTION} 'risk<=0.01'`, `--sets 0.9`, `--temperature DATA`, or `--fit TRAIN --val VAL`",
             ),
         ),
     )
@@ -399,7 +399,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     @property
     def guaranteed(self) -> tuple[str, ...]:
         """The given options that promise a guarantee."""
-        levels = {threshold.OPTION: self.threshold_for, SETS: self.set_options.sets}
+        levels = {threshold.THRESHOLD_OPTION: self.threshold_for, SETS: self.set_options.sets}
         return tuple(option for option, level in levels.items() if level is not None)
 
     @property

@@ -17,7 +17,7 @@ from hydractl.data.encode import Reading, open_items, open_readable
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, UsageError
 from hydractl.evaluation import caveats
-from hydractl.evaluation.conditions import OPTION, risk_text
+from hydractl.evaluation.conditions import THRESHOLD_OPTION, risk_text
 from hydractl.evaluation.cost import check_training_is_recorded, count_sizes, measure_latencies
 from hydractl.evaluation.data import EvalData, check_alike, check_metrics, check_one_question
 from hydractl.evaluation.guarantees import (
@@ -95,7 +95,7 @@ class EvalReport:
             stored = f"; {config.store} stores this for `predict`" if config.store else ""
             least = fewest(row.threshold.risk, config.chance)
             raise CheckFailed(
-                f"`{OPTION} {risk_text(config.threshold_for)}`: {row.name}: {row.threshold.summary}{stored}",
+                f"`{THRESHOLD_OPTION} {risk_text(config.threshold_for)}`: {row.name}: {row.threshold.summary}{stored}",
                 hint=(
                     "use more samples"
                     + f" (at least {least})" * (row.threshold.count < least)
