@@ -12,8 +12,7 @@ import torch
 
 from hydractl import progress
 from hydractl.errors import UsageError
-from hydractl.evaluation.conditions import Condition
-from hydractl.evaluation.options import NamedModels
+from hydractl.evaluation.options import Condition, NamedModels
 from hydractl.families.stream import Stream
 from hydractl.families.tower import Block, Tower, blank_inputs
 from hydractl.manifest.document import Value

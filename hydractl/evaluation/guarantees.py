@@ -11,7 +11,7 @@ from torch import Tensor
 from hydractl import progress
 from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.errors import UsageError
-from hydractl.evaluation.conditions import THRESHOLD_OPTION
+from hydractl.evaluation.options import THRESHOLD_OPTION
 from hydractl.families.load import OpenModel
 from hydractl.manifest.document import Fingerprint, Value
 from hydractl.manifest.guarantees import ClassHits, PredictionSets, SetNumbers, Threshold

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from hydractl.data.reference import DataRef, SourceKind, continues, split_keys
-from hydractl.errors import UsageError
-from hydractl.manifest.terms import ID_NAME
-from hydractl.messages import quoted
-from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
+from hydractl.errors import DataError, UsageError
+from hydractl.manifest.terms import ID_NAME, Guarantee
+from hydractl.messages import did_you_mean, quoted
+from hydractl.metrics.metric_spec import MetricNeeds, Unit
+from hydractl.metrics.ood_scores import EVERY, MSP, kind_of, number_name
+from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, metric_named
 from hydractl.model_source import named, split_options, unclosed
+from hydractl.output.paths import WEIGHTS, output
+from hydractl.parsing import number
 from hydractl.plugins import added
 from hydractl.provenance.command_config import NamedInputs
-from hydractl.settings import Role, Setting
+from hydractl.settings import Constraint, Extension, Role, Setting
+
+if TYPE_CHECKING:
+    from hydractl.evaluation.rows import RowMeasurer
+    from hydractl.families.load import OpenModel
+    from hydractl.manifest.document import Value
+    from hydractl.manifest.report import Check, Row
+    from hydractl.provenance.command_config import InputRef
+
 
 # `=` and `,` part names from references, `:` marks one, brackets belong to conditions, `/` parts tensor names.
 NAME = re.compile(r"[^=,:/\[\]\s](?:[^=,:/\[\]]*[^=,:/\[\]\s])?")
@@ -225,3 +239,274 @@ def _source_name(ref: DataRef) -> str:
         return ref.repo_id.rpartition("/")[2]
     path = Path(ref.source)
     return path.stem if ref.kind is SourceKind.FILE else path.resolve().name
+
+
+OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
+GRAMMAR = re.compile(
+    r"\s*(?P<metric>\w+)(?:@(?P<score>[\w+-]+(?::\w+=[\w.]+)*))?\s*(?:\[\s*(?P<scope>[^\[\]]*?)\s*\])?\s*(?P<operator>>=|<=|>|<)\s*(?P<bound>\S+)\s*"
+)
+EXAMPLES = (
+    "for example `--fail-if 'ece>0.02'` or `--fail-if 'auroc[near]<0.9'` or `--fail-if 'acc[fog:3]<80%'`"
+)
+THRESHOLD_OPTION, PANEL = "--threshold-for", "Threshold"
+DELTA = 0.05
+RISK = re.compile(r"\s*risk\s*<=\s*(\S+)\s*")
+
+
+def parse_risk(text: str) -> float:
+    """Read `risk<=R`, the share of wrong answers that `--threshold-for` allows.
+
+    Raises:
+        UsageError: If it is anything else, or R is no share of wrong answers.
+    """
+    match = RISK.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            f"`{THRESHOLD_OPTION} {text}`: expected `risk<=R` with R the largest allowed fraction of errors",
+            hint=f"for example `{THRESHOLD_OPTION} 'risk<=0.01'`; quote it, because the shell interprets `<`",
+        )
+    risk = number(THRESHOLD_OPTION, match[1])
+    if not 0 < risk < 1:
+        raise UsageError(
+            f"`{THRESHOLD_OPTION} {text}`: the fraction must be between 0 and 1",
+            hint=f"write 1 % as 0.01: `{THRESHOLD_OPTION} 'risk<={risk / 100:g}'`"
+            if 1 <= risk < 100
+            else None,
+        )
+    return risk
+
+
+THRESHOLD_FOR = Setting(
+    "Find a threshold of the OOD score with at most the fraction R of errors below, on held-out `--data`, or exit with 5.",
+    parse=parse_risk,
+    metavar="'risk<=R'",
+    panel=PANEL,
+)
+LABEL_THRESHOLDS = Setting(
+    "Choose for each label the probability above which it is predicted, by F1 on held-out `--data`; for models with several labels.",
+    panel=PANEL,
+)
+GUARANTEE = Setting(
+    f"What R bounds: errors among accepted inputs, with probability 1 - D; or inputs that are accepted and wrong, among all inputs, on "
+    f"average (default: {Guarantee.ERRORS_AMONG_ACCEPTED}).",
+    choices=tuple(Guarantee),
+    panel=PANEL,
+    shows_default=False,
+    only_with="threshold_for",
+)
+CHANCE = Setting(
+    f"Probability that the threshold breaks the guarantee (default: {DELTA:g}).",
+    above=0.0,
+    below=1.0,
+    shows_range=False,
+    metavar="D",
+    panel=PANEL,
+    only_with=(
+        "threshold_for",
+        Constraint("has_confidence", option="guarantee", why="that guarantee holds on average"),
+    ),
+)
+STORE = Setting(
+    "Write a copy of MODEL with its thresholds, sets, `--temperature` and fitted OOD scores, which `predict` applies.",
+    parse=output,
+    check_path=WEIGHTS,
+    metavar="PATH",
+    panel=PANEL,
+    shows_default=False,
+    role=Role.OUTPUT,
+)
+
+
+def risk_text(risk: float | None) -> str | None:
+    """Return a risk as it is typed."""
+    return None if risk is None else f"risk<={risk:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """When `eval` fails: a metric of the first row, an operator and a bound.
+
+    Attributes:
+        metric: A name of `METRICS`.
+        score: The OOD score that it ranks samples by; None for the first.
+        scope: None for the ID set and costs; of OOD data `near`, `far`, `all` or a set's name; of labelled data a scope of a plugin.
+        comparison: One of `OPERATORS`.
+        bound: In the metric's own unit: shares are in [0, 1].
+    """
+
+    metric: str
+    scope: str | None
+    comparison: str
+    bound: float
+    score: str | None = None
+
+    def __post_init__(self) -> None:
+        metric = metric_named(self.metric)
+        if not metric.low <= self.bound <= metric.high or not math.isfinite(self.bound):
+            always = OPERATORS[self.comparison](metric.low, self.bound)  # as of all other values
+            raise UsageError(
+                f"`{self}`: {self.metric} is between {metric.low:g} and {metric.high:g}, so this "
+                f"condition {'always' if always else 'never'} holds",
+                hint="write 95 % as 0.95 or 95%" if 1 < self.bound <= 100 else None,
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `METRIC[@SCORE][SCOPE] OPERATOR NUMBER`, the scope in brackets; a share's bound may be in percent, `95%`.
+
+        Raises:
+            UsageError: If `text` does not follow the grammar, or the metric is unknown.
+        """
+        match = GRAMMAR.fullmatch(text)
+        if match is None:
+            raise UsageError(
+                f"`--fail-if {text}`: expected METRIC, an operator of {' '.join(OPERATORS)}, and a number",
+                hint=EXAMPLES,
+            )
+        metric, typed_bound = metric_named(match["metric"]), match["bound"]
+        percent = typed_bound.endswith("%")
+        if percent and metric.unit is not Unit.SHARE:
+            raise UsageError(f"`--fail-if {text}`: {metric.name} is not a fraction", hint="leave out the `%`")
+        try:
+            bound = float(f"{typed_bound[:-1]}e-2" if percent else typed_bound)
+        except ValueError as error:
+            raise UsageError(f"`--fail-if {text}`: `{typed_bound}` is not a number", hint=EXAMPLES) from error
+        return cls(
+            metric=metric.name,
+            scope=match["scope"],
+            comparison=match["operator"],
+            bound=bound,
+            score=match["score"],
+        )
+
+    def __str__(self) -> str:
+        scope = "" if self.scope is None else f"[{self.scope}]"
+        score = "" if self.score is None else f"@{self.score}"
+        return f"{self.metric}{score}{scope}{self.comparison}{self.bound:.12g}"
+
+    def check_measured(
+        self,
+        metrics: Sequence[str],
+        scopes: Sequence[str],
+        scores: Sequence[str] = (MSP,),
+        *,
+        under: Sequence[str] = (),
+        hint: str | None = None,
+    ) -> None:
+        """Refuse a condition on what will not be measured, before anything is.
+
+        Args:
+            metrics: What will be measured.
+            scopes: The OOD sets and the groups of them that have a mean.
+            scores: The OOD scores.
+            under: Further scopes of labelled data.
+            hint: Hint for another scope of labelled data.
+
+        Raises:
+            UsageError: With what to write instead.
+        """
+        needs = METRICS[self.metric].needs
+        if self.metric not in metrics:
+            why = (
+                "is not among the selected metrics"
+                if needs not in (MetricNeeds.OOD, MetricNeeds.TIME)
+                else "needs an OOD data set"
+                if needs is MetricNeeds.OOD and not scopes
+                else "is not measured"
+            )
+            raise UsageError(
+                f"`--fail-if {self}`: {self.metric} {why}", hint="see `--metrics`, `--near`, `--far`"
+            )
+        if self.scope is None:
+            if needs is MetricNeeds.OOD:
+                raise UsageError(
+                    f"`--fail-if {self}`: {self.metric} needs the name of an OOD data set",
+                    hint=f"write `{self.metric}[{scopes[-1]}]`; available: {', '.join(scopes)}",
+                )
+        elif needs is MetricNeeds.LABELS and (self.scope in under or self.scope not in scopes):
+            if self.scope not in under:
+                raise UsageError(
+                    f"`--fail-if {self}`: {self.metric} is not measured under `{self.scope}`",
+                    hint=hint or f"write `{self.metric}{self.comparison}{self.bound:.12g}`",
+                )
+        elif needs not in (MetricNeeds.OOD, MetricNeeds.MEMBERS):
+            raise UsageError(
+                f"`--fail-if {self}`: {self.metric} is not measured on OOD data",
+                hint=f"write `{self.metric}{self.comparison}{self.bound:.12g}`",
+            )
+        elif self.scope not in scopes:
+            raise UsageError(
+                f"`--fail-if {self}`: there is no OOD data set or group `{self.scope}`",
+                hint=did_you_mean(self.scope, scopes)
+                or (f"there are {', '.join(scopes)}" if scopes else "add `--near NAME=DATA`"),
+            )
+        if self.score is not None:
+            self._check_score(self.score, scores)
+
+    def _check_score(self, score: str, scores: Sequence[str]) -> None:
+        if METRICS[self.metric].needs is not MetricNeeds.OOD:
+            raise UsageError(
+                f"`--fail-if {self}`: {self.metric} does not depend on an OOD score",
+                hint=f"leave out `@{score}`",
+            )
+        if score not in scores:
+            close = None if kind_of(score) in EVERY else did_you_mean(score, EVERY)
+            raise UsageError(
+                f"`--fail-if {self}`: the OOD score `{score}` is not measured",
+                hint=close or f"add `--ood-score {','.join((*scores, score))}`",
+            )
+
+    def check(self, row: Row, scores: Sequence[str] = (MSP,)) -> Check:
+        """Return what came of the condition on a row that was measured by these OOD scores."""
+        from hydractl.manifest.report import Check  # noqa: PLC0415 - `--help` loads no pydantic
+
+        name = self.metric if self.score is None else number_name(self.metric, self.score, scores)
+        measured = self._measured(row, name)
+        failed = OPERATORS[self.comparison](measured, self.bound)
+        return Check(condition=str(self), failed=failed, found=measured)
+
+    def _measured(self, row: Row, name: str) -> float:
+        """Return the number of a row that the condition is about; raises DataError if it was not measured."""
+        numbers: Mapping[str, float | Value]
+        if self.scope is None:
+            numbers = row.values
+        elif METRICS[self.metric].needs is MetricNeeds.LABELS and (changed := row.under(self.scope)):
+            numbers = changed
+        else:
+            numbers = row.means.get(self.scope) or row.ood.get(self.scope, {})
+        if (measured := numbers.get(name)) is None:
+            raise DataError(
+                f"`--fail-if {self}`: {row.name} has no {self.metric} on these data",
+                hint="measure it on other data, or leave out the condition",
+            )
+        return measured if isinstance(measured, float) else measured.value
+
+
+class EvalExtension(Extension):
+    """Options that a plugin adds to `eval`."""
+
+    __slots__ = ()
+
+    @property
+    def scopes(self) -> Sequence[str]:
+        """Names of the scopes in which labelled data may also be measured, before models are known."""
+        return ()
+
+    def scope_hint(self, scope: str | None, measured: Sequence[str]) -> str | None:
+        """Return the hint for a scope of labelled data that is not measured."""
+        del scope, measured
+        return None
+
+    def further_inputs(self, config: Any) -> Sequence[InputRef]:  # noqa: ANN401 - `EvalConfig`, which imports this module
+        """Return inputs that are not single settings."""
+        del config
+        return ()
+
+    def begin(self, config: Any, opened: Sequence[Sequence[OpenModel]]) -> RowMeasurer | None:  # noqa: ANN401 - as above
+        """Check the opened models of each row, and read files, before data are opened.
+
+        Returns:
+            Measurements of the plugin in this run; None if it measures nothing.
+        """
+        del config, opened
+        return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from hydractl.errors import UsageError
-from hydractl.evaluation.extension import EvalExtension
+from hydractl.evaluation.options import EvalExtension
 from hydractl.messages import did_you_mean
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import needing

@@ -10,8 +10,7 @@ import pytest
 
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
-from hydractl.evaluation.conditions import Condition
-from hydractl.evaluation.options import NamedData, NamedModels
+from hydractl.evaluation.options import Condition, NamedData, NamedModels
 from hydractl.manifest.report import Report
 from hydractl.metrics.registry import METRICS
 from hydractl.stages.evaluate.config import EvalConfig

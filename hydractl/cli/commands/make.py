@@ -20,8 +20,14 @@ from hydractl.cli.output import Terminal, console, line, written_out
 from hydractl.cli.pipeline import literal
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, DataError, UsageError
-from hydractl.evaluation.conditions import risk_text
-from hydractl.evaluation.options import OOD_SETS, NamedData, NamedModels, check_distinct, model_name
+from hydractl.evaluation.options import (
+    OOD_SETS,
+    NamedData,
+    NamedModels,
+    check_distinct,
+    model_name,
+    risk_text,
+)
 from hydractl.messages import counted, did_you_mean_path
 from hydractl.output.publish import Folder, is_stream
 from hydractl.provenance.command_config import CommandConfig, InputRef, open_readings
@@ -431,7 +437,7 @@ def _outcome(config: MakeConfig) -> Iterator[str]:
 
 def _no_threshold(config: MakeConfig, count: int) -> Iterator[str]:
     """Yield the reason why no threshold of `count` samples satisfies the risk, and a hint with a risk that they may satisfy."""
-    from hydractl.evaluation.conditions import DELTA
+    from hydractl.evaluation.options import DELTA
     from hydractl.manifest.report import Report
     from hydractl.metrics.selective import HALF, fewest
 

@@ -11,9 +11,16 @@ from typing_extensions import override
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.evaluation import conditions as threshold
-from hydractl.evaluation.extension import EvalExtension
-from hydractl.evaluation.options import OOD_SETS, ROWS, NamedData, NamedModels, check_distinct, model_name
+from hydractl.evaluation import options as threshold
+from hydractl.evaluation.options import (
+    OOD_SETS,
+    ROWS,
+    EvalExtension,
+    NamedData,
+    NamedModels,
+    check_distinct,
+    model_name,
+)
 from hydractl.manifest.terms import MOST_EXAMPLES, Guarantee, Risk, SetMethod, SetRule
 from hydractl.metrics import ood_scores
 from hydractl.metrics.metric_spec import MetricNeeds

@@ -17,7 +17,6 @@ from hydractl.data.encode import Reading, open_items, open_readable
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, UsageError
 from hydractl.evaluation import caveats
-from hydractl.evaluation.conditions import THRESHOLD_OPTION, risk_text
 from hydractl.evaluation.cost import check_training_is_recorded, count_sizes, measure_latencies
 from hydractl.evaluation.data import EvalData, check_alike, check_metrics, check_one_question
 from hydractl.evaluation.guarantees import (
@@ -31,7 +30,7 @@ from hydractl.evaluation.guarantees import (
     why_lapses,
     write_copy,
 )
-from hydractl.evaluation.options import NamedModels
+from hydractl.evaluation.options import THRESHOLD_OPTION, NamedModels, risk_text
 from hydractl.evaluation.rows import (
     Evaluation,
     LoadedRow,

@@ -11,9 +11,8 @@ import torch
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.evaluation import cost as evaluate_cost
-from hydractl.evaluation.conditions import Condition
 from hydractl.evaluation.cost import count_sizes, measure_latencies
-from hydractl.evaluation.options import NamedModels
+from hydractl.evaluation.options import Condition, NamedModels
 from hydractl.families.tower import blank_inputs
 from hydractl.fusion.hydra import Hydra
 from hydractl.manifest.header import Header, InputFile, Step

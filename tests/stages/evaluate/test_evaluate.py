@@ -12,8 +12,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, CheckpointError, DataError, InputError, OutputExists, UsageError
-from hydractl.evaluation.conditions import Condition
-from hydractl.evaluation.options import NamedData, NamedModels
+from hydractl.evaluation.options import Condition, NamedData, NamedModels
 from hydractl.manifest.header import Kind
 from hydractl.manifest.report import Report
 from hydractl.metrics.compute import measure

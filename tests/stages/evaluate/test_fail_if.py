@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.evaluation.conditions import Condition
+from hydractl.evaluation.options import Condition
 from hydractl.manifest.document import Value
 from hydractl.manifest.report import Row
 from hydractl.metrics.registry import METRICS

@@ -12,8 +12,7 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.reference import DataRef
 from hydractl.errors import ManifestError, UsageError
-from hydractl.evaluation.conditions import Condition
-from hydractl.evaluation.options import NamedData
+from hydractl.evaluation.options import Condition, NamedData
 from hydractl.manifest.report import Report
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.prediction.loaded_model import load

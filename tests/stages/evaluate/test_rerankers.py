@@ -10,7 +10,7 @@ from sklearn import metrics as sk
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.evaluation.conditions import Condition
+from hydractl.evaluation.options import Condition
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from support.heard import Heard

@@ -9,8 +9,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import InputError, UsageError
-from hydractl.evaluation.conditions import Condition
-from hydractl.evaluation.options import NamedData, NamedModels
+from hydractl.evaluation.options import Condition, NamedData, NamedModels
 from hydractl.families.load import open_model
 from hydractl.families.tower import Tower
 from hydractl.manifest.report import Report

@@ -9,8 +9,7 @@ import torch
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, OutputExists, UsageError
-from hydractl.evaluation.conditions import Condition
-from hydractl.evaluation.options import NamedData, NamedModels
+from hydractl.evaluation.options import Condition, NamedData, NamedModels
 from hydractl.families.load import open_model
 from hydractl.manifest.report import Report
 from hydractl.metrics.compute import measure

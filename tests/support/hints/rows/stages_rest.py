@@ -60,7 +60,7 @@ ROWS = (
         "data show cifar10",
     ),
     Row(
-        "evaluation/conditions.py",
+        "evaluation/options.py",
         "measure it on other data, or leave out the condition",
         test="tests/stages/test_prediction_sets.py::test_a_check_may_be_of_their_coverage_on_other_data",
     ),
