@@ -30,6 +30,7 @@ from hydractl.data.reference import (
 )
 from hydractl.errors import DataError, UsageError
 from hydractl.messages import counted, nearest, quoted
+from hydractl.progress import SILENT, reporting
 from hydractl.tasks import SINGLE_LABEL, Task
 
 if TYPE_CHECKING:
@@ -376,7 +377,8 @@ def names_all(items: Items, model_labels: Sequence[str]) -> bool:
     """Return whether the data know every class of the model that has a name, and the model every class of the data."""
     if not model_labels or not names_agree(items, model_labels, len(model_labels)):
         return False
-    matched = {*match_classes(items, model_labels, num_classes=len(model_labels))}
+    with reporting(SILENT):
+        matched = {*match_classes(items, model_labels, num_classes=len(model_labels))}
     return all(i in matched or name == _unnamed(i) for i, name in enumerate(model_labels))
 
 

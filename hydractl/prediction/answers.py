@@ -37,6 +37,7 @@ from hydractl.plugins import load
 from hydractl.prediction.feature_ood import Predictor
 from hydractl.prediction.inference import PreparedData, collected
 from hydractl.processes.distributed import ProcessGroup
+from hydractl.progress import SILENT, reporting
 from hydractl.tensor_spec import Chunks, TensorSpec, spec_of, tensor_bytes
 
 SINGLE_PROCESS = ProcessGroup()
@@ -191,7 +192,8 @@ def answers(
         if isinstance(items, TextSet):
             first, rows = 0, (texts := items.subset(places))
             if isinstance(how, Tokenization) and how.by_word:
-                rows = words = by_word(texts, how)
+                with reporting(SILENT):  # long texts are cut into windows block by block
+                    rows = words = by_word(texts, how)
         count = len(places) if words is None else len(words)
         part = islice(stream, BATCHES) if stream else encoded(rows, how, batch_size=size, deal=deal)
         bad: dict[int, str] = {}

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from hydractl import progress
 from hydractl.checkpoint import Checkpoint, ScratchFolder, write_tensors
 from hydractl.data.batches import Batch
 from hydractl.data.datasets import ImageSet, TextSet
@@ -36,6 +35,7 @@ from hydractl.prediction.class_names import DEFAULT_TEMPLATE, Classes, settle, w
 from hydractl.prediction.feature_ood import FeatureExtractor, Predictor, Scores, check_threshold
 from hydractl.prediction.inference import collected
 from hydractl.prediction.predictions import LabelPredictions, Predictions, WordPredictions, predictions_of
+from hydractl.progress import SILENT, Progress
 from hydractl.runtime import pick_device, torch_dtype
 
 
@@ -94,7 +94,7 @@ class Loaded(Towers):
         return self.header.class_names
 
     def predict(
-        self, items: Iterable[Item] | Inputs, *, batch_size: int = 64
+        self, items: Iterable[Item] | Inputs, *, batch_size: int = 64, progress: Progress = SILENT
     ) -> Predictions | LabelPredictions | WordPredictions:
         """Predict items in evaluation mode and without gradients, with the same preprocessing as `eval`.
 
@@ -103,6 +103,7 @@ class Loaded(Towers):
                 width, channels); texts or pairs of texts; or a batch from `encode`. At least one item, all of the same
                 type.
             batch_size: Samples per forward pass.
+            progress: Receives progress.
 
         Raises:
             TypeError: If the items do not fit the model.

@@ -19,6 +19,7 @@ from hydractl.errors import HydraError, InputError
 from hydractl.model_source import folder_files, is_index, locate, of_hub, split_options
 from hydractl.output.publish import is_stream
 from hydractl.parsing import made_of
+from hydractl.progress import SILENT, reporting
 from hydractl.runtime import digest_file, digest_files, digest_text
 from hydractl.settings import KEY, Extension, Option, Role, Setting, options_of
 from hydractl.strict_json import compact
@@ -362,7 +363,8 @@ def open_readings(ref: DataRef, *, labelled: bool) -> list[Items]:
     refusals: list[HydraError] = []
     for content in [Content.TEXTS] if ref.text else [Content.IMAGES] if ref.image else [*Content]:
         try:
-            readings.append(open_data(ref, content=content, labelled=labelled))
+            with reporting(SILENT):  # the stage reports about the data when it opens them
+                readings.append(open_data(ref, content=content, labelled=labelled))
         except HydraError as error:
             refusals.append(error)
     if not readings:

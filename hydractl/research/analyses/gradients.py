@@ -30,6 +30,7 @@ from hydractl.manifest.head_mask import Mask
 from hydractl.manifest.header import Kind
 from hydractl.manifest.terms import ID_NAME
 from hydractl.model_inputs import Inputs, inputs_like
+from hydractl.progress import SILENT, reporting
 from hydractl.research.analyses.context import (
     AnalysisContext,
     LabelledBatches,
@@ -275,7 +276,9 @@ def _taylor_tables(context: AnalysisContext) -> Iterator[HeadTable]:
                 team=context.run.team,
             )
             # it would say that `prune` compares the scores of towers, by an option of `score`
-            for tower, rows in score_taylor(job).scores.items():
+            with reporting(SILENT):
+                ranking = score_taylor(job)
+            for tower, rows in ranking.scores.items():
                 mask = opened.header.masks[member][tower]
                 placed = [
                     dict(zip(head_numbers, map(float, row), strict=True))

@@ -22,6 +22,7 @@ from hydractl.heads.masks import check_enough
 from hydractl.manifest.header import Kind
 from hydractl.messages import listed
 from hydractl.prediction.class_names import Classes
+from hydractl.progress import SILENT, reporting
 from hydractl.research.baselines.bayesvlm import check_pairs, text_settings
 from hydractl.research.baselines.options import BayesVlmOptions, baselines_of
 from hydractl.research.baselines.rows import check_baseline
@@ -71,7 +72,8 @@ class Sets:
         """
         key = ref, content_of(model.header.preprocess), labelled
         if key not in self._opened:
-            self._opened[key] = open_data(ref, content=key[1], labelled=labelled)
+            with reporting(SILENT):
+                self._opened[key] = open_data(ref, content=key[1], labelled=labelled)
         return self._opened[key]
 
 
@@ -212,7 +214,8 @@ class _RivalChecker:
             check_baseline(options, [self.base], self._classes())
             if isinstance(options, BayesVlmOptions):
                 check_pairs(options, self.sets.open(options.reads, self.base, labelled=False))
-                open_data(options.captions, content=Content.TEXTS, labelled=False)
+                with reporting(SILENT):
+                    open_data(options.captions, content=Content.TEXTS, labelled=False)
 
     def _is_given(self, plan: Rival) -> None:
         if plan.starts and self.config.start is None:
