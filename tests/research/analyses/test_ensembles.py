@@ -14,7 +14,6 @@ from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics import per_sample
 from hydractl.prediction import inference
 from hydractl.processes.distributed import ProcessGroup
-from hydractl.progress import SILENT
 from hydractl.research.analyses.context import AnalysisContext, ModelOfRow, ask, measured
 from hydractl.research.analyses.ensembles import compare_answers
 from hydractl.scoring.circuit.tower import Peak
@@ -56,7 +55,7 @@ def subject():
     )
     labels = torch.arange(SAMPLES) % CLASSES
     data = SimpleNamespace(inputs={ID_NAME: Inputs(), "others": Inputs()}, labels=labels)
-    run = SimpleNamespace(config=config, data=data, team=ProcessGroup(), progress=SILENT)
+    run = SimpleNamespace(config=config, data=data, team=ProcessGroup())
     return AnalysisContext(
         run=run,
         parts=(),
@@ -82,7 +81,7 @@ def answers(seed):
 @pytest.mark.parametrize("at_once", [2**20, 2**14])
 def test_how_alike_two_ensembles_are(monkeypatch, at_once):
     monkeypatch.setattr(per_sample, "NUMBERS_AT_ONCE", at_once)
-    first, second = (inference(seed)[ID_NAME] for seed in (0, 10_000))
+    first, second = (answers(seed)[ID_NAME] for seed in (0, 10_000))
     ours, theirs = (
         per_sample.in_memory(said).log_probs.double().exp().mean(0).numpy() for said in (first, second)
     )
@@ -98,7 +97,7 @@ def test_memory_holds_a_part_of_what_is_said(monkeypatch):
     monkeypatch.setattr(inference, "HELD_BYTES", 0)
     monkeypatch.setattr(per_sample, "NUMBERS_AT_ONCE", 2**16)
     with Peak() as peak:
-        first, second = inference(0), inference(10_000)
+        first, second = answers(0), answers(10_000)
         compare_answers(first[ID_NAME], second[ID_NAME])
         measured(subject(), first)
     assert peak.highest < SAID / 2
