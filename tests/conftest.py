@@ -9,8 +9,10 @@ import pytest
 from hypothesis import settings
 
 from hydractl.families.registry import FAMILIES
+from hydractl.progress import reporting
 from hydractl.runtime import one_thread
 from support import warm
+from support.heard import Heard
 from support.variants import Variant
 
 # The same examples each time: a law that fails once in a thousand draws must not stop an unrelated change. To search for
@@ -21,6 +23,13 @@ settings.load_profile("repeatable")
 
 FEW = 6
 """A law marked `spread` takes each sixth variant of a family, and one at least; `spread(every=8)` each eighth."""
+
+
+@pytest.fixture
+def heard():
+    """Return the receiver of all messages that the test's thread reports, unless a stage has a receiver of its own."""
+    with reporting(receiver := Heard()):
+        yield receiver
 
 
 @pytest.fixture(scope="module", name="one_thread")

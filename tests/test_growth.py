@@ -33,7 +33,7 @@ class LevelSettings(Settings):
     height: int = setting(1, "level: what every head scores.", low=1, metavar="N")
 
 
-def score_level(job, progress):
+def score_level(job):
     from hydractl.scoring.job import Ranking
 
     height = float(job.set_for(LevelSettings).height)

@@ -4,13 +4,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from support.heard import Heard
-
-
-@pytest.fixture
-def heard():
-    return Heard()
-
 
 @pytest.fixture
 def picture():

@@ -21,7 +21,6 @@ from hydractl.data.encode import (
 )
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.manifest.header import Preprocess
-from support.heard import Heard
 from support.pictures import digits_folder, unreadable
 from support.reviews import MAX_LENGTH, reviews, tokenization
 
@@ -135,8 +134,7 @@ def test_augmentations_are_for_images():
     check_augment(GREY, ("flip",))
 
 
-def test_images_that_cannot_be_read_are_left_out(tmp_path):
-    heard = Heard()
+def test_images_that_cannot_be_read_are_left_out(tmp_path, heard):
     whole = open_items(str(digits_folder(tmp_path / "d", "digits::limit=40")), GREY, skip_bad=True)
     assert not heard.warnings
     unreadable(tmp_path / "d" / "3")

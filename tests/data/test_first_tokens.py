@@ -18,6 +18,7 @@ from hydractl.data.words import Cutter, WordSet, by_word, tokens_of, words_in
 from hydractl.errors import CheckpointError, DataError
 from hydractl.manifest.header import Tokenization
 from hydractl.manifest.tokenizers import with_leading_blank
+from hydractl.progress import reporting
 from hydractl.tasks import TOKENS
 from support.builders import base
 from support.heard import Heard
@@ -126,13 +127,13 @@ def test_lists_of_words_have_the_tokens_and_first_tokens_of_the_library(kind, wo
         with pytest.raises(DataError, match="no word has a token of the model"):
             by_word(items, reading(KINDS[kind]))
         return
-    progress = Heard()
-    rows = by_word(items, reading(KINDS[kind]))
+    with reporting(heard := Heard()):
+        rows = by_word(items, reading(KINDS[kind]))
     tokens = tokens_of(rows, reading(KINDS[kind]))
     assert tokens.ids.tolist() == encoding["input_ids"]
     assert tokens.word_starts.tolist() == [expected]
     assert rows.labels == (tuple(i for i in range(len(words)) if i in of_tokens),)
-    assert len(expected) == len(words) or any("without tokens" in line for line in progress.warnings)
+    assert len(expected) == len(words) or any("without tokens" in line for line in heard.warnings)
 
 
 @every_kind

@@ -30,7 +30,7 @@ def test_names_decide_whatever_the_order(model_labels, labels):
 
 
 def test_a_match_by_name_is_silent(heard):
-    align_labels(data(("b", "a"), (0, 1)), ("a", "b", "c"), num_classes=3, progress=heard)
+    align_labels(data(("b", "a"), (0, 1)), ("a", "b", "c"), num_classes=3)
 
     assert heard.warnings == []
 
@@ -45,7 +45,7 @@ def test_names_of_which_none_is_the_models_are_refused_unless_the_user_insists_o
     )
     assert "`::classes-by=position`" in caught.value.hint
 
-    assert align_labels(data(names, (1, 0), by_position=True), labels, num_classes=2, progress=heard) == (
+    assert align_labels(data(names, (1, 0), by_position=True), labels, num_classes=2) == (
         1,
         0,
     )
@@ -121,7 +121,7 @@ def test_numbers_within_names_are_no_placeholders_for_classes_that_have_names():
 def test_blanks_and_forms_of_unicode_do_not_tell_classes_apart(name, heard):
     for own, other in ((name, "caf\u00e9"), ("caf\u00e9", name)):
         items = data(("tea", own), (0, 1))
-        assert align_labels(items, (other, "tea "), num_classes=2, progress=heard) == (1, 0)
+        assert align_labels(items, (other, "tea "), num_classes=2) == (1, 0)
     assert heard.warnings == []
 
 
@@ -138,7 +138,7 @@ def test_an_order_that_is_insisted_on_needs_as_many_classes():
 def test_a_warning_shows_a_number_that_a_models_class_of_another_number_takes(heard):
     model_labels = sorted(f"class{i}" for i in range(11))  # as torchvision has them
 
-    aligned = align_labels(data(("0", "1", "2"), (2,)), model_labels, num_classes=11, progress=heard)
+    aligned = align_labels(data(("0", "1", "2"), (2,)), model_labels, num_classes=11)
 
     assert aligned == (2,)
     assert heard.warnings[0].endswith("count as class indices of the model (`2` is `class10`)")
@@ -146,7 +146,7 @@ def test_a_warning_shows_a_number_that_a_models_class_of_another_number_takes(he
 
 def test_numbers_are_the_models_indices(heard):
     # sorted as text, "10" comes before "2": order would be wrong
-    aligned = align_labels(data(("2", "10"), (1, 0)), tuple("abcdefghijkl"), num_classes=12, progress=heard)
+    aligned = align_labels(data(("2", "10"), (1, 0)), tuple("abcdefghijkl"), num_classes=12)
 
     assert aligned == (10, 2)
     assert heard.warnings == [
@@ -155,9 +155,9 @@ def test_numbers_are_the_models_indices(heard):
 
 
 def test_a_model_without_names(heard):
-    assert align_labels(data(("7", "8"), (0, 1)), (), num_classes=10, progress=heard) == (7, 8)
+    assert align_labels(data(("7", "8"), (0, 1)), (), num_classes=10) == (7, 8)
     assert heard.warnings == []
-    assert align_labels(data(("a", "b"), (0, 1)), (), num_classes=2, progress=heard) == (0, 1)
+    assert align_labels(data(("a", "b"), (0, 1)), (), num_classes=2) == (0, 1)
     assert "the model has no class names" in heard.warnings[0]
 
 
@@ -257,7 +257,7 @@ def test_a_number_is_no_index_of_a_class_that_has_another(heard):
     assert names_agree(items, ("0", "unnamed class 1"), 2)
     with pytest.raises(DataError):
         align_labels(items, ("5", "6"), num_classes=2, by_text=True)
-    align_labels(data(("0", "1"), (0, 1), numbered=True), ("5", "6"), num_classes=2, progress=heard)
+    align_labels(data(("0", "1"), (0, 1), numbered=True), ("5", "6"), num_classes=2)
     assert "class indices of the model (`0` is `5`)" in heard.warnings[0]  # a table's numbers are never names
 
 
@@ -287,13 +287,13 @@ def test_a_number_that_is_no_class_is_named_and_a_folder_of_that_name_is_not(hea
         align_labels(data(names, labels, numbered=True), ("bad", "good"), num_classes=2)
     assert "count the labels from 0, or use class names; the model has `bad`, `good`" in caught.value.hint
 
-    assert align_labels(data(names, labels), (), num_classes=2, progress=heard) == (0, 1)
+    assert align_labels(data(names, labels), (), num_classes=2) == (0, 1)
     assert "matched by position" in heard.warnings[0]
     assert align_labels(data(names, labels, numbered=True), ("7", "0"), num_classes=2) == (1, 0)
 
 
 def test_capitals_do_not_tell_classes_apart_but_are_mentioned(heard):
-    assert align_labels(data(("DOG", "cat"), (0, 1)), ("Cat", "dog"), num_classes=2, progress=heard) == (1, 0)
+    assert align_labels(data(("DOG", "cat"), (0, 1)), ("Cat", "dog"), num_classes=2) == (1, 0)
     assert heard.warnings == [
         ("the data: class names differ from the model's only in upper and lower case, so they count as equal")
     ]
@@ -305,7 +305,7 @@ def test_capitals_that_do_tell_classes_apart(names, heard):
         with pytest.raises(DataError, match="`b`"):
             align_labels(data(names, (0, 1)), ("a", "A"), num_classes=2)
         return
-    assert align_labels(data(names, (0, 1)), ("a", "A"), num_classes=2, progress=heard) == (1, 0)
+    assert align_labels(data(names, (0, 1)), ("a", "A"), num_classes=2) == (1, 0)
     assert heard.warnings == []
 
 

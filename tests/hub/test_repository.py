@@ -8,7 +8,6 @@ import pytest
 
 from hydractl.errors import HubError
 from hydractl.hub.repository import Target, push, require_token
-from support.heard import Heard
 from support.hub import serve
 from support.pushes import EMPTY, Pushable
 
@@ -151,8 +150,7 @@ def test_what_fails_for_good_is_said_and_changes_nothing(hub, refuse, reason, hi
             assert (repository.made, repository.branches) == (0, {"main": EMPTY})
 
 
-def test_what_the_hub_asks_to_wait_is_waited_and_said(hub, clock):
-    heard = Heard()
+def test_what_the_hub_asks_to_wait_is_waited_and_said(hub, clock, heard):
     with hub(refuse=at("/commit/", 429, {"Retry-After": "7"}, times=1)) as served:
         push(FILES, target())
         assert served.repositories[NAME].made == 1

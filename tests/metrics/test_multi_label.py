@@ -26,7 +26,6 @@ from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.selective import FEWEST_POSITIVES, label_thresholds
 from hydractl.metrics.temperature import divisor, fit_label_temperatures, fit_temperature, scale, scaled_nll
 from hydractl.prediction.answers import Scaling
-from hydractl.progress import SILENT
 from hydractl.tasks import MULTI_LABEL
 from hydractl.training.losses import DistillationLoss
 
@@ -222,7 +221,7 @@ def test_temperatures_on_top_of_stored_ones_are_those_of_raw_logits(stored):
     """Those of before have no part in them, but where they differ from label to label the prior is one of all logits at once."""
     odds, applies = overconfident([0.7, 1.0, 2.5], samples=200)
     header = SimpleNamespace(architecture=SimpleNamespace(task=MULTI_LABEL))
-    options = {"row": "x", "progress": SILENT, "header": header}
+    options = {"row": "x", "header": header}
     raw = Scaling.fit(responses(odds), applies, **options).temperature
     scaled = responses(odds / divisor(stored).squeeze() if stored.by_label else odds / stored.common)
     found = Scaling.fit(scaled, applies, **options, stored=[stored]).temperature

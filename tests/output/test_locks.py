@@ -12,6 +12,7 @@ import pytest
 from hydractl.errors import OutputError, OutputExists
 from hydractl.output.paths import check_output
 from hydractl.output.publish import claimed, publish_together
+from hydractl.progress import reporting
 from support.heard import Heard, cut_between_names
 
 
@@ -50,7 +51,7 @@ def test_who_waits_has_it_next(tmp_path):
 
     def second():
         heard.step = lambda message: (heard.steps.append(message), waits.set())
-        with claimed(out, force=False, wait=True):
+        with reporting(heard), claimed(out, force=False, wait=True):
             order.append("second")
 
     thread = threading.Thread(target=second)
@@ -88,11 +89,10 @@ def test_a_missing_folder_is_named(tmp_path):
     assert "mkdir -p" in caught.value.hint
 
 
-def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, heard):
     def none(*_):
         raise OSError(errno.ENOTSUP, "no locks")
 
-    heard = Heard()
     monkeypatch.setattr(fcntl, "flock", none)
     with claimed(tmp_path / "a.st", force=False) as claim:
         publish_all(claim, tmp_path)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from hydractl.errors import UsageError
-from hydractl.progress import SILENT
 from hydractl.scoring.job import ScoreJob
 from hydractl.scoring.settings import MagnitudeSettings
 from hydractl.scoring.weight_scores import score_magnitude, score_random
@@ -23,7 +22,7 @@ def job_for(sample, **changes):
 def test_random_scores_are_a_function_of_the_seed():
     sample = base(variant("class-token"))
 
-    first, again, other = (score_random(job_for(sample, seed=s), SILENT).scores["vision"] for s in (1, 1, 2))
+    first, again, other = (score_random(job_for(sample, seed=s)).scores["vision"] for s in (1, 1, 2))
 
     assert first == again != other
     assert all(0 <= s < 1 for row in first for s in row)

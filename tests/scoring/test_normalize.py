@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from hydractl.scoring.job import min_max, normalized, warn_of_unlike_towers
 from support.builders import base
-from support.heard import Heard
 from support.jobs import job_for
 from support.variants import variant
 
@@ -86,9 +85,7 @@ def test_an_unknown_way_is_a_mistake_of_ours():
         normalized({"vision": [[1.0]]}, "rows")
 
 
-def test_one_tower_needs_no_warning():
-    heard = Heard()
-
+def test_one_tower_needs_no_warning(heard):
     warn_of_unlike_towers(job_for(base(variant("class-token"))), "none")
 
     assert heard.warnings == []

@@ -11,7 +11,6 @@ from hydractl.scoring.settings import BudgetMeaning, TaylorSettings
 from hydractl.scoring.weight_scores import score_taylor
 from support import naive
 from support.builders import base
-from support.heard import Heard
 from support.jobs import changed, job_for, labelled, library_for, together
 from support.variants import variant
 
@@ -165,9 +164,7 @@ def test_scores_are_normalised_at_the_end(scope):
 
 
 @pytest.mark.parametrize(("settings", "warned"), [(ALL, True), (TaylorSettings(), False), (MOLCHANOV, True)])
-def test_towers_that_cannot_be_compared_are_warned_of(settings, warned):
-    heard = Heard()
-
+def test_towers_that_cannot_be_compared_are_warned_of(settings, warned, heard):
     score_taylor(job_for(base(variant("transformers-clip-plain")), settings=settings))
 
     assert bool(heard.warnings) == warned

@@ -11,7 +11,6 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from hydractl.errors import CheckFailed
-from hydractl.progress import SILENT
 from hydractl.training.accelerator import start_engine
 from hydractl.training.feeding import Piece
 from hydractl.training.loop import train
@@ -48,7 +47,7 @@ def loss(outputs, labels):
     return (outputs - labels) ** 2
 
 
-def fit(recipe, *, evaluate=None, build=build, progress=SILENT, folder=None, **extra):
+def fit(recipe, *, evaluate=None, build=build, folder=None, **extra):
     def error(model):
         value = loss(model(X), Y).mean().item()
         return Metrics(accuracy=0.0, nll=value) if value < 1e6 else None

@@ -10,7 +10,6 @@ import torch
 from hydractl.errors import CheckpointError, ManifestError, OutputExists
 from hydractl.training import resume as module
 from hydractl.training.resume import Metrics, OtherRunError, Position, Snapshot, StateFolder, Winner
-from support.heard import Heard
 
 ONE, OTHER = (f"sha256:{c * 64}" for c in "ab")
 
@@ -110,9 +109,8 @@ def test_a_refusal_names_the_settings_that_differ(folder):
         StateFolder(folder.path, OTHER, {"lr": "0.3", "torch": "2.1"}).check(force=False)
 
 
-def test_force_starts_anew_and_says_so(folder):
+def test_force_starts_anew_and_says_so(folder, heard):
     folder.save(snapshot())
-    heard = Heard()
 
     start = folder.resumed(force=True)
 

@@ -14,7 +14,6 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import InputError, OutputError
 from hydractl.families.load import open_model
-from hydractl.progress import SILENT
 from hydractl.training import clip_pretraining
 
 TEXT = (
@@ -124,7 +123,7 @@ def test_a_missing_package_is_named(broken, package, tmp_path, monkeypatch):
 )
 def test_a_place_that_cannot_be_written_is_refused(package, tmp_path, make, name):
     with pytest.raises(OutputError, match=rf"{name}: cannot be"):
-        getattr(inputs, make)(tmp_path / "nowhere", 0, SILENT)
+        getattr(inputs, make)(tmp_path / "nowhere", 0)
 
 
 def test_the_command_makes_them(call, tmp_path):

@@ -13,14 +13,14 @@ from hydractl.data.sources.columns import read_labels
 from hydractl.errors import DataError
 from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Architecture
-from hydractl.progress import SILENT
+from hydractl.progress import reporting
 from hydractl.tasks import MULTI_LABEL
 from support.heard import Heard
 
 NAMES, SETS = ("broken", "late"), ((0,), (), (0, 1))
 
 
-def read(cells, names=None, separator=None, progress=SILENT):
+def read(cells, names=None, separator=None):
     return read_labels(cells, names=names, where="t: column `labels`", separator=separator)
 
 
@@ -254,9 +254,9 @@ def test_names_with_separators_are_names(names):
 @pytest.mark.parametrize("name", ["alarm|other", "alarm;other"])
 def test_a_name_that_may_be_several_labels_gives_a_warning_until_the_separator_is_named(name):
     def warnings_of(names, separator=None):
-        progress = Heard()
-        read(names, separator=separator, progress=progress)
-        return progress.warnings
+        with reporting(heard := Heard()):
+            read(names, separator=separator)
+        return heard.warnings
 
     (warning,) = warnings_of(["alarm", name])
     assert f"reads `{name}` as one name" in warning

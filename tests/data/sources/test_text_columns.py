@@ -9,7 +9,6 @@ import pytest
 from hydractl.data.datasets import Content
 from hydractl.data.open_dataset import open_data
 from hydractl.errors import DataError
-from support.heard import Heard
 
 PAIRS = [
     # GLUE, SNLI, PAWS, SICK
@@ -38,10 +37,9 @@ def write(tmp_path, *columns, **cells):
 
 @pytest.mark.parametrize("pairs", [None, True])
 @pytest.mark.parametrize("names", PAIRS)
-def test_usual_columns_are_pairs(tmp_path, names, pairs):
+def test_usual_columns_are_pairs(tmp_path, heard, names, pairs):
     first, second = names.split("+")
     path = write(tmp_path, second, first, label="very good", id="b 7")
-    heard = Heard()
     items = open_data(f"{path}::label=label", content=Content.TEXTS, pairs=pairs)
     assert {*items.texts} == {(f"a {first}", f"a {second}")}
     assert items.class_names == ("very good",)
@@ -55,7 +53,7 @@ def test_usual_columns_are_pairs(tmp_path, names, pairs):
         (("sentence", "b", "c"), ["sentence+b", "sentence+c"]),
     ],
 )
-def test_a_model_of_pairs_ignores_no_second_text(tmp_path, columns, options):
+def test_a_model_of_pairs_ignores_no_second_text(tmp_path, heard, columns, options):
     path = write(tmp_path, *columns, label="very good", id="7", url="http://x")
     with pytest.raises(DataError, match="may hold pairs") as caught:
         open_data(str(path), content=Content.TEXTS, pairs=True)
@@ -64,7 +62,7 @@ def test_a_model_of_pairs_ignores_no_second_text(tmp_path, columns, options):
         pair = tuple(f"a {name}" for name in option.split("+"))
         assert open_data(f"{path}::text={option}", content=Content.TEXTS, pairs=True).texts == (pair,) * 3
     assert "id" not in caught.value.hint.split("::", 1)[1].replace("hydractl", "")
-    heard = Heard()
+    heard.steps.clear()
     assert open_data(str(path), content=Content.TEXTS).texts[0] == f"a {columns[0]}"
     assert any(f"no other (`{columns[1]}`" in message for message in heard.steps)
     single = write(tmp_path, columns[0], label="very good", id="7")
@@ -85,10 +83,10 @@ def test_several_pairs_are_a_choice(tmp_path, columns, options):
     assert all(f"`{path}::text={option}`" in caught.value.hint for option in options)
 
 
-def test_a_model_of_single_texts_prefers_single_texts(tmp_path):
+def test_a_model_of_single_texts_prefers_single_texts(tmp_path, heard):
     path = write(tmp_path, "query", "document")
     assert open_data(str(path), content=Content.TEXTS, pairs=False).texts[0] == "a document"
-    heard = Heard()
+    heard.warnings.clear()
     path = write(tmp_path, "question", "answer")
     assert open_data(str(path), content=Content.TEXTS, pairs=False).texts[0] == (
         "a question",

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.errors import CheckFailed, DataError
-from hydractl.progress import SILENT
+from hydractl.progress import reporting
 from hydractl.research.scores import gates
 from hydractl.research.scores.dsp import score_dsp
 from hydractl.research.scores.gates import GateTraining, train_gates
@@ -32,7 +32,7 @@ def job(settings, **changes):
 def test_the_loop_of_fine_tuning_trains_them(score, settings, monkeypatch):
     seen = []
 
-    def watched(work, engine, progress, *, folder, start):
+    def watched(work, engine, *, folder, start):
         seen.append(work)
         return train(work, engine, folder=folder, start=start)
 
@@ -40,7 +40,7 @@ def test_the_loop_of_fine_tuning_trains_them(score, settings, monkeypatch):
     assert train.__module__ == "hydractl.training.loop"
     monkeypatch.setattr(gates, "train", watched)
 
-    found = score(job(settings(**SHORT)), SILENT)
+    found = score(job(settings(**SHORT)))
 
     assert len(seen) == 1
     assert found.results["steps"] == seen[0].total == 6
@@ -53,10 +53,10 @@ def test_the_same_seed_gives_the_same_bits_and_the_model_stays(score, settings):
     first = job(settings(**SHORT))
     before = {n: t.clone() for n, t in first.model.state_dict().items()}
 
-    found = score(first, SILENT)
+    found = score(first)
 
-    assert found == score(job(settings(**SHORT)), SILENT)
-    assert found.scores != score(job(settings(**SHORT), seed=1), SILENT).scores
+    assert found == score(job(settings(**SHORT)))
+    assert found.scores != score(job(settings(**SHORT), seed=1)).scores
     assert found.weights is None
     after = first.model.state_dict()
     assert before.keys() == after.keys()
@@ -113,22 +113,22 @@ def test_the_weights_that_come_back_are_the_gated_model_once_cut():
 @each_method
 def test_weights_that_nobody_keeps_are_warned_of(score, settings):
     for keeps in (False, True):
-        heard = Heard()
-        score(job(settings(training="joint", epochs=1), keeps_weights=keeps), heard)
+        with reporting(heard := Heard()):
+            score(job(settings(training="joint", epochs=1), keeps_weights=keeps))
         assert [("--trained" in w) for w in heard.warnings] == [True] * (not keeps)
 
 
 @pytest.mark.spread(cases=2)
 @each_method
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_training_that_is_not_in_the_dtype_asked_for_is_told(score, settings, dtype):
-    asked, heard = job(settings(**SHORT)), Heard()
+def test_training_that_is_not_in_the_dtype_asked_for_is_told(score, settings, dtype, heard):
+    asked = job(settings(**SHORT))
     asked.model.to(dtype)
-    found = score(asked, heard)
+    found = score(asked)
     assert [("fp16" in w) for w in heard.warnings] == [True] * (dtype == torch.float16)
     if dtype == torch.float16:  # of the rounded weights, in fp32
         asked.model.to(torch.float32)
-        assert score(asked, SILENT) == found
+        assert score(asked) == found
 
 
 def test_both_towers_of_a_zero_shot_model_are_gated():

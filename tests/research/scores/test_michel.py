@@ -12,7 +12,6 @@ from hydractl.scoring.job import Samples
 from hydractl.scoring.settings import BudgetMeaning
 from support import naive, slopes
 from support.builders import base
-from support.heard import Heard
 from support.jobs import Killed, changed, job_for, labelled, library_for, together
 from support.variants import VARIANTS, variant
 
@@ -241,8 +240,8 @@ def test_the_number_of_processes_changes_no_bit(settings, world):
     ("normalize", "towers", "warned"),
     [("none", (), True), ("none", ("vision",), False), ("layer", (), False), ("tower", (), False)],
 )
-def test_towers_that_cannot_be_compared_are_named_with_both_ways_out(normalize, towers, warned):
-    sample, heard = base(variant("transformers-clip-plain")), Heard()
+def test_towers_that_cannot_be_compared_are_named_with_both_ways_out(normalize, towers, warned, heard):
+    sample = base(variant("transformers-clip-plain"))
 
     score_michel(job_for(sample, towers=towers, settings=MichelSettings(normalize=normalize)))
 

@@ -15,7 +15,6 @@ from hydractl.scoring.methods import METHODS, settings_for
 from hydractl.scoring.settings import CahpSettings
 from support import naive_cahp
 from support.builders import base
-from support.heard import Heard
 from support.variants import VARIANTS, variant
 
 DOUBLE = torch.float64
@@ -180,9 +179,8 @@ def test_permuting_the_heads_of_a_layer_permutes_the_answer():
     assert {frozenset(places[h] for h in c) for c in numbers(moved)} == set(map(frozenset, numbers(found)))
 
 
-def test_few_heads_lower_the_perplexity():
+def test_few_heads_lower_the_perplexity(heard):
     sample = base(VIT)
-    heard = Heard()
 
     ranking = score_cahp(job_for(sample, settings=CahpSettings(perplexity=50)))
 
@@ -191,9 +189,8 @@ def test_few_heads_lower_the_perplexity():
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-def test_groups_that_hang_on_rounding_are_told_of(hangs, monkeypatch):
+def test_groups_that_hang_on_rounding_are_told_of(hangs, monkeypatch, heard):
     monkeypatch.setattr("hydractl.scoring.cahp.hangs_on_rounding", lambda *_, **__: hangs)
-    heard = Heard()
 
     score_cahp(job_for(base(VIT), settings=NONE))
 
@@ -201,9 +198,8 @@ def test_groups_that_hang_on_rounding_are_told_of(hangs, monkeypatch):
     assert [warning.startswith(said) for warning in heard.warnings] == [True] * hangs
 
 
-def test_single_samples_are_told_of():
+def test_single_samples_are_told_of(heard):
     sample = base(VIT)
-    heard = Heard()
 
     score_cahp(job_for(sample, count=5, labels=torch.tensor([0, 0, 1, 1, 4]), settings=NONE, budget=4))
 

@@ -23,7 +23,6 @@ from hydractl.prediction.feature_ood import Predictor
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from support.builders import base, sha
-from support.heard import Heard
 from support.variants import VARIANTS
 
 SIZES, LATENCIES = (needing(METRICS, needs) for needs in (MetricNeeds.WEIGHTS, MetricNeeds.TIME))
@@ -231,7 +230,7 @@ def test_times_of_a_busy_machine_are_doubtful(monkeypatch, share, device, doubtf
     monkeypatch.setattr(evaluate_cost, "_call", lambda *_: None)
     monkeypatch.setattr(evaluate_cost, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(evaluate_cost, "thread_time", lambda: share * clock[0])
-    heard, model = Heard(), SimpleNamespace(device=torch.device(device))
+    model = SimpleNamespace(device=torch.device(device))
 
     doubts: list[str] = []
     measure_latencies([loaded(model)], ("latency_ms",), batch_size=2, warn=doubts.extend)

@@ -478,8 +478,7 @@ def test_other_architectures_train(tmp_path, variant):
     ("digits::classes=0-6,limit=60,split=train", "`--val` and `--data` have the same samples"),
     ("digits::split=train,classes=2,limit=9", "9 of 9 samples of `--val` are also in `--data`"),
 ])  # fmt: skip
-def test_validation_on_what_is_learnt_is_warned_about(tmp_path, val, said):
-    heard = Heard()
+def test_validation_on_what_is_learnt_is_warned_about(tmp_path, val, said, heard):
     everything = DataRef.parse("digits::split=train,classes=0-6")
     data = DataRef.parse(TRAIN) if "60" in val else everything
 

@@ -26,7 +26,7 @@ from hydractl.stages.prune.config import PruneConfig, Strategy
 from hydractl.stages.prune.run import run_prune
 from hydractl.training.recipe import Recipe
 from support.builders import base
-from support.heard import Cut
+from support.heard import Cut, Heard
 from support.variants import variant
 
 TRAIN = "digits::split=train,classes=0-6,limit=24"
@@ -101,15 +101,6 @@ def test_members_that_begin_equal_part_by_their_dropout(whole):
     assert each[0]["blocks.0.mlp.fc1.weight"] is each[2]["blocks.0.mlp.fc1.weight"]
 
 
-class Warned(Cut):
-    def __init__(self):
-        super().__init__(99)
-        self.warnings = []
-
-    def warn(self, message):
-        self.warnings.append(message)
-
-
 @pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(("changes", "warned"), [
     ({"dropout": 0.0}, True),
@@ -117,7 +108,7 @@ class Warned(Cut):
     ({"dropout": 0.1, "train": ("embed",)}, True),
 ])  # fmt: skip
 def test_members_that_nothing_tells_apart_are_warned_about(tmp_path, hydra, changes, warned):
-    heard, recipe = Warned(), replace(RECIPE, epochs=None, steps=1, **changes)
+    heard, recipe = Heard(), replace(RECIPE, epochs=None, steps=1, **changes)
     tuned(tmp_path / "out.st", hydra, heard, recipe=recipe)
 
     each = members(tmp_path / "out.st")
@@ -136,7 +127,7 @@ def test_what_tells_equal_members_apart_is_something_that_their_model_takes(tmp_
     run_fuse(FuseConfig(models=(str(one),) * 2, out=out, own_from=2, verify=False))
     said = []
     for path in (None, 0.4):
-        heard, recipe = Warned(), replace(RECIPE, epochs=None, steps=1, dropout=None, drop_path=path)
+        heard, recipe = Heard(), replace(RECIPE, epochs=None, steps=1, dropout=None, drop_path=path)
         tuned(tmp_path / f"{path}.st", out, heard, recipe=recipe)
         said.append(heard.warnings)
 
@@ -149,7 +140,7 @@ def test_what_tells_equal_members_apart_is_something_that_their_model_takes(tmp_
     ((3, 3, 3), ("head",), True), ((3, 4, 5), ("head",), False), ((3, 4, 3), ("head",), True), ((3, 4, 5), ("embed",), True),
 ])  # fmt: skip
 def test_members_part_by_teachers_of_their_own(tmp_path, hydra, seeds, train, warned):
-    heard, teachers = Warned(), [str(base(seed=s).save(tmp_path / f"{s}.st")) for s in seeds]
+    heard, teachers = Heard(), [str(base(seed=s).save(tmp_path / f"{s}.st")) for s in seeds]
     recipe = replace(RECIPE, epochs=None, steps=1, dropout=0.0, train=train)
     tuned(tmp_path / "out.st", hydra, heard, recipe=recipe, teacher=tuple(teachers))
 
@@ -159,13 +150,13 @@ def test_members_part_by_teachers_of_their_own(tmp_path, hydra, seeds, train, wa
 
 
 def test_a_model_that_teaches_itself_is_told(tmp_path, hydra):
-    heard, recipe = Warned(), replace(RECIPE, epochs=None, steps=1)
+    heard, recipe = Heard(), replace(RECIPE, epochs=None, steps=1)
     tuned(tmp_path / "out.st", hydra, heard, recipe=recipe, teacher=(str(hydra),))
     assert ["is its own teacher" in message for message in heard.warnings] == [True]
 
 
 def test_a_temperature_is_not_kept_and_that_is_said(tmp_path):
-    one, heard = base(), Warned()
+    one, heard = base(), Heard()
     stored = replace(one, header=one.header.model_copy(update={"temperature": 1.7})).save(tmp_path / "one.st")
     tuned(tmp_path / "out.st", stored, heard, recipe=replace(RECIPE, epochs=None, steps=1))
     mask = PruneConfig(
@@ -273,7 +264,7 @@ def test_members_get_classifiers_of_their_own(tmp_path, hydra):
     """Member m's is what the seed + m draws for a model alone; no dropout is needed then to tell members apart."""
     data = DataRef.parse("digits::split=train,classes=0-4,limit=24")
     val = DataRef.parse("digits::split=val,classes=0-4,limit=20")
-    recipe, heard = replace(RECIPE, dropout=0.0, epochs=None, steps=1, lr=(1e-9,)), Warned()
+    recipe, heard = replace(RECIPE, dropout=0.0, epochs=None, steps=1, lr=(1e-9,)), Heard()
     tuned(tmp_path / "out.st", hydra, heard, data=data, val=val, recipe=recipe, head_seed=5)
 
     after, before = header(tmp_path / "out.st"), header(hydra)

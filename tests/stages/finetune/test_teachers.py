@@ -13,6 +13,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, OutputExists, UsageError
 from hydractl.families.load import open_model
 from hydractl.fusion.plan import split_members
+from hydractl.progress import Silent
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.finetune.teachers import check_teachers
@@ -104,13 +105,12 @@ def test_teachers_are_in_the_lineage(folder, together):
     assert (step.options["teacher_temperature"], step.options["teacher_weight"]) == (2.0, 0.9)
 
 
-class Cut:
+class CutAtStep(Silent):
+    """A `Progress` that interrupts after the first evaluated step."""
+
     def step(self, message):
         if message.startswith("step"):
             raise KeyboardInterrupt
-
-    def warn(self, message):
-        pass
 
 
 def test_a_run_goes_on_with_its_own_teachers_alone(tmp_path, folder):
@@ -121,7 +121,7 @@ def test_a_run_goes_on_with_its_own_teachers_alone(tmp_path, folder):
         tmp_path / "out.st", folder / "student0.st", recipe=recipe, teacher=(str(teacher),), save_every=1
     )
     with pytest.raises(KeyboardInterrupt):
-        run_finetune(given, Cut())
+        run_finetune(given, CutAtStep())
 
     shutil.copy(folder / "teacher1.st", teacher)
     with pytest.raises(

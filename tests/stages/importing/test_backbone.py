@@ -15,6 +15,7 @@ from hydractl.families.registry import FAMILIES
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.run import run_import
 from support.builders import base
+from support.heard import Heard
 from support.text_folders import save_text_model
 from support.variants import variant
 
@@ -22,16 +23,6 @@ OPTIONS = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 32, "dept
 NAME = "vit_tiny_patch16_224"
 ARCH = f"{NAME}::{','.join(f'{k}={v}' for k, v in OPTIONS.items())}"
 BERT = variant("transformers-bert-plain")
-
-
-class Heard:
-    def __init__(self):
-        self.lines = []
-
-    def step(self, message):
-        self.lines.append(message)
-
-    warn = step
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +49,7 @@ def bring(source, out, *, arch=ARCH, **changes):
     heard = Heard()
     run_import(ImportConfig(sources=(str(source),), arch=str(arch), out=out, **changes), heard)
     found = Checkpoint.open(out)
-    return found.header, found.tensors(), heard.lines
+    return found.header, found.tensors(), heard.steps + heard.warnings
 
 
 def check(header, found, state, seed=0):
