@@ -6,44 +6,26 @@ in which features vary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
-from torch import Tensor
-
-from hydractl import progress
-from hydractl.data.batches import Batch
-from hydractl.data.encode import Reading
-from hydractl.errors import DataError, InputError
-from hydractl.families.base import Family
-from hydractl.families.load import OpenModel
-from hydractl.families.tower import Towers
-from hydractl.manifest.header import Header
-from hydractl.metrics.ood_scores import ENERGY_DENSITY, options_of
-from hydractl.metrics.per_sample import Responses
-from hydractl.model_inputs import Inputs
-from hydractl.output.scratch import ROOM_HINT
-from hydractl.prediction.inference import PreparedData
-from hydractl.prediction.open_inputs import overlap
-from hydractl.processes.distributed import ProcessGroup
-
-if TYPE_CHECKING:
-    from hydractl.data.batches import Batch
-
-from collections.abc import Callable
-
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import override
 
+from hydractl import progress
 from hydractl.checkpoint import BESIDE, Checkpoint
 from hydractl.data.batches import Batch
-from hydractl.errors import CheckpointError, UnsupportedModelError
+from hydractl.data.encode import Reading
+from hydractl.errors import CheckpointError, DataError, InputError, UnsupportedModelError
+from hydractl.families.base import Family
+from hydractl.families.load import OpenModel
 from hydractl.families.stream import FeatureLinear, MemberParallel, placed_features
-from hydractl.families.tower import Contrast, OutputHead, without_autocast
+from hydractl.families.tower import Contrast, OutputHead, Towers, without_autocast
 from hydractl.manifest.guarantees import Threshold
+from hydractl.manifest.header import Header
 from hydractl.metrics import ood_scores
 from hydractl.metrics.feature_scores import (
     TENSOR_SPECS,
@@ -55,11 +37,14 @@ from hydractl.metrics.feature_scores import (
     energy_density,
     fit,
 )
-from hydractl.metrics.ood_scores import MSP, msp
-from hydractl.metrics.per_sample import of_inputs
-from hydractl.output.scratch import scratch_tensor
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, msp, options_of
+from hydractl.metrics.per_sample import Responses, of_inputs
+from hydractl.model_inputs import Inputs
+from hydractl.output.scratch import ROOM_HINT, scratch_tensor
 from hydractl.prediction.class_names import Classes, with_class_names
-from hydractl.prediction.inference import responses
+from hydractl.prediction.inference import PreparedData, responses
+from hydractl.prediction.open_inputs import overlap
+from hydractl.processes.distributed import ProcessGroup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
