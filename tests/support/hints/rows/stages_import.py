@@ -17,8 +17,9 @@ from support.hints.table import Row
 if TYPE_CHECKING:
     import torch
 
-CONFIG, MATCH, READ, RESOLVE, RUN = (
-    f"stages/importing/{name}.py" for name in ("config", "resolve", "read", "resolve", "run")
+CONFIG, RUN = "stages/importing/config.py", "stages/importing/run.py"
+MATCH, PICKLE, READ, RESOLVE = (
+    f"importing/{name}.py" for name in ("tensor_names", "pickle_file", "weights", "architecture")
 )
 SIZES = "img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=3,num_heads=4"
 TINY = f"vit_tiny_patch16_224::{SIZES}"
