@@ -120,7 +120,7 @@ ROWS = (
         prepare=partial(edit_header, "m-0.st", _other_heads),
     ),
     Row(
-        "stages/inspect/run.py",
+        "reporting/file_contents.py",
         "{}; fuse the members again",
         "inspect hydra.st",
         "fuse m-0.st m-1.st m-2.st --force -o hydra.st",
