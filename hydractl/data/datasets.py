@@ -6,16 +6,27 @@ import hashlib
 import json
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, TypeAlias, cast
 
 import numpy as np
 from PIL import Image
 from typing_extensions import override
 
-from hydractl.data.decoding import SAMPLE_BYTES, at_most, image_sample, upright
+from hydractl.data.decoding import (
+    SAMPLE_BYTES,
+    FileSpan,
+    at_most,
+    check_header,
+    decode,
+    encoded_bytes,
+    encoded_digest,
+    image_sample,
+    upright,
+)
 from hydractl.data.reference import MAX_ITEM
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UnreadableError
@@ -23,6 +34,8 @@ from hydractl.messages import quoted
 from hydractl.tasks import SINGLE_LABEL, Task
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from hydractl.data.preprocess import EvalTransform, PerItem
 
 LABELS_HINT = (
@@ -248,55 +261,99 @@ class TextSet(Items):
         return queries if len(numbers) < len(pairs) == len(self) else None
 
 
-class ImageStore(ABC):
-    """Where images are kept or drawn. Safe to read from several threads."""
+Source: TypeAlias = "Image.Image | NDArray[np.uint8] | bytes | Path | str | FileSpan"
+"""An image, its pixels (height, width) or (height, width, 1, 3 or 4), or its encoded bytes: in memory, or in a file."""
 
-    __slots__ = ()
 
-    @abstractmethod
+@dataclass(frozen=True, slots=True)
+class HeldSources:
+    """Sources of some images by their numbers, or the error of a missing source. Can be sent to another process."""
+
+    sources: Mapping[int, Source | DataError]
+
+    def __call__(self, index: int) -> Source:
+        """Return the source of one image."""
+        source = self.sources[index]
+        if isinstance(source, DataError):
+            raise source
+        return source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImageStore:
+    """Images by their numbers. Safe to read from several threads.
+
+    Attributes:
+        source: Returns the source of an image.
+        table: Name of the table in messages, in which rows name the images; empty for images without names. None if
+            images are files, which are named by their paths.
+        checks_paths: Whether `source` raises if a file is missing, so that images can be checked before any is read.
+        checks_headers: Whether the digest of a file checks its header.
+    """
+
+    source: Callable[[int], Source]
+    table: str | None = None
+    checks_paths: bool = False
+    checks_headers: bool = False
+
     def image(self, index: int) -> Image.Image:
         """Return one image, in the mode it is stored in.
 
         Raises:
             DataError: If it is missing or corrupt; the message names it.
         """
+        source = self.source(index)
+        if isinstance(source, Image.Image):
+            return source
+        if isinstance(source, np.ndarray):
+            return Image.fromarray(source[..., 0] if source.shape[2:] == (1,) else source)
+        return decode(
+            encoded_bytes(source), where=f"{self.table}: row {index}" if self.table else str(source)
+        )
 
     def only(self, places: Sequence[int]) -> ImageStore:
-        """Return what another process needs to read some images, under the same numbers: here the images themselves."""
-        return DrawnStore({place: self.image(place) for place in places}.__getitem__)
+        """Return the store of some images under the same numbers, for another process."""
+        sources: dict[int, Source | DataError] = {}
+        for place in places:
+            try:
+                sources[place] = self.source(place)
+            except DataError as error:  # raised in the process that decodes the image
+                sources[place] = error
+        return replace(self, source=HeldSources(sources))
 
-    def check_there(self, places: Sequence[int]) -> None:  # noqa: B027 - most stores find out when they read
-        """Refuse images of which it can be told without reading that they are not there.
+    def check_there(self, places: Sequence[int]) -> None:
+        """Raise if a file is missing, as far as no image has to be read.
 
         Raises:
-            DataError: If there is one.
+            DataError: If one is missing.
         """
+        if self.checks_paths:
+            for place in places:
+                self.source(place)
 
     def key(self, index: int) -> str | int:
-        """Return the path of the file that an image is, or its number."""
-        return index
+        """Return the path of an image file, or the image's number."""
+        source = self.source(index) if self.table is None else index
+        return str(source) if isinstance(source, str | Path) else index
 
     def item_digest(self, index: int) -> bytes:
-        """Return a SHA-256 of one image: here of its mode, size and pixels.
+        """Return the SHA-256 of one image, and the bytes that identify its pixels.
+
+        The SHA-256 is of the encoded bytes of folders and tables, else of mode, size and pixels.
 
         Raises:
             DataError: If it is missing or corrupt.
         """
+        if self.table or self.checks_headers:
+            source = cast("bytes | Path | FileSpan", self.source(index))
+            data = encoded_bytes(source)
+            if self.checks_headers:
+                check_header(data, where=str(source))
+            return encoded_digest(data)
         image = self.image(index)
         sha = hashlib.sha256(f"{image.mode} {image.size}\n".encode())
         sha.update(image.tobytes())
         return sha.digest() + image_sample(image, sha.digest())
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DrawnStore(ImageStore):
-    """Images that a function returns by their numbers."""
-
-    draw: Callable[[int], Image.Image]
-
-    @override
-    def image(self, index: int) -> Image.Image:
-        return self.draw(index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

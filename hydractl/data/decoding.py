@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, TypeVar
@@ -190,3 +191,41 @@ def _named(where: str) -> Iterator[None]:
         raise DataError(
             f"{where}: is not an image that can be decoded", hint="replace the file with an undamaged copy"
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class FileSpan:
+    """Some bytes of a file."""
+
+    path: Path
+    offset: int
+    size: int
+
+    def read(self) -> bytes:
+        """Return them.
+
+        Raises:
+            DataError: If they are not there.
+        """
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self.offset)
+                chunk = file.read(self.size)
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read: {error.strerror}") from error
+        if len(chunk) < self.size:
+            raise DataError(
+                f"{self.path}: ends before byte {self.offset + self.size}", hint="download it again"
+            )
+        return chunk
+
+
+def encoded_bytes(source: bytes | Path | str | FileSpan) -> bytes:
+    """Return the bytes of an encoded image.
+
+    Raises:
+        DataError: If a file cannot be read.
+    """
+    if isinstance(source, bytes):
+        return source
+    return source.read() if isinstance(source, FileSpan) else read_bytes(Path(source))

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
-from typing_extensions import override
 
 from hydractl import progress
 from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, BatchShare, checked_order, tensor_cache
 from hydractl.data.datasets import Content, ImageSet, ImageStore, Items, Text, TextSet
-from hydractl.data.decoding import decode, read_bytes
 from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform, train_transform
 from hydractl.data.reference import DataRef
@@ -293,7 +291,11 @@ def given_items(items: Sequence[Item], how: Reading, *, name: str = "the items")
         if len(texts) < len(items):
             raise TypeError(f"the model reads texts, found {kinds(items)}")
         return TextSet(texts=texts, name=name)
-    return ImageSet(store=GivenStore(tuple(map(checked_picture, items))), places=range(len(items)), name=name)
+    return ImageSet(
+        store=ImageStore(source=tuple(map(checked_picture, items)).__getitem__),
+        places=range(len(items)),
+        name=name,
+    )
 
 
 def checked_picture(item: object) -> Picture:
@@ -323,39 +325,6 @@ def checked_picture(item: object) -> Picture:
     return item
 
 
-def image_of(picture: Picture) -> Image.Image:
-    """Return the image.
-
-    Raises:
-        DataError: If a path names no image file that can be decoded.
-    """
-    if isinstance(picture, str | Path):
-        return decode(read_bytes(Path(picture)), where=str(picture))
-    if isinstance(picture, np.ndarray):
-        return Image.fromarray(picture[..., 0] if picture.shape[2:] == (1,) else picture)
-    return picture
-
-
 def kinds(items: Iterable[object]) -> str:
     """Return the types of items, for messages."""
     return ", ".join(sorted({type(item).__name__ for item in items}))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GivenStore(ImageStore):
-    """Images in memory, or at paths."""
-
-    pictures: Sequence[Picture] | Mapping[int, Picture]
-
-    @override
-    def only(self, places: Sequence[int]) -> GivenStore:
-        return GivenStore({place: self.pictures[place] for place in places})
-
-    @override
-    def image(self, index: int) -> Image.Image:
-        return image_of(self.pictures[index])
-
-    @override
-    def key(self, index: int) -> str | int:
-        picture = self.pictures[index]
-        return str(picture) if isinstance(picture, str | Path) else index

@@ -257,5 +257,5 @@ def test_memory_holds_no_image(tmp_path, encoded):
     write(tmp_path / "a.tar", {f"{i}.png": data for i in range(50)})
     items = open_data(str(tmp_path / "a.tar"))
 
-    assert items.store.read(7).size == len(data)
+    assert items.store.source(7).size == len(data)
     assert hashlib.sha256(data).digest() == items.item_digest(7)[:32]
