@@ -1,4 +1,4 @@
-"""From a data set to batches: decoded by threads or worker processes, in a fixed order."""
+"""Batches of a model's inputs: images decoded by threads or worker processes, and texts sorted by length."""
 
 from __future__ import annotations
 
@@ -11,19 +11,31 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from PIL import Image
 from torch import Tensor
 
+from hydractl.data.datasets import ImageSet, Items, Reading, TextSet, of_kind
 from hydractl.data.decoding import at_least
-from hydractl.data.preprocess import EvalTransform, Normalised, PerItem, TrainTransform, pixels, sample_seed
+from hydractl.data.preprocess import (
+    EvalTransform,
+    Normalised,
+    PerItem,
+    TrainTransform,
+    eval_transform,
+    pixels,
+    sample_seed,
+    train_transform,
+)
+from hydractl.data.tokenize import Tokens, require_tokenizer
+from hydractl.data.words import tokens_of
 from hydractl.data.worker_pool import cores, unshared
-from hydractl.errors import DataError, UnreadableError
-
-if TYPE_CHECKING:
-    from hydractl.data.datasets import ImageSet
+from hydractl.errors import DataError, UnreadableError, UsageError
+from hydractl.manifest.header import Tokenization
+from hydractl.messages import counted
+from hydractl.model_inputs import Inputs
 
 Transform: TypeAlias = "Callable[[Image.Image], Tensor] | PerItem"
 CACHE_BYTES = 512 * 2**20
@@ -35,7 +47,6 @@ _PART = 16
 """Maximum number of items that a thread or process reads at a time."""
 
 
-T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -311,3 +322,150 @@ def _joined(parts: Sequence[DecodedPart], count: int, finish: Normalised | None)
     for part, out in zip(parts, joined.split([len(part.inputs) for part in parts]), strict=True):
         finish.into(part.inputs, out)
     return joined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenBatches:
+    """Batches of texts that can be gone over again and again, by default of about one length each, the longest first.
+
+    Attributes:
+        tokens: The whole data set's.
+        order: Positions in the order of the batches.
+        batch_size: At least 1.
+    """
+
+    tokens: Tokens
+    order: Tensor
+    batch_size: int
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Tokens,
+        *,
+        indices: Sequence[int],
+        batch_size: int,
+        among: int | None = None,
+    ) -> TokenBatches:
+        """Sort positions by length, among all or among so many that follow each other.
+
+        Of equal lengths the order given stays, so the batches hang on nothing else.
+        """
+        order = torch.tensor(indices, dtype=torch.int64)
+        parts = order.split(max(1, len(order) if among is None else among))
+        order = torch.cat(
+            [part[tokens.lengths[part].argsort(descending=True, stable=True)] for part in parts]
+        )
+        return cls(tokens=tokens, order=order, batch_size=batch_size)
+
+    def __iter__(self) -> Iterator[Batch[Mapping[str, Tensor]]]:
+        for chosen in self.order.split(self.batch_size) if len(self.order) else ():
+            yield Batch(inputs=self.tokens.batch(chosen), indices=chosen)
+
+
+def check_reads(how: Reading, *, model: str) -> None:
+    """Refuse a model that can read no data, before any are opened.
+
+    Args:
+        how: Of the model.
+        model: What messages call it.
+
+    Raises:
+        CheckpointError: If it reads texts and has no tokenizer.
+    """
+    if isinstance(how, Tokenization):
+        require_tokenizer(how, model=model)
+
+
+def limited(how: Reading, max_length: int | None, *, model: str) -> Reading:
+    """Return how a model reads texts of `max_length` tokens at most; None leaves it as it is.
+
+    Raises:
+        UsageError: If the model reads images, or not so many tokens.
+    """
+    if max_length is None:
+        return how
+    if not isinstance(how, Tokenization):
+        raise UsageError(f"`--max-length` is for texts, but {model} reads images", hint="leave it out")
+    if how.padding == "max_length" and max_length != how.max_length:
+        raise UsageError(
+            f"`--max-length {max_length}`: {model} reads only texts of {counted(how.max_length, 'token')}"
+        )
+    if not 1 <= max_length <= how.max_length:
+        raise UsageError(
+            f"`--max-length {max_length}`: {model} reads at least 1 and at most {counted(how.max_length, 'token')}",
+            hint=f"add `--max-length {how.max_length}`, or leave it out",
+        )
+    return how.model_copy(update={"max_length": max_length})
+
+
+def shortened(how: Reading, max_length: int | None) -> Reading:
+    """Return how a model reads, texts of no more than `max_length` tokens; one that reads fewer or all alike stays as it is."""
+    if max_length is None or not isinstance(how, Tokenization) or how.padding == "max_length":
+        return how
+    return how.model_copy(update={"max_length": min(how.max_length, max_length)})
+
+
+def encoded(
+    items: Items,
+    how: Reading,
+    *,
+    batch_size: int,
+    indices: Sequence[int] | Tensor | None = None,
+    limit_bytes: int = CACHE_BYTES,
+    deal: BatchShare = EVERY_BATCH,
+) -> Iterable[Batch[Inputs]]:
+    """Return evaluation batches that can be gone over again and again, in an order that is the same each time.
+
+    Images come in the order of `indices`, held in memory if they fit. Texts are held as tokens, and come sorted by length so
+    that little is padded, unless `deal` says otherwise: `Batch.indices` says which items a batch holds.
+
+    Args:
+        items: The data.
+        how: Of the model.
+        batch_size: At least 1.
+        indices: Positions in the data, any order, repeats allowed; None for all of them once.
+        limit_bytes: How much memory decoded images may take.
+        deal: Which of the batches; no other images are decoded, and what a batch holds hangs not on it.
+
+    Raises:
+        DataError: If an item cannot be read.
+        CheckpointError: If the model's tokenizer is missing or unfit.
+        ValueError: If `batch_size` or an index is out of range.
+    """
+    if isinstance(how, Tokenization):
+        texts = of_kind(items, TextSet)
+        order = checked_order(len(texts), batch_size, indices)
+        among = None if deal.among is None else deal.among * batch_size
+        token_batches = TokenBatches.of(
+            tokens_of(texts, how),
+            indices=order,
+            batch_size=batch_size,
+            among=1 if deal.as_given else among,
+        )
+        return replace(token_batches, order=token_batches.order[deal.positions(len(order), batch_size)])
+    images = of_kind(items, ImageSet)
+    order = checked_order(len(images), batch_size, indices)
+    return tensor_cache(
+        images,
+        eval_transform(how) if images.changed is None else images.changed(eval_transform(how)),
+        batch_size=batch_size,
+        indices=[order[i] for i in deal.positions(len(order), batch_size)],
+        limit_bytes=limit_bytes,
+        ahead=deal.ahead,
+    )
+
+
+def check_augment(how: Reading, augment: tuple[str, ...]) -> None:
+    """Refuse augmentations that are not known, or not for what the model reads.
+
+    Raises:
+        UsageError: If there is one.
+    """
+    if not isinstance(how, Tokenization):
+        train_transform(how, augment)
+    elif augment:
+        raise UsageError(
+            f"`--augment {','.join(augment)}` is for images, but the model reads texts",
+            hint="leave it out, or add `--augment none`",
+        )

@@ -1,16 +1,21 @@
-"""Sets of images or texts: what every one offers, and where images are."""
+"""Data sets: images or texts with labels and class names, from files or from a program.
+
+Every data set is an `Items`: its length, `labels`, `class_names`, and the digest of each item. `TextSet` holds texts;
+`ImageSet` reads images from an `ImageStore`. `data/batches.py` turns data sets into batches of a model's inputs.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeGuard, TypeVar, cast
 
 import numpy as np
 from PIL import Image
@@ -30,7 +35,8 @@ from hydractl.data.decoding import (
 from hydractl.data.reference import MAX_ITEM
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UnreadableError
-from hydractl.messages import quoted
+from hydractl.manifest.header import Preprocess, Tokenization
+from hydractl.messages import did_you_mean_path, quoted
 from hydractl.tasks import SINGLE_LABEL, Task
 
 if TYPE_CHECKING:
@@ -38,6 +44,7 @@ if TYPE_CHECKING:
 
     from hydractl.data.preprocess import EvalTransform, PerItem
 
+T = TypeVar("T", bound="Items")
 LABELS_HINT = (
     "use one sub-folder per class in a folder; a column `label` in a table, or give its name with `::label=COLUMN`; "
     'write one column per label as one column of lists: `{"labels": ["delay"]}` (docs/multi-label.md has a command)'
@@ -465,3 +472,93 @@ def fingerprint_of(
     for digest in digests:
         sha.update(digest[:-SAMPLE_BYTES])
     return f"sha256:{sha.hexdigest()}"
+
+
+Reading: TypeAlias = "Preprocess | Tokenization"
+"""Preprocessing of items as the model's header specifies it."""
+
+
+def content_of(how: Reading) -> Content:
+    """Return whether a model reads images or texts."""
+    return Content.TEXTS if isinstance(how, Tokenization) else Content.IMAGES
+
+
+def of_kind(items: Items, kind: type[T]) -> T:
+    """Return a data set as one of images or texts.
+
+    Raises:
+        DataError: If it is of the other kind.
+    """
+    if not isinstance(items, kind):
+        raise DataError(f"{items.name}: contains {items.content}, but the model reads {kind.content}")
+    return items
+
+
+Picture: TypeAlias = "Image.Image | Path | str | NDArray[np.uint8]"
+"""An image of Pillow, the path of an image file, or uint8 pixels (height, width) or (height, width, 1, 3 or 4)."""
+Item: TypeAlias = "Text | Picture"
+BATCHED = 4
+"""Number of axes of a batch of images."""
+
+
+def listed(items: Iterable[Any]) -> list[Any]:
+    """Return items as a list.
+
+    Raises:
+        TypeError: If there are none, or `items` is a single one.
+    """
+    kinds_of_one = {str: "one text", Path: "one path", Image.Image: "one image"}
+    single = next((name for kind, name in kinds_of_one.items() if isinstance(items, kind)), "")
+    if isinstance(items, np.ndarray) and items.ndim != BATCHED:
+        single = f"one array of shape {items.shape}"
+    as_list = [] if single else list(items)
+    if not as_list:
+        raise TypeError(f"the model takes a list of items, found {single or 'nothing'}")
+    return as_list
+
+
+def is_text(item: object) -> TypeGuard[Text]:
+    """Return whether an item is a text or a pair of texts."""
+    is_pair = isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, str) for part in item)
+    return is_pair or isinstance(item, str)
+
+
+def given_items(items: Sequence[Item], how: Reading, *, name: str = "the items") -> Items:
+    """Return items of a program as a data set. For a model that reads images, a text is a path.
+
+    Raises:
+        TypeError: If the model cannot read an item.
+        DataError: If a text names no image file.
+    """
+    if content_of(how) is Content.TEXTS:
+        texts = tuple(item for item in items if is_text(item))
+        if len(texts) < len(items):
+            raise TypeError(f"the model reads texts, found {kinds(items)}")
+        return TextSet(texts=texts, name=name)
+    pictures = tuple(map(_checked_picture, items))
+    return ImageSet(store=ImageStore(source=pictures.__getitem__), places=range(len(items)), name=name)
+
+
+def _checked_picture(item: object) -> Picture:
+    if isinstance(item, str) and not os.path.isfile(item):  # noqa: PTH113 - `Path.is_file` raises where a path is too long
+        raise DataError(
+            f"{item}: no such file",
+            hint=did_you_mean_path(item) or "the model reads images: a `str` is the path of an image file",
+        )
+    if isinstance(item, np.ndarray):
+        if item.dtype != np.uint8 or item.ndim not in {2, 3} or (*item.shape[2:], 1)[0] not in {1, 3, 4}:
+            raise TypeError(
+                f"arrays must be uint8 of shape (height, width, 1, 3 or 4), found {item.dtype} {item.shape}"
+            )
+    elif is_text(item) and not isinstance(item, str):
+        raise TypeError(f"the model reads images, found {kinds([item])}")
+    elif not isinstance(item, Image.Image | Path | str):
+        raise TypeError(
+            f"an image must be a path, a uint8 array (height, width, channels) or a Pillow image, found {kinds([item])}"
+        )
+    return item
+
+
+def kinds(items: Iterable[object]) -> str:
+    """Return the types of items, for messages."""
+    return ", ".join(sorted({type(item).__name__ for item in items}))

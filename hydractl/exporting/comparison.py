@@ -11,9 +11,8 @@ import torch
 from PIL import Image
 
 from hydractl import progress
-from hydractl.data.batches import Batch
-from hydractl.data.datasets import ImageSet, Items
-from hydractl.data.encode import encoded, of_kind
+from hydractl.data.batches import Batch, encoded
+from hydractl.data.datasets import ImageSet, Items, of_kind
 from hydractl.data.preprocess import eval_transform, to_channels
 from hydractl.errors import CheckFailed, InputError, reason_of
 from hydractl.exporting.formats import IMAGES, OUTPUTS, ExportModule, Named, Program, named

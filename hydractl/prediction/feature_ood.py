@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hydractl import progress
 from hydractl.data.batches import Batch
-from hydractl.data.encode import Reading
+from hydractl.data.datasets import Reading
 from hydractl.errors import DataError, InputError
 from hydractl.families.base import Family
 from hydractl.families.load import OpenModel

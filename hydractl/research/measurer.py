@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from typing_extensions import override
 
-from hydractl.data.datasets import Content
-from hydractl.data.encode import content_of
+from hydractl.data.datasets import Content, content_of
 from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.manifest.document import Fingerprint

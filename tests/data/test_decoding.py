@@ -15,9 +15,9 @@ from PIL import EpsImagePlugin, ExifTags, Image, ImageFile, ImageOps
 from transformers.image_utils import load_image
 
 import hydractl
-from hydractl.data.batches import batches
+from hydractl.data.batches import batches, encoded
+from hydractl.data.datasets import given_items
 from hydractl.data.decoding import FORMATS, decode, upright
-from hydractl.data.encode import encoded, given_items
 from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform, train_transform
 from hydractl.errors import DataError

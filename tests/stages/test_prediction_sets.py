@@ -15,7 +15,7 @@ from transformers import AutoModelForImageClassification
 import hydractl
 from hydractl.checkpoint import Checkpoint
 from hydractl.cli.app import main
-from hydractl.data.encode import open_items
+from hydractl.data.open_dataset import open_items
 from hydractl.data.reference import DataRef
 from hydractl.families.load import open_model
 from hydractl.manifest.document import Fingerprint

@@ -309,8 +309,7 @@ def check_held_out(config: MakeConfig) -> None:
     """
     import numpy as np
 
-    from hydractl.data.datasets import samples_in
-    from hydractl.data.encode import content_of
+    from hydractl.data.datasets import content_of, samples_in
     from hydractl.families.load import open_model
     from hydractl.manifest.document import union, unpack
 

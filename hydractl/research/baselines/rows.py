@@ -12,8 +12,8 @@ import torch
 from typing_extensions import override
 
 from hydractl import progress
-from hydractl.data.datasets import Items
-from hydractl.data.encode import Reading, encoded
+from hydractl.data.batches import encoded
+from hydractl.data.datasets import Items, Reading
 from hydractl.families.load import OpenModel, build_checked
 from hydractl.families.tower import OutputHead, Towers
 from hydractl.fusion.build import hollow, hydra_from_state

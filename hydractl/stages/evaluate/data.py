@@ -13,8 +13,7 @@ from torch import Tensor
 
 from hydractl import progress
 from hydractl.data.batches import BATCHES, CACHE_BYTES, BatchShare
-from hydractl.data.datasets import LABELS_HINT, Items, TextSet
-from hydractl.data.encode import Reading, content_of, open_items, open_readable
+from hydractl.data.datasets import LABELS_HINT, Items, Reading, TextSet, content_of
 from hydractl.data.labels import (
     are_numerals,
     check_labels,
@@ -23,6 +22,7 @@ from hydractl.data.labels import (
     model_labels,
     nameless,
 )
+from hydractl.data.open_dataset import open_items, open_readable
 from hydractl.data.reference import DataRef
 from hydractl.data.words import WordSet
 from hydractl.errors import DataError, InputError, UsageError

@@ -14,8 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hydractl.data.datasets import ImageSet, Items, TextSet
-from hydractl.data.encode import of_kind
+from hydractl.data.datasets import ImageSet, Items, TextSet, of_kind
 from hydractl.data.preprocess import to_channels
 from hydractl.errors import shortened
 from hydractl.manifest.guarantees import MOST_LETTERS, Example, Examples

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 from hydractl import progress
-from hydractl.data.batches import BATCHES, Batch, BatchShare
+from hydractl.data.batches import BATCHES, Batch, BatchShare, encoded
 from hydractl.data.datasets import Items, TextSet
-from hydractl.data.encode import encoded, lenient, open_items
+from hydractl.data.open_dataset import lenient, open_items
 from hydractl.data.reference import DataRef
 from hydractl.data.words import Span, by_word, whole_words
 from hydractl.data.worker_pool import WorkerPool, cores

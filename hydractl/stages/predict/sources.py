@@ -9,8 +9,8 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from hydractl.data.datasets import Content, ImageSet, ImageStore, Items, TextSet
-from hydractl.data.encode import Reading, content_of, crewed, open_items, open_lenient
+from hydractl.data.datasets import Content, ImageSet, ImageStore, Items, Reading, TextSet, content_of
+from hydractl.data.open_dataset import crewed, open_items, open_lenient
 from hydractl.data.reference import SOURCES_HINT, DataRef
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UsageError

@@ -14,8 +14,7 @@ from PIL import Image
 from hydractl.data.batches import batches
 from hydractl.data.datasets import Content
 from hydractl.data.decoding import FORMATS
-from hydractl.data.encode import crewed
-from hydractl.data.open_dataset import open_data
+from hydractl.data.open_dataset import crewed, open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.sources.webdataset import expanded
 from hydractl.errors import DataError, UsageError

@@ -9,7 +9,7 @@ from pathlib import Path
 from support.hints.table import Row
 
 DECODING, ENCODE, LABELS, OPEN, PREPROCESS, TOKENIZE = (
-    f"data/{name}.py" for name in ("decoding", "encode", "labels", "open_dataset", "preprocess", "tokenize")
+    f"data/{name}.py" for name in ("decoding", "batches", "labels", "open_dataset", "preprocess", "tokenize")
 )
 END = "--no-latency --bootstrap 0"
 TUNE = "finetune base.st --data digits::classes=0-6,limit=14 --val digits::classes=0-6,limit=14,split=val --steps 1 --batch-size 8 -o o.st"
@@ -85,7 +85,7 @@ ROWS = (
         f"{TUNE_TEXTS} --augment none",
     ),
     Row(
-        "data/encode.py",
+        "data/datasets.py",
         "the model reads images: a `str` is the path of an image file",
         "python import hydractl; hydractl.load('base.st').predict(['a good film'])",
         "python import hydractl; hydractl.load('base.st').predict(['images/a/0.png'])",
