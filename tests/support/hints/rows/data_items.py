@@ -8,7 +8,7 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-DECODING, ENCODE, LABELS, OPEN, PREPROCESS, TOKENIZE = (
+DECODING, BATCHES, LABELS, OPEN, PREPROCESS, TOKENIZE = (
     f"data/{name}.py" for name in ("decoding", "batches", "labels", "open_dataset", "preprocess", "tokenize")
 )
 END = "--no-latency --bootstrap 0"
@@ -72,14 +72,14 @@ ROWS = (
         mend=lambda: shutil.copy("images/a/0.png", "cut.png"),
     ),
     Row(
-        ENCODE,
+        BATCHES,
         "add `--max-length {}`, or leave it out",
         "predict bert texts.csv --max-length 9999",
         "predict bert texts.csv --max-length 512",
     ),
-    Row(ENCODE, "leave it out", "predict base.st images --max-length 9", "predict base.st images"),
+    Row(BATCHES, "leave it out", "predict base.st images --max-length 9", "predict base.st images"),
     Row(
-        ENCODE,
+        BATCHES,
         "leave it out, or add `--augment none`",
         f"{TUNE_TEXTS} --augment flip",
         f"{TUNE_TEXTS} --augment none",

@@ -1,4 +1,4 @@
-"""Hints of `hydractl/stages/importing/`."""
+"""Hints of `hydractl/importing/` and `hydractl/stages/importing/`."""
 
 from __future__ import annotations
 
@@ -177,11 +177,19 @@ ROWS = (
         mend=mend_plain,
     ),
     Row(
-        READ,
+        PICKLE,
         "copy or download it again; `import` reads what `torch.save` writes, and safetensors",
         SAVED,
         SAVED,
         prepare=lambda: Path("x.pth").write_bytes(Path("old.pth").read_bytes()[:-100]),
+        mend=mend_plain,
+    ),
+    Row(
+        PICKLE,
+        "copy or download it again",
+        SAVED,
+        SAVED,
+        prepare=lambda: Path("x.pth").write_bytes(Path("w.pth").read_bytes()[:-100]),
         mend=mend_plain,
     ),
     Row(
@@ -199,7 +207,7 @@ ROWS = (
         "import timm/model.safetensors --arch timm -o o.st",
     ),
     Row(
-        READ,
+        PICKLE,
         "if you trust the file, save its tensors again: `torch.save(model.state_dict(), 'weights.pth')`",
         SAVED,
         SAVED,
@@ -207,7 +215,7 @@ ROWS = (
         mend=mend_plain,
     ),
     Row(
-        READ,
+        PICKLE,
         "if you trust the file: `torch.save(torch.jit.load(path).state_dict(), 'weights.pth')`",
         SAVED,
         SAVED,
@@ -231,7 +239,7 @@ ROWS = (
         mend=mend_plain,
     ),
     Row(
-        READ,
+        PICKLE,
         "save it again without compression",
         SAVED,
         SAVED,
@@ -266,7 +274,7 @@ ROWS = (
         prepare=partial(edit, "words/config.json", architectures=["BertModel"]),
     ),
     Row(
-        RESOLVE,
+        RUN,
         "give {}, one per class",
         f"{IMPORT} --num-classes 7 --labels a,b",
         f"{IMPORT} --num-classes 7 {LABELS}",
@@ -311,7 +319,7 @@ ROWS = (
         f"import w.pth --arch {TINY} --labels a,b -o o.st",
         f"import w.pth --arch {TINY} {LABELS} -o o.st",
     ),
-    Row(RUN, "its tensors begin with {}", f"{IMPORT} --rename fc=head", f"{IMPORT} --rename head=head"),
+    Row(READ, "its tensors begin with {}", f"{IMPORT} --rename fc=head", f"{IMPORT} --rename head=head"),
     Row(
         RUN,
         "leave it out",
