@@ -18,7 +18,6 @@ from PIL import Image
 from torch import Tensor
 
 from hydractl.data.datasets import ImageSet, Items, Reading, TextSet, of_kind
-from hydractl.data.decoding import at_least
 from hydractl.data.preprocess import (
     EvalTransform,
     Normalised,
@@ -134,10 +133,7 @@ def tensor_cache(
     if not order:
         return ()
     lazy_batches = _Batches(dataset, transform, batch_size, order, ahead)
-    if (
-        limit_bytes
-        and _read(dataset, transform, order[:1], order[:1]).inputs.nbytes * len(order) <= limit_bytes
-    ):
+    if limit_bytes and _read(dataset, transform, order[:1], order[:1])[0].nbytes * len(order) <= limit_bytes:
         return tuple(lazy_batches)
     return lazy_batches
 
@@ -169,9 +165,9 @@ class _Batches:
         for chosen in _cut(self.order, self.batch_size):
             batch_parts = list(islice(parts, -(-len(chosen) // size)))
             yield Batch(
-                inputs=_joined(batch_parts, len(chosen), finish),
+                inputs=_joined([inputs for inputs, _ in batch_parts], len(chosen), finish),
                 indices=torch.tensor(chosen),
-                bad={index: why for part in batch_parts for index, why in part.bad.items()},
+                bad={index: why for _, bad in batch_parts for index, why in bad.items()},
             )
 
 
@@ -191,11 +187,8 @@ def checked_order(count: int, batch_size: int, indices: Sequence[int] | Tensor |
     return order
 
 
-class DecodedPart(NamedTuple):
-    """Some items as they were read: inputs (P, C, H, W), and why images cannot be, by their places in the data set."""
-
-    inputs: Tensor
-    bad: dict[int, str]
+DecodedPart: TypeAlias = tuple[Tensor, dict[int, str]]
+"""Inputs (P, C, H, W) of some items, and the reasons why images cannot be read, by their positions in the data set."""
 
 
 def _read(
@@ -219,8 +212,7 @@ def _read(
     for index, number in zip(indices, numbers, strict=True):
         where = ""
         try:
-            with at_least(least):
-                image = dataset.image(index)
+            image = dataset.image(index, least=least)
             where = f"{dataset.name}: {dataset.key(index)}: "
             inputs.append(_transformed(transform, image, number))
         except DataError as error:
@@ -228,7 +220,7 @@ def _read(
                 raise UnreadableError(f"{where}{error.message}", hint=error.hint) from error
             bad[number] = error.message
             inputs.append(_transformed(transform, Image.new("L", (8, 8)), number))
-    return DecodedPart(stack(inputs), bad)
+    return stack(inputs), bad
 
 
 def _transformed(transform: Transform, image: Image.Image, number: int) -> Tensor:
@@ -309,18 +301,17 @@ def _parted(transform: Transform) -> tuple[Transform, Normalised | None]:
     return transform, None
 
 
-def _joined(parts: Sequence[DecodedPart], count: int, finish: Normalised | None) -> Tensor:
-    """Return the inputs of parts as one tensor, in memory that a GPU reads from at once if one is in use."""
-    first = parts[0].inputs
+def _joined(parts: Sequence[Tensor], count: int, finish: Normalised | None) -> Tensor:
+    """Return the inputs of parts as one tensor, in pinned memory if a GPU is in use."""
     joined = torch.empty(
-        (count, *first.shape[1:]),
-        dtype=first.dtype if finish is None else torch.float32,
+        (count, *parts[0].shape[1:]),
+        dtype=parts[0].dtype if finish is None else torch.float32,
         pin_memory=torch.cuda.is_initialized(),
     )
     if finish is None:
-        return torch.cat([part.inputs for part in parts], out=joined)
-    for part, out in zip(parts, joined.split([len(part.inputs) for part in parts]), strict=True):
-        finish.into(part.inputs, out)
+        return torch.cat([*parts], out=joined)
+    for part, out in zip(parts, joined.split([*map(len, parts)]), strict=True):
+        finish.into(part, out)
     return joined
 
 

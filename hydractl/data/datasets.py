@@ -24,7 +24,6 @@ from typing_extensions import override
 from hydractl.data.decoding import (
     SAMPLE_BYTES,
     FileSpan,
-    at_most,
     check_header,
     decode,
     encoded_bytes,
@@ -303,8 +302,8 @@ class ImageStore:
     checks_paths: bool = False
     checks_headers: bool = False
 
-    def image(self, index: int) -> Image.Image:
-        """Return one image, in the mode it is stored in.
+    def image(self, index: int, *, least: int | None = None, max_item: int = MAX_ITEM) -> Image.Image:
+        """Return one image, in the mode it is stored in; `least` and `max_item` as in `decode`.
 
         Raises:
             DataError: If it is missing or corrupt; the message names it.
@@ -314,9 +313,8 @@ class ImageStore:
             return source
         if isinstance(source, np.ndarray):
             return Image.fromarray(source[..., 0] if source.shape[2:] == (1,) else source)
-        return decode(
-            encoded_bytes(source), where=f"{self.table}: row {index}" if self.table else str(source)
-        )
+        where = f"{self.table}: row {index}" if self.table else str(source)
+        return decode(encoded_bytes(source), where=where, least=least, max_item=max_item)
 
     def only(self, places: Sequence[int]) -> ImageStore:
         """Return the store of some images under the same numbers, for another process."""
@@ -372,7 +370,7 @@ class ImageSet(Items):
         places: Each one's number in the store.
         crew: The processes that decode them; None for threads of this one.
         lenient: Whether batches hold black for what cannot be read, and say why.
-        fast: Whether batches are of images decoded at no more than the size that suffices; see `at_least`.
+        fast: Whether batches are of images decoded at a smaller size that suffices; see `decode`.
         oriented: Whether images are turned as their EXIF orientation says.
         changed: Wraps the transform of evaluation; None for images as they are.
         max_item: Maximum size of one decoded image in bytes.
@@ -393,11 +391,12 @@ class ImageSet(Items):
     def __len__(self) -> int:
         return len(self.places)
 
-    def image(self, index: int) -> Image.Image:
-        """Decode one image, in the mode it is stored in, upright where the set is `oriented`.
+    def image(self, index: int, *, least: int | None = None) -> Image.Image:
+        """Decode one image, in the mode it is stored in, upright if the set is `oriented`.
 
         Args:
             index: 0 <= index < len(self).
+            least: As in `decode`.
 
         Raises:
             DataError: If the image is missing or corrupt; the message names it.
@@ -405,8 +404,7 @@ class ImageSet(Items):
         """
         if index < 0:
             raise IndexError(index)
-        with at_most(self.max_item):
-            image = self.store.image(self.places[index])
+        image = self.store.image(self.places[index], least=least, max_item=self.max_item)
         return upright(image) if self.oriented else image
 
     @override

@@ -145,10 +145,11 @@ def _commit(
     api: HfApi, contents: Mapping[str, Content], target: Target, patience: _Patience, sent: list[Pushed]
 ) -> Pushed:
     """Make one commit of what is not there yet, if anything; `sent` are those whose answers got lost."""
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete  # noqa: PLC0415 - as above
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, RepoFile  # noqa: PLC0415 - as above
 
     head = patience.lasts(lambda: api.repo_info(target.name, revision=target.revision).sha) or target.revision
-    remote_files = patience.lasts(lambda: _files(api, target.name, head))
+    tree = patience.lasts(lambda: [*api.list_repo_tree(target.name, recursive=True, revision=head)])
+    remote_files = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
     read = partial(_read, api, target.name, head)
     files = settled(contents, lambda name: patience.lasts(lambda: read(remote_files.get(name))))
     changed = [name for name, content in files.items() if not _is_uploaded(content, remote_files.get(name))]
@@ -171,16 +172,6 @@ def _commit(
         parent_commit=head,
     )
     return replace(sent[-1], commit=commit.oid, url=commit.commit_url, pull_request=commit.pr_url)
-
-
-def _files(api: HfApi, name: str, revision: str) -> dict[str, RepoFile]:
-    from huggingface_hub import RepoFile  # noqa: PLC0415 - as above
-
-    return {
-        entry.path: entry
-        for entry in api.list_repo_tree(name, recursive=True, revision=revision)
-        if isinstance(entry, RepoFile)
-    }
 
 
 def settled(
