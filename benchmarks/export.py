@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from hydractl.cli.app import main as hydractl
+from hydractl.exporting.comparison import samples
+from hydractl.exporting.formats import ExportModule, named, run_onnx
 from hydractl.families.load import open_model
 from hydractl.fusion.build import load_any
 from hydractl.prediction.feature_ood import WithDefaultScore
-from hydractl.stages.export.formats import ExportModule, run_onnx
-from hydractl.stages.export.run import named, samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hydractl.stages.export.formats import Named
+    from hydractl.exporting.formats import Named
 
 
 def run(*words: str) -> None:

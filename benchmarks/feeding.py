@@ -27,8 +27,8 @@ from photos import write_photos
 from timm.data import create_dataset, create_loader
 
 from hydractl.data.batches import batches, epoch_order
-from hydractl.data.datasets import ImageSet
-from hydractl.data.encode import crewed, of_kind, open_items
+from hydractl.data.datasets import ImageSet, of_kind
+from hydractl.data.open_dataset import crewed, open_items
 from hydractl.data.preprocess import eval_transform, train_transform
 from hydractl.data.worker_pool import MANY, paying
 from hydractl.manifest.header import Preprocess

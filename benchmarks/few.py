@@ -45,8 +45,7 @@ from promise import run
 from pydantic import BaseModel
 
 import hydractl
-from hydractl.data.datasets import ImageSet
-from hydractl.data.encode import of_kind
+from hydractl.data.datasets import ImageSet, of_kind
 from hydractl.data.labels import required_labels
 from hydractl.data.open_dataset import open_data
 from hydractl.errors import DataError

@@ -19,8 +19,7 @@ from PIL import Image
 from promise_plan import FORWARD, Data, Plan, Task
 
 from hydractl.cli.commands.run import CAPTIONS
-from hydractl.data.datasets import ImageSet
-from hydractl.data.encode import of_kind
+from hydractl.data.datasets import ImageSet, of_kind
 from hydractl.data.open_dataset import open_data
 from hydractl.runtime import one_thread
 from hydractl.training.clip_pretraining import PairConfig, train_pair

@@ -50,7 +50,8 @@ import torch
 from scipy.stats import spearmanr
 
 from hydractl.cli.commands.run import write_tokenizer
-from hydractl.data.encode import encoded, open_items
+from hydractl.data.batches import encoded
+from hydractl.data.open_dataset import open_items
 from hydractl.families.load import load_model
 from hydractl.manifest.head_mask import Removal
 from hydractl.manifest.report import Report

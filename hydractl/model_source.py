@@ -161,6 +161,16 @@ def parse_arch(text: str) -> tuple[str, dict[str, object]]:
     return name, options
 
 
+def arch_folder(arch: str | None) -> Path | None:
+    """Return the folder that `--arch` names. None if it names an architecture, or is not given."""
+    if arch is None:
+        return None
+    try:
+        return Path(arch) if Path(arch).is_dir() else None
+    except OSError:  # a name too long for a path
+        return None
+
+
 def split_options(text: str) -> list[str]:
     """Split `key=value,...` at commas, except those within the brackets of a value; see `unclosed`."""
     options: list[str] = []

@@ -21,8 +21,7 @@ from promise_tasks import make_clip
 from rows import QUALITY, SIZES, Numbers, diversity, foreign, values
 
 from hydractl.cli.commands.run import CAPTIONS
-from hydractl.data.datasets import ImageSet
-from hydractl.data.encode import of_kind
+from hydractl.data.datasets import ImageSet, of_kind
 from hydractl.data.labels import required_labels
 from hydractl.data.open_dataset import open_data
 from hydractl.manifest.report import Row as Measured

@@ -1,4 +1,4 @@
-"""From a data set to batches: decoded by threads or worker processes, in a fixed order."""
+"""Batches of a model's inputs: images decoded by threads or worker processes, and texts sorted by length."""
 
 from __future__ import annotations
 
@@ -11,19 +11,30 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from hydractl.data.decoding import at_least
-from hydractl.data.preprocess import EvalTransform, Normalised, PerItem, TrainTransform, pixels, sample_seed
+from hydractl.data.datasets import ImageSet, Items, Reading, TextSet, of_kind
+from hydractl.data.preprocess import (
+    EvalTransform,
+    Normalised,
+    PerItem,
+    TrainTransform,
+    eval_transform,
+    pixels,
+    sample_seed,
+    train_transform,
+)
+from hydractl.data.tokenize import Tokens, require_tokenizer
+from hydractl.data.words import tokens_of
 from hydractl.data.worker_pool import cores, unshared
-from hydractl.errors import DataError, UnreadableError
-
-if TYPE_CHECKING:
-    from hydractl.data.datasets import ImageSet
+from hydractl.errors import DataError, UnreadableError, UsageError
+from hydractl.manifest.header import Tokenization
+from hydractl.messages import counted
+from hydractl.model_inputs import Inputs
 
 Transform: TypeAlias = "Callable[[Image.Image], Tensor] | PerItem"
 CACHE_BYTES = 512 * 2**20
@@ -35,7 +46,6 @@ _PART = 16
 """Maximum number of items that a thread or process reads at a time."""
 
 
-T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -123,10 +133,7 @@ def tensor_cache(
     if not order:
         return ()
     lazy_batches = _Batches(dataset, transform, batch_size, order, ahead)
-    if (
-        limit_bytes
-        and _read(dataset, transform, order[:1], order[:1]).inputs.nbytes * len(order) <= limit_bytes
-    ):
+    if limit_bytes and _read(dataset, transform, order[:1], order[:1])[0].nbytes * len(order) <= limit_bytes:
         return tuple(lazy_batches)
     return lazy_batches
 
@@ -158,9 +165,9 @@ class _Batches:
         for chosen in _cut(self.order, self.batch_size):
             batch_parts = list(islice(parts, -(-len(chosen) // size)))
             yield Batch(
-                inputs=_joined(batch_parts, len(chosen), finish),
+                inputs=_joined([inputs for inputs, _ in batch_parts], len(chosen), finish),
                 indices=torch.tensor(chosen),
-                bad={index: why for part in batch_parts for index, why in part.bad.items()},
+                bad={index: why for _, bad in batch_parts for index, why in bad.items()},
             )
 
 
@@ -180,11 +187,8 @@ def checked_order(count: int, batch_size: int, indices: Sequence[int] | Tensor |
     return order
 
 
-class DecodedPart(NamedTuple):
-    """Some items as they were read: inputs (P, C, H, W), and why images cannot be, by their places in the data set."""
-
-    inputs: Tensor
-    bad: dict[int, str]
+DecodedPart: TypeAlias = tuple[Tensor, dict[int, str]]
+"""Inputs (P, C, H, W) of some items, and the reasons why images cannot be read, by their positions in the data set."""
 
 
 def _read(
@@ -208,8 +212,7 @@ def _read(
     for index, number in zip(indices, numbers, strict=True):
         where = ""
         try:
-            with at_least(least):
-                image = dataset.image(index)
+            image = dataset.image(index, least=least)
             where = f"{dataset.name}: {dataset.key(index)}: "
             inputs.append(_transformed(transform, image, number))
         except DataError as error:
@@ -217,7 +220,7 @@ def _read(
                 raise UnreadableError(f"{where}{error.message}", hint=error.hint) from error
             bad[number] = error.message
             inputs.append(_transformed(transform, Image.new("L", (8, 8)), number))
-    return DecodedPart(stack(inputs), bad)
+    return stack(inputs), bad
 
 
 def _transformed(transform: Transform, image: Image.Image, number: int) -> Tensor:
@@ -298,16 +301,162 @@ def _parted(transform: Transform) -> tuple[Transform, Normalised | None]:
     return transform, None
 
 
-def _joined(parts: Sequence[DecodedPart], count: int, finish: Normalised | None) -> Tensor:
-    """Return the inputs of parts as one tensor, in memory that a GPU reads from at once if one is in use."""
-    first = parts[0].inputs
+def _joined(parts: Sequence[Tensor], count: int, finish: Normalised | None) -> Tensor:
+    """Return the inputs of parts as one tensor, in pinned memory if a GPU is in use."""
     joined = torch.empty(
-        (count, *first.shape[1:]),
-        dtype=first.dtype if finish is None else torch.float32,
+        (count, *parts[0].shape[1:]),
+        dtype=parts[0].dtype if finish is None else torch.float32,
         pin_memory=torch.cuda.is_initialized(),
     )
     if finish is None:
-        return torch.cat([part.inputs for part in parts], out=joined)
-    for part, out in zip(parts, joined.split([len(part.inputs) for part in parts]), strict=True):
-        finish.into(part.inputs, out)
+        return torch.cat([*parts], out=joined)
+    for part, out in zip(parts, joined.split([*map(len, parts)]), strict=True):
+        finish.into(part, out)
     return joined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenBatches:
+    """Batches of texts that can be gone over again and again, by default of about one length each, the longest first.
+
+    Attributes:
+        tokens: The whole data set's.
+        order: Positions in the order of the batches.
+        batch_size: At least 1.
+    """
+
+    tokens: Tokens
+    order: Tensor
+    batch_size: int
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Tokens,
+        *,
+        indices: Sequence[int],
+        batch_size: int,
+        among: int | None = None,
+    ) -> TokenBatches:
+        """Sort positions by length, among all or among so many that follow each other.
+
+        Of equal lengths the order given stays, so the batches hang on nothing else.
+        """
+        order = torch.tensor(indices, dtype=torch.int64)
+        parts = order.split(max(1, len(order) if among is None else among))
+        order = torch.cat(
+            [part[tokens.lengths[part].argsort(descending=True, stable=True)] for part in parts]
+        )
+        return cls(tokens=tokens, order=order, batch_size=batch_size)
+
+    def __iter__(self) -> Iterator[Batch[Mapping[str, Tensor]]]:
+        for chosen in self.order.split(self.batch_size) if len(self.order) else ():
+            yield Batch(inputs=self.tokens.batch(chosen), indices=chosen)
+
+
+def check_reads(how: Reading, *, model: str) -> None:
+    """Refuse a model that can read no data, before any are opened.
+
+    Args:
+        how: Of the model.
+        model: What messages call it.
+
+    Raises:
+        CheckpointError: If it reads texts and has no tokenizer.
+    """
+    if isinstance(how, Tokenization):
+        require_tokenizer(how, model=model)
+
+
+def limited(how: Reading, max_length: int | None, *, model: str) -> Reading:
+    """Return how a model reads texts of `max_length` tokens at most; None leaves it as it is.
+
+    Raises:
+        UsageError: If the model reads images, or not so many tokens.
+    """
+    if max_length is None:
+        return how
+    if not isinstance(how, Tokenization):
+        raise UsageError(f"`--max-length` is for texts, but {model} reads images", hint="leave it out")
+    if how.padding == "max_length" and max_length != how.max_length:
+        raise UsageError(
+            f"`--max-length {max_length}`: {model} reads only texts of {counted(how.max_length, 'token')}"
+        )
+    if not 1 <= max_length <= how.max_length:
+        raise UsageError(
+            f"`--max-length {max_length}`: {model} reads at least 1 and at most {counted(how.max_length, 'token')}",
+            hint=f"add `--max-length {how.max_length}`, or leave it out",
+        )
+    return how.model_copy(update={"max_length": max_length})
+
+
+def shortened(how: Reading, max_length: int | None) -> Reading:
+    """Return how a model reads, texts of no more than `max_length` tokens; one that reads fewer or all alike stays as it is."""
+    if max_length is None or not isinstance(how, Tokenization) or how.padding == "max_length":
+        return how
+    return how.model_copy(update={"max_length": min(how.max_length, max_length)})
+
+
+def encoded(
+    items: Items,
+    how: Reading,
+    *,
+    batch_size: int,
+    indices: Sequence[int] | Tensor | None = None,
+    limit_bytes: int = CACHE_BYTES,
+    deal: BatchShare = EVERY_BATCH,
+) -> Iterable[Batch[Inputs]]:
+    """Return evaluation batches that can be gone over again and again, in an order that is the same each time.
+
+    Images come in the order of `indices`, held in memory if they fit. Texts are held as tokens, and come sorted by length so
+    that little is padded, unless `deal` says otherwise: `Batch.indices` says which items a batch holds.
+
+    Args:
+        items: The data.
+        how: Of the model.
+        batch_size: At least 1.
+        indices: Positions in the data, any order, repeats allowed; None for all of them once.
+        limit_bytes: How much memory decoded images may take.
+        deal: Which of the batches; no other images are decoded, and what a batch holds hangs not on it.
+
+    Raises:
+        DataError: If an item cannot be read.
+        CheckpointError: If the model's tokenizer is missing or unfit.
+        ValueError: If `batch_size` or an index is out of range.
+    """
+    if isinstance(how, Tokenization):
+        texts = of_kind(items, TextSet)
+        order = checked_order(len(texts), batch_size, indices)
+        among = None if deal.among is None else deal.among * batch_size
+        token_batches = TokenBatches.of(
+            tokens_of(texts, how),
+            indices=order,
+            batch_size=batch_size,
+            among=1 if deal.as_given else among,
+        )
+        return replace(token_batches, order=token_batches.order[deal.positions(len(order), batch_size)])
+    images = of_kind(items, ImageSet)
+    order = checked_order(len(images), batch_size, indices)
+    return tensor_cache(
+        images,
+        eval_transform(how) if images.changed is None else images.changed(eval_transform(how)),
+        batch_size=batch_size,
+        indices=[order[i] for i in deal.positions(len(order), batch_size)],
+        limit_bytes=limit_bytes,
+        ahead=deal.ahead,
+    )
+
+
+def check_augment(how: Reading, augment: tuple[str, ...]) -> None:
+    """Refuse augmentations that are not known, or not for what the model reads.
+
+    Raises:
+        UsageError: If there is one.
+    """
+    if not isinstance(how, Tokenization):
+        train_transform(how, augment)
+    elif augment:
+        raise UsageError(
+            f"`--augment {','.join(augment)}` is for images, but the model reads texts",
+            hint="leave it out, or add `--augment none`",
+        )

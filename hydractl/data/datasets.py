@@ -1,30 +1,49 @@
-"""Sets of images or texts: what every one offers, and where images are."""
+"""Data sets: images or texts with labels and class names, from files or from a program.
+
+Every data set is an `Items`: its length, `labels`, `class_names`, and the digest of each item. `TextSet` holds texts;
+`ImageSet` reads images from an `ImageStore`. `data/batches.py` turns data sets into batches of a model's inputs.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, TypeAlias, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeGuard, TypeVar, cast
 
 import numpy as np
 from PIL import Image
 from typing_extensions import override
 
-from hydractl.data.decoding import SAMPLE_BYTES, at_most, image_sample, upright
+from hydractl.data.decoding import (
+    SAMPLE_BYTES,
+    FileSpan,
+    check_header,
+    decode,
+    encoded_bytes,
+    encoded_digest,
+    image_sample,
+    upright,
+)
 from hydractl.data.reference import MAX_ITEM
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UnreadableError
-from hydractl.messages import quoted
+from hydractl.manifest.header import Preprocess, Tokenization
+from hydractl.messages import did_you_mean_path, quoted
 from hydractl.tasks import SINGLE_LABEL, Task
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from hydractl.data.preprocess import EvalTransform, PerItem
 
+T = TypeVar("T", bound="Items")
 LABELS_HINT = (
     "use one sub-folder per class in a folder; a column `label` in a table, or give its name with `::label=COLUMN`; "
     'write one column per label as one column of lists: `{"labels": ["delay"]}` (docs/multi-label.md has a command)'
@@ -248,55 +267,98 @@ class TextSet(Items):
         return queries if len(numbers) < len(pairs) == len(self) else None
 
 
-class ImageStore(ABC):
-    """Where images are kept or drawn. Safe to read from several threads."""
+Source: TypeAlias = "Image.Image | NDArray[np.uint8] | bytes | Path | str | FileSpan"
+"""An image, its pixels (height, width) or (height, width, 1, 3 or 4), or its encoded bytes: in memory, or in a file."""
 
-    __slots__ = ()
 
-    @abstractmethod
-    def image(self, index: int) -> Image.Image:
-        """Return one image, in the mode it is stored in.
+@dataclass(frozen=True, slots=True)
+class HeldSources:
+    """Sources of some images by their numbers, or the error of a missing source. Can be sent to another process."""
+
+    sources: Mapping[int, Source | DataError]
+
+    def __call__(self, index: int) -> Source:
+        """Return the source of one image."""
+        source = self.sources[index]
+        if isinstance(source, DataError):
+            raise source
+        return source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImageStore:
+    """Images by their numbers. Safe to read from several threads.
+
+    Attributes:
+        source: Returns the source of an image.
+        table: Name of the table in messages, in which rows name the images; empty for images without names. None if
+            images are files, which are named by their paths.
+        checks_paths: Whether `source` raises if a file is missing, so that images can be checked before any is read.
+        checks_headers: Whether the digest of a file checks its header.
+    """
+
+    source: Callable[[int], Source]
+    table: str | None = None
+    checks_paths: bool = False
+    checks_headers: bool = False
+
+    def image(self, index: int, *, least: int | None = None, max_item: int = MAX_ITEM) -> Image.Image:
+        """Return one image, in the mode it is stored in; `least` and `max_item` as in `decode`.
 
         Raises:
             DataError: If it is missing or corrupt; the message names it.
         """
+        source = self.source(index)
+        if isinstance(source, Image.Image):
+            return source
+        if isinstance(source, np.ndarray):
+            return Image.fromarray(source[..., 0] if source.shape[2:] == (1,) else source)
+        where = f"{self.table}: row {index}" if self.table else str(source)
+        return decode(encoded_bytes(source), where=where, least=least, max_item=max_item)
 
     def only(self, places: Sequence[int]) -> ImageStore:
-        """Return what another process needs to read some images, under the same numbers: here the images themselves."""
-        return DrawnStore({place: self.image(place) for place in places}.__getitem__)
+        """Return the store of some images under the same numbers, for another process."""
+        sources: dict[int, Source | DataError] = {}
+        for place in places:
+            try:
+                sources[place] = self.source(place)
+            except DataError as error:  # raised in the process that decodes the image
+                sources[place] = error
+        return replace(self, source=HeldSources(sources))
 
-    def check_there(self, places: Sequence[int]) -> None:  # noqa: B027 - most stores find out when they read
-        """Refuse images of which it can be told without reading that they are not there.
+    def check_there(self, places: Sequence[int]) -> None:
+        """Raise if a file is missing, as far as no image has to be read.
 
         Raises:
-            DataError: If there is one.
+            DataError: If one is missing.
         """
+        if self.checks_paths:
+            for place in places:
+                self.source(place)
 
     def key(self, index: int) -> str | int:
-        """Return the path of the file that an image is, or its number."""
-        return index
+        """Return the path of an image file, or the image's number."""
+        source = self.source(index) if self.table is None else index
+        return str(source) if isinstance(source, str | Path) else index
 
     def item_digest(self, index: int) -> bytes:
-        """Return a SHA-256 of one image: here of its mode, size and pixels.
+        """Return the SHA-256 of one image, and the bytes that identify its pixels.
+
+        The SHA-256 is of the encoded bytes of folders and tables, else of mode, size and pixels.
 
         Raises:
             DataError: If it is missing or corrupt.
         """
+        if self.table or self.checks_headers:
+            source = cast("bytes | Path | FileSpan", self.source(index))
+            data = encoded_bytes(source)
+            if self.checks_headers:
+                check_header(data, where=str(source))
+            return encoded_digest(data)
         image = self.image(index)
         sha = hashlib.sha256(f"{image.mode} {image.size}\n".encode())
         sha.update(image.tobytes())
         return sha.digest() + image_sample(image, sha.digest())
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DrawnStore(ImageStore):
-    """Images that a function returns by their numbers."""
-
-    draw: Callable[[int], Image.Image]
-
-    @override
-    def image(self, index: int) -> Image.Image:
-        return self.draw(index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -308,7 +370,7 @@ class ImageSet(Items):
         places: Each one's number in the store.
         crew: The processes that decode them; None for threads of this one.
         lenient: Whether batches hold black for what cannot be read, and say why.
-        fast: Whether batches are of images decoded at no more than the size that suffices; see `at_least`.
+        fast: Whether batches are of images decoded at a smaller size that suffices; see `decode`.
         oriented: Whether images are turned as their EXIF orientation says.
         changed: Wraps the transform of evaluation; None for images as they are.
         max_item: Maximum size of one decoded image in bytes.
@@ -329,11 +391,12 @@ class ImageSet(Items):
     def __len__(self) -> int:
         return len(self.places)
 
-    def image(self, index: int) -> Image.Image:
-        """Decode one image, in the mode it is stored in, upright where the set is `oriented`.
+    def image(self, index: int, *, least: int | None = None) -> Image.Image:
+        """Decode one image, in the mode it is stored in, upright if the set is `oriented`.
 
         Args:
             index: 0 <= index < len(self).
+            least: As in `decode`.
 
         Raises:
             DataError: If the image is missing or corrupt; the message names it.
@@ -341,8 +404,7 @@ class ImageSet(Items):
         """
         if index < 0:
             raise IndexError(index)
-        with at_most(self.max_item):
-            image = self.store.image(self.places[index])
+        image = self.store.image(self.places[index], least=least, max_item=self.max_item)
         return upright(image) if self.oriented else image
 
     @override
@@ -408,3 +470,93 @@ def fingerprint_of(
     for digest in digests:
         sha.update(digest[:-SAMPLE_BYTES])
     return f"sha256:{sha.hexdigest()}"
+
+
+Reading: TypeAlias = "Preprocess | Tokenization"
+"""Preprocessing of items as the model's header specifies it."""
+
+
+def content_of(how: Reading) -> Content:
+    """Return whether a model reads images or texts."""
+    return Content.TEXTS if isinstance(how, Tokenization) else Content.IMAGES
+
+
+def of_kind(items: Items, kind: type[T]) -> T:
+    """Return a data set as one of images or texts.
+
+    Raises:
+        DataError: If it is of the other kind.
+    """
+    if not isinstance(items, kind):
+        raise DataError(f"{items.name}: contains {items.content}, but the model reads {kind.content}")
+    return items
+
+
+Picture: TypeAlias = "Image.Image | Path | str | NDArray[np.uint8]"
+"""An image of Pillow, the path of an image file, or uint8 pixels (height, width) or (height, width, 1, 3 or 4)."""
+Item: TypeAlias = "Text | Picture"
+BATCHED = 4
+"""Number of axes of a batch of images."""
+
+
+def listed(items: Iterable[Any]) -> list[Any]:
+    """Return items as a list.
+
+    Raises:
+        TypeError: If there are none, or `items` is a single one.
+    """
+    kinds_of_one = {str: "one text", Path: "one path", Image.Image: "one image"}
+    single = next((name for kind, name in kinds_of_one.items() if isinstance(items, kind)), "")
+    if isinstance(items, np.ndarray) and items.ndim != BATCHED:
+        single = f"one array of shape {items.shape}"
+    as_list = [] if single else list(items)
+    if not as_list:
+        raise TypeError(f"the model takes a list of items, found {single or 'nothing'}")
+    return as_list
+
+
+def is_text(item: object) -> TypeGuard[Text]:
+    """Return whether an item is a text or a pair of texts."""
+    is_pair = isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, str) for part in item)
+    return is_pair or isinstance(item, str)
+
+
+def given_items(items: Sequence[Item], how: Reading, *, name: str = "the items") -> Items:
+    """Return items of a program as a data set. For a model that reads images, a text is a path.
+
+    Raises:
+        TypeError: If the model cannot read an item.
+        DataError: If a text names no image file.
+    """
+    if content_of(how) is Content.TEXTS:
+        texts = tuple(item for item in items if is_text(item))
+        if len(texts) < len(items):
+            raise TypeError(f"the model reads texts, found {kinds(items)}")
+        return TextSet(texts=texts, name=name)
+    pictures = tuple(map(_checked_picture, items))
+    return ImageSet(store=ImageStore(source=pictures.__getitem__), places=range(len(items)), name=name)
+
+
+def _checked_picture(item: object) -> Picture:
+    if isinstance(item, str) and not os.path.isfile(item):  # noqa: PTH113 - `Path.is_file` raises where a path is too long
+        raise DataError(
+            f"{item}: no such file",
+            hint=did_you_mean_path(item) or "the model reads images: a `str` is the path of an image file",
+        )
+    if isinstance(item, np.ndarray):
+        if item.dtype != np.uint8 or item.ndim not in {2, 3} or (*item.shape[2:], 1)[0] not in {1, 3, 4}:
+            raise TypeError(
+                f"arrays must be uint8 of shape (height, width, 1, 3 or 4), found {item.dtype} {item.shape}"
+            )
+    elif is_text(item) and not isinstance(item, str):
+        raise TypeError(f"the model reads images, found {kinds([item])}")
+    elif not isinstance(item, Image.Image | Path | str):
+        raise TypeError(
+            f"an image must be a path, a uint8 array (height, width, channels) or a Pillow image, found {kinds([item])}"
+        )
+    return item
+
+
+def kinds(items: Iterable[object]) -> str:
+    """Return the types of items, for messages."""
+    return ", ".join(sorted({type(item).__name__ for item in items}))

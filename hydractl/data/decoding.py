@@ -8,18 +8,16 @@ import io
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, TypeVar
+from typing import IO
 
 from PIL import ExifTags, Image, UnidentifiedImageError, features
 
 from hydractl.data.reference import MAX_ITEM
 from hydractl.errors import DataError
 
-T = TypeVar("T")
 FORMATS = (
     "PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF",
     *(["AVIF"] if "avif" in features.modules and features.check("avif") else []),
@@ -49,8 +47,6 @@ SAMPLE_BYTES = 8
 MOST_COMPARED_PIXELS = 1 << 16
 """Number of pixels up to which pixels identify an image. The bytes of the file identify a larger one: decoding is slow."""
 _COMPARED_MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA"})
-_LEAST: ContextVar[int | None] = ContextVar("least", default=None)
-_MAX_ITEM: ContextVar[int] = ContextVar("max_item", default=MAX_ITEM)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -95,28 +91,6 @@ def encoded_digest(data: bytes) -> bytes:
         return digest + digest[:SAMPLE_BYTES]
 
 
-@contextlib.contextmanager
-def _set(variable: ContextVar[T], value: T) -> Iterator[None]:
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
-
-
-def at_least(side: int | None) -> AbstractContextManager[None]:
-    """Let `decode` give a smaller image than is encoded, no side of it less than `side` pixels, where that is less work.
-
-    That is so of JPEG files alone. None decodes all that is there.
-    """
-    return _set(_LEAST, side)
-
-
-def at_most(max_bytes: int) -> AbstractContextManager[None]:
-    """Let `decode` refuse images with more than `max_bytes` bytes of pixels."""
-    return _set(_MAX_ITEM, max_bytes)
-
-
 def is_image(source: Path | IO[bytes]) -> bool:
     """Return whether the content of a regular file begins like an image of one of `FORMATS`."""
     try:
@@ -128,26 +102,28 @@ def is_image(source: Path | IO[bytes]) -> bool:
         return False
 
 
-def decode(data: bytes, *, where: str) -> Image.Image:
-    """Return the first frame of an encoded image, decoded in full, or as `at_least` says.
+def decode(data: bytes, *, where: str, least: int | None = None, max_item: int = MAX_ITEM) -> Image.Image:
+    """Return the first frame of an encoded image.
 
     Args:
-        data: The image file's bytes.
-        where: What an error message calls the image.
+        data: Bytes of the image file.
+        where: Name of the image in messages.
+        least: Number of pixels that each side needs at least: JPEG files may then be decoded at a smaller size, which is
+            faster. None decodes all pixels.
+        max_item: Largest number of bytes of pixels.
 
     Raises:
-        DataError: If it is no image of one of `FORMATS`, a truncated or corrupt one, or larger than the limit of `at_most`
-            or Pillow's.
+        DataError: If it is not an image of one of `FORMATS`, or truncated, corrupt or too large.
     """
     with _named(where):
         image = _open(data)
-        if (least := _LEAST.get()) is not None:
+        if least is not None:
             image.draft(None, (least, least))
         # a small file may decode to gigabytes
-        channels, limit = len(image.getbands()), _MAX_ITEM.get()
-        if (size := image.width * image.height * channels) > limit:
+        channels = len(image.getbands())
+        if (size := image.width * image.height * channels) > max_item:
             raise DataError(
-                f"{where}: has {image.width} x {image.height} pixels with {channels} channels, more than {limit} bytes",
+                f"{where}: has {image.width} x {image.height} pixels with {channels} channels, more than {max_item} bytes",
                 hint=f"make the image smaller, or add `::max-item={size}` to the data",
             )
         image.load()
@@ -190,3 +166,41 @@ def _named(where: str) -> Iterator[None]:
         raise DataError(
             f"{where}: is not an image that can be decoded", hint="replace the file with an undamaged copy"
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class FileSpan:
+    """Some bytes of a file."""
+
+    path: Path
+    offset: int
+    size: int
+
+    def read(self) -> bytes:
+        """Return them.
+
+        Raises:
+            DataError: If they are not there.
+        """
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self.offset)
+                chunk = file.read(self.size)
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read: {error.strerror}") from error
+        if len(chunk) < self.size:
+            raise DataError(
+                f"{self.path}: ends before byte {self.offset + self.size}", hint="download it again"
+            )
+        return chunk
+
+
+def encoded_bytes(source: bytes | Path | str | FileSpan) -> bytes:
+    """Return the bytes of an encoded image.
+
+    Raises:
+        DataError: If a file cannot be read.
+    """
+    if isinstance(source, bytes):
+        return source
+    return source.read() if isinstance(source, FileSpan) else read_bytes(Path(source))

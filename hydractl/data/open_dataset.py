@@ -1,4 +1,4 @@
-"""From a DATA argument to images or texts."""
+"""Data sets of DATA references: opened, selected, and read as a model needs them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from types import MappingProxyType
 
 from hydractl import progress
 from hydractl.data import toys
-from hydractl.data.datasets import Content, ImageSet, Items, samples_in
+from hydractl.data.batches import encoded
+from hydractl.data.datasets import Content, ImageSet, Items, Reading, T, content_of, samples_in
 from hydractl.data.labels import apply_class_options
 from hydractl.data.reference import (
     BUILT_IN_TEXTS,
@@ -20,7 +21,11 @@ from hydractl.data.reference import (
     SourceKind,
 )
 from hydractl.data.sources import columns, files, folder, tables, webdataset
+from hydractl.data.words import by_word, check_answerable
+from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UsageError
+from hydractl.manifest.header import Tokenization
+from hydractl.messages import counted
 from hydractl.tags import tag_scheme
 
 TOYS: Mapping[SourceKind, Callable[[DataRef], Items]] = MappingProxyType(
@@ -182,3 +187,93 @@ def _table(ref: DataRef, content: Content, *, labelled: bool) -> tables.DataTabl
     if ref.kind is SourceKind.FOLDER:
         return folder.open_saved(ref) if folder.is_saved(ref) else folder.open_listed(ref)
     return files.open_table(ref, content, labelled=labelled)
+
+
+def open_items(
+    ref: DataRef | str,
+    how: Reading,
+    *,
+    labelled: bool = True,
+    workers: int | None = 0,
+    skip_bad: bool = False,
+) -> Items:
+    """Return the data that a reference selects, images or texts as the model reads them; as `open_data`.
+
+    Args:
+        ref: As there.
+        how: Of the model.
+        labelled: As there.
+        workers: How many processes decode images; None for what pays, see `WorkerPool.of`.
+        skip_bad: Whether images that cannot be read are left out; `progress` hears how many, see `open_readable`.
+    """
+    if skip_bad:
+        items, left_out = open_readable(ref, how, labelled=labelled, workers=workers)
+        if left_out:
+            progress.warn(left_out)
+        return items
+    items = crewed(
+        open_data(
+            ref,
+            content=content_of(how),
+            labelled=labelled,
+            pairs=how.pairs if isinstance(how, Tokenization) else None,
+        ),
+        workers,
+    )
+    if not (isinstance(how, Tokenization) and how.by_word):
+        return items
+    return check_answerable(by_word(items, how))
+
+
+def open_readable(
+    ref: DataRef | str, how: Reading, *, labelled: bool = True, workers: int | None = 0
+) -> tuple[Items, str | None]:
+    """Return the images that a reference selects and the model can read, and a sentence on how many are left out, if any.
+
+    Each image is decoded once; arguments as of `open_items`.
+
+    Raises:
+        UsageError: If they are texts.
+        DataError: If none can be read.
+    """
+    items = open_lenient(ref, how, labelled=labelled, workers=workers)
+    unreadable: dict[int, str] = {}
+    for batch in encoded(items, how, batch_size=64, limit_bytes=0):
+        unreadable.update(batch.bad)
+    items = replace(items, lenient=False)
+    if not unreadable:
+        return items, None
+    first = f"the first is {unreadable[min(unreadable)]}"
+    if len(unreadable) == len(items):
+        raise DataError(f"{items.name}: all images are unreadable; {first}")
+    readable = items.subset([i for i in range(len(items)) if i not in unreadable])
+    left_out = f"skipped {len(unreadable)} of {counted(len(items), 'image')}, which are unreadable"
+    return readable, f"{items.name}: {left_out}; {first}"
+
+
+def open_lenient(
+    ref: DataRef | str, how: Reading, *, labelled: bool = True, workers: int | None = 0
+) -> ImageSet:
+    """Return images that may be unreadable or missing; arguments as of `open_items`.
+
+    Raises:
+        UsageError: If they are texts.
+    """
+    items = open_data(ref, content=content_of(how), labelled=labelled, skip_bad=True)
+    if not isinstance(items, ImageSet):
+        raise UsageError("`--skip-bad` is for images, but the model reads texts", hint="leave it out")
+    return replace(crewed(items, workers), lenient=True)
+
+
+def lenient(items: Items) -> Items:
+    """Return images that may be unreadable, or the texts."""
+    return replace(items, lenient=True) if isinstance(items, ImageSet) else items
+
+
+def crewed(items: T, workers: int | None) -> T:
+    """Return items of which images are decoded by so many processes; None for what pays."""
+    return (
+        replace(items, crew=WorkerPool.of(workers, images=len(items)))
+        if isinstance(items, ImageSet)
+        else items
+    )

@@ -8,7 +8,7 @@ Axes: N texts, B batch, T tokens.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from hydractl.data.batches import Batch
 from hydractl.data.datasets import Text, change_text
 from hydractl.errors import (
     CheckpointError,
@@ -320,42 +319,3 @@ def _python_tokenizer(text: str, *, max_length: int, truncation_side: str) -> Py
         ) from error
     check_packages(tokenizer, "the model")
     return PythonTokenizer(tokenizer, max_length=max_length, truncation_side=truncation_side)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TokenBatches:
-    """Batches of texts that can be gone over again and again, by default of about one length each, the longest first.
-
-    Attributes:
-        tokens: The whole data set's.
-        order: Positions in the order of the batches.
-        batch_size: At least 1.
-    """
-
-    tokens: Tokens
-    order: Tensor
-    batch_size: int
-
-    @classmethod
-    def of(
-        cls,
-        tokens: Tokens,
-        *,
-        indices: Sequence[int],
-        batch_size: int,
-        among: int | None = None,
-    ) -> TokenBatches:
-        """Sort positions by length, among all or among so many that follow each other.
-
-        Of equal lengths the order given stays, so the batches hang on nothing else.
-        """
-        order = torch.tensor(indices, dtype=torch.int64)
-        parts = order.split(max(1, len(order) if among is None else among))
-        order = torch.cat(
-            [part[tokens.lengths[part].argsort(descending=True, stable=True)] for part in parts]
-        )
-        return cls(tokens=tokens, order=order, batch_size=batch_size)
-
-    def __iter__(self) -> Iterator[Batch[Mapping[str, Tensor]]]:
-        for chosen in self.order.split(self.batch_size) if len(self.order) else ():
-            yield Batch(inputs=self.tokens.batch(chosen), indices=chosen)

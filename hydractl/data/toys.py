@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from hydractl.data.datasets import DrawnStore, ImageSet, TextSet
+from hydractl.data.datasets import ImageSet, ImageStore, TextSet
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UsageError
 from hydractl.messages import did_you_mean
@@ -43,7 +43,7 @@ def open_digits(ref: DataRef) -> ImageSet:
         )
     chosen = stratified_split(labels)[SPLITS.index(ref.split)] if ref.split else range(len(labels))
     return ImageSet(
-        store=DrawnStore(lambda index: Image.fromarray(pixels[index])),
+        store=ImageStore(source=pixels.__getitem__, table=""),
         places=chosen,
         name="digits",
         class_names=DIGIT_NAMES,
@@ -90,7 +90,7 @@ def open_photos(ref: DataRef) -> ImageSet:
     for turn, grid in enumerate(grids):
         patches[turn::2] = grid[spread(len(grid), len(range(turn, count, 2)))]
     return ImageSet(
-        store=DrawnStore(lambda index: Image.fromarray(patches[index])), places=range(count), name="photos"
+        store=ImageStore(source=patches.__getitem__, table=""), places=range(count), name="photos"
     )
 
 
@@ -98,13 +98,15 @@ def open_noise(ref: DataRef) -> ImageSet:
     """Return grey images of independent uniform pixels; image i depends on the seed, the side in pixels and i alone."""
     size = ref.size or DEFAULT_SIZE
 
-    def noise(index: int) -> Image.Image:
+    def noise(index: int) -> np.ndarray:
         # numpy promises that raw words stay the same over its versions, but not what `Generator` makes of them
         words = np.random.PCG64([ref.seed or 0, index]).random_raw(-(-(size**2) // 8))
         grey = np.asarray(words, dtype="<u8").view(np.uint8)[: size**2]
-        return Image.fromarray(grey.reshape(size, size))
+        return grey.reshape(size, size)
 
-    return ImageSet(store=DrawnStore(noise), places=range(ref.limit or DEFAULT_LIMIT), name="noise")
+    return ImageSet(
+        store=ImageStore(source=noise, table=""), places=range(ref.limit or DEFAULT_LIMIT), name="noise"
+    )
 
 
 def spread(total: int, count: int) -> list[int]:
@@ -207,7 +209,9 @@ def open_shapes(ref: DataRef) -> ImageSet:
         for place in range(counts[split] // len(names))
     ]
     return ImageSet(
-        store=DrawnStore(lambda index: draw(class_and_seed[index][0], seed=class_and_seed[index][1])),
+        store=ImageStore(
+            source=lambda index: draw(class_and_seed[index][0], seed=class_and_seed[index][1]), table=""
+        ),
         places=range(len(class_and_seed)),
         name="shapes",
         class_names=names,

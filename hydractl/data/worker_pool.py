@@ -40,7 +40,6 @@ _LOADED = [
     "hydractl.data.batches",
     "hydractl.data.sources.columns",
     "hydractl.data.sources.folder",
-    "hydractl.data.encode",
     "timm.data",
 ]
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from hydractl import progress
 from hydractl.data.batches import BATCHES, CACHE_BYTES, BatchShare
-from hydractl.data.datasets import LABELS_HINT, Items, TextSet
-from hydractl.data.encode import content_of
+from hydractl.data.datasets import LABELS_HINT, Items, TextSet, content_of
 from hydractl.data.labels import (
     are_numerals,
     check_labels,

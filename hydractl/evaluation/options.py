@@ -25,7 +25,6 @@ from hydractl.provenance.command_config import NamedInputs
 from hydractl.settings import Constraint, Extension, Role, Setting
 
 if TYPE_CHECKING:
-    from hydractl.evaluation.rows import RowMeasurer
     from hydractl.families.load import OpenModel
     from hydractl.manifest.document import Value
     from hydractl.manifest.report import Check, Row
@@ -502,7 +501,7 @@ class EvalExtension(Extension):
         del config
         return ()
 
-    def begin(self, config: Any, opened: Sequence[Sequence[OpenModel]]) -> RowMeasurer | None:  # noqa: ANN401 - as above
+    def begin(self, config: Any, opened: Sequence[Sequence[OpenModel]]) -> Any:  # noqa: ANN401 - as above; the `RowMeasurer` of `rows`, which imports this module
         """Check the opened models of each row, and read files, before data are opened.
 
         Returns:

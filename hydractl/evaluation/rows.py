@@ -18,8 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from hydractl import progress
-from hydractl.data.datasets import ImageSet, Items, TextSet
-from hydractl.data.encode import of_kind
+from hydractl.data.datasets import ImageSet, Items, TextSet, of_kind
 from hydractl.data.preprocess import to_channels
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError, shortened

@@ -192,6 +192,16 @@ def is_architecture(name: str) -> bool:
     return any(family.claims(name) for family in FAMILIES.values() if family.library != TIMM)
 
 
+def ambiguity_hint(arch: str) -> str | None:
+    """Return a hint for `--arch` with the name of a local folder. None if no architecture has this name."""
+    if not is_architecture(arch):
+        return None
+    return (
+        f"`{arch}` is both an architecture and a local folder: write `{arch}::` for the architecture, "
+        f"`./{arch}` for the folder"
+    )
+
+
 def family_for_config(config: Mapping[str, object], *, where: str, backbone: bool = False) -> Family:
     """Return the family whose library wrote a `config.json`.
 

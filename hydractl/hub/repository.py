@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from json import JSONDecodeError
@@ -18,7 +18,7 @@ from hydractl.errors import HubError, reason_of
 from hydractl.hub.layout import is_ours
 from hydractl.hub_client import NO_ANSWER, asking
 from hydractl.messages import counted
-from hydractl.runtime import CHUNK_BYTES, digest_file
+from hydractl.runtime import digest_file
 from hydractl.strict_json import MAX_BYTES, read_limited
 
 if TYPE_CHECKING:
@@ -145,10 +145,11 @@ def _commit(
     api: HfApi, contents: Mapping[str, Content], target: Target, patience: _Patience, sent: list[Pushed]
 ) -> Pushed:
     """Make one commit of what is not there yet, if anything; `sent` are those whose answers got lost."""
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete  # noqa: PLC0415 - as above
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, RepoFile  # noqa: PLC0415 - as above
 
     head = patience.lasts(lambda: api.repo_info(target.name, revision=target.revision).sha) or target.revision
-    remote_files = patience.lasts(lambda: _files(api, target.name, head))
+    tree = patience.lasts(lambda: [*api.list_repo_tree(target.name, recursive=True, revision=head)])
+    remote_files = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
     read = partial(_read, api, target.name, head)
     files = settled(contents, lambda name: patience.lasts(lambda: read(remote_files.get(name))))
     changed = [name for name, content in files.items() if not _is_uploaded(content, remote_files.get(name))]
@@ -171,16 +172,6 @@ def _commit(
         parent_commit=head,
     )
     return replace(sent[-1], commit=commit.oid, url=commit.commit_url, pull_request=commit.pr_url)
-
-
-def _files(api: HfApi, name: str, revision: str) -> dict[str, RepoFile]:
-    from huggingface_hub import RepoFile  # noqa: PLC0415 - as above
-
-    return {
-        entry.path: entry
-        for entry in api.list_repo_tree(name, recursive=True, revision=revision)
-        if isinstance(entry, RepoFile)
-    }
 
 
 def settled(
@@ -219,23 +210,15 @@ def _is_uploaded(content: Path | bytes, remote_file: RepoFile | None) -> bool:
             else hashlib.sha256(content).hexdigest()
         )
         return local_digest == remote_file.lfs.sha256
-    digest = hashlib.sha1(f"blob {_size(content)}\0".encode(), usedforsecurity=False)  # as git has it
-    for chunk in _chunks(content):
-        digest.update(chunk)
-    return digest.hexdigest() == remote_file.blob_id
+    stored = (
+        content if isinstance(content, bytes) else content.read_bytes()
+    )  # the Hub stores large files in LFS
+    blob = f"blob {len(stored)}\0".encode() + stored  # as git hashes it
+    return hashlib.sha1(blob, usedforsecurity=False).hexdigest() == remote_file.blob_id
 
 
 def _size(content: Path | bytes) -> int:
     return content.stat().st_size if isinstance(content, Path) else len(content)
-
-
-def _chunks(content: Path | bytes) -> Iterator[bytes]:
-    if isinstance(content, bytes):
-        yield content
-        return
-    with content.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            yield chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +288,8 @@ def _failure(error: Exception, target: Target) -> _Failure:
     if isinstance(error, errors.OfflineModeIsEnabled):
         return _Failure("HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE")
     if isinstance(error, errors.HfHubHTTPError):
-        wait = _retry_after(error.response.headers.get("Retry-After"))
+        seconds = error.response.headers.get("Retry-After", "")
+        wait = float(seconds) if seconds.isascii() and seconds.isdigit() else 0.0  # dates are ignored
         return _answered(error.response.status_code, target, _reason(error), wait)
     if isinstance(error, OSError | RuntimeError) and (status := _STATUS.search(str(error))):
         return _answered(int(status[1]), target, _reason(error))
@@ -341,11 +325,6 @@ def _answered(status: int, target: Target, response_text: str, wait: float = 0.0
             f"check the spelling; {_LOGIN}",
         ),
     }.get(status, _Failure(f"the Hub rejects the push ({status}): {response_text}", "nothing was pushed"))
-
-
-def _retry_after(text: str | None) -> float:
-    """Return how many seconds an answer asks to wait; a date is as good as none."""
-    return float(text) if text and text.isascii() and text.isdigit() else 0.0
 
 
 def _reason(error: BaseException) -> str:

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from hydractl import progress
 from hydractl.checkpoint import write_checkpoint
-from hydractl.data.batches import BATCHES, Batch, BatchShare
+from hydractl.data.batches import BATCHES, Batch, BatchShare, encoded
 from hydractl.data.datasets import Items, TextSet
-from hydractl.data.encode import encoded
 from hydractl.data.words import Span, WordSet, by_word, whole_words
 from hydractl.data.worker_pool import cores
 from hydractl.errors import InputError

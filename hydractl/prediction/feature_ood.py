@@ -18,7 +18,7 @@ from typing_extensions import override
 from hydractl import progress
 from hydractl.checkpoint import BESIDE, Checkpoint
 from hydractl.data.batches import Batch
-from hydractl.data.encode import Reading
+from hydractl.data.datasets import Reading
 from hydractl.errors import CheckpointError, DataError, InputError, UnsupportedModelError
 from hydractl.families.base import Family
 from hydractl.families.load import OpenModel

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from hydractl import progress
-from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, BatchShare
-from hydractl.data.datasets import Items
-from hydractl.data.encode import Reading, encoded
+from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, BatchShare, encoded
+from hydractl.data.datasets import Items, Reading
 from hydractl.errors import InputError
 from hydractl.families.finite import NOT_FINITE
 from hydractl.manifest.header import MOST_MEMBERS

@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 
 from hydractl.checkpoint import Checkpoint, ScratchFolder, write_tensors
-from hydractl.data.batches import Batch
-from hydractl.data.datasets import ImageSet, TextSet
-from hydractl.data.encode import Item, encoded, given_items, is_text, kinds, listed, of_kind
+from hydractl.data.batches import Batch, encoded
+from hydractl.data.datasets import ImageSet, Item, TextSet, given_items, is_text, kinds, listed, of_kind
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.tokenize import encode_texts
 from hydractl.data.words import by_word, whole_words

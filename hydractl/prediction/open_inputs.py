@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from hydractl import progress
+from hydractl.data.batches import check_reads, limited
 from hydractl.data.datasets import LABELS_HINT, Items, samples_in
 from hydractl.data.decoding import SAMPLE_BYTES
-from hydractl.data.encode import check_reads, limited, open_items
 from hydractl.data.labels import check_labels, match_classes, model_labels
+from hydractl.data.open_dataset import open_items
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel, open_model

@@ -9,8 +9,8 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from hydractl.data.datasets import Content, ImageSet, Items, TextSet
-from hydractl.data.encode import GivenStore, Reading, content_of, crewed, lenient, open_items, open_lenient
+from hydractl.data.datasets import Content, ImageSet, ImageStore, Items, Reading, TextSet, content_of
+from hydractl.data.open_dataset import crewed, lenient, open_items, open_lenient
 from hydractl.data.reference import LINES, SOURCES_HINT, DataRef, image_path, is_file
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UsageError
@@ -76,7 +76,7 @@ def _files(paths: Sequence[Path], how: Reading) -> ImageSet:
     for path in paths:
         if not os.path.isfile(path):  # noqa: PTH113 - `Path.is_file` raises where a path is too long
             raise DataError(f"{path}: no such file", hint=SOURCES_HINT)
-    store = GivenStore(tuple(paths))
+    store = ImageStore(source=tuple(paths).__getitem__)
     return ImageSet(store=store, places=range(len(paths)), name="image files")
 
 
@@ -102,7 +102,9 @@ def lines(how: Reading, *, size: int, crew: WorkerPool | None, null: bool = Fals
         return
     paths = (_path(line, i) for i, line in enumerate(_lines(null=null)) if line)
     while files := tuple(islice(paths, size)):
-        yield ImageSet(store=GivenStore(files), places=range(len(files)), name=STDIN, crew=crew)
+        yield ImageSet(
+            store=ImageStore(source=files.__getitem__), places=range(len(files)), name=STDIN, crew=crew
+        )
 
 
 def _lines(*, null: bool) -> Iterator[bytes]:

@@ -211,3 +211,25 @@ def _knee(where: Path | str, scores: HeadScores, total: int) -> int:
 
 def _named(scores: HeadScores) -> str:
     return "the objective" if scores.objective is None else f"`{scores.objective}`"
+
+
+def ranks(scores: HeadScores, *, file: str = "scores") -> dict[str, tuple[tuple[int | None, ...], ...]]:
+    """Return each head's rank among all heads of all towers, by tower and layer; 1 is the most important.
+
+    The head that `prune` removes first has the last rank; among equal scores that is the lowest tower, layer and head. A
+    greedy method ranks only removed heads.
+
+    Raises:
+        ManifestError: If removals include heads without scores; the message names the `file`.
+    """
+    total = sum(len(row) for table in scores.towers.values() for row in table.scores)
+    rank: dict[tuple[str, int, int], int] = {
+        head: total - i for i, head in enumerate(order_of(file, scores, scores.towers))
+    }
+    return {
+        tower: tuple(
+            tuple(rank.get((tower, layer, head)) for head in range(len(row)))
+            for layer, row in enumerate(table.scores)
+        )
+        for tower, table in scores.towers.items()
+    }

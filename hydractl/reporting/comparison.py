@@ -346,3 +346,17 @@ def _of_seeds(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:
         ]
         if strange:
             yield f"The data set {name} has other samples in {quoted(strange)} than in `{files[0]}`, so deviations include the data (`--over sets` for means over sets)."
+
+
+def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names without the leading folders that are not needed to distinguish them; equal names stay equal."""
+
+    def shortened(name: str) -> str:
+        parts = name.split("/")
+        ends = ("/".join(parts[begin:]) for begin in range(len(parts) - 1, 0, -1))
+        others = [f"/{other}" for other in names if other != name]
+        return next(
+            (end for end in ends if end and not any(other.endswith(f"/{end}") for other in others)), name
+        )
+
+    return tuple(map(shortened, names))

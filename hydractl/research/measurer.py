@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from typing_extensions import override
 
-from hydractl.data.datasets import Content
-from hydractl.data.encode import content_of
+from hydractl.data.datasets import Content, content_of
 from hydractl.evaluation.data import check_one_question
 from hydractl.evaluation.options import NamedModels
 from hydractl.evaluation.rows import Evaluation, LoadedRow, RowMeasurer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydractl.data.presets import OPENOOD, PREFIX, PRESETS, SPLIT, Listed, Outside, Preset, of_name
+from hydractl.data.presets import OPENOOD, PREFIX, PRESETS, SPLIT, Outside, Preset, of_name
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.messages import did_you_mean
@@ -60,8 +60,8 @@ class DataConfig(CommandConfig):
         return self.words[1:]
 
 
-FOLDER = "DIR"
-"""Placeholder for the folder that holds OpenOOD's data sets."""
+IN_FOLDER = f"{OPENOOD}=DIR"
+"""Key of references to the data sets of OpenOOD, with a placeholder for their folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ def _describe_preset(preset: Preset) -> KnownDataset:
                 for name, part in preset.parts.items()
             ),
             *(
-                _listed(name, f"{reference}::{SPLIT}={name},", listed)
+                _data(name, f"{reference}::{SPLIT}={name},{IN_FOLDER}", listed.samples)
                 for name, listed in preset.listed.items()
             ),
         ),
@@ -160,11 +160,7 @@ def _outside(reference: str, ood_set: Outside) -> Data:
         return _data(ood_set.name, set_reference, PRESETS[ood_set.preset].parts[ood_set.part].samples)
     if ood_set.listed is None:
         raise ValueError(f"{set_reference} has no location")
-    return _listed(ood_set.name, f"{set_reference}::", ood_set.listed)
-
-
-def _listed(name: str, reference_start: str, listed: Listed) -> Data:
-    return _data(name, f"{reference_start}{OPENOOD}={FOLDER}", listed.samples)
+    return _data(ood_set.name, f"{set_reference}::{IN_FOLDER}", ood_set.listed.samples)
 
 
 def _data(name: str, reference: str, samples: int | None) -> Data:

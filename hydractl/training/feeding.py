@@ -20,9 +20,8 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 from typing_extensions import override
 
-from hydractl.data.batches import CACHE_BYTES, batches, epoch_order
-from hydractl.data.datasets import ImageSet, Items, TextSet
-from hydractl.data.encode import Reading, check_augment, of_kind
+from hydractl.data.batches import CACHE_BYTES, batches, check_augment, epoch_order
+from hydractl.data.datasets import ImageSet, Items, Reading, TextSet, of_kind
 from hydractl.data.preprocess import (
     SHIFT_FRACTION,
     SHIFT_PROBABILITY,

@@ -20,15 +20,15 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, OutputExists, UsageError
 from hydractl.evaluation.options import NamedData
+from hydractl.exporting import formats
+from hydractl.exporting.formats import ExportModule
 from hydractl.families.registry import family_of
 from hydractl.hub.model_outputs import publish_models
 from hydractl.output.publish import Folder, OutputLock
 from hydractl.prediction.feature_ood import WithDefaultScore
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.export import formats
 from hydractl.stages.export.config import ExportConfig
-from hydractl.stages.export.formats import ExportModule
 from hydractl.stages.export.run import run_export
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse

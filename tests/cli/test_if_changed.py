@@ -16,10 +16,10 @@ from transformers import ViTConfig, ViTModel
 from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
+from hydractl.exporting.formats import TRACES
 from hydractl.provenance import up_to_date
 from hydractl.provenance.command_config import InputRef
 from hydractl.settings import Role
-from hydractl.stages.export.formats import TRACES
 from hydractl.training.resume import StateFolder
 from support.analysed import RESEARCH
 

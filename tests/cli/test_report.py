@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hydractl.manifest.report import Report
 from hydractl.metrics.curves import PARTS
-from hydractl.stages.report.run import distinct_names
+from hydractl.reporting.comparison import distinct_names
 from support.reports import seeded
 
 DATA = "digits::split=test,classes=0-6,limit=30"

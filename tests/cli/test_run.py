@@ -12,8 +12,7 @@ from typing import get_args
 import pytest
 
 from hydractl.cli.commands import run as runs
-from hydractl.data.datasets import ImageSet
-from hydractl.data.encode import of_kind
+from hydractl.data.datasets import ImageSet, of_kind
 from hydractl.data.open_dataset import open_data
 from hydractl.training.clip_pretraining import PairConfig, train_pair
 

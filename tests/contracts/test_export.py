@@ -7,11 +7,11 @@ import torch
 
 import hydractl
 from hydractl.data import tokenize
+from hydractl.exporting import formats
 from hydractl.families.tower import largest_difference, probe_inputs
 from hydractl.manifest.header import Tokenization
 from hydractl.model_inputs import PIXELS, TEXTS
 from hydractl.prediction.class_names import Naming
-from hydractl.stages.export import formats
 from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.export.run import run_export
 from hydractl.stages.fuse.config import FuseConfig

@@ -15,15 +15,15 @@ from PIL import EpsImagePlugin, ExifTags, Image, ImageFile, ImageOps
 from transformers.image_utils import load_image
 
 import hydractl
-from hydractl.data.batches import batches
+from hydractl.data.batches import batches, encoded
+from hydractl.data.datasets import given_items
 from hydractl.data.decoding import FORMATS, decode, upright
-from hydractl.data.encode import encoded, given_items
 from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform, train_transform
 from hydractl.errors import DataError
+from hydractl.exporting.comparison import undecoded
 from hydractl.manifest.header import Preprocess
 from hydractl.prediction.loaded_model import Encoder
-from hydractl.stages.export.run import undecoded
 from hydractl.training.feeding import Planned, open_source
 
 HOW = Preprocess(input_size=(3, 8, 8), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))

@@ -7,18 +7,9 @@ import shutil
 import pytest
 import torch
 
-from hydractl.data.batches import BatchShare
-from hydractl.data.datasets import Content, ImageSet, TextSet
-from hydractl.data.encode import (
-    check_augment,
-    check_reads,
-    content_of,
-    encoded,
-    limited,
-    of_kind,
-    open_items,
-    shortened,
-)
+from hydractl.data.batches import BatchShare, check_augment, check_reads, encoded, limited, shortened
+from hydractl.data.datasets import Content, ImageSet, TextSet, content_of, of_kind
+from hydractl.data.open_dataset import open_items
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.manifest.header import Preprocess
 from support.pictures import digits_folder, unreadable

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.batches import batches
 from hydractl.data.datasets import Content
-from hydractl.data.encode import crewed, open_items
-from hydractl.data.open_dataset import open_data
+from hydractl.data.open_dataset import crewed, open_data, open_items
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hydractl.data import tokenize as tokenize_module
-from hydractl.data.tokenize import TokenBatches, encode_texts, tokenize
+from hydractl.data.batches import TokenBatches
+from hydractl.data.tokenize import encode_texts, tokenize
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.families.load import open_model
 from support.reviews import SPECIAL, WORDS, tokenization, tokenizer

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from hydractl.data.batches import encoded
 from hydractl.data.datasets import Content, TextSet
-from hydractl.data.encode import encoded, open_items
 from hydractl.data.labels import check_training_labels, model_labels, required_labels
-from hydractl.data.open_dataset import open_data
+from hydractl.data.open_dataset import open_data, open_items
 from hydractl.data.tokenize import open_whole
 from hydractl.data.words import WordSet, by_word, tokens_of, whole_words
 from hydractl.errors import DataError, UnsupportedModelError

@@ -18,8 +18,8 @@ import torch
 
 from hydractl.data import worker_pool
 from hydractl.data.batches import _shared, batches
-from hydractl.data.encode import crewed, given_items
-from hydractl.data.open_dataset import open_data
+from hydractl.data.datasets import given_items
+from hydractl.data.open_dataset import crewed, open_data
 from hydractl.data.preprocess import AUGMENTATIONS, eval_transform, train_transform
 from hydractl.data.reference import DataRef
 from hydractl.data.worker_pool import MANY, WorkerPool

@@ -8,8 +8,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from hydractl.cli.app import main
-from hydractl.data.datasets import Content, TextSet
-from hydractl.data.encode import of_kind
+from hydractl.data.datasets import Content, TextSet, of_kind
 from hydractl.data.open_dataset import open_data
 from hydractl.manifest.head_mask import HeadMask
 from hydractl.manifest.report import Report

@@ -15,7 +15,7 @@ from transformers import AutoModelForImageClassification
 import hydractl
 from hydractl.checkpoint import Checkpoint
 from hydractl.cli.app import main
-from hydractl.data.encode import open_items
+from hydractl.data.open_dataset import open_items
 from hydractl.data.reference import DataRef
 from hydractl.evaluation.guarantees import measure_sets, why_lapses
 from hydractl.evaluation.options import NamedModels

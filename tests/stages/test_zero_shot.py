@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.data.encode import encoded, open_items
+from hydractl.data.batches import encoded
+from hydractl.data.open_dataset import open_items
 from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import CheckpointError, DataError, UsageError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hydractl.data.encode import open_items
+from hydractl.data.open_dataset import open_items
 from hydractl.prediction.inference import PreparedData
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.data.encode import encoded, open_items
-from hydractl.data.open_dataset import open_data
+from hydractl.data.batches import encoded
+from hydractl.data.open_dataset import open_data, open_items
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import UsageError
 from hydractl.families.load import load_model, open_model

@@ -24,16 +24,9 @@ if TYPE_CHECKING:
 
     from hydractl.manifest.head_mask import HeadMask, HeadScores, Mask
     from hydractl.manifest.header import Architecture, Preprocess, Step, Tokenization
+    from hydractl.reporting.file_contents import CheckpointReport, Fused, SavedPredictions, Tally, TensorLine
     from hydractl.stages.inspect.config import InspectConfig
-    from hydractl.stages.inspect.lineage import LineageReport
-    from hydractl.stages.inspect.run import (
-        CheckpointReport,
-        DocumentReport,
-        Fused,
-        SavedPredictions,
-        Tally,
-        TensorLine,
-    )
+    from hydractl.stages.inspect.run import DocumentReport, LineageReport
     from hydractl.training.resume import StateFile
 
 
@@ -62,7 +55,7 @@ def inspect(config: InspectConfig, terminal: Terminal) -> None:
       hydractl inspect hydra.st --verify a.st b.st c.st
     """
     if config.shows_lineage:
-        from hydractl.stages.inspect.lineage import run_lineage
+        from hydractl.stages.inspect.run import run_lineage
 
         report = run_lineage(config, terminal.progress())
         terminal.result(report, show_lineage)
@@ -77,7 +70,7 @@ def show_file(report: CheckpointReport | DocumentReport, out: Console) -> None:
     """Show a file of any kind."""
     from hydractl.manifest.head_mask import HeadMask, HeadScores
     from hydractl.manifest.report import Report
-    from hydractl.stages.inspect.run import CheckpointReport
+    from hydractl.reporting.file_contents import CheckpointReport
     from hydractl.training.resume import StateFile
 
     if isinstance(report, CheckpointReport):
@@ -312,7 +305,7 @@ def show_mask(file: str, mask: HeadMask, out: Console) -> None:
 def show_scores(file: str, scores: HeadScores, out: Console) -> None:
     """Show scores: how they came about, the heads' ranks, and a greedy method's order of removal."""
     from hydractl.cli.tables import RankMap, facts
-    from hydractl.stages.inspect.run import ranks
+    from hydractl.pruning.selection import ranks
 
     line(out, f"{file}: scores by {scores.method}")
     rows = [("objective", scores.objective)] if scores.objective else []

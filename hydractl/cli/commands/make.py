@@ -315,8 +315,7 @@ def check_held_out(config: MakeConfig) -> None:
     """
     import numpy as np
 
-    from hydractl.data.datasets import samples_in
-    from hydractl.data.encode import content_of
+    from hydractl.data.datasets import content_of, samples_in
     from hydractl.families.load import open_model
     from hydractl.manifest.document import union, unpack
 
@@ -388,16 +387,18 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
 def _other_labels(config: MakeConfig) -> str:
     """Return the kind of labels of models with several labels or words. Empty if an input has one label, or only weights say it."""
     from hydractl.families.load import open_model
-    from hydractl.stages.importing.config import ImportConfig
-    from hydractl.stages.importing.read import Metadata
-    from hydractl.stages.importing.resolve import describe
+    from hydractl.importing.architecture import describe, resolve
+    from hydractl.importing.weights import Metadata
 
     stored = [model for _, model in config.named_models if not from_script(model)]
     if not stored and config.arch is None:
         return ""
-    imported = ImportConfig(sources=("weights.pth",), out=config.out / HYDRA, arch=config.arch)
-    header = open_model(stored[0]).header if stored else describe(imported, Metadata(), ())[0]
-    return "" if header.architecture.task.has_one_question else header.architecture.task.labels
+    if stored:
+        architecture = open_model(stored[0]).header.architecture
+    else:
+        resolved = resolve(config.arch, Metadata(), where="weights.pth", image_options={}, sets_classes=False)
+        architecture = describe(resolved).architecture
+    return "" if architecture.task.has_one_question else architecture.task.labels
 
 
 def _show(config: MakeConfig) -> None:

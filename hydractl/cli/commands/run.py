@@ -436,8 +436,7 @@ def train_clips(out: Path, seed: int) -> None:
     Raises:
         OutputError: If one cannot be written.
     """
-    from hydractl.data.datasets import ImageSet
-    from hydractl.data.encode import of_kind
+    from hydractl.data.datasets import ImageSet, of_kind
     from hydractl.data.open_dataset import open_data
     from hydractl.output.publish import publish_folder
     from hydractl.runtime import one_thread

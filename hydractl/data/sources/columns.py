@@ -7,28 +7,20 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from decimal import Decimal
 from itertools import accumulate, chain
 from types import MappingProxyType
 from typing import Any
 
-from PIL import Image
-from typing_extensions import override
-
 from hydractl import progress
 from hydractl.data.datasets import UNASKED, ImageSet, ImageStore, Labels, Text, TextSet
-from hydractl.data.decoding import decode, encoded_digest, read_bytes
 from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.tables import (
     AS_IS,
     LIST_FORM,
-    Cell,
     DataTable,
-    FileSpan,
     ImageFiles,
-    Read,
     list_in,
     separator_in,
     split_labels,
@@ -175,60 +167,6 @@ UNKNOWN = -1
 """Label of unlabelled rows in data sets of the Hub."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeldCells:
-    """Some rows' images, or why there is none."""
-
-    cells: Mapping[int, Cell | DataError]
-
-    def __call__(self, index: int) -> Cell:
-        """Return a row's image."""
-        cell = self.cells[index]
-        if isinstance(cell, DataError):
-            raise cell
-        return cell
-
-
-@dataclass(frozen=True, slots=True)
-class CellStore(ImageStore):
-    """The images of a table: `read` gives a row's, `where` is what messages call the table."""
-
-    read: Read
-    where: str
-
-    @override
-    def only(self, places: Sequence[int]) -> CellStore:
-        return CellStore(HeldCells({place: self._cell_or_error(place) for place in places}), self.where)
-
-    @override
-    def check_there(self, places: Sequence[int]) -> None:
-        if isinstance(self.read, ImageFiles):
-            for place in places:
-                self.read(place)
-
-    def _cell_or_error(self, place: int) -> Cell | DataError:
-        """Return what is held of an image, or why there is none: who decodes it says so."""
-        try:
-            return self.read(place)
-        except DataError as error:
-            return error
-
-    @override
-    def image(self, index: int) -> Image.Image:
-        return decode(self._encoded(index), where=f"{self.where}: row {index}")
-
-    @override
-    def item_digest(self, index: int) -> bytes:
-        """Return the digest of the encoded image and its pixels; its name in the table does not count."""
-        return encoded_digest(self._encoded(index))
-
-    def _encoded(self, index: int) -> bytes:
-        cell = self.read(index)
-        if isinstance(cell, FileSpan):
-            return cell.read()
-        return cell if isinstance(cell, bytes) else read_bytes(cell)
-
-
 def images_of(table: DataTable, ref: DataRef, *, labelled: bool = True) -> ImageSet:
     """Return the images that a table lists or holds.
 
@@ -244,9 +182,9 @@ def images_of(table: DataTable, ref: DataRef, *, labelled: bool = True) -> Image
             if text
             else "select the column with the images: `::image=COLUMN`",
         )
-    labels = _labels(table, ref, labelled=labelled)
+    labels, read = _labels(table, ref, labelled=labelled), table.images(image)
     return ImageSet(
-        store=CellStore(table.images(image), table.where),
+        store=ImageStore(source=read, table=table.where, checks_paths=isinstance(read, ImageFiles)),
         places=range(len(table)),
         name=table.name,
         columns=tuple(table.columns),

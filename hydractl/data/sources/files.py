@@ -86,7 +86,9 @@ _TAG = re.compile(r"O|[BIESLUM]-\S+")
 
 
 def open_table(ref: DataRef, content: Content, *, labelled: bool = True) -> DataTable:
-    """Return the table in a file.
+    """Return the table in a file, in the format of its suffix.
+
+    The delimiter of a .csv file is the character that separates the names of its columns; that of a .tsv file is a tab.
 
     Args:
         ref: Names the file.
@@ -104,8 +106,14 @@ def open_table(ref: DataRef, content: Content, *, labelled: bool = True) -> Data
     ref.check_there()
     if path.suffix.lower() == ".parquet":
         return read_parquet(path, ref)
-    is_lines = path.suffix.lower() == LIST_SUFFIX and content is Content.TEXTS and not labelled
-    return RowTable(_text_lines(path) if is_lines else read_rows(path, content), path, folder_of(ref))
+    suffix = path.suffix.lower()
+    if suffix == LIST_SUFFIX:
+        rows = _text_lines(path) if content is Content.TEXTS and not labelled else _read_list(path)
+    elif suffix in COLUMN_SUFFIXES:
+        rows = _read_columns(path)
+    else:
+        rows = _read_csv(path) if suffix in {".csv", ".tsv"} else _read_json(path, content)
+    return RowTable(rows, path, folder_of(ref))
 
 
 class RowTable(DataTable):
@@ -293,26 +301,6 @@ def _read_columns(path: Path) -> Rows:
 def _is_hash(line: str) -> bool:
     """Return whether a line begins with `#` alone, as comments do and hashtags do not."""
     return line.startswith(("# ", "#\t"))
-
-
-def read_rows(path: Path, content: Content) -> Rows:
-    """Return the rows of a file, which its suffix says how to read.
-
-    The delimiter of a .csv file is the one that parts the names of its columns; that of a .tsv file is a tab.
-
-    Args:
-        path: Ends in .csv, .tsv, .jsonl, .json, .txt or as of the CoNLL tasks, in any case.
-        content: What is looked for, for hints.
-
-    Raises:
-        DataError: If it cannot be read, or not as what its suffix says.
-    """
-    suffix = path.suffix.lower()
-    if suffix == LIST_SUFFIX:
-        return _read_list(path)
-    if suffix in COLUMN_SUFFIXES:
-        return _read_columns(path)
-    return _read_csv(path) if suffix in {".csv", ".tsv"} else _read_json(path, content)
 
 
 def read_parquet(path: Path, ref: DataRef) -> ArrowTable:

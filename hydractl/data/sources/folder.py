@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
-
-from PIL import Image
-from typing_extensions import override
 
 from hydractl import progress
 from hydractl.data import datasets, decoding
@@ -34,39 +30,6 @@ OF_SYSTEMS = frozenset({"__macosx", "thumbs.db", "desktop.ini"})
 """Names of files and folders that macOS and Windows add, in lower case."""
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
 """Usual names of splits."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileStore(datasets.ImageStore):
-    """Image files below `root`, by paths with forward slashes."""
-
-    root: Path
-    files: Sequence[str] | Mapping[int, str]
-
-    @override
-    def only(self, places: Sequence[int]) -> FileStore:
-        return FileStore(self.root, {place: self.files[place] for place in places})
-
-    @override
-    def image(self, index: int) -> Image.Image:
-        path = self.root / self.files[index]
-        return decoding.decode(decoding.read_bytes(path), where=str(path))
-
-    @override
-    def key(self, index: int) -> str:
-        return str(self.root / self.files[index])
-
-    @override
-    def item_digest(self, index: int) -> bytes:
-        """Return the digest of the file's bytes and pixels; its name and folder do not count.
-
-        Raises:
-            DataError: If the file cannot be read or is no image.
-        """
-        path = self.root / self.files[index]
-        data = decoding.read_bytes(path)
-        decoding.check_header(data, where=str(path))
-        return decoding.encoded_digest(data)
 
 
 def is_hidden(name: str) -> bool:
@@ -132,9 +95,8 @@ def _items(root: Path, content: Content, files: tuple[str, ...], labels: dataset
         paths = [root / file for file in files]
         texts, keys = tuple(map(_text, paths)), tuple(map(str, paths))
         return datasets.TextSet(texts=texts, keys=keys, name=name, **labels._asdict())
-    return datasets.ImageSet(
-        store=FileStore(root, files), places=range(len(files)), name=name, **labels._asdict()
-    )
+    store = datasets.ImageStore(source=lambda index: root / files[index], checks_headers=True)
+    return datasets.ImageSet(store=store, places=range(len(files)), name=name, **labels._asdict())
 
 
 def _text(path: Path) -> str:

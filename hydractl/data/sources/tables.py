@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, cast
 from typing_extensions import override
 
 from hydractl import progress
+from hydractl.data.decoding import FileSpan
 from hydractl.data.reference import DataRef, SourceKind
 from hydractl.errors import DataError, HubError, UnreadableError, reason_of
 from hydractl.hub_client import asking, without_bars
@@ -72,33 +73,6 @@ def separator_in(names: Iterable[str]) -> str | None:
         if len({part for part, _ in places}) < len(places):
             return separator
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class FileSpan:
-    """Some bytes of a file."""
-
-    path: Path
-    offset: int
-    size: int
-
-    def read(self) -> bytes:
-        """Return them.
-
-        Raises:
-            DataError: If they are not there.
-        """
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                file.seek(self.offset)
-                chunk = file.read(self.size)
-        except OSError as error:
-            raise DataError(f"{self.path}: cannot be read: {error.strerror}") from error
-        if len(chunk) < self.size:
-            raise DataError(
-                f"{self.path}: ends before byte {self.offset + self.size}", hint="download it again"
-            )
-        return chunk
 
 
 Cell: TypeAlias = bytes | Path | FileSpan

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from hydractl import progress
-from hydractl.data.decoding import is_image
+from hydractl.data.decoding import FileSpan, is_image
 from hydractl.data.reference import IMAGE_SUFFIXES, SHARD_SUFFIX, SOURCES_HINT, DataRef, check_seekable
 from hydractl.data.sources.folder import is_hidden
-from hydractl.data.sources.tables import DataTable, FileSpan, Read
+from hydractl.data.sources.tables import DataTable, Read
 from hydractl.errors import DataError, UsageError, reason_of
 from hydractl.messages import did_you_mean_path, quoted
 from hydractl.strict_json import NotJSONError, parse

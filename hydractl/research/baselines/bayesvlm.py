@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from hydractl import progress
 from hydractl.data.datasets import Items
-from hydractl.data.encode import open_items
+from hydractl.data.open_dataset import open_items
 from hydractl.errors import DataError, UnsupportedModelError
 from hydractl.families.load import OpenModel
 from hydractl.families.tower import Contrast, Towers, blank_inputs, unit

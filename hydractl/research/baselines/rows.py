@@ -12,8 +12,8 @@ import torch
 from typing_extensions import override
 
 from hydractl import progress
-from hydractl.data.datasets import Items
-from hydractl.data.encode import Reading, encoded
+from hydractl.data.batches import encoded
+from hydractl.data.datasets import Items, Reading
 from hydractl.evaluation.data import EvalData
 from hydractl.evaluation.options import NamedModels
 from hydractl.families.load import OpenModel, build_checked

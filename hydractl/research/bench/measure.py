@@ -10,8 +10,7 @@ from tempfile import TemporaryDirectory
 
 from hydractl import progress
 from hydractl.cli.commands.run import StageOptions
-from hydractl.data.datasets import Content, Items
-from hydractl.data.encode import content_of
+from hydractl.data.datasets import Content, Items, content_of
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import HydraError, UsageError

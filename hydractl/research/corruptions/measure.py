@@ -11,8 +11,7 @@ from PIL import Image
 from torch import Tensor
 from typing_extensions import override
 
-from hydractl.data.datasets import ImageSet, Items, Text, TextSet, change_text
-from hydractl.data.encode import Reading, of_kind
+from hydractl.data.datasets import ImageSet, Items, Reading, Text, TextSet, change_text, of_kind
 from hydractl.data.preprocess import EvalTransform, PerItem, run_steps, sample_seed
 from hydractl.data.words import WordSet
 from hydractl.errors import DataError, UsageError

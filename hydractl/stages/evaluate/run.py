@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from hydractl import progress
-from hydractl.data.datasets import Items
-from hydractl.data.encode import Reading, open_items, open_readable
+from hydractl.data.datasets import Items, Reading
+from hydractl.data.open_dataset import open_items, open_readable
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, UsageError
 from hydractl.evaluation import caveats

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from hydractl import progress
-from hydractl.data.batches import Batch, BatchShare
+from hydractl.data.batches import Batch, BatchShare, encoded
 from hydractl.data.datasets import UNASKED, Items
-from hydractl.data.encode import encoded
 from hydractl.data.words import WordSet
 from hydractl.families.base import Family
 from hydractl.families.finite import stored_tensors

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from hydractl import progress
 from hydractl.checkpoint import Checkpoint
-from hydractl.data.datasets import Items, TextSet
-from hydractl.data.encode import Reading, check_augment, check_reads, limited, open_items, shortened
+from hydractl.data.batches import check_augment, check_reads, limited, shortened
+from hydractl.data.datasets import Items, Reading, TextSet
 from hydractl.data.labels import (
     check_labels,
     check_training_labels,
@@ -22,6 +22,7 @@ from hydractl.data.labels import (
     names_all,
     new_names,
 )
+from hydractl.data.open_dataset import open_items
 from hydractl.data.reference import folded
 from hydractl.data.words import by_word, check_answerable
 from hydractl.errors import DataError, UsageError

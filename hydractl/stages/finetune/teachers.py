@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hydractl.data.encode import Reading
+from hydractl.data.datasets import Reading
 from hydractl.data.preprocess import reading_differences
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.load import OpenModel, check_tensors, open_model

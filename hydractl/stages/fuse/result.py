@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from hydractl import progress
-from hydractl.data.batches import CACHE_BYTES, BatchShare
-from hydractl.data.encode import check_reads, limited, open_items
+from hydractl.data.batches import CACHE_BYTES, BatchShare, check_reads, limited
 from hydractl.data.labels import filled_names, has_default_names, match_classes
+from hydractl.data.open_dataset import open_items
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, UsageError
 from hydractl.families.load import OpenModel, load_model

@@ -11,6 +11,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from hydractl.errors import UsageError
+from hydractl.model_source import arch_folder
 from hydractl.parsing import configured, made_of
 from hydractl.prediction.class_names import FORMS
 from hydractl.provenance.command_config import IF_CHANGED, CommandConfig
@@ -180,22 +181,11 @@ class ImportConfig(CommandConfig):
     @property
     def way_out(self) -> str | None:
         """Hint if `--arch` may be a folder or an architecture."""
-        from hydractl.families.registry import is_architecture  # noqa: PLC0415 - `--help` loads no pydantic
+        from hydractl.families.registry import ambiguity_hint  # noqa: PLC0415 - `--help` loads no pydantic
 
-        if self.arch is None or self.folder is None or not is_architecture(self.arch):
-            return None
-        return (
-            f"`{self.arch}` is both an architecture and a local folder: write `{self.arch}::` for the "
-            f"architecture, `./{self.arch}` for the folder"
-        )
+        return None if self.arch is None or self.folder is None else ambiguity_hint(self.arch)
 
     @property
     def folder(self) -> Path | None:
         """Folder that defines the architecture, or None if a name does."""
-        if self.arch is None:
-            return None
-        path = Path(self.arch)
-        try:
-            return path if path.is_dir() else None
-        except OSError:  # a name too long for a path
-            return None
+        return arch_folder(self.arch)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from hydractl import progress
 from hydractl.checkpoint import write_tensors
 from hydractl.errors import CheckpointError, UsageError
+from hydractl.families.base import Described
 from hydractl.families.finite import check_finite
-from hydractl.families.load import drawn_for
-from hydractl.families.registry import FAMILIES, expected_specs
+from hydractl.families.registry import FAMILIES, base_header
 from hydractl.heads.budget import total_heads
 from hydractl.hub.model_outputs import publish_models
+from hydractl.importing.architecture import describe, resolve, with_preprocessing
+from hydractl.importing.tensor_names import MatchedTensors, OtherClassesError, match_tensors
+from hydractl.importing.weights import Weights, read_weights, renamed, weight_files
 from hydractl.manifest.header import Header, InputFile, Tokenization
 from hydractl.messages import counted, quoted
 from hydractl.model_source import folder_files, parse_arch
@@ -23,19 +26,9 @@ from hydractl.provenance.outputs import check_models, claim
 from hydractl.provenance.up_to_date import make_step
 from hydractl.runtime import digest_files
 from hydractl.stages.importing.config import ImportConfig
-from hydractl.stages.importing.read import Weights, files_of, read_weights
-from hydractl.stages.importing.resolve import (
-    MatchedTensors,
-    OtherClassesError,
-    TrainedHeadError,
-    describe,
-    fit,
-    fit_encoder,
-)
-from hydractl.tensor_spec import spec_of
 
 SETS_HEADS = {"num_heads", "embed_dim"}
-"""Options of `--arch` that set the number of heads, which no tensor's shape tells."""
+"""Options of `--arch` that set the number of heads, which no tensor shape shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,17 +79,36 @@ def run_import(config: ImportConfig) -> ImportReport:
     """
     require_one_process("import")
     with claim(config, [config.out]) as output_lock:
-        files = files_of(config.source)
-        labels, listed = ((), None) if config.labels is None else read_names(config.labels, option="--labels")
-        check_models([config.out], output_lock, files=[*files, *_files_beside(config), listed])
-        progress.step(f"Reading {config.source}")
-        weights = _renamed(config, read_weights(files, ema=config.ema, key=config.weights_key))
-        header, lacks_classifier = describe(config, weights.metadata, labels)
-        fitted = _fitted(
-            config, weights, header, draws_classifier=lacks_classifier or config.head_seed is not None
+        files = weight_files(config.source)
+        labels, label_file = (
+            ((), None) if config.labels is None else read_names(config.labels, option="--labels")
         )
+        check_models([config.out], output_lock, files=[*files, *_files_beside(config), label_file])
+        progress.step(f"Reading {config.source}")
+        weights = read_weights(files, ema=config.ema, key=config.weights_key)
+        weights = renamed(weights, config.rename, where=config.source)
+        image_options = config.images.options()
+        resolved = resolve(
+            config.arch,
+            weights.metadata,
+            where=config.source,
+            image_options=image_options,
+            sets_classes=config.num_classes is not None or config.labels is not None,
+        )
+        if resolved.from_file:
+            progress.step(f"{config.source} says: {', '.join(resolved.from_file)}")
+        described = describe(
+            resolved,
+            num_classes=config.num_classes,
+            label_count=len(labels) or None,
+            tokenizer=config.tokenizer,
+            pooling=config.pooling,
+        )
+        header = with_preprocessing(base_header(described), resolved, image_options, where=config.source)
+        header = _labelled(header, labels)
+        fitted = _match(config, weights, header, described)
         check_finite(fitted.tensors, where=config.source)
-        _tell(config, weights, fitted, header)
+        _report(config, weights, fitted, header)
         step = make_step(
             config,
             family=FAMILIES[header.architecture.family],
@@ -108,7 +120,7 @@ def run_import(config: ImportConfig) -> ImportReport:
                 "ema": config.ema,
                 "weights_key": config.weights_key,
                 "rename": tuple("=".join(pair) for pair in config.rename) or None,
-                **config.images.options(),
+                **image_options,
             },
             inputs=[InputFile(name=Path(config.source).name, sha256=digest_files(files))],
             results={"wrapper": weights.wrapper, "prefix": fitted.prefix, "converted": fitted.converted},
@@ -133,7 +145,7 @@ def run_import(config: ImportConfig) -> ImportReport:
 
 
 def _files_beside(config: ImportConfig) -> list[Path]:
-    """Return the files that are read besides weights: an index, those that say the architecture, a tokenizer."""
+    """Return the files that are read besides weights: an index, the configuration of a folder, a tokenizer."""
     folders = [path for path in (config.folder, config.tokenizer) if path is not None and path.is_dir()]
     return [
         Path(config.source),
@@ -142,60 +154,36 @@ def _files_beside(config: ImportConfig) -> list[Path]:
     ]
 
 
-def _renamed(config: ImportConfig, weights: Weights) -> Weights:
-    """Return weights under the names that `--rename` gives them.
-
-    Raises:
-        UsageError: If a name is not there, or two tensors would have one name.
-    """
-    tensors = weights.tensors
-    for old, new in config.rename:
-        names = {name: new + name.removeprefix(old) for name in tensors if f"{name}.".startswith(f"{old}.")}
-        if not names:
-            raise UsageError(
-                f"`--rename {old}={new}`: {config.source} has no tensor with a name that begins with `{old}.`",
-                hint=f"its tensors begin with {quoted(sorted({n.partition('.')[0] for n in tensors}), most=5)}",
-            )
-        if twice := tensors.keys() & names.values() - names.keys():
-            raise UsageError(f"`--rename {old}={new}`: {config.source} already has `{min(twice)}`")
-        tensors = {names.get(name, name): tensor for name, tensor in tensors.items()}
-    return replace(weights, tensors=tensors)
+def _labelled(header: Header, labels: tuple[str, ...]) -> Header:
+    number = header.architecture.num_classes
+    if labels and len(labels) != number:
+        raise UsageError(
+            f"`--labels`: got {counted(len(labels), 'name')} for {counted(number, 'class', 'classes')}",
+            hint=f"give {counted(number, 'label')}, one per class",
+        )
+    return header.model_copy(update={"labels": labels}) if labels else header
 
 
-def _fitted(
-    config: ImportConfig, weights: Weights, header: Header, *, draws_classifier: bool
-) -> MatchedTensors:
-    """Return the tensors under the architecture's names, the classifier drawn if it is to be, or if there is none."""
-    architecture, where = header.architecture, config.source
-    family = FAMILIES[architecture.family]
-    expected = expected_specs(family, header)
+def _match(config: ImportConfig, weights: Weights, header: Header, described: Described) -> MatchedTensors:
     if config.head_seed is not None and header.prompting is not None:
-        raise UsageError(f"`--head-seed`: `{architecture.name}` has no classifier", hint="leave it out")
-    if draws_classifier:
-        fitted = fit_encoder(weights.tensors, expected, header=header, where=where, new=True)
-    else:
-        try:
-            return fit(weights.tensors, expected, family=family, architecture=architecture, where=where)
-        except OtherClassesError as error:
-            raise CheckpointError(error.message, hint=_classes_hint(config, error)) from error
-        except CheckpointError as error:
-            if header.prompting is not None:
-                raise
-            try:
-                fitted = fit_encoder(weights.tensors, expected, header=header, where=where, new=False)
-            except TrainedHeadError:
-                raise
-            except CheckpointError:  # what kept the whole from fitting says more
-                raise error from None
-            if config.num_classes is None and config.labels is None:
-                raise
-    kept_specs = {name: spec_of(tensor) for name, tensor in fitted.tensors.items()}
-    fresh = drawn_for(family, architecture, expected, kept_specs, seed=config.head_seed or 0)
-    return replace(fitted, tensors=fitted.tensors | fresh, drawn_names=tuple(fresh))
+        raise UsageError(
+            f"`--head-seed`: `{header.architecture.name}` has no classifier", hint="leave it out"
+        )
+    try:
+        return match_tensors(
+            weights.tensors,
+            header,
+            where=config.source,
+            new_classifier=bool(described.lacks) or config.head_seed is not None,
+            may_add_classifier=config.num_classes is not None or config.labels is not None,
+            seed=config.head_seed or 0,
+        )
+    except OtherClassesError as error:
+        raise CheckpointError(error.message, hint=_classes_hint(config, error)) from error
 
 
 def _classes_hint(config: ImportConfig, error: OtherClassesError) -> str | None:
-    """Return what to type where the weights' classifier is of another size."""
+    """Return the hint for weights whose classifier has another number of classes."""
     if config.folder is not None:
         return (
             f"add `--num-classes {error.number}`, correct config.json in {config.folder}, or add `--head-seed 0` for a new "
@@ -206,8 +194,8 @@ def _classes_hint(config: ImportConfig, error: OtherClassesError) -> str | None:
     return f"{error.hint}, or `--head-seed 0` for a new classifier"
 
 
-def _tell(config: ImportConfig, weights: Weights, fitted: MatchedTensors, header: Header) -> None:
-    """Say what was decided that the user may have wanted otherwise."""
+def _report(config: ImportConfig, weights: Weights, fitted: MatchedTensors, header: Header) -> None:
+    """Report decisions that the user may want to change."""
     if weights.ema is not None:
         progress.warn(
             f"{config.source}: also has an exponential moving average of the weights "

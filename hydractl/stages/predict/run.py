@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from hydractl import progress
-from hydractl.data.encode import lenient, open_items
+from hydractl.data.open_dataset import lenient, open_items
 from hydractl.data.reference import LINES, DataRef, image_path
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, InputError, UsageError

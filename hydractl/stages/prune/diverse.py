@@ -14,8 +14,7 @@ from typing import NamedTuple
 import torch
 
 from hydractl import progress
-from hydractl.data.batches import BatchShare
-from hydractl.data.encode import encoded, limited
+from hydractl.data.batches import BatchShare, encoded, limited
 from hydractl.errors import DataError, ManifestError, UsageError
 from hydractl.families.attention import Attention
 from hydractl.families.load import OpenModel, load_model

@@ -18,7 +18,7 @@ from hydractl.progress import stage
 from hydractl.provenance.outputs import check_outputs, claim
 from hydractl.provenance.up_to_date import ForeignOutputError, check_comparable
 from hydractl.reporting.chart import Figure
-from hydractl.reporting.comparison import Compared
+from hydractl.reporting.comparison import Compared, distinct_names
 from hydractl.reporting.figures import figures
 from hydractl.reporting.matplotlib_figure import MARK, Panel, png, svg
 from hydractl.reporting.page import markdown, page
@@ -147,18 +147,3 @@ def _folder(config: ReportConfig) -> str | None:
         return None
     beside = Path() if config.out is None or is_stream(config.out) else config.out.parent
     return quote(Path(os.path.relpath(config.figures, beside)).as_posix())
-
-
-def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names without the leading folders that are not needed to tell them apart; equal names stay equal."""
-    return tuple(
-        _distinct_name(name, {other_name for other_name in names if other_name != name}) for name in names
-    )
-
-
-def _distinct_name(name: str, others: set[str]) -> str:
-    for begin in range(name.count("/"), 0, -1):
-        short = "/".join(name.split("/")[begin:])
-        if short and not any(f"/{other_name}".endswith(f"/{short}") for other_name in others):
-            return short
-    return name

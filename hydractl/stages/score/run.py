@@ -14,9 +14,8 @@ from pydantic import TypeAdapter
 from typing_extensions import override
 
 from hydractl import progress
-from hydractl.data.batches import BatchShare, epoch_order
+from hydractl.data.batches import BatchShare, encoded, epoch_order
 from hydractl.data.datasets import Items
-from hydractl.data.encode import encoded
 from hydractl.errors import CheckFailed, CheckpointError, ManifestError, OutputExists, UsageError, reason_of
 from hydractl.families.finite import check_finite
 from hydractl.families.load import OpenModel, load_model

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, features
 
+from hydractl.data.batches import encoded
 from hydractl.data.decoding import FORMATS
-from hydractl.data.encode import encoded, open_items
-from hydractl.data.open_dataset import open_data
+from hydractl.data.open_dataset import open_data, open_items
 from hydractl.data.reference import IMAGE_SUFFIXES
 from hydractl.errors import DataError
 from hydractl.manifest.header import Preprocess

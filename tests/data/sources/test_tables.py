@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hydractl.data.datasets import Content
-from hydractl.data.encode import open_items
 from hydractl.data.labels import required_labels
-from hydractl.data.open_dataset import open_data
+from hydractl.data.open_dataset import open_data, open_items
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.columns import read_labels
 from hydractl.errors import DataError, UsageError

@@ -14,8 +14,7 @@ from PIL import Image
 from hydractl.data.batches import batches
 from hydractl.data.datasets import Content
 from hydractl.data.decoding import FORMATS
-from hydractl.data.encode import crewed
-from hydractl.data.open_dataset import open_data
+from hydractl.data.open_dataset import crewed, open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.sources.webdataset import expanded
 from hydractl.errors import DataError, UsageError
@@ -257,5 +256,5 @@ def test_memory_holds_no_image(tmp_path, encoded):
     write(tmp_path / "a.tar", {f"{i}.png": data for i in range(50)})
     items = open_data(str(tmp_path / "a.tar"))
 
-    assert items.store.read(7).size == len(data)
+    assert items.store.source(7).size == len(data)
     assert hashlib.sha256(data).digest() == items.item_digest(7)[:32]

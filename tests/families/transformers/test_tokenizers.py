@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from hydractl.data.tokenize import TokenBatches, encode_texts, tokenize
+from hydractl.data.batches import TokenBatches
+from hydractl.data.tokenize import encode_texts, tokenize
 from hydractl.errors import CheckpointError
 from hydractl.families.load import load_model, open_model
 from hydractl.families.registry import FAMILIES

@@ -10,7 +10,8 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from hydractl.data.encode import encoded, open_items
+from hydractl.data.batches import encoded
+from hydractl.data.open_dataset import open_items
 from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import DataError, UnsupportedModelError, UsageError

@@ -13,8 +13,7 @@ from PIL import Image
 
 from hydractl.cli.app import command_tree
 from hydractl.cli.pipeline import parsed
-from hydractl.data.datasets import ImageSet
-from hydractl.data.encode import of_kind
+from hydractl.data.datasets import ImageSet, of_kind
 from hydractl.data.open_dataset import open_data
 from hydractl.families.load import open_model
 from hydractl.manifest.report import Report

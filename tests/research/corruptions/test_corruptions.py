@@ -12,9 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from hydractl.data.batches import BatchShare
+from hydractl.data.batches import BatchShare, encoded
 from hydractl.data.datasets import TextSet
-from hydractl.data.encode import encoded
 from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform, sample_seed
 from hydractl.errors import UsageError

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from hydractl.cli.app import main
 from hydractl.cli.commands import measure as eval_command
-from hydractl.data.encode import encoded
+from hydractl.data.batches import encoded
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import ManifestError, UsageError

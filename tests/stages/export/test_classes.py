@@ -10,10 +10,10 @@ import torch
 import hydractl
 from hydractl.cli.app import main
 from hydractl.errors import UsageError
+from hydractl.exporting import formats
+from hydractl.exporting.formats import OUTPUTS
 from hydractl.prediction.class_names import Naming
-from hydractl.stages.export import formats
 from hydractl.stages.export.config import ExportConfig
-from hydractl.stages.export.formats import OUTPUTS
 from hydractl.stages.export.run import run_export
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse

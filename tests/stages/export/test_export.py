@@ -16,13 +16,14 @@ import torch
 import hydractl
 from hydractl.cli.app import main
 from hydractl.errors import CheckFailed, UnsupportedModelError, UsageError
+from hydractl.exporting import formats
+from hydractl.exporting.comparison import pictures, prepared, trials
+from hydractl.exporting.formats import FILTERS, OUTPUTS, Pixels
 from hydractl.fusion.hydra import HydraOutput
 from hydractl.manifest.header import Preprocess
 from hydractl.manifest.report import Report
-from hydractl.stages.export import formats
 from hydractl.stages.export.config import ExportConfig
-from hydractl.stages.export.formats import FILTERS, OUTPUTS, Pixels
-from hydractl.stages.export.run import pictures, prepared, run_export, trials
+from hydractl.stages.export.run import run_export
 from hydractl.stages.fuse.config import FuseConfig, Measuring
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base

@@ -20,13 +20,14 @@ from PIL import EpsImagePlugin, Image, UnidentifiedImageError
 from hydractl.cli.app import main
 from hydractl.data.decoding import upright
 from hydractl.data.preprocess import eval_transform
+from hydractl.exporting.formats import script
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.guarantees import PredictionSets, Threshold
 from hydractl.manifest.header import Header, Preprocess
 from hydractl.manifest.terms import SetMethod
 from hydractl.metrics.conformal import class_sets
 from hydractl.stages.export.config import ExportConfig
-from hydractl.stages.export.run import run_export, script
+from hydractl.stages.export.run import run_export
 from support.builders import base
 from support.heard import Heard
 from support.pairs import pair
@@ -205,14 +206,14 @@ def test_tokens_are_numbers_where_a_model_has_no_tokenizer(tmp_path, answers):
 
 def functions_of(header: Header, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return what a script defines, without a model."""
-    config, sets = ExportConfig(model="x.st", out=Path("x.onnx")), header.prediction_sets
+    sets = header.prediction_sets
     metadata = {"hydractl.labels": json.dumps(header.labels)}
     metadata |= {} if sets is None else {"hydractl.prediction_sets": sets.model_dump_json()}
     session = SimpleNamespace(get_modelmeta=lambda: SimpleNamespace(custom_metadata_map=metadata))
     fake = SimpleNamespace(InferenceSession=lambda _: session)
     monkeypatch.setitem(sys.modules, "onnxruntime", fake)
     namespace = {"__file__": "x.onnx.py", "__name__": "x"}
-    exec(compile(script(config, header, None), "x.onnx.py", "exec"), namespace)  # noqa: S102 - what is tested
+    exec(compile(script(header, name="x.onnx", onnx=True), "x.onnx.py", "exec"), namespace)  # noqa: S102 - what is tested
     return namespace
 
 
@@ -296,7 +297,7 @@ def test_labels_with_equal_names_stay_apart(tmp_path, answers, monkeypatch):
 
 def test_no_name_of_a_file_is_code(tmp_path, monkeypatch):
     name = 'a\'"""\n);raise SystemExit(3)#.onnx'
-    source = script(ExportConfig(model="x.st", out=tmp_path / name), base(ONE).header, None).decode()
+    source = script(base(ONE).header, name=name, onnx=True).decode()
 
     assert f"MODEL = Path(__file__).with_name({name!r})\n" in source
     compile(source, "x", "exec")

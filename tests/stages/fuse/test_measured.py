@@ -12,7 +12,7 @@ import torch
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.cli.app import main
-from hydractl.data.encode import open_items
+from hydractl.data.open_dataset import open_items
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
 from hydractl.evaluation.options import NamedModels

@@ -8,9 +8,9 @@ import torch
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, UsageError
+from hydractl.importing.tensor_names import TrainedHeadError
 from hydractl.progress import Silent
 from hydractl.stages.importing.config import ImportConfig, parse_rename
-from hydractl.stages.importing.resolve import TrainedHeadError
 from hydractl.stages.importing.run import run_import
 from support.heard import Heard
 

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from hydractl.stages.importing.read import read_weights
+from hydractl.importing.weights import read_weights
 
 
 @pytest.mark.parametrize("name", [b"w\xff.pth", b"w\x7f.pth"])

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydractl.errors import CheckpointError
-from hydractl.stages.importing import pickle_scan, read
-from hydractl.stages.importing.pickle_scan import MOST_BYTES, NeedsCodeError, TooMuchError, rehearse
-from hydractl.stages.importing.read import read_weights
+from hydractl.importing import pickle_file
+from hydractl.importing.pickle_file import MOST_BYTES, NeedsCodeError, TooMuchError, rehearse
+from hydractl.importing.weights import read_weights
 
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
 
@@ -127,7 +127,7 @@ def test_storages_are_no_longer_than_their_file(tmp_path, old):
 
 
 def test_what_unpacks_to_many_times_its_size_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(pickle_scan, "SPARE_BYTES", 1000)
+    monkeypatch.setattr(pickle_file, "SPARE_BYTES", 1000)
     with zipfile.ZipFile(tmp_path / "w.pth", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("w/data/0", bytes(10**6))
     with pytest.raises(CheckpointError, match="records decompress to more than 4 times the size of the file"):
@@ -145,8 +145,7 @@ def test_two_records_of_one_name_are_refused(tmp_path):
 
 def test_a_pickle_that_is_too_long_is_said(tmp_path, monkeypatch):
     path = saved(tmp_path, WEIGHTS | {"epochs": [*range(1000)]})
-    for module in (read, pickle_scan):
-        monkeypatch.setattr(module, "MOST_BYTES", 500)
+    monkeypatch.setattr(pickle_file, "MOST_BYTES", 500)
     with pytest.raises(CheckpointError, match="a pickle of more than 500 bytes"):
         read_weights((path,), ema=False)
 

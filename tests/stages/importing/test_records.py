@@ -25,8 +25,7 @@ import timm
 import torch
 
 from hydractl.errors import CheckpointError
-from hydractl.stages.importing import read
-from hydractl.stages.importing.pickle_scan import PickleRecord, attributes, record_class, to_plain
+from hydractl.importing.pickle_file import PickleRecord, attributes, read_pickle, record_class, to_plain
 
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3)}
 
@@ -63,7 +62,7 @@ class Calls:
 def loaded(folder, value, *, old):
     path = folder / "w.pth"
     torch.save({"state_dict": WEIGHTS, "x": value}, path, _use_new_zipfile_serialization=not old)
-    return read._unpickled(path, path.read_bytes()[:9])["x"]
+    return read_pickle(path)["x"]
 
 
 def by_default():

@@ -20,16 +20,10 @@ from hydractl.heads.masks import full_mask
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.head_mask import HeadMask, HeadScores, Removal, TowerHeads, TowerKeep, TowerScores
 from hydractl.manifest.header import Architecture, Fate, FusePlan, Header, InputFile, Kind, Preprocess, Step
+from hydractl.pruning.selection import ranks
+from hydractl.reporting.file_contents import CheckpointReport, Predicted, SavedPredictions, Tally
 from hydractl.stages.inspect.config import InspectConfig
-from hydractl.stages.inspect.run import (
-    CheckpointReport,
-    DocumentReport,
-    Predicted,
-    SavedPredictions,
-    Tally,
-    ranks,
-    run_inspect,
-)
+from hydractl.stages.inspect.run import DocumentReport, run_inspect
 from hydractl.tensor_spec import TensorSpec
 
 SHA = "sha256:" + "ab" * 32

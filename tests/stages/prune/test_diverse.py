@@ -7,7 +7,8 @@ import statistics
 import pytest
 import torch
 
-from hydractl.data.encode import encoded, open_items
+from hydractl.data.batches import encoded
+from hydractl.data.open_dataset import open_items
 from hydractl.errors import DataError, HydraError, UsageError
 from hydractl.evaluation.caveats import tuned_on_ood
 from hydractl.families.load import load_model, open_model

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hydractl.data.decoding import SAMPLE_BYTES
-from hydractl.data.encode import open_items
+from hydractl.data.open_dataset import open_items
 from hydractl.manifest.header import Preprocess
 from hydractl.prediction.open_inputs import digests
 from hydractl.processes.distributed import ProcessGroup

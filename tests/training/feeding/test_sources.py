@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.data.encode import open_items
+from hydractl.data.open_dataset import open_items
 from hydractl.errors import UsageError
 from hydractl.training.accelerator import Share
 from hydractl.training.feeding import ItemFeed

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-DECODING, ENCODE, LABELS, OPEN, PREPROCESS, TOKENIZE = (
-    f"data/{name}.py" for name in ("decoding", "encode", "labels", "open_dataset", "preprocess", "tokenize")
+DECODING, BATCHES, LABELS, OPEN, PREPROCESS, TOKENIZE = (
+    f"data/{name}.py" for name in ("decoding", "batches", "labels", "open_dataset", "preprocess", "tokenize")
 )
 END = "--no-latency --bootstrap 0"
 TUNE = "finetune base.st --data digits::classes=0-6,limit=14 --val digits::classes=0-6,limit=14,split=val --steps 1 --batch-size 8 -o o.st"
@@ -72,20 +72,20 @@ ROWS = (
         mend=lambda: shutil.copy("images/a/0.png", "cut.png"),
     ),
     Row(
-        ENCODE,
+        BATCHES,
         "add `--max-length {}`, or leave it out",
         "predict bert texts.csv --max-length 9999",
         "predict bert texts.csv --max-length 512",
     ),
-    Row(ENCODE, "leave it out", "predict base.st images --max-length 9", "predict base.st images"),
+    Row(BATCHES, "leave it out", "predict base.st images --max-length 9", "predict base.st images"),
     Row(
-        ENCODE,
+        BATCHES,
         "leave it out, or add `--augment none`",
         f"{TUNE_TEXTS} --augment flip",
         f"{TUNE_TEXTS} --augment none",
     ),
     Row(
-        "data/encode.py",
+        "data/datasets.py",
         "the model reads images: a `str` is the path of an image file",
         "python import hydractl; hydractl.load('base.st').predict(['a good film'])",
         "python import hydractl; hydractl.load('base.st').predict(['images/a/0.png'])",

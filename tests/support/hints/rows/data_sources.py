@@ -260,7 +260,9 @@ ROWS = (
         "predict bert saved::split=test",
         prepare=partial(_save_splits, train=["a cat"], test=["a mat"]),
     ),
-    Row(TABLES, "download it again", test="tests/data/sources/test_webdataset.py::test_bad_shards"),
+    Row(
+        "data/decoding.py", "download it again", test="tests/data/sources/test_webdataset.py::test_bad_shards"
+    ),
     Row(
         TABLES,
         "paths are relative to `{}`",

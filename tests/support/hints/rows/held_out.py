@@ -187,17 +187,17 @@ ROWS = (
         f"{EVAL} --device cpu -o o.json",
     ),
     Row(
-        "stages/export/run.py",
+        "exporting/comparison.py",
         "to accept that difference, add `--tolerance {}`",
-        "python from hydractl.stages.export.run import require_near; require_near(0.01, 1e-4, inputs_name='x')",
+        "python from hydractl.exporting.comparison import require_near; require_near(0.01, 1e-4, inputs_name='x')",
         "export base.st -o o.pt2 --tolerance NUMBER",
     ),
     Row(
-        "stages/export/formats.py",
+        "exporting/formats.py",
         "write a `.pt2`, or prune more heads",
         "python from unittest import mock; from pathlib import Path; from hydractl.stages.export.config import ExportConfig; "
         "from hydractl.stages.export.run import run_export\n"
-        "with mock.patch('hydractl.stages.export.formats.MOST_BYTES', 9):\n"
+        "with mock.patch('hydractl.exporting.formats.MOST_BYTES', 9):\n"
         "    run_export(ExportConfig(model='base.st', out=Path('o.onnx')))",
         "export base.st -o o.pt2",
     ),

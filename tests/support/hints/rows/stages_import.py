@@ -1,4 +1,4 @@
-"""Hints of `hydractl/stages/importing/`."""
+"""Hints of `hydractl/importing/` and `hydractl/stages/importing/`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from support.hints.table import Row
 if TYPE_CHECKING:
     import torch
 
-CONFIG, MATCH, READ, RESOLVE, RUN = (
-    f"stages/importing/{name}.py" for name in ("config", "resolve", "read", "resolve", "run")
+CONFIG, RUN = "stages/importing/config.py", "stages/importing/run.py"
+MATCH, PICKLE, READ, RESOLVE = (
+    f"importing/{name}.py" for name in ("tensor_names", "pickle_file", "weights", "architecture")
 )
 SIZES = "img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=3,num_heads=4"
 TINY = f"vit_tiny_patch16_224::{SIZES}"
@@ -176,11 +177,19 @@ ROWS = (
         mend=mend_plain,
     ),
     Row(
-        READ,
+        PICKLE,
         "copy or download it again; `import` reads what `torch.save` writes, and safetensors",
         SAVED,
         SAVED,
         prepare=lambda: Path("x.pth").write_bytes(Path("old.pth").read_bytes()[:-100]),
+        mend=mend_plain,
+    ),
+    Row(
+        PICKLE,
+        "copy or download it again",
+        SAVED,
+        SAVED,
+        prepare=lambda: Path("x.pth").write_bytes(Path("w.pth").read_bytes()[:-100]),
         mend=mend_plain,
     ),
     Row(
@@ -198,7 +207,7 @@ ROWS = (
         "import timm/model.safetensors --arch timm -o o.st",
     ),
     Row(
-        READ,
+        PICKLE,
         "if you trust the file, save its tensors again: `torch.save(model.state_dict(), 'weights.pth')`",
         SAVED,
         SAVED,
@@ -206,7 +215,7 @@ ROWS = (
         mend=mend_plain,
     ),
     Row(
-        READ,
+        PICKLE,
         "if you trust the file: `torch.save(torch.jit.load(path).state_dict(), 'weights.pth')`",
         SAVED,
         SAVED,
@@ -230,7 +239,7 @@ ROWS = (
         mend=mend_plain,
     ),
     Row(
-        READ,
+        PICKLE,
         "save it again without compression",
         SAVED,
         SAVED,
@@ -265,7 +274,7 @@ ROWS = (
         prepare=partial(edit, "words/config.json", architectures=["BertModel"]),
     ),
     Row(
-        RESOLVE,
+        RUN,
         "give {}, one per class",
         f"{IMPORT} --num-classes 7 --labels a,b",
         f"{IMPORT} --num-classes 7 {LABELS}",
@@ -310,7 +319,7 @@ ROWS = (
         f"import w.pth --arch {TINY} --labels a,b -o o.st",
         f"import w.pth --arch {TINY} {LABELS} -o o.st",
     ),
-    Row(RUN, "its tensors begin with {}", f"{IMPORT} --rename fc=head", f"{IMPORT} --rename head=head"),
+    Row(READ, "its tensors begin with {}", f"{IMPORT} --rename fc=head", f"{IMPORT} --rename head=head"),
     Row(
         RUN,
         "leave it out",

@@ -76,12 +76,12 @@ ROWS = (
         f"export base.st -o o.onnx --quantize int8 --data {DIGITS}",
     ),
     Row(
-        "stages/export/formats.py",
+        "exporting/formats.py",
         "`pip install 'hydractl[onnx]'`, or write a `.pt2`",
         test="tests/stages/export/test_export.py::test_without_its_libraries_onnx_is_refused_by_name",
     ),
     Row(
-        "stages/export/formats.py",
+        "exporting/formats.py",
         "pip install --upgrade 'torch>={}' torchvision",
         test="tests/stages/export/test_export.py::test_releases_of_torch_that_cannot_are_refused_by_name",
     ),
@@ -120,7 +120,7 @@ ROWS = (
         prepare=partial(edit_header, "m-0.st", _other_heads),
     ),
     Row(
-        "stages/inspect/run.py",
+        "reporting/file_contents.py",
         "{}; fuse the members again",
         "inspect hydra.st",
         "fuse m-0.st m-1.st m-2.st --force -o hydra.st",

@@ -12,7 +12,7 @@ SETTINGS, CHANGED, SELECTION, IMAGES, CLASSES = (
     f"stages/shared/{name}.py"
     for name in ("settings", "provenance", "mask_selection", "open_inputs", "zero_shot_classes")
 )
-REPORT, INSPECT, OPEN = "stages/report/config.py", "stages/inspect/config.py", "stages/inspect/run.py"
+REPORT, INSPECT, OPEN = "stages/report/config.py", "stages/inspect/config.py", "reporting/file_contents.py"
 PRUNE = "prune base.st --scores scores.json"
 EVAL = "eval base.st --data digits::classes=0-6,limit=9,split=test --no-latency --bootstrap 0"
 FUSE = "fuse m-0.st m-1.st"
@@ -208,7 +208,7 @@ ROWS = (
         "inspect vit",
     ),
     Row(
-        "stages/inspect/lineage.py",
+        "stages/inspect/run.py",
         "files that hydractl writes have one: use `hydractl import` or `hydractl finetune`",
         "inspect vit --lineage",
         "inspect base.st --lineage",
@@ -228,7 +228,7 @@ ROWS = (
         prepare=lambda: shutil.copy("old.pth", "w.model"),
     ),
     Row(
-        OPEN,
+        "stages/inspect/run.py",
         "for a Hub id: `hf download ID --local-dir FOLDER`, then inspect the folder",
         "inspect org/name",
         "inspect vit",

@@ -1,9 +1,9 @@
-"""A first pass over a pickle of torch with stand-ins for all names, before torch reads it; objects of other classes as records.
+"""Reading of a .pth: a pickle of torch is checked before torch loads it, and objects of other classes become records.
 
-torch runs no code of a pickle, but lets it call what takes memory, `bytearray(10**11)` or a storage of any length, and makes
-tensors longer than the file that they are in. So a pickle is gone through once with stand-ins: any name may stand in it, a few
-may be called, and what they are called with is held against the bytes that there are. Objects of other classes, which training
-scripts save beside weights, are read as records of what they were made of.
+torch runs no code of a pickle, but lets it call functions that take memory, such as `bytearray(10**11)` or a storage of any
+length, and makes tensors longer than their file. So each pickle is first read with stand-ins: it may contain any name, call a
+few of them, and the arguments of these calls are compared with the size of the file. Objects of other classes, which training
+scripts save beside weights, are read as records of their arguments and state.
 """
 
 from __future__ import annotations
@@ -13,14 +13,21 @@ import math
 import pickle
 import re
 import sys
+import warnings
+import zipfile
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
+import torch
+
+from hydractl.errors import CheckpointError
+from hydractl.strict_json import NOT_UTF8
 
 DATA = frozenset(
     {
@@ -159,6 +166,7 @@ take a tenth of it.
 SPARE_BYTES = 64_000_000
 TIMES = 4
 """Limit of the total size of tensors, as a multiple of the file size, plus `SPARE_BYTES`. Tensors may share storage."""
+ZIP_START = b"PK\x03\x04"
 WIDTHS = {
     "ComplexDouble": 16, "Double": 8, "Long": 8, "ComplexFloat": 8, "Float": 4, "Int": 4, "QInt32": 4, "Half": 2, "BFloat16": 2,
     "Short": 2,
@@ -380,3 +388,81 @@ def rehearse(begin: bytes, size: int, pickles: int) -> dict[str, type]:
             raise TooMuchError(f"a pickle of more than {MOST_BYTES} bytes") from error
         raise ValueError("not a pickle, or truncated") from error
     return classes
+
+
+def read_pickle(path: Path) -> object:
+    """Read a file of `torch.save` without running code in it.
+
+    `argparse.Namespace` is loaded, as timm does: most training scripts save their options in one, and it only holds
+    values. Objects of other classes become `PickleRecord`. Tensors of an uncompressed archive stay on disk.
+
+    Raises:
+        CheckpointError: If it is no such file, is malformed, or can only be read by running code.
+    """
+    with path.open("rb") as file:
+        is_archive = file.read(len(ZIP_START)) == ZIP_START
+    # torch maps no file whose name is not UTF-8
+    on_disk = is_archive and _is_plain_archive(path) and not NOT_UTF8.search(str(path))
+    try:
+        if is_archive:
+            with zipfile.ZipFile(path) as archive:
+                records = archive.infolist()
+                name = next((r.filename for r in records if r.filename.endswith("/data.pkl")), "data.pkl")
+                with archive.open(name) as file:
+                    classes = rehearse(file.read(MOST_BYTES), sum(r.file_size for r in records), 1)
+        else:
+            with path.open("rb") as file:
+                classes = rehearse(file.read(MOST_BYTES), path.stat().st_size, PICKLES)
+        stand_ins = [record_class(name, container) for name, container in classes.items()]
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace, *stand_ins]):
+            warnings.simplefilter("ignore")  # about forms of files; errors report all that matters
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=on_disk)  # noqa: TID251 - data only
+    except TooMuchError as error:
+        raise CheckpointError(
+            f"{path}: declares tensors that are larger than the file: {error}",
+            hint="copy or download it again",
+        ) from error
+    except pickle.UnpicklingError as error:
+        reason = f" (`{error}`)" if isinstance(error, NeedsCodeError) else ""
+        raise CheckpointError(
+            f"{path}: cannot be read without running code{reason}, or is not a torch file; no code in it was run",
+            hint=(
+                "if you trust the file, save its tensors again: `torch.save(model.state_dict(), 'weights.pth')`"
+            ),
+        ) from error
+    except MemoryError:
+        raise
+    except Exception as error:  # a pickle is a program, and a broken one may raise anything
+        raise CheckpointError(
+            f"{path}: is not a file of torch weights, or is truncated",
+            hint="copy or download it again; `import` reads what `torch.save` writes, and safetensors",
+        ) from error
+
+
+def _is_plain_archive(path: Path) -> bool:
+    """Return whether the records of an archive are uncompressed.
+
+    Raises:
+        CheckpointError: If it is TorchScript, no archive, or decompresses to much more than its size.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            records = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise CheckpointError(
+            f"{path}: is not a readable archive, or is truncated", hint="copy or download it again"
+        ) from error
+    if any(record.filename.endswith("/constants.pkl") for record in records):
+        raise CheckpointError(
+            f"{path}: is TorchScript, which contains a program",
+            hint="if you trust the file: `torch.save(torch.jit.load(path).state_dict(), 'weights.pth')`",
+        )
+    names = [record.filename.casefold() for record in records]
+    if len({*names}) != len(names):  # readers differ in which of two equal names they read
+        raise CheckpointError(f"{path}: has two records with the same name", hint="copy or download it again")
+    if sum(record.file_size for record in records) > most(path.stat().st_size):
+        raise CheckpointError(
+            f"{path}: its records decompress to more than {TIMES} times the size of the file",
+            hint="save it again without compression",
+        )
+    return all(record.compress_type == zipfile.ZIP_STORED for record in records)

@@ -1,4 +1,4 @@
-"""Exported models: the module that is exported, its input of pixels, and the files of each format."""
+"""Exported models: the exported module, preprocessing in its graph, the files of each format, and the script that runs them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import logging
 import math
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import floor
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -20,12 +21,17 @@ from torch.export import Dim, ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
+from hydractl.data.decoding import FORMATS
+from hydractl.data.preprocess import MODES
+from hydractl.data.reference import MAX_ITEM
 from hydractl.errors import UnsupportedModelError, reason_of
 from hydractl.families.tower import Model
-from hydractl.manifest.header import Preprocess
+from hydractl.manifest.guarantees import Threshold
+from hydractl.manifest.header import Header, Preprocess
+from hydractl.manifest.tokenizers import is_python_tokenizer, parts_of
 from hydractl.metrics.ood_scores import entropy, mutual_information
 from hydractl.metrics.per_sample import of_inputs, opinions
-from hydractl.model_inputs import PIXELS
+from hydractl.model_inputs import PIXELS, Inputs
 from hydractl.prediction.feature_ood import WithDefaultScore
 from hydractl.version import __version__
 
@@ -211,6 +217,17 @@ def _resampled(x: Tensor, weights: Tensor) -> Tensor:
 Named: TypeAlias = "Mapping[str, torch.Tensor]"
 Program: TypeAlias = "Callable[[Named], dict[str, torch.Tensor]]"
 """Maps inputs by name to outputs by name."""
+
+
+def named(inputs: Inputs) -> Named:
+    """Return inputs by name."""
+    return (
+        {IMAGES if inputs.dtype == torch.uint8 else PIXELS: inputs}
+        if isinstance(inputs, torch.Tensor)
+        else inputs
+    )
+
+
 OPSET = 20
 """The first opset in which GELU is one operator. In 18, the first that PyTorch writes, GELU is five
 operators, which onnxruntime does not fuse.
@@ -219,6 +236,22 @@ TRACES = "2.8"
 LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
 MOST_BYTES = 2**31 - 1
 """Size limit of a protocol buffers file, in bytes."""
+
+
+class Source(NamedTuple):
+    """Module to export, with an example of its inputs.
+
+    Attributes:
+        module: The module.
+        example: Inputs by name, with two samples.
+        axes: Names of the leading axes of every input that may have any length.
+        most: Largest length of the axis `length`; None for no limit.
+    """
+
+    module: ExportModule
+    example: Named
+    axes: tuple[str, ...]
+    most: int | None
 
 
 def require_torch() -> None:
@@ -252,32 +285,25 @@ def onnx_libraries() -> tuple[Any, Any]:
     return onnx, onnxruntime
 
 
-def traced(
-    subject: ExportModule, inputs: Named, axes: Sequence[str], *, most: int | None, where: str
-) -> ExportedProgram:
-    """Return the subject as a program of torch.export.
-
-    Args:
-        subject: What answers.
-        inputs: An example, of two samples at least.
-        axes: Names of the axes of any length of every input, from the first axis on.
-        most: Largest length of the axis `length`; None for no limit.
-        where: What messages call the model.
+def traced(source: Source, *, where: str) -> ExportedProgram:
+    """Trace a module with torch.export; `where` names the model in messages.
 
     Raises:
-        UnsupportedModelError: If torch cannot trace it, for any number of samples and tokens.
+        UnsupportedModelError: If torch cannot trace it for any number of samples and tokens.
     """
-    dims = {i: Dim(name, max=most if name == "length" else None) for i, name in enumerate(axes)}
+    dims = {i: Dim(name, max=source.most if name == "length" else None) for i, name in enumerate(source.axes)}
     try:
         with quiet(), torch.no_grad():
             program = torch.export.export(
-                subject, (dict(inputs),), dynamic_shapes={"inputs": dict.fromkeys(inputs, dims)}
+                source.module,
+                (dict(source.example),),
+                dynamic_shapes={"inputs": dict.fromkeys(source.example, dims)},
             )
-    except Exception as error:  # torch promises no kind
+    except Exception as error:  # torch documents no classes
         raise UnsupportedModelError(f"{where}: torch.export cannot trace it: {_first(error)}") from error
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
-            for node in module.graph.nodes:  # where lines of code stood on this machine
+            for node in module.graph.nodes:  # paths of code on this machine
                 node.meta.pop("stack_trace", None)
     return program
 
@@ -303,26 +329,21 @@ def run_pt2(content: bytes) -> Program:
     return run
 
 
-def onnx(program: ExportedProgram, axes: Sequence[str], *, names: Sequence[str], where: str) -> Any:  # noqa: ANN401 - untyped
-    """Return a program as onnx's own document.
-
-    Args:
-        program: What to write.
-        axes: Names of the axes of any length of every input, from the first axis on.
-        names: Of the inputs.
-        where: What messages call the model.
+def onnx(program: ExportedProgram, source: Source, *, where: str) -> Any:  # noqa: ANN401 - untyped
+    """Convert a traced module to a document of onnx; `where` names the model in messages.
 
     Raises:
-        UnsupportedModelError: If it cannot be written.
+        UnsupportedModelError: If torch cannot convert it.
     """
+    names = list(source.example)
     try:
         # the strides that flattening reads are those of the attention that is written: the one in plain operators
         with quiet(), sdpa_kernel(SDPBackend.MATH):
             written = torch.onnx.export(
                 program,
-                input_names=list(names),
+                input_names=names,
                 output_names=list(OUTPUTS),
-                dynamic_shapes={"inputs": {name: dict(enumerate(axes)) for name in names}},
+                dynamic_shapes={"inputs": {name: dict(enumerate(source.axes)) for name in names}},
                 opset_version=OPSET,
                 dynamo=True,
                 verbose=False,
@@ -430,3 +451,71 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+TEMPLATE = Path(__file__).with_name("script.py.jinja")
+
+
+def script(
+    header: Header,
+    *,
+    name: str,
+    onnx: bool,
+    with_preprocess: bool = False,
+    threshold: Threshold | None = None,
+) -> bytes:
+    """Return the source of a Python script that runs the exported model.
+
+    Args:
+        header: Header of the model; of a zero-shot model with its classes.
+        name: Name of the exported file.
+        onnx: Whether it is an ONNX file.
+        with_preprocess: Whether it takes pixels.
+        threshold: Threshold on its OOD score, if any.
+    """
+    from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - `--help` does without
+
+    environment = Environment(  # noqa: S701 - no HTML; the filter `literal` quotes all text of users and files
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
+    environment.filters["literal"] = repr
+    how = header.preprocess
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
+        how=how,
+        labelled=bool(header.labels),
+        multi_label=header.architecture.task.by_label,
+        by_word=header.architecture.task.by_word,
+        name=name,
+        onnx=onnx,
+        pixels=with_preprocess,
+        threshold=threshold,
+        sets=header.prediction_sets,
+        **(_of_images(how) if isinstance(how, Preprocess) else _of_texts(how.tokenizer or "")),
+    ).encode()
+
+
+def _of_images(how: Preprocess) -> dict[str, object]:
+    """Return sizes as (width, height): of the crop, and that images are resized to before it."""
+    channels, height, width = how.input_size
+    return {
+        "images": True,
+        "packages": "pillow",
+        "mode": MODES[channels],
+        "size": (width, height),
+        "scaled": (floor(width / how.crop_pct), floor(height / how.crop_pct)),
+        "fill": tuple(round(255 * mean) for mean in how.mean),
+        "on_arrays": how.resizes_tensors,
+        "formats": FORMATS,
+        "max_item": MAX_ITEM,
+        "python_tokenizer": None,
+    }
+
+
+def _of_texts(tokenizer: str) -> dict[str, object]:
+    name = parts_of(tokenizer)[0] if is_python_tokenizer(tokenizer) else None
+    return {
+        "images": False,
+        "packages": "transformers" if name else "tokenizers" if tokenizer else "",
+        "python_tokenizer": name,
+    }

@@ -1,0 +1,1 @@
+"""Models as files of other runtimes: ONNX, torch.export, and a script that runs them."""

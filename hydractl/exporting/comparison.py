@@ -1,0 +1,237 @@
+"""Comparison of an exported model with the original, on random inputs and on labelled data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from PIL import Image
+
+from hydractl import progress
+from hydractl.data.batches import Batch, encoded
+from hydractl.data.datasets import ImageSet, Items, of_kind
+from hydractl.data.preprocess import eval_transform, to_channels
+from hydractl.errors import CheckFailed, InputError, reason_of
+from hydractl.exporting.formats import IMAGES, OUTPUTS, ExportModule, Named, Program, named
+from hydractl.families.load import OpenModel, fingerprint_of
+from hydractl.families.tower import largest_difference, probe_inputs
+from hydractl.manifest.document import Fingerprint, OptionValue
+from hydractl.manifest.header import Header, Preprocess, Tokenization
+from hydractl.manifest.report import Report, Row
+from hydractl.manifest.terms import ID_NAME
+from hydractl.metrics.compute import Measurement, means, measure_all
+from hydractl.metrics.ood_scores import MSP
+from hydractl.metrics.per_sample import Responses, in_memory
+from hydractl.metrics.registry import METRICS, choose_metrics
+from hydractl.metrics.resampling import Resampling
+from hydractl.model_inputs import PIXELS, WORDS, Inputs
+from hydractl.prediction.inference import Runnable, collected
+from hydractl.prediction.inference import responses as responses_of
+from hydractl.runtime import versions
+from hydractl.version import __version__
+
+BATCHES = (1, 2, 5)
+SIZES = ((1.0, 1.0), (0.6, 0.8), (1.7, 2.3), (3.1, 1.3))
+"""Heights and widths of random images, relative to the model's."""
+OOD = "ood"
+RANDOM = "random inputs"
+PREPARED = "random pixels with the preprocessing of `eval`"
+"""Pillow resizes one axis after the other and rounds in between. It chooses the order of the axes itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """An exported model with the interface of `Runnable`."""
+
+    program: Program
+    device: ClassVar = torch.device("cpu")
+    dtype: ClassVar = torch.float32
+
+    def outputs(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+        """Return the logits of the members (M, B, C), or of words (M, B, Q, C)."""
+        by_name = dict(named(inputs))
+        words = by_name.pop(WORDS, None)
+        logits = self.program(by_name)["member_logits"]
+        return (logits if words is None else logits.take_along_dim(words.clamp(min=0)[None, :, :, None], 2),)
+
+
+def samples(header: Header, *, batch: int, seed: int) -> dict[str, torch.Tensor]:
+    """Return random inputs by name; of a zero-shot model only images."""
+    inputs = named(probe_inputs(header, batch=batch, seed=seed))
+    texts = isinstance(header.preprocess, Tokenization)
+    return {name: x for name, x in inputs.items() if texts or name == PIXELS}
+
+
+def pictures(how: Preprocess, *, size: tuple[float, float], batch: int, seed: int) -> torch.Tensor:
+    """Return random pixels (B, H, W, C) of a size relative to the model's, uint8."""
+    channels, height, width = how.input_size
+    shape = (batch, max(2, round(height * size[0])), max(2, round(width * size[1])), channels)
+    return torch.randint(256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+
+
+def prepared(how: Preprocess, pixels: torch.Tensor) -> torch.Tensor:
+    """Return pixels (B, H, W, C) with the preprocessing of `eval`."""
+    transform = eval_transform(how)
+    return torch.stack([transform(Image.fromarray(image)) for image in pixels.squeeze(-1).numpy()])
+
+
+def trials(header: Header, *, with_pixels: bool, seed: int) -> Iterator[Named]:
+    """Yield random inputs with several batch sizes; texts of two lengths, pixels of several sizes."""
+    how = header.preprocess
+    if with_pixels and isinstance(how, Preprocess):
+        for i, size in enumerate(SIZES):
+            yield {IMAGES: pictures(how, size=size, batch=BATCHES[i % len(BATCHES)], seed=seed + i)}
+        return
+    for i, batch in enumerate(BATCHES):
+        inputs = samples(header, batch=batch, seed=seed + i)
+        yield inputs
+        if isinstance(how, Tokenization) and how.padding == "longest":
+            # texts are padded on the right, so no row of their first half is all padding
+            yield {name: x[:, : max(1, x.shape[1] // 2)] for name, x in inputs.items()}
+
+
+def random_differences(
+    program: Program, module: ExportModule, header: Header, *, tolerance: float, seed: int
+) -> dict[str, float]:
+    """Return the largest difference of any output on random inputs, by the name of these inputs; see `largest_difference`.
+
+    Args:
+        program: The exported model.
+        module: The original.
+        header: Header of the model.
+        tolerance: Largest accepted difference.
+        seed: Seed of the inputs.
+
+    Raises:
+        CheckFailed: If the difference is too large.
+        InputError: If the program does not run.
+    """
+    how, with_pixels = header.preprocess, module.pixels is not None
+    inputs = list(trials(header, with_pixels=with_pixels, seed=seed))
+    differences = {RANDOM: _difference(program, module.answer, inputs)}
+    require_near(differences[RANDOM], tolerance, inputs_name=RANDOM)
+    if with_pixels and isinstance(how, Preprocess):
+        as_eval = ExportModule(module.with_score).answer
+        differences[PREPARED] = _difference(
+            program, lambda pixels: as_eval({PIXELS: prepared(how, pixels[IMAGES])}), inputs
+        )
+    return differences
+
+
+def _difference(exported: Program, expected: Program, trial_inputs: Iterable[Named]) -> float:
+    worst = 0.0
+    for inputs in trial_inputs:
+        try:
+            answer = exported(inputs)
+        except Exception as error:  # runtimes raise private classes
+            shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in inputs.items())
+            raise InputError(f"the exported model fails on {shapes}: {reason_of(error)}") from error
+        reference = expected(inputs)
+        worst = max(worst, *(largest_difference(answer[name], reference[name]) for name in OUTPUTS))
+    return worst
+
+
+def require_near(difference: float, tolerance: float, *, inputs_name: str) -> None:
+    """Raise if an exported model differs too much from the model.
+
+    Raises:
+        CheckFailed: The message has both numbers.
+    """
+    if not difference <= tolerance:
+        raise CheckFailed(
+            f"the outputs of the exported model differ by {difference:.1e} on {inputs_name}, "
+            f"more than the tolerance {tolerance:g}; nothing was written",
+            hint=f"to accept that difference, add `--tolerance {2 * difference:.0e}`"
+            if difference < 1
+            else None,
+        )
+
+
+def undecoded(items: ImageSet, how: Preprocess) -> Iterator[Batch[torch.Tensor]]:
+    """Yield images as pixels (1, H, W, C), uint8, one at a time because their sizes may differ."""
+    for i in range(len(items)):
+        pixels = np.array(to_channels(items.image(i), how.input_size[0], how.transparency))
+        yield Batch(torch.from_numpy(pixels).reshape(1, *pixels.shape[:2], -1), torch.tensor([i]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Data for the comparison.
+
+    Attributes:
+        opened: The model.
+        sets: Data by role, `id` and perhaps `ood`.
+        labels: Labels of `id`, (N,), as classes of the model.
+        batch_size: At least 1.
+    """
+
+    opened: OpenModel
+    sets: Mapping[str, Items]
+    labels: torch.Tensor
+    batch_size: int
+
+    def responses(self, model: Runnable, *, name: str, pixels: bool = False) -> dict[str, Responses]:
+        """Return the predictions on each set; `pixels` if the model prepares images itself."""
+        how, predictions = self.opened.header.preprocess, {}
+        for role, items in self.sets.items():
+            total = len(items) if pixels else -(-len(items) // self.batch_size)
+            batches: Iterable[Batch[Inputs]] = (
+                undecoded(of_kind(items, ImageSet), how)
+                if pixels and isinstance(how, Preprocess)
+                else encoded(items, how, batch_size=self.batch_size, limit_bytes=0)
+            )
+            batches = progress.track(batches, label=name, total=total)
+            outputs = responses_of(model, batches, name=name, data=items.name)
+            predictions[role] = in_memory(collected(outputs, count=len(items)))
+        return predictions
+
+    def report(
+        self, responses_by_row: Mapping[str, dict[str, Responses]], options: Mapping[str, OptionValue]
+    ) -> Report:
+        """Return a report like that of `eval`, without costs and intervals.
+
+        Args:
+            responses_by_row: Predictions on each set, for each row.
+            options: Options of the export.
+        """
+        chosen = choose_metrics(None, ood=OOD in self.sets, latency=False)
+        selection = Measurement(chosen, (MSP,), Resampling(resamples=0))
+        rows = []
+        for name, responses in responses_by_row.items():
+            foreign = {role: responses[role] for role in self.sets if role == OOD}
+            numbers = measure_all(responses[ID_NAME], self.labels, foreign, self.opened.header, selection)
+            rows.append(
+                Row(
+                    name=name,
+                    models=(fingerprint_of(self.opened),),
+                    members=len(responses[ID_NAME].log_probs),
+                    values=numbers.values,
+                    ood=numbers.ood,
+                    means=means(numbers.ood, {"far": (OOD,), "all": (OOD,)} if foreign else {}),
+                )
+            )
+        metric_names = {
+            name for row in rows for name in (*row.values, *(n for v in row.ood.values() for n in v))
+        }
+        return Report(
+            rows=tuple(rows),
+            data={
+                role: Fingerprint(reference=items.name, sha256=items.fingerprint(), count=items.total)
+                for role, items in self.sets.items()
+            },
+            far=(OOD,) if OOD in self.sets else (),
+            definitions={name: METRICS[name].definition for name in METRICS if name in metric_names},
+            options=dict(options),
+            versions={"hydractl": __version__, **versions("torch", self.opened.family.library)},
+        )
+
+
+def furthest(actual: Mapping[str, Responses], expected: Mapping[str, Responses]) -> float:
+    """Return the largest difference of logits on any set; see `largest_difference`."""
+    return max(
+        largest_difference(*(x[~x.isnan()] for x in (actual[role].logits(), expected[role].logits())))
+        for role in expected
+    )
