@@ -1,4 +1,4 @@
-"""What trains: a base, a member, or all members of a hydra together, told apart here and nowhere else in this stage.
+"""A base, a member, or all members of a hydra as they train, and the base class of ways of training.
 
 Axes: M members, B batch, C classes.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -20,10 +21,10 @@ from hydractl.fusion.plan import join_members
 from hydractl.manifest.header import Header
 from hydractl.metrics.per_sample import ensemble_log_probs
 from hydractl.model_inputs import Inputs, split_batch
-from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.tasks import Task
 from hydractl.training.accelerator import Engine
 from hydractl.training.feeding import Feed, ItemFeed
+from hydractl.training.recipe import FinetuneExtension, Recipe
 from hydractl.training.trainer import Job
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -119,20 +120,31 @@ class TrainableModel:
         return {id(tensor): name for state in self.states for name, tensor in state.items()}
 
 
+@dataclass(kw_only=True)
 class Training:
     """Full fine-tuning: each selected weight trains itself. A plugin derives other ways of training.
 
     A run has one instance, and builds the model several times.
+
+    Attributes:
+        model: Name of the model in messages.
+        header: Header of the opened model.
+        recipe: The recipe.
+        seed: Seed of the run.
+        own_batches: Whether each member of a hydra has its own batches.
+        options: Options of the plugin that provides the class.
+        trains_all: Whether each selected weight trains itself.
+        repeat: Number of times that an epoch uses each sample.
     """
 
-    trains_all = True
-    """Whether each selected weight trains itself."""
-    repeat = 1
-    """Number of times that an epoch uses each sample."""
-
-    def __init__(self, config: FinetuneConfig, header: Header) -> None:
-        """Store the configuration, and the header of the opened model."""
-        self.config, self.header = config, header
+    model: str
+    header: Header
+    recipe: Recipe
+    seed: int
+    own_batches: bool
+    options: FinetuneExtension
+    trains_all: ClassVar[bool] = True
+    repeat: int = 1
 
     def check_base(self) -> None:
         """Refuse a base, before it is fused, whose hydra cannot be trained this way."""
@@ -161,7 +173,7 @@ class Training:
         self, family: Family, header: Header, state: Mapping[str, torch.Tensor], *, where: str
     ) -> TrainableModel:
         """Build the model in fp32 from its tensors."""
-        return TrainableModel.of(family, header, state, where=where, by_member=self.config.has_own_batches)
+        return TrainableModel.of(family, header, state, where=where, by_member=self.own_batches)
 
     def build(self, subject: TrainableModel, names: Collection[str]) -> TrainableModel:
         """Return a loaded model as it trains; `names` may train."""
