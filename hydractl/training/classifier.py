@@ -174,27 +174,35 @@ def _check_kept(opened: OpenModel, items: Items, asked: ClassifierRequest, *, re
     Classes are matched in order only if the classifier has no names: others would be trained under the names that it has.
     """
     name, labels, architecture = opened.reference, opened.header.labels, opened.header.architecture
-    number, without = architecture.num_classes, "leave `--keep-head` out"
-    for refused, problem, hint in (
+    for refused, error in (
         (
             architecture.task is not items.task,
-            f"`--data {items.name}` has {items.task.labels}, but {name} answers {architecture.task.labels}",
-            f"{without} for a new classifier",
+            UsageError(
+                f"`--keep-head`: `--data {items.name}` has {items.task.labels}, but {name} answers {architecture.task.labels}",
+                hint="leave `--keep-head` out for a new classifier",
+            ),
         ),
-        (bool(opened.lacks), f"{name} {opened.lacks}", without),
+        (
+            opened.lacks,
+            UsageError(f"`--keep-head`: {name} {opened.lacks}", hint="leave `--keep-head` out"),
+        ),
         (
             not reads_as_asked,
-            f"the classifier of {name} does not fit `--pooling {asked.pooling}`",
-            "leave one of them out",
+            UsageError(
+                f"`--keep-head`: the classifier of {name} does not fit `--pooling {asked.pooling}`",
+                hint="leave one of them out",
+            ),
         ),
         (
-            asked.number not in {None, number},
-            f"the classifier of {name} has {number} classes, not {asked.number}",
-            "leave `--keep-head` or `--num-classes` out",
+            asked.number not in {None, architecture.num_classes},
+            UsageError(
+                f"`--keep-head`: the classifier of {name} has {architecture.num_classes} classes, not {asked.number}",
+                hint="leave `--keep-head` or `--num-classes` out",
+            ),
         ),
     ):
         if refused:
-            raise UsageError(f"`--keep-head`: {problem}", hint=hint)
+            raise error
     number = opened.header.num_classes
     try:
         match_classes(items, labels, num_classes=number, by_text=not nameless(labels))
@@ -202,7 +210,7 @@ def _check_kept(opened: OpenModel, items: Items, asked: ClassifierRequest, *, re
         raise DataError(
             f"`--keep-head`: `--data {items.name}` has {_classes(len(items.class_names), items.class_names)}, but "
             f"{name} has {_classes(number, labels)}",
-            hint=f"{without} for a new classifier, rename the data's classes to the "
+            hint="leave `--keep-head` out for a new classifier, rename the data's classes to the "
             "model's with `::map=OLD:NEW,...`, or select some of them with `::classes=`",
         ) from error
 
@@ -218,16 +226,13 @@ def _number(opened: OpenModel, items: Items, option_number: int | None) -> int:
         )
     number = option_number or model_number
     if number is not None and number < data_number:
-        by_option = option_number is not None
         raise DataError(
             f"{items.name}: has {data_number} classes, but "
-            + (f"`--num-classes {number}` is smaller" if by_option else f"`{name}` has {number}"),
-            hint=(
-                f"add `--num-classes {data_number}`, or "
-                if by_option
-                else f"leave `{key}={number}` out, write `{key}={data_number}`, or "
-            )
-            + "select some of the classes with `::classes=`",
+            + (f"`{name}` has {number}" if option_number is None else f"`--num-classes {number}` is smaller"),
+            hint=f"leave `{key}={number}` out, write `{key}={data_number}`, or select some of the "
+            "classes with `::classes=`"
+            if option_number is None
+            else f"add `--num-classes {data_number}`, or select some of the classes with `::classes=`",
         )
     stored_number = opened.header.num_classes if names_all(items, opened.header.labels) else None
     return number or stored_number or data_number

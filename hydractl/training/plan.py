@@ -225,30 +225,38 @@ def check_members(opened: OpenModel, how: Reading, *, own_batches: bool, repulsi
     """
     name, kind, plan = opened.reference, opened.header.kind, opened.header.plan
     trunk = 0 if plan is None else plan.trunk
-    for refused, problem, hint in (
+    for refused, error in (
         (
             own_batches and plan is None,
-            f"`--batches own`: {name} is a {kind}, but only members of a hydra can have their own batches",
-            "leave it out",
+            UsageError(
+                f"`--batches own`: {name} is a {kind}, but only members of a hydra can have their own batches",
+                hint="leave it out",
+            ),
         ),
         (
             own_batches and trunk > 0,
-            f"`--batches own`: members of {name} share {counted(trunk, 'block')}, which run once on one common batch",
-            "leave it out, or fuse with `--own-from 0`",
+            UsageError(
+                f"`--batches own`: members of {name} share {counted(trunk, 'block')}, which run once on one common batch",
+                hint="leave it out, or fuse with `--own-from 0`",
+            ),
         ),
         (
             repulsion and plan is None,
-            f"`--repulsion`: {name} is a {kind}, but only members of a hydra can be pushed apart",
-            "leave it out, or `hydractl fuse` members first",
+            UsageError(
+                f"`--repulsion`: {name} is a {kind}, but only members of a hydra can be pushed apart",
+                hint="leave it out, or `hydractl fuse` members first",
+            ),
         ),
         (
             repulsion and isinstance(how, Tokenization),
-            f"`--repulsion`: {name} reads texts, but only patches of images can be permuted",
-            "leave it out",
+            UsageError(
+                f"`--repulsion`: {name} reads texts, but only patches of images can be permuted",
+                hint="leave it out",
+            ),
         ),
     ):
         if refused:
-            raise UsageError(problem, hint=hint)
+            raise error
 
 
 def trained_names(opened: OpenModel, training: Training) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from hydractl.errors import InputError
 from hydractl.output.paths import check_output
 from hydractl.output.publish import claimed
 from hydractl.runtime import enough_memory
-from hydractl.stages.score.run import ScoreJournal
+from hydractl.scoring.journal import ScoreJournal
 from hydractl.training.resume import Snapshot, StateFolder
 
 COMMANDS = {

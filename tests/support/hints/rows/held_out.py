@@ -235,7 +235,7 @@ ROWS = (
         "score base.st --method magnitude -o o.json",
     ),
     Row(
-        "stages/score/run.py",
+        "scoring/inputs.py",
         "for example `--keep-fraction 0.5`",
         f"{SCORE} --method cahp --keep 0",
         f"{SCORE} --method cahp --keep-fraction 0.5",
