@@ -5,8 +5,6 @@ The file is replaced as a whole after each removal, so a kill at any moment leav
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -44,71 +42,39 @@ class JournalFile(SealedDocument):
     schema_: Literal["hydractl.journal/2"] = Field(default="hydractl.journal/2", alias="schema")
     fingerprint: Digest
     settings: dict[str, str]
-    baseline: float | None
-    removals: tuple[Removal, ...]
-    memory: dict[str, tuple[float, ...]]
+    baseline: float | None = None
+    removals: tuple[Removal, ...] = ()
+    memory: dict[str, tuple[float, ...]] = Field(default={})
 
 
-@dataclass(kw_only=True)
 class ScoreJournal(Log):
     """Log of a greedy method on disk.
 
     Attributes:
-        path: The file; None for an output stream and in processes that do not lead, which write none.
-        fingerprint: Digest of everything that determines the scores.
-        settings: Settings of the run, from `settings_of`.
-        removals: All removals so far.
+        file: Content of the journal so far.
+        path: Its place; None for an output stream and in processes that do not lead, which write none.
     """
 
-    path: Path | None = None
-    fingerprint: str
-    settings: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.removals = self.recorded
-
-    @classmethod
-    def of(cls, file: JournalFile, path: Path | None = None) -> ScoreJournal:
-        """Return the journal of an interrupted run."""
-        return cls(
-            path=path,
-            fingerprint=file.fingerprint,
-            settings=file.settings,
-            baseline=file.baseline,
-            recorded=file.removals,
-            memory=file.memory,
-        )
-
-    def to_json(self) -> str:
-        """Return the text of the file."""
-        return (
-            JournalFile(
-                fingerprint=self.fingerprint,
-                settings=dict(self.settings),
-                baseline=self.baseline,
-                removals=self.removals,
-                memory=dict(self.memory),
-            )
-            .sealed()
-            .to_json()
-        )
+    def __init__(self, file: JournalFile, path: Path | None = None) -> None:
+        """Continue a journal, or begin an empty one."""
+        super().__init__(baseline=file.baseline, recorded=file.removals, memory=file.memory)
+        self.file, self.path = file, path
 
     @override
     def begin(self, baseline: float) -> None:
-        self.baseline = baseline
-        self._save()
+        self._replace(baseline=baseline)
         if not self.recorded:
             self.run_log.log({"objective": baseline}, step=0)
 
     @override
     def record(self, removal: Removal, memory: Memory = NOTHING_LEARNT) -> None:
-        self.removals, self.memory = (*self.removals, removal), memory
-        self._save()
-        self.run_log.log({"objective": removal.objective}, step=len(self.removals))
+        self._replace(removals=(*self.file.removals, removal), memory=dict(memory))
+        self.run_log.log({"objective": removal.objective}, step=len(self.file.removals))
 
-    def _save(self) -> None:
+    def _replace(self, **changes: object) -> None:
+        self.file = self.file.model_copy(update=changes).sealed()
         if self.path is not None:
-            publish_text(self.path, self.to_json())
+            publish_text(self.path, self.file.to_json())
 
     def discard(self) -> None:
         """Remove the file, because the output is complete."""
@@ -155,19 +121,20 @@ def open_journal(
         ManifestError: If the journal is damaged.
     """
     if team.leads:
-        new = ScoreJournal(fingerprint=digest_text(document.to_json()), settings=settings_of(document))
-        journal = new if is_stream(out) else _opened(out, new, heads, force=force, if_changed=if_changed)
-        team.broadcast(journal.to_json())
+        new = JournalFile(fingerprint=digest_text(document.to_json()), settings=settings_of(document))
+        path = None if is_stream(out) else out.with_name(f"{out.name}.journal")
+        file = new if path is None else _stored(path, new, heads, force=force, if_changed=if_changed)
+        journal = ScoreJournal(file, path)
+        team.broadcast(file.to_json())
     else:
-        journal = ScoreJournal.of(JournalFile.from_json(team.broadcast(""), where="the journal"))
+        journal = ScoreJournal(JournalFile.from_json(team.broadcast(""), where="the journal"))
     if journal.recorded:
         progress.step(f"Resuming an interrupted run after {counted(len(journal.recorded), 'removal')}")
     return journal
 
 
-def _opened(out: Path, new: ScoreJournal, heads: Shape, *, force: bool, if_changed: bool) -> ScoreJournal:
+def _stored(path: Path, new: JournalFile, heads: Shape, *, force: bool, if_changed: bool) -> JournalFile:
     """Return the stored journal of this run, or a new one."""
-    new.path = path = out.with_name(f"{out.name}.journal")
     if not (path.is_symlink() or has_content(path)):
         return new
     content, why = _content(path), FORCED
@@ -181,7 +148,7 @@ def _opened(out: Path, new: ScoreJournal, heads: Shape, *, force: bool, if_chang
                 hint="add `--force` to discard it and start again",
             ) from error
         if stored.fingerprint == new.fingerprint:
-            return ScoreJournal.of(stored, path)
+            return stored
         if not if_changed:
             raise OtherRunError(path, changes(stored.settings, new.settings))
         why = OTHERS

@@ -6,7 +6,7 @@ The search is exact, or lazy with swaps at the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist, pstdev
 from typing import NamedTuple, TypeAlias
@@ -158,6 +158,8 @@ class Lazy(Exact):
         self.now: Tensor | None = None
         self._next: Effects = {}
         self.sizes = self.circuit.passes()
+        self.depths = {name: len(layers) for name, layers in self.circuit.left.items()}
+        self.full_pass = float(sum(depth * self.sizes[name] for name, depth in self.depths.items()))
 
     @override
     def restart(self, recorded: int) -> int:
@@ -169,8 +171,8 @@ class Lazy(Exact):
     def best(self, step: int) -> tuple[HeadId, float]:
         heads = self.circuit.candidates()
         self.exact_evaluations += len(heads)
-        self.exact_work += self._base() + self._after(heads)
-        self.work += self._base()
+        self.exact_work += self.full_pass + self._after(heads)
+        self.work += self.full_pass
         if step % RECHECK == 0:
             self.effects, self.now = {}, None
             if step:
@@ -220,9 +222,8 @@ class Lazy(Exact):
 
     def _cost(self, head: HeadId) -> float:
         """Return what a candidate costs, of a pass over all data."""
-        layers = {name: len(remaining) for name, remaining in self.circuit.left.items()}
-        full_pass = sum(count * self.sizes[name] for name, count in layers.items())
-        return (layers[head.tower] - 1 - head.layer + LAST) * self.sizes[head.tower] / full_pass
+        layers = self.depths[head.tower] - 1 - head.layer + LAST
+        return layers * self.sizes[head.tower] / self.full_pass
 
     def _evaluate(
         self, heads: Sequence[HeadId], *, trails: bool = False
@@ -241,14 +242,14 @@ class Lazy(Exact):
     def value_after(self, heads: Sequence[HeadId]) -> tuple[float, Tensor]:
         """Return value and traits of the circuit with some heads cut out and others put back."""
         self.evaluations += 1
-        self.work += self._after(list(lowest_of(heads).values()))
+        self.work += self._after(lowest_of(heads).values())
         value, traits = self.circuit.changed(heads)
         return float(value), traits
 
     def look_around(self, heads: Sequence[HeadId]) -> tuple[Tensor, Effects]:
         """Return the circuit's traits, and how they move with a change of each of some heads."""
         circuit_traits, after = self.circuit.around(heads)
-        self.work += self._base()
+        self.work += self.full_pass
         self._count(heads)
         return circuit_traits, {head: traits - circuit_traits for head, traits in after.items()}
 
@@ -283,12 +284,8 @@ class Lazy(Exact):
         self.evaluations += len(heads)
         self.work += self._after(heads)
 
-    def _base(self) -> float:
-        return sum(float(len(remaining) * self.sizes[name]) for name, remaining in self.circuit.left.items())
-
-    def _after(self, heads: Sequence[HeadId]) -> float:
-        layers = {name: len(remaining) for name, remaining in self.circuit.left.items()}
-        return sum(float((layers[h.tower] - h.layer) * self.sizes[h.tower]) for h in heads)
+    def _after(self, heads: Iterable[HeadId]) -> float:
+        return sum(float((self.depths[h.tower] - h.layer) * self.sizes[h.tower]) for h in heads)
 
     @override
     def memory(self) -> Memory:
