@@ -38,12 +38,12 @@ def open_teachers(references: Sequence[str]) -> tuple[OpenModel, ...]:
 
 
 def check_teachers(teachers: tuple[OpenModel, ...], student: Header, how: Reading) -> None:
-    """Refuse teachers that are too many or too few, that read items otherwise, or tell other classes apart.
+    """Refuse teachers of a wrong number, with other preprocessing, or with other classes.
 
     Args:
-        teachers: Opened.
-        student: Of the model that trains, with the classes that it will have.
-        how: How it reads items in this run.
+        teachers: Opened teachers.
+        student: Header of the model that trains, with the classes of the data.
+        how: Reading of items in this run.
 
     Raises:
         UsageError: If their number does not fit a hydra.

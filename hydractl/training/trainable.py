@@ -37,11 +37,11 @@ class Together(nn.Module):
         """Wrap a hydra.
 
         Args:
-            hydra: What trains.
+            hydra: The hydra.
             by_member: Whether members have samples of their own in training, (M B, ...); it then has no trunk.
         """
         super().__init__()
-        hydra.lay_out("in turn")  # what changes with each step, or lies in parts, is not worth a copy
+        hydra.lay_out("in turn")  # stacked weights are copies, which each step or each shard would make anew
         self.hydra, self.by_member = hydra, by_member
 
     @override
@@ -56,7 +56,7 @@ class Together(nn.Module):
         return self.answer(self.hydra.member_logits(inputs))
 
     def answer(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return what `forward` does, of the members' logits (M, B, C)."""
+        """Return the result of `forward`, given the members' logits (M, B, C)."""
         return logits if self.training else ensemble_log_probs(logits.log_softmax(-1))
 
 
@@ -87,14 +87,14 @@ class TrainableModel:
         where: str,
         by_member: bool = False,
     ) -> TrainableModel:
-        """Build in fp32 what a checkpoint holds.
+        """Build the model of a checkpoint in fp32.
 
         Args:
-            family: Who reads it.
-            header: What it is.
-            state: Its tensors.
-            where: What to call it in messages.
-            by_member: Of a hydra, see `Together`.
+            family: Family of the model.
+            header: Header of the checkpoint.
+            state: Tensors of the checkpoint.
+            where: Name of the model in messages.
+            by_member: See `Together`; applies to hydras.
 
         Raises:
             CheckpointError: If its tensors are not those of its architecture, masks and plan.
@@ -209,13 +209,13 @@ class Training:
 
 
 def of_each(header: Header, loss: Loss, *, by_member: bool = False, several: bool = False) -> Loss:
-    """Return a loss of logits (B, C) and labels, (B,), as one of what a model answers in training: the mean over members.
+    """Return the loss of the outputs of a model in training: the mean over members.
 
     Args:
-        header: Of the model.
-        loss: Of one member.
-        by_member: Whether members have labels of their own, one's after another's.
-        several: Whether several models train that are no hydra.
+        header: Header of the model.
+        loss: Loss of one member, from logits (B, C) and labels (B,).
+        by_member: Whether each member has its own labels, one member after another.
+        several: Whether several models train without being a hydra.
     """
     if header.plan is None and not several:
         return loss
