@@ -176,7 +176,7 @@ def against_compiled(job: ScoreJob, other: ScoreJob, *, heads: int | None, repea
 def valued(circuit: Circuit, heads: list[HeadId]) -> list[float]:
     """Return the objective without each of some heads."""
     with torch.inference_mode():
-        return circuit.yardstick.values(circuit.outcomes(heads)[0]).tolist()
+        return circuit.without(heads)[0].tolist()
 
 
 def ours(circuit: Circuit) -> dict[tuple[int, int], float]:

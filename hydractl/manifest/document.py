@@ -120,6 +120,20 @@ class Document(StrictModel):
         return str(cls.model_fields["schema_"].default)
 
 
+class SealedDocument(Document):
+    """A document with a digest of itself, which tells whether it is damaged.
+
+    Attributes:
+        own_digest: Digest of the document without this key.
+    """
+
+    own_digest: str = ""
+
+    def sealed(self) -> Self:
+        """Return the document with its digest."""
+        return self.model_copy(update={"own_digest": self.model_copy(update={"own_digest": ""}).digest()})
+
+
 class Value(StrictModel):
     """One measured number: its 95 % interval, and how many samples (of a time: how many runs) it rests on."""
 

@@ -365,24 +365,6 @@ def publish_folder(path: Path) -> Iterator[Path]:
         _publish([output], OutputLock(force=True))
 
 
-def append(path: Path, data: bytes) -> None:
-    """Append to a journal, and wait until the disk stores the bytes.
-
-    Raises:
-        OutputError: If the operating system refuses. The earlier content is unchanged.
-    """
-    try:
-        with path.open("ab") as file:
-            file.write(data)
-            file.flush()
-            sync(file.fileno())
-    except OSError as error:
-        raise OutputError(
-            f"{path}: cannot be written: {error.strerror or error}",
-            hint="the progress is saved; the same command resumes it",
-        ) from error
-
-
 def make_folder(folder: Path, *, hint: str | None = None) -> None:
     """Create a folder and its parents if they do not exist.
 

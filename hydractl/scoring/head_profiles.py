@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from scipy.spatial.distance import cdist
@@ -32,6 +31,10 @@ VARIANCE_FLOOR = 1e-6
 """Variance of a class with one sample, and lower bound of variances in distances (CAHP)."""
 MOMENTS_BYTES = 8 << 30
 """Memory limit of the moments of all classes, in bytes: 1,000 classes take 2.2 GiB for ViT-B, 5.9 GiB for ViT-L."""
+
+
+ClassMoments: TypeAlias = "tuple[int, torch.Tensor, torch.Tensor]"
+"""Count, mean and sum of squared deviations of a class."""
 
 
 class SignatureMoments(NamedTuple):
@@ -62,16 +65,30 @@ def class_moments(job: ScoreJob, tower: str, *, size: int) -> SignatureMoments:
         DataError: If there are no labels, if attention is not finite, or if the moments would take more memory.
     """
     shape = job.architecture.towers[tower]
-    running = _Running(shape.layers * shape.num_heads, size**2)
+    heads, width = shape.layers * shape.num_heads, size**2
+    classes: dict[int, ClassMoments] = {}
     batches, local_batches = 0, iter(job.id_data)
     # a round at a time: a single list of all batches' moments could be as large as all signatures
     while round_moments := job.team.in_order(
         [_packed(job, tower, s, size=size) for s in islice(local_batches, 1)]
     ):
-        for packed in round_moments:
-            running.merge(packed)
+        for row in (row for packed in round_moments for row in packed):
+            _merge(classes, row)
+            if 16 * len(classes) * heads * width > MOMENTS_BYTES:
+                raise DataError(
+                    f"the moments of {heads} heads in at least {len(classes)} classes need more than "
+                    f"{MOMENTS_BYTES >> 30} GiB",
+                    hint="use a smaller `--signature-size`, or fewer classes: `--data DATA::classes=0-99`",
+                )
         batches += len(round_moments)
-    return running.finish(batches)
+    labels, counts = tuple(sorted(classes)), list[int]()
+    mean, variance = torch.empty(2, len(labels), heads, width, dtype=torch.float64).unbind(0)
+    for i, label in enumerate(labels):
+        count, own_mean, squares = classes.pop(label)  # so that nothing is held twice
+        counts.append(count)
+        mean[i] = own_mean.view(heads, width)
+        variance[i] = VARIANCE_FLOOR if count == 1 else squares.view(heads, width) / (count - 1)
+    return SignatureMoments(labels, tuple(counts), mean, variance, batches)
 
 
 def _packed(job: ScoreJob, tower: str, samples: Samples, *, size: int) -> torch.Tensor:
@@ -87,45 +104,18 @@ def _packed(job: ScoreJob, tower: str, samples: Samples, *, size: int) -> torch.
     return torch.cat([headers, torch.stack(means), torch.stack(squares)], 1)
 
 
-class _Running:
-    """Each class's count, mean and sum of squared deviations so far."""
-
-    def __init__(self, heads: int, width: int) -> None:
-        self._shape = heads, width
-        self._classes: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
-
-    def merge(self, packed: torch.Tensor) -> None:
-        """Add a batch (Chan, Golub and LeVeque 1983, equations 2.1a and 2.1b)."""
-        for row in packed:
-            label, batch_count = (int(x) for x in row[:2].tolist())
-            mean, squares = row[2:].chunk(2)
-            if label not in self._classes:
-                if 16 * (len(self._classes) + 1) * prod(self._shape) > MOMENTS_BYTES:
-                    raise DataError(
-                        f"the moments of {self._shape[0]} heads in at least {len(self._classes) + 1} classes need more than "
-                        f"{MOMENTS_BYTES >> 30} GiB",
-                        hint="use a smaller `--signature-size`, or fewer classes: `--data DATA::classes=0-99`",
-                    )
-                self._classes[label] = batch_count, mean.clone(), squares.clone()
-                continue
-            count, all_mean, all_squares = self._classes[label]
-            mean_shift = mean - all_mean
-            all_squares += squares + mean_shift.square() * (count * batch_count / (count + batch_count))
-            all_mean += mean_shift * (batch_count / (count + batch_count))
-            self._classes[label] = count + batch_count, all_mean, all_squares
-
-    def finish(self, batches: int) -> SignatureMoments:
-        """Return what was found; nothing can be added any more."""
-        heads, width = self._shape
-        labels = tuple(sorted(self._classes))
-        counts: list[int] = []
-        mean, variance = torch.empty(2, len(labels), heads, width, dtype=torch.float64).unbind(0)
-        for i, label in enumerate(labels):
-            count, own_mean, squares = self._classes.pop(label)  # so that nothing is held twice
-            counts.append(count)
-            mean[i] = own_mean.view(heads, width)
-            variance[i] = VARIANCE_FLOOR if count == 1 else squares.view(heads, width) / (count - 1)
-        return SignatureMoments(labels, tuple(counts), mean, variance, batches)
+def _merge(classes: dict[int, ClassMoments], row: torch.Tensor) -> None:
+    """Add one class of a batch (Chan, Golub and LeVeque 1983, equations 2.1a and 2.1b)."""
+    label, batch_count = (int(x) for x in row[:2].tolist())
+    mean, squares = row[2:].chunk(2)
+    if label not in classes:
+        classes[label] = batch_count, mean.clone(), squares.clone()
+        return
+    count, all_mean, all_squares = classes[label]
+    mean_shift = mean - all_mean
+    all_squares += squares + mean_shift.square() * (count * batch_count / (count + batch_count))
+    all_mean += mean_shift * (batch_count / (count + batch_count))
+    classes[label] = count + batch_count, all_mean, all_squares
 
 
 def signatures(model: Model, tower: str, inputs: Inputs, *, size: int) -> torch.Tensor:

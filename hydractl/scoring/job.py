@@ -15,19 +15,25 @@ from hydractl import progress
 from hydractl.data.batches import Batch
 from hydractl.errors import DataError
 from hydractl.families.base import Family
+from hydractl.manifest.head_mask import TowerScores
 from hydractl.model_inputs import Inputs, inputs_like
+from hydractl.output.publish import publish_text
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.runtime import on_device
 from hydractl.scoring.settings import Settings
 from hydractl.training.run_log import NO_LOG, RunLog
 
 if TYPE_CHECKING:
-    import torch
+    from pathlib import Path
 
+    from hydractl.data.datasets import Items
+    from hydractl.families.load import OpenModel
     from hydractl.families.tower import Model
     from hydractl.manifest.document import OptionValue
-    from hydractl.manifest.head_mask import HeadName, Removal, TowerHeads
+    from hydractl.manifest.head_mask import HeadName, HeadScores, Removal, TowerHeads
     from hydractl.manifest.header import Architecture
+    from hydractl.output.publish import OutputLock
+    from hydractl.prediction.class_names import Classes
     from hydractl.prediction.feature_ood import FeatureExtractor
 
 
@@ -157,6 +163,16 @@ class Ranking:
     results: Mapping[str, OptionValue] = field(default_factory=dict)
     weights: Mapping[str, torch.Tensor] | None = None
 
+    def recorded(self) -> dict[str, object]:
+        """Return the fields of the scores file."""
+        towers = {name: TowerScores(scores=tuple(map(tuple, table))) for name, table in self.scores.items()}
+        return {
+            "towers": towers,
+            "removals": self.removals,
+            "baseline": self.baseline,
+            "clusters": self.clusters,
+        }
+
     @classmethod
     def of_removals(
         cls,
@@ -176,32 +192,58 @@ class Ranking:
         return cls(scores=tables, removals=tuple(removals), baseline=baseline, results=dict(results or {}))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """A scoring method.
+class ScoreInputs(NamedTuple):
+    """Inputs of a method.
 
     Attributes:
-        name: Name on the command line.
-        summary: One line for the help text.
-        run: Function that scores all heads, `ScoreJob -> Ranking`, as `module:name`; imported when it is called.
-        settings: Class of its settings.
-        needs_data: Whether it needs labelled data.
-        seeded: Whether scores depend on the seed, apart from the choice of samples.
-        searches: Whether it searches circuits, so that its memory can be bounded, its cost estimated and the model
-            compiled.
-        method_run: Path of a `MethodRun` class, for methods that train.
-        as_given: Whether batches keep the order of the data; otherwise texts are sorted by length.
+        opened: The base.
+        scored: Towers to score.
+        keep: Number of heads that each layer keeps, for methods that score layer by layer.
+        removals: Total number of heads to remove, for greedy methods.
+        sets: Data sets by role, `id` or `ood`.
+        classes: Classes of a zero-shot model.
+        labels: Labels (N,) of all ID data, or None.
+        drawn: Positions of the ID samples to use; None for all.
     """
 
-    name: str
-    summary: str
-    run: str
-    settings: type[Settings] = Settings
-    needs_data: bool = True
-    seeded: bool = False
-    searches: bool = False
-    method_run: str | None = None
-    as_given: bool = False
+    opened: OpenModel
+    scored: Mapping[str, TowerHeads]
+    keep: int
+    removals: int
+    sets: Mapping[str, Items]
+    classes: Classes | None
+    labels: torch.Tensor | None
+    drawn: torch.Tensor | None
+
+
+class MethodRun:
+    """Steps of a run that only some methods have; this class is for the others.
+
+    A method that trains derives a class, which is made of the configuration of `score` and the opened model.
+
+    Attributes:
+        resumes: Whether an interrupted training is resumed.
+    """
+
+    resumes = False
+
+    def check(self, claim: OutputLock) -> None:
+        """Refuse a model that the method cannot train, and outputs that cannot be written, before data are read."""
+
+    def open_state(self, document: HeadScores) -> None:
+        """Open the state of an interrupted training of the scores of `document`."""
+
+    def training(self, inputs: ScoreInputs) -> object:
+        """Return the training resources of the job."""
+
+    def publish(self, out: Path, scores: HeadScores, ranking: Ranking, claim: OutputLock) -> HeadScores:
+        """Write the scores and return them."""
+        del ranking
+        publish_text(out, scores.to_json(), claim)
+        return scores
+
+    def clear_state(self) -> None:
+        """Remove the state of the training."""
 
 
 Tables: TypeAlias = "Mapping[str, Sequence[Sequence[float]]]"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from hydractl.errors import UsageError
 from hydractl.messages import did_you_mean
 from hydractl.plugins import load, plugins
-from hydractl.scoring.job import Method
 from hydractl.scoring.settings import (
     PANELS,
     CahpSettings,
     CircuitSettings,
     MagnitudeSettings,
+    Method,
     Settings,
     TaylorSettings,
 )

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -28,7 +29,9 @@ AVERAGE = "avg"
 ALIASES: Mapping[str, str] = MappingProxyType({metric.name: name for name, metric in TERMS.items()})
 """What a metric of a report is called here."""
 NAMES = ("acc", "ood", AVERAGE, "auroc", "nll", "ece", "fpr95")
-_TOKEN = re.compile(r"\s*(?:(?P<number>\d+\.?\d*(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z]\w*)|(?P<sign>[-+*]))")
+_TOKEN = re.compile(
+    r"(?P<number>\d+\.?\d*(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z]\w*)|(?P<sign>[-+*])|(?P<other>\S)"
+)
 
 
 class Term(NamedTuple):
@@ -82,109 +85,73 @@ def parse_objective(text: str) -> Objective:
     """
     if text.strip() == AVERAGE:
         return Objective(_AVERAGE)
-    reader = _ObjectiveReader(text)
+    tokens = deque(
+        _Token(str(token.lastgroup), token[0], token.start() + 1) for token in _TOKEN.finditer(text)
+    )
+    tokens.append(_Token("end", "the end", len(text) + 1))
+    for token in tokens:
+        if token.kind == "other":
+            raise _refused(text, token, f"`{token.word}` is not allowed")
     factors: dict[str, float] = {}
-    negative = reader.accept("-")
+    sign = tokens.popleft() if tokens[0].word == "-" else None
     while True:
-        place = reader.position
-        factor = reader.number()
-        name, word = reader.name()
-        if name in factors:
-            raise reader.refused(place, f"`{word}` appears twice")
-        if negative and TERMS[name].higher_is_better:
-            raise reader.refused(place, f"`-{word}` would reward a worse {word}")
-        factors[name] = factor if TERMS[name].higher_is_better else -factor
-        if reader.at_end:
-            break
-        negative = reader.joins() == "-"
-    return Objective(tuple(Term(name, factors[name]) for name in TERMS if name in factors))
-
-
-class _ObjectiveReader:
-    """The tokens of an objective, one after another."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._tokens = list(self._split())
-        self._next = 0
-
-    def _split(self) -> Iterator[tuple[str, str, int]]:
-        at = 0
-        while self.text[at:].strip():
-            token = _TOKEN.match(self.text, at)
-            if token is None:
-                place = at + len(self.text[at:]) - len(self.text[at:].lstrip())
-                raise self.refused(place + 1, f"`{self.text[place]}` is not allowed")
-            kind = str(token.lastgroup)
-            yield kind, token[kind], token.start(kind) + 1
-            at = token.end()
-
-    @property
-    def at_end(self) -> bool:
-        """Whether everything has been read."""
-        return self._next == len(self._tokens)
-
-    @property
-    def position(self) -> int:
-        """Where the next token begins, from 1."""
-        return len(self.text) + 1 if self.at_end else self._tokens[self._next][2]
-
-    def _peek(self) -> tuple[str, str]:
-        return ("end", "the end") if self.at_end else self._tokens[self._next][:2]
-
-    def accept(self, sign: str) -> bool:
-        """Go past a sign if it comes next."""
-        matches = self._peek() == ("sign", sign)
-        self._next += matches
-        return matches
-
-    def number(self) -> float:
-        """Read `NUMBER*`, 1 if there is none."""
-        kind, word = self._peek()
-        if kind != "number":
-            return 1.0
-        place, value = self.position, float(word)
-        if not 0 < value < math.inf:
-            raise self.refused(place, f"`{word}` must be above 0 and finite")
-        self._next += 1
-        if not self.accept("*"):
-            raise self.refused(self.position, f"expected `*` after `{word}`, found {self._next_word()}")
-        return value
-
-    def name(self) -> tuple[str, str]:
-        """Read a metric's name; return it and how it is written."""
-        kind, word = self._peek()
+        first = tokens[0]
+        factor, word = _term(text, tokens)
         name = ALIASES.get(word, word)
-        if kind != "name":
-            raise self.refused(self.position, f"expected a metric, found {self._next_word()}")
-        if name == AVERAGE:
-            raise self.refused(
-                self.position, f"`{AVERAGE}` cannot be part of a sum", hint="write `0.5*acc+0.5*ood` in a sum"
-            )
-        if name not in TERMS:
-            raise self.refused(self.position, f"unknown metric `{word}`", hint=did_you_mean(word, NAMES))
-        self._next += 1
-        return name, word
+        if name in factors:
+            raise _refused(text, first, f"`{word}` appears twice")
+        if sign is not None and sign.word == "-" and TERMS[name].higher_is_better:
+            raise _refused(text, first, f"`-{word}` would reward a worse {word}")
+        factors[name] = factor if TERMS[name].higher_is_better else -factor
+        sign = tokens.popleft()
+        if sign.kind == "end":
+            return Objective(tuple(Term(name, factors[name]) for name in TERMS if name in factors))
+        if sign.word not in {"+", "-"}:
+            raise _refused(text, sign, f"expected `+` or `-`, found {sign.found}")
 
-    def joins(self) -> str:
-        """Read the `+` or `-` between two terms."""
-        for sign in "+-":
-            if self.accept(sign):
-                return sign
-        raise self.refused(self.position, f"expected `+` or `-`, found {self._next_word()}")
 
-    def _next_word(self) -> str:
-        kind, word = self._peek()
-        return word if kind == "end" else f"`{word}`"
+class _Token(NamedTuple):
+    """A token of an objective: number, name, sign, end or other; `place` counts characters from 1."""
 
-    def refused(self, place: int, why: str, *, hint: str | None = None) -> UsageError:
-        """Return what to raise about the token that begins at `place`."""
-        at = f" at character {place}" if len(self.text.strip()) > 0 else ""
-        return UsageError(
-            f"unknown objective `{self.text}`: {why}{at}",
-            hint=hint
-            or f"--objective: {', '.join(NAMES)}, or a sum such as `0.5*acc+0.5*auroc` or `acc-0.1*nll`",
+    kind: str
+    word: str
+    place: int
+
+    @property
+    def found(self) -> str:
+        """The token as messages name it."""
+        return self.word if self.kind == "end" else f"`{self.word}`"
+
+
+def _term(text: str, tokens: deque[_Token]) -> tuple[float, str]:
+    """Read `[NUMBER*]NAME`; return the number, 1 if there is none, and the name as it is written."""
+    factor, number = 1.0, tokens[0]
+    if number.kind == "number":
+        factor = float(tokens.popleft().word)
+        if not 0 < factor < math.inf:
+            raise _refused(text, number, f"`{number.word}` must be above 0 and finite")
+        if (times := tokens.popleft()).word != "*":
+            raise _refused(text, times, f"expected `*` after `{number.word}`, found {times.found}")
+    token = tokens.popleft()
+    if token.kind != "name":
+        raise _refused(text, token, f"expected a metric, found {token.found}")
+    if token.word == AVERAGE:
+        raise _refused(
+            text, token, f"`{AVERAGE}` cannot be part of a sum", hint="write `0.5*acc+0.5*ood` in a sum"
         )
+    if ALIASES.get(token.word, token.word) not in TERMS:
+        raise _refused(text, token, f"unknown metric `{token.word}`", hint=did_you_mean(token.word, NAMES))
+    return factor, token.word
+
+
+def _refused(text: str, token: _Token, why: str, *, hint: str | None = None) -> UsageError:
+    """Return the error about a token."""
+    at = f" at character {token.place}" if text.strip() else ""
+    return UsageError(
+        f"unknown objective `{text}`: {why}{at}",
+        hint=hint
+        or f"--objective: {', '.join(NAMES)}, or a sum such as `0.5*acc+0.5*auroc` or `acc-0.1*nll`",
+    )
 
 
 def _times(factor: float) -> str:

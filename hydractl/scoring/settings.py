@@ -239,3 +239,31 @@ class CahpSettings(Settings):
     def budget_means(self) -> BudgetMeaning:
         """The budget is the number of heads that are kept in total; by default the method determines it."""
         return BudgetMeaning.CHOICE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """A scoring method.
+
+    Attributes:
+        name: Name on the command line.
+        summary: One line for the help text.
+        run: Function that scores all heads, `ScoreJob -> Ranking`, as `module:name`; imported when it is called.
+        settings: Class of its settings.
+        needs_data: Whether it needs labelled data.
+        seeded: Whether scores depend on the seed, apart from the choice of samples.
+        searches: Whether it searches circuits, so that its memory can be bounded, its cost estimated and the model
+            compiled.
+        method_run: Path of a `MethodRun` class, for methods that train.
+        as_given: Whether batches keep the order of the data; otherwise texts are sorted by length.
+    """
+
+    name: str
+    summary: str
+    run: str
+    settings: type[Settings] = Settings
+    needs_data: bool = True
+    seeded: bool = False
+    searches: bool = False
+    method_run: str | None = None
+    as_given: bool = False

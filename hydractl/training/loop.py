@@ -68,7 +68,7 @@ def train(job: Job, engine: Engine, *, folder: StateFolder | None, start: Snapsh
                 winner=snapshot.winner,
                 winner_weights=snapshot.winner_weights,
             )
-        snapshot = _fit(TrainingRun(job, engine, snapshot), _Saver(job, engine, folder))
+        snapshot = _fit(TrainingRun(job, engine, snapshot), folder)
         snapshot = _compared(snapshot, job)
         engine.forget()
     if snapshot.winner is None:
@@ -106,59 +106,29 @@ def _compared(snapshot: Snapshot, job: Job) -> Snapshot:
     )
 
 
-class _Saver:
-    """Decides when the state is written."""
-
-    def __init__(self, job: Job, engine: Engine, folder: StateFolder | None) -> None:
-        """Wait for what there is to save.
-
-        Args:
-            job: Says how often.
-            engine: Says who writes.
-            folder: Where it goes; None for nowhere.
-        """
-        self.job, self.engine, self.folder = job, engine, folder
-        self.at = time.monotonic()
-        self.position: Position | None = None
-
-    def after_step(self, run: TrainingRun) -> None:
-        """Save if it is time; the last step's result is as good as saved once it is published."""
-        if self.folder is None:
-            return
-        step, every = run.position.step, self.job.save_every
-        wait = SAVE_EVERY_S if step % self.job.feed.steps_per_epoch else EPOCH_SAVE_EVERY_S
-        due = time.monotonic() - self.at >= wait if every is None else step % every == 0
-        if self.engine.agree(due=due):
-            self.save(run)
-
-    def save(self, run: TrainingRun) -> None:
-        """Save what has changed since the last time."""
-        if self.folder is None or not run.whole or run.position in (self.position, run.snapshot.position):
-            return
-        if self.engine.leads or self.engine.shards:
-            self.write(run.saved())
-        self.at, self.position = time.monotonic(), run.position
-
-    def write(self, snapshot: Snapshot) -> None:
-        """Save one, if this process does."""
-        if self.folder is not None and self.engine.leads:
-            self.folder.save(snapshot)
-
-
-def _fit(run: TrainingRun, saver: _Saver) -> Snapshot:
-    """Train one candidate to its end; what interrupts it finds the state saved."""
-    if run.position.step == 0 and run.position.candidate > 0:
-        saver.write(replace(run.snapshot, position=run.position))
+def _fit(run: TrainingRun, folder: StateFolder | None) -> Snapshot:
+    """Train one candidate to its end; an interruption saves the state."""
+    if folder is not None and run.engine.leads and run.position.step == 0 and run.position.candidate > 0:
+        folder.save(replace(run.snapshot, position=run.position))
     try:
-        _steps(run, saver)
+        _steps(run, folder)
     except KeyboardInterrupt:
-        if not run.engine.shards:  # what lies in parts is made whole by all, and others have ended
-            saver.save(run)
+        if not run.engine.shards:  # tensors in parts are made whole by all processes, and others have ended
+            run.save(folder)
         raise
     return run.saved()
 
 
-def _steps(run: TrainingRun, saver: _Saver) -> None:
+def _save_is_due(run: TrainingRun) -> bool:
+    """Return whether to save after a step; the last step's result is as good as saved once it is published."""
+    step, every = run.position.step, run.job.save_every
+    if every is not None:
+        return step % every == 0
+    wait = SAVE_EVERY_S if step % run.job.feed.steps_per_epoch else EPOCH_SAVE_EVERY_S
+    return time.monotonic() - run.saved_at >= wait
+
+
+def _steps(run: TrainingRun, folder: StateFolder | None) -> None:
     """Take the steps that are left, evaluating, saving and speaking in between."""
     job, first = run.job, run.position.step
     start_time = spoken = time.monotonic()
@@ -187,7 +157,8 @@ def _steps(run: TrainingRun, saver: _Saver) -> None:
         elif time_now - spoken > SPEAK_EVERY_S:
             spoken = time_now
             progress.step(f"step {step}/{job.total} · {left_s:.0f} s left")
-        saver.after_step(run)
+        if folder is not None and run.engine.agree(due=_save_is_due(run)):
+            run.save(folder)
         if run.position.ended:
             break
 

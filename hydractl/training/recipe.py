@@ -15,6 +15,7 @@ from hydractl.messages import counted
 from hydractl.parsing import number, words
 from hydractl.settings import (
     Constraint,
+    Extension,
     Setting,
     by_default,
     check,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 LEARN, REGULARISE = "Optimisation", "Regularisation and augmentation"
 TRAINED_PARTS, STOP = "What trains", "Evaluation and stopping"
+SEEDS = "Seeds"
 PARTS = ("embed", "norm", "attention", "mlp", "readout", "head")
 OWN_PARTS = "own"
 """Restricts the parts to the weights that members of a hydra do not share."""
@@ -607,3 +609,30 @@ def recipe_of(name: str | None, overrides: Mapping[str, object]) -> Recipe:
             hint="leave out `embed` from `--train`",
         )
     return recipe
+
+
+class FinetuneExtension(Extension):
+    """Options that a plugin adds to `finetune`. This class stands for none: full fine-tuning of one model."""
+
+    __slots__ = ()
+
+    @property
+    def models(self) -> int:
+        """Number of models that train together without being a hydra."""
+        return 1
+
+    @property
+    def training(self) -> str:
+        """Path of the class of the training."""
+        return "hydractl.training.trainable:Training"
+
+    def check_sharding(self) -> None:
+        """Refuse weights in shards if the training cannot shard them."""
+
+    def reference(self, model: str) -> str:
+        """Return the reference of the model that trains in the place of MODEL."""
+        return model
+
+    def recorded(self) -> dict[str, OptionValue]:
+        """Return the options for the lineage, which drops None."""
+        return {}

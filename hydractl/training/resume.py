@@ -20,7 +20,7 @@ from pydantic import Field
 from hydractl import progress
 from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.errors import CheckpointError, InputError, ManifestError, OutputExists
-from hydractl.manifest.document import Digest, Document, StrictModel
+from hydractl.manifest.document import Digest, SealedDocument, StrictModel
 from hydractl.output.publish import (
     Digested,
     has_content,
@@ -46,12 +46,6 @@ def texts_of(settings: Mapping[str, object]) -> dict[str, str]:
     """Return settings as short texts: of a long value its digest, of None nothing."""
     texts = {name: _text(value) for name, value in settings.items() if value is not None}
     return {name: text if len(text) <= LONGEST else digest_text(text)[:19] for name, text in texts.items()}
-
-
-def stored_texts(value: object) -> dict[str, str]:
-    """Return the settings that a file holds; none where an older version wrote it."""
-    pairs = value.items() if isinstance(value, dict) else ()
-    return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> str | None:
@@ -146,7 +140,7 @@ class Winner(StrictModel):
     step: int = Field(ge=0)
 
 
-class StateFile(Document):
+class StateFile(SealedDocument):
     """What `state.json` holds."""
 
     kind_of_file: ClassVar[str] = "training-state"
@@ -160,12 +154,6 @@ class StateFile(Document):
     """Digest of each file by name."""
     settings: dict[str, str] = Field(default={}, exclude_if=lambda value: not value)
     """Settings of the run, from `texts_of`."""
-    own_digest: str = ""
-    """Digest of this document without this key."""
-
-    def sealed(self) -> StateFile:
-        """Return it with its digest."""
-        return self.model_copy(update={"own_digest": self.model_copy(update={"own_digest": ""}).digest()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

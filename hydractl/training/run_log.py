@@ -16,8 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import override
-
 from hydractl.errors import InputError, OutputError, UsageError, reason_of
 from hydractl.output.publish import has_content, is_stream, make_folder, publish_text
 from hydractl.strict_json import parse
@@ -36,35 +34,20 @@ LOG_EVERY = 10
 
 
 class RunLog:
-    """Receive a run's metrics. This base class drops them.
+    """Log metrics to trackers.
 
     Attributes:
+        trackers: Trackers of accelerate that are already started; none in processes that do not lead.
         every: Steps between logged losses; None logs no losses.
     """
 
-    every: int | None = None
+    def __init__(self, trackers: Sequence[Any] = (), *, every: int | None = None) -> None:
+        self.trackers, self.every = trackers, every
 
     def due(self, step: int) -> bool:
         """Return whether to log the loss of a step, counted from 1. All processes return the same."""
         return self.every is not None and step % self.every == 0
 
-    def log(self, values: Mapping[str, float], *, step: int) -> None:
-        """Log the metrics of a step."""
-
-
-NO_LOG = RunLog()
-
-
-class TrackedLog(RunLog):
-    """Log to trackers. Processes that do not lead have none."""
-
-    every = LOG_EVERY
-
-    def __init__(self, trackers: Sequence[Any] = ()) -> None:
-        """Take trackers of accelerate that are already started."""
-        self.trackers = trackers
-
-    @override
     def log(self, values: Mapping[str, float], *, step: int) -> None:
         """Log the metrics of a step.
 
@@ -74,6 +57,9 @@ class TrackedLog(RunLog):
         for tracker in self.trackers:
             with _asking(tracker.name):
                 tracker.log(dict(values), step=step)
+
+
+NO_LOG = RunLog()
 
 
 def check_log(names: Sequence[str], log_dir: Path | None, out: Path) -> None:
@@ -117,7 +103,7 @@ def open_run_log(
         InputError: If the stored name of an interrupted run is unreadable.
     """
     if not (names and leads):
-        yield TrackedLog() if names else NO_LOG
+        yield RunLog(every=LOG_EVERY) if names else NO_LOG
         return
     folder = log_dir or out.with_name(f"{out.name}.logs")
     path = folder / f"{out.name}.run.json"
@@ -144,7 +130,7 @@ def open_run_log(
                     tracker.store_init_configuration(configuration)
         ids = {t.name: t.tracker.info.run_id for t in started if t.name == "mlflow"}
         publish_text(path, json.dumps({"name": name, **ids}) + "\n")
-        yield TrackedLog(started)
+        yield RunLog(started, every=LOG_EVERY)
 
 
 @contextlib.contextmanager

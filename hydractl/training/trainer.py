@@ -7,6 +7,7 @@ gradients are recorded in training. Results do not depend on them.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ from hydractl.training.run_log import NO_LOG, RunLog
 if TYPE_CHECKING:
     from hydractl.training.feeding import Feed, Piece
     from hydractl.training.losses import DistillationLoss, Repulsion
-    from hydractl.training.resume import Metrics, Snapshot
+    from hydractl.training.resume import Metrics, Snapshot, StateFolder
 
 
 WARMUP_POWER = 2 / 3
@@ -277,6 +278,7 @@ class TrainingRun:
         self.share = engine.share(job.recipe.accumulate) if job.pieces is None else engine.cut(job.pieces)
         self.counts = job.pieces is None or engine.owner(self.share.first, job.pieces) == engine.rank
         """Whether what this process computes is part of the batch's loss: of some pieces several processes compute one."""
+        self.saved_at, self.saved_position = time.monotonic(), snapshot.position
 
     def step(self, pieces: Sequence[Piece]) -> None:
         """Take one optimiser step on this process's pieces of the batch."""
@@ -374,6 +376,16 @@ class TrainingRun:
             "stale": stale,
             "ended": recipe.early_stop is not None and stale >= recipe.early_stop,
         }
+
+    def save(self, folder: StateFolder | None) -> None:
+        """Save the run in a folder, unless it has not changed since the last time."""
+        if folder is None or not self.whole or self.position == self.saved_position:
+            return
+        if self.engine.leads or self.engine.shards:
+            snapshot = self.saved()
+            if self.engine.leads:
+                folder.save(snapshot)
+        self.saved_at, self.saved_position = time.monotonic(), self.position
 
     def saved(self) -> Snapshot:
         """Return the run as it is now; its tensors go on changing, or lay in parts: then all processes call this."""

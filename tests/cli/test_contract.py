@@ -14,7 +14,7 @@ from hydractl.errors import InputError
 from hydractl.output.paths import check_output
 from hydractl.output.publish import claimed
 from hydractl.runtime import enough_memory
-from hydractl.stages.score.run import ScoreJournal
+from hydractl.scoring.journal import JournalFile, ScoreJournal
 from hydractl.training.resume import Snapshot, StateFolder
 
 COMMANDS = {
@@ -210,7 +210,7 @@ def test_names_are_printed_literally(call, work, name):
 LEFT = {
     "score": (
         ("score", "base.st", "--data", "digits::classes=0-6,limit=14", "--objective", "acc", "--device", "cpu", "-o", "new.json"),
-        lambda path: ScoreJournal(path=path, fingerprint=f"sha256:{0:064}").begin(0.5),
+        lambda path: ScoreJournal(JournalFile(fingerprint=f"sha256:{0:064}", settings={}), path).begin(0.5),
         "journal",
     ),
     "finetune": (

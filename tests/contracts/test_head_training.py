@@ -9,8 +9,8 @@ from hydractl.families.base import place_of
 from hydractl.families.registry import FAMILIES
 from hydractl.fusion.hydra import Hydra
 from hydractl.prediction.feature_ood import give_head_inputs, heads_of
-from hydractl.stages.finetune.job import on_features
-from hydractl.stages.finetune.trainable import Together, TrainableModel
+from hydractl.training.frozen_encoder import on_features
+from hydractl.training.trainable import Together, TrainableModel
 from support.builders import base
 from support.variants import VARIANTS, variant
 

@@ -12,10 +12,10 @@ from hydractl.families.tower import largest_difference
 from hydractl.fusion.build import stored_specs
 from hydractl.fusion.plan import split_members
 from hydractl.manifest.header import Fate
-from hydractl.stages.finetune.trainable import TrainableModel, of_each
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.training.feeding import joined_inputs
+from hydractl.training.trainable import TrainableModel, of_each
 from support.builders import base
 from support.variants import PLAIN, VARIANTS
 

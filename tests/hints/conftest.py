@@ -4,8 +4,8 @@ import pytest
 
 from hydractl.evaluation import cost
 from hydractl.families import registry
-from hydractl.stages.finetune import run as finetuning
 from hydractl.stages.prune import run as pruning
+from hydractl.training import frozen_encoder
 from support.hints.material import link_material, make_material
 
 
@@ -26,7 +26,7 @@ def _folder(material, tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def _no_counting(monkeypatch):
     """Count no multiply-accumulates: no row depends on them, and they take a fifth of the time of all rows."""
-    for module in (cost, finetuning, pruning):
+    for module in (cost, frozen_encoder, pruning):
         monkeypatch.setattr(module, "macs_of", lambda *_: 1)
 
 

@@ -15,7 +15,7 @@ import pytest
 from hydractl.checkpoint import ScratchFolder
 from hydractl.errors import OutputError, OutputExists
 from hydractl.output.paths import check_output
-from hydractl.output.publish import append, is_stream, publish, publish_text, scratch_beside
+from hydractl.output.publish import is_stream, publish, publish_text, scratch_beside
 
 
 def names(folder):
@@ -175,21 +175,6 @@ def test_the_operating_system_s_refusals_are_ours(tmp_path, number):
         file.write(b"half")
         raise OSError(number, os.strerror(number))
     assert names(tmp_path) == []
-
-
-def test_a_refusal_to_grow_a_journal_is_ours_and_keeps_what_it_had(tmp_path, monkeypatch):
-    journal = tmp_path / "a.json.journal"
-    append(journal, b"one\n")
-    append(journal, b"two\n")
-    assert journal.read_bytes() == b"one\ntwo\n"
-
-    def refused(_):
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(os, "fsync", refused)
-    with pytest.raises(OutputError, match=r"a\.json\.journal: cannot be written: Permission denied"):
-        append(journal, b"three\n")
-    assert journal.read_bytes().startswith(b"one\ntwo\n")
 
 
 def test_an_error_about_an_input_is_not_blamed_on_the_output(tmp_path):

@@ -31,9 +31,9 @@ from hydractl.research.methods.options import TrainingOptions
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.stages.finetune.prepare import check_classes, open_trained, open_training, trained_names
-from hydractl.stages.finetune.run import run_finetune
+from hydractl.stages.finetune.run import open_training, run_finetune
 from hydractl.stages.prune.config import PruneConfig
+from hydractl.training.plan import check_classes, open_student, trained_names
 from hydractl.training.recipe import Recipe
 
 FEW_STEPS, MORE_STEPS = 2, 10
@@ -236,7 +236,7 @@ class _RivalChecker:
             recipe=self.config.recipe,
             extensions=() if method is None else (TrainingOptions(method=str(method)),),
         )
-        opened = open_trained(config)
+        opened = open_student(config.extension.reference(config.model), seed=config.seed, image_options={})
         self.sets.open(config.data, opened)
         training = open_training(config, opened.header)
         training.check_base()

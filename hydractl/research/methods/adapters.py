@@ -38,11 +38,10 @@ from hydractl.research.methods.options import (
     TrainingOptions,
 )
 from hydractl.runtime import on_device
-from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.stages.finetune.trainable import TrainableModel, Training
 from hydractl.tasks import Task
 from hydractl.training.accelerator import Engine, Share
 from hydractl.training.feeding import Feed, ItemFeed, Piece
+from hydractl.training.trainable import TrainableModel, Training
 from hydractl.training.trainer import Job
 
 PARAMETRIZED, ORIGINAL = ".parametrizations.", ".original"
@@ -126,9 +125,7 @@ class AdaptedModel(TrainableModel):
 class SeededTraining(Training):
     """Full fine-tuning with seeds of its own for the order of the data and for dropout."""
 
-    def __init__(self, config: FinetuneConfig, header: Header) -> None:
-        super().__init__(config, header)
-        self.options = next(e for e in config.extensions if isinstance(e, TrainingOptions))
+    options: TrainingOptions
 
     @override
     def open_feed(
@@ -155,16 +152,17 @@ class Adapter(SeededTraining):
     inspected_batches = 0
     """Number of batches that the method inspects before training."""
 
-    def __init__(self, config: FinetuneConfig, header: Header) -> None:
-        super().__init__(config, header)
-        self.members = len(header.masks)
+    method: TrainingMethod
+
+    def __post_init__(self) -> None:
+        self.members = len(self.header.masks)
         self.method = cast("TrainingMethod", self.options.trains_by)
 
     def check_model(self) -> None:
         """Refuse a hydra by default, because it has several weights in the place of one."""
         if self.header.plan is not None:
             raise UsageError(
-                f"`--method {self.method.KIND}`: {self.config.model} is a hydra, but the method trains a single model",
+                f"`--method {self.method.KIND}`: {self.model} is a hydra, but the method trains a single model",
                 hint="leave out `--method`, or give a base or a member",
             )
 
@@ -198,7 +196,7 @@ class Adapter(SeededTraining):
         models = self.models_of(subject)
         # members of a hydra share their names, so the first state suffices
         sites = tuple(sites_of(subject.family, *pair) for pair in zip(models, subject.states, strict=False))
-        generator = torch.Generator().manual_seed(self.config.seed)
+        generator = torch.Generator().manual_seed(self.seed)
         for model_sites in sites:
             self.attach(model_sites, names, generator)
         return AdaptedModel(
@@ -233,7 +231,7 @@ class Adapter(SeededTraining):
         sites = sites_of(subject.family, subject.module, subject.states[0])
         model, device = subject.module.to(engine.device).eval(), engine.device
         count = min(self.inspected_batches, feed.steps_per_epoch)
-        accumulate = self.config.recipe.accumulate
+        accumulate = self.recipe.accumulate
         progress.step(f"Checking {counted(count, 'batch', 'batches')}")
 
         def loss(piece: Piece) -> torch.Tensor:
@@ -315,8 +313,9 @@ class SingularValueAdapter(Adapter):
 
     method: SingularValues
 
-    def __init__(self, config: FinetuneConfig, header: Header) -> None:
-        super().__init__(config, header)
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.parts: dict[
             str, tuple[torch.Tensor, ...]
         ] = {}  # a decomposition takes long, and is the same each time
@@ -348,8 +347,9 @@ class ObaAdapter(Adapter):
 
     method: Oba
 
-    def __init__(self, config: FinetuneConfig, header: Header) -> None:
-        super().__init__(config, header)
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.inspected_batches = self.method.batches
         self.masks: dict[str, torch.Tensor] = {}
 

@@ -26,10 +26,9 @@ from hydractl.manifest.header import Fate, Header, Tokenization
 from hydractl.model_inputs import Inputs, map_inputs, split_inputs
 from hydractl.research.methods.adapters import Adapter, Site, make
 from hydractl.research.methods.options import Mimo
-from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.stages.finetune.trainable import Together, TrainableModel
 from hydractl.training.accelerator import Share
 from hydractl.training.feeding import Feed, ItemFeed, Piece
+from hydractl.training.trainable import Together, TrainableModel
 
 
 class Slots(nn.Module):
@@ -107,19 +106,20 @@ class MimoAdapter(Adapter):
 
     method: Mimo
 
-    def __init__(self, config: FinetuneConfig, header: Header) -> None:
-        super().__init__(config, header)
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.repeat = self.method.repeat
 
     @override
     def check_base(self) -> None:
         if isinstance(self.header.preprocess, Tokenization):
-            raise UsageError(f"`--method mimo`: {self.config.model} reads texts, but the method needs images")
+            raise UsageError(f"`--method mimo`: {self.model} reads texts, but the method needs images")
 
     @override
     def check_model(self) -> None:
         self.check_base()
-        model, header = self.config.model, self.header
+        model, header = self.model, self.header
         depth = sum(tower.layers for tower in header.architecture.towers.values())
         if header.plan is None or header.plan.trunk < depth or Fate.GROUPED not in header.plan.fates.values():
             raise UsageError(

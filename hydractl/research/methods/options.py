@@ -16,8 +16,7 @@ from hydractl.parsing import number, whole_number, written
 from hydractl.plugins import load
 from hydractl.settings import CheckedSettings, Setting, by_default, check, required, setting
 from hydractl.stages import options as shared
-from hydractl.stages.finetune.extension import SEEDS, FinetuneExtension
-from hydractl.training.recipe import TRAINED_PARTS
+from hydractl.training.recipe import SEEDS, TRAINED_PARTS, FinetuneExtension
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue

@@ -20,7 +20,6 @@ from typing_extensions import override
 
 from hydractl import progress
 from hydractl.checkpoint import write_tensors
-from hydractl.data.datasets import Items
 from hydractl.data.preprocess import sample_seed
 from hydractl.errors import CheckFailed, UsageError
 from hydractl.families.finite import stored_tensors
@@ -38,9 +37,9 @@ from hydractl.provenance.up_to_date import make_step, scored_data
 from hydractl.research.scores.options import GateSettings, TrainedWeights
 from hydractl.runtime import digest_text, versions
 from hydractl.scoring.attention_hooks import Gated
-from hydractl.scoring.job import Ranking, ScoreJob
+from hydractl.scoring.job import MethodRun, Ranking, ScoreInputs, ScoreJob
+from hydractl.scoring.journal import settings_of
 from hydractl.stages.score.config import ScoreConfig
-from hydractl.stages.score.run import MethodRun, settings_of
 from hydractl.training.accelerator import Share, start_engine
 from hydractl.training.feeding import ItemFeed
 from hydractl.training.loop import Trained, metrics_of, tally, train
@@ -315,14 +314,19 @@ class GateRun(MethodRun):
     folder: StateFolder | None = None
     start: Snapshot | None = None
 
+    def __init__(self, config: ScoreConfig, opened: OpenModel) -> None:
+        """Store the configuration of `score` and the opened base."""
+        self.config, self.opened = config, opened
+        self.trained = next((e.trained for e in config.extensions if isinstance(e, TrainedWeights)), None)
+
     @override
-    def check(self, config: ScoreConfig, opened: OpenModel, claim: OutputLock) -> None:
-        if cast("GateSettings", config.settings).trains_weights and opened.header.prompting is not None:
+    def check(self, claim: OutputLock) -> None:
+        config, trained = self.config, self.trained
+        if cast("GateSettings", config.settings).trains_weights and self.opened.header.prompting is not None:
             raise UsageError(
                 f"{config.model}: is a zero-shot model, whose weights cannot be trained",
                 hint="add `--training pipelined`",
             )
-        trained = _trained_path(config)
         if trained and (is_stream(trained) or trained.resolve() == config.out.resolve()):
             raise UsageError(
                 f"`--trained {trained}`: "
@@ -332,77 +336,66 @@ class GateRun(MethodRun):
         check_outputs(
             [trained] if trained else [],
             force=claim.may_replace,
-            models=[opened],
+            models=[self.opened],
             data=config.references.values(),
             option="--trained",
         )
 
     @override
-    def open_state(self, config: ScoreConfig, opened: OpenModel, document: HeadScores) -> None:
-        if is_stream(config.out):
+    def open_state(self, document: HeadScores) -> None:
+        out = self.config.out
+        if is_stream(out):
             return
-        libraries = versions("torch", opened.family.library)
+        libraries = versions("torch", self.opened.family.library)
         self.folder = StateFolder(
-            config.out.with_name(f"{config.out.name}.state"),
+            out.with_name(f"{out.name}.state"),
             digest_text(json.dumps([document.to_json(), libraries])),
             settings_of(document) | libraries,
         )
-        self.start = self.folder.resumed(force=config.force, others=config.if_changed)
+        self.start = self.folder.resumed(force=self.config.force, others=self.config.if_changed)
         self.resumes = bool(self.start.weights)
 
     @override
-    def training(
-        self,
-        config: ScoreConfig,
-        opened: OpenModel,
-        items: Items,
-        labels: torch.Tensor,
-        indices: torch.Tensor | None,
-    ) -> GateTraining:
-        chosen = list(range(len(items))) if indices is None else indices.tolist()
+    def training(self, inputs: ScoreInputs) -> GateTraining | None:
+        items, labels = inputs.sets.get("id"), inputs.labels
+        if items is None or labels is None:
+            return None
+        chosen = list(range(len(items))) if inputs.drawn is None else inputs.drawn.tolist()
         feed = partial(
             ItemFeed.open,
             items.subset(chosen),
             labels[chosen].tolist(),
-            opened.header.preprocess,
+            self.opened.header.preprocess,
             augment=(),
-            batch_size=config.batch_size,
-            seed=config.seed,
+            batch_size=self.config.batch_size,
+            seed=self.config.seed,
         )
         return GateTraining(
-            feed=feed, folder=self.folder, start=self.start, keeps_weights=_trained_path(config) is not None
+            feed=feed, folder=self.folder, start=self.start, keeps_weights=self.trained is not None
         )
 
     @override
-    def publish(
-        self,
-        config: ScoreConfig,
-        opened: OpenModel,
-        scores: HeadScores,
-        ranking: Ranking,
-        claim: OutputLock,
-    ) -> HeadScores:
+    def publish(self, out: Path, scores: HeadScores, ranking: Ranking, claim: OutputLock) -> HeadScores:
         """Write the scores, and with `--trained` the trained weights; the scores are then of the trained base.
 
         Raises:
             CheckFailed: If a trained weight does not fit its dtype.
             OutputError: If a file cannot be written.
         """
-        trained = _trained_path(config)
-        if trained is None or ranking.weights is None:
-            return super().publish(config, opened, scores, ranking, claim)
+        if self.trained is None or ranking.weights is None:
+            return super().publish(out, scores, ranking, claim)
         tensors = stored_tensors(
-            opened.checkpoint,
+            self.opened.checkpoint,
             ranking.weights,
             trained=ranking.weights.keys(),
             hint="lower `--weights-lr`",
         )
         with publish_together(claim) as begin:
-            digested = Digested(begin(trained))
-            write_tensors(digested, tensors, header=_header(config, opened, scores))
-            model = Fingerprint(reference=trained.name, sha256=digested.digest)
+            digested = Digested(begin(self.trained))
+            write_tensors(digested, tensors, header=self._header(scores))
+            model = Fingerprint(reference=self.trained.name, sha256=digested.digest)
             scores = scores.model_copy(update={"model": model})
-            begin(config.out).write(scores.to_json().encode())
+            begin(out).write(scores.to_json().encode())
         return scores
 
     @override
@@ -410,28 +403,23 @@ class GateRun(MethodRun):
         if self.folder is not None:
             self.folder.clear()
 
-
-def _trained_path(config: ScoreConfig) -> Path | None:
-    return next((e.trained for e in config.extensions if isinstance(e, TrainedWeights)), None)
-
-
-def _header(config: ScoreConfig, opened: OpenModel, scores: HeadScores) -> Header:
-    """Return the header of the trained base: that of the base with one more step."""
-    data = scored_data(scores)
-    step = make_step(
-        config,
-        family=opened.family,
-        options={"method": config.method, **scores.options},
-        inputs=(opened.as_input(), *data),
-        seed=config.seed,
-        results=scores.results,
-    )
-    samples = samples_of(data, opened.header)
-    update: dict[str, object] = {"base": opened.base, "samples": samples, "made_by": step}
-    if config.max_length is None:
-        return opened.header.of_other_weights(update)
-    # `--max-length` shortens texts in this run only; the trained model still reads longer texts
-    stored_header = (
-        opened.checkpoint.header or open_model(config.model, arch=config.arch, seed=config.seed).header
-    )
-    return opened.header.of_other_weights(update | {"preprocess": stored_header.preprocess})
+    def _header(self, scores: HeadScores) -> Header:
+        """Return the header of the trained base: that of the base with one more step."""
+        config, opened, data = self.config, self.opened, scored_data(scores)
+        step = make_step(
+            config,
+            family=opened.family,
+            options={"method": config.method, **scores.options},
+            inputs=(opened.as_input(), *data),
+            seed=config.seed,
+            results=scores.results,
+        )
+        samples = samples_of(data, opened.header)
+        update: dict[str, object] = {"base": opened.base, "samples": samples, "made_by": step}
+        if config.max_length is None:
+            return opened.header.of_other_weights(update)
+        # `--max-length` shortens texts in this run only; the trained model still reads longer texts
+        stored_header = (
+            opened.checkpoint.header or open_model(config.model, arch=config.arch, seed=config.seed).header
+        )
+        return opened.header.of_other_weights(update | {"preprocess": stored_header.preprocess})

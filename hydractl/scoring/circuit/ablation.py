@@ -21,22 +21,16 @@ from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
+from typing_extensions import override
 
 from hydractl.errors import DataError
 from hydractl.families.attention import HeadGroup
+from hydractl.families.tower import Model
 from hydractl.manifest.head_mask import HeadId
 from hydractl.model_inputs import Inputs, batch_of, without_absent
 from hydractl.scoring.circuit.outcomes import SCORE, Outcomes, Yardstick, guessed, outcomes_read
-from hydractl.scoring.circuit.tower import (
-    CandidateHeads,
-    LayerInput,
-    MemoryBudget,
-    Streams,
-    compile_joins,
-    heads_of,
-    iterate_ablations,
-    with_all_heads,
-)
+from hydractl.scoring.circuit.tower import MemoryBudget, Streams, compile_joins, heads_of, with_all_heads
 from hydractl.scoring.job import ScoreJob
 from hydractl.scoring.objective import parse_objective
 from hydractl.scoring.settings import CircuitSettings
@@ -47,179 +41,73 @@ class CircuitBatch(NamedTuple):
 
     Attributes:
         role: `id` or `ood`.
-        number: Its own among all batches of the set, whichever process has it.
-        inputs: What the model is asked.
-        labels: Of its samples, None for OOD data.
+        number: Its number among all batches of the set, in all processes.
+        inputs: Inputs of the model.
+        labels: Labels of the samples, None for OOD data.
     """
 
     role: str
     number: int
     inputs: Inputs
-    labels: torch.Tensor | None
+    labels: Tensor | None
 
 
-AnswersOf: TypeAlias = "Callable[[CircuitBatch], Iterable[torch.Tensor]]"
-"""Gives candidates' logits (k, B, C) on a batch, or (k, B, C + D) with their features."""
-
-
-def _finite(answers: torch.Tensor) -> torch.Tensor:
-    if not answers.isfinite().all():
-        raise DataError("the outputs of the model are not finite on these data")
-    return answers
-
-
+Answer: TypeAlias = "Callable[[Mapping[str, Tensor]], Tensor]"
+"""Returns logits (k, B, C), or (k, B, C + D) with features, from outputs of towers (k or 1, N, F)."""
+Picks: TypeAlias = "Mapping[str, tuple[tuple[int, ...], ...]]"
+"""Heads of each layer by tower, increasing."""
 FEATURE_BYTES = 16
 """For one feature of a sample: float32, before and after those of all batches are put together, and float64 to fit on."""
 
 
 def lowest_of(heads: Iterable[HeadId]) -> dict[str, HeadId]:
-    """Return of some heads one of each tower that lies lowest in it."""
+    """Return a head of the lowest layer of each tower that has some of the heads."""
     return {head.tower: head for head in sorted(heads, key=lambda head: -head.layer)}
 
 
-class Circuit:
-    """A model that loses heads, and the value of the objective without each further one."""
+class ResumedPasses:
+    """Forward passes of a model that loses heads, resumed at the layer of a change.
 
-    def __init__(self, job: ScoreJob, *, keeps_streams: bool = False) -> None:
-        """Take over a job's model.
+    Attributes:
+        model: The model.
+        left: Heads that are left in each layer, by tower.
+        room: Memory for streams and candidates.
+    """
+
+    def __init__(self, model: Model, room: MemoryBudget, answer: Answer) -> None:
+        """Take over a model with all heads.
 
         Args:
-            job: Whose.
-            keeps_streams: Whether streams are kept between evaluations, as far as memory allows.
-
-        Raises:
-            UsageError: If the features of a single candidate, where the OOD score reads them, exceed a bound on memory.
+            model: The model; its attention modules change.
+            room: Memory for streams and candidates.
+            answer: Computes answers from outputs of towers.
         """
-        self.model = job.model
-        self.compiles = job.compiles is not None
-        if job.compiles is not None:
-            compile_joins(job.model, name=job.compiles)
-        self.towers = tuple(job.scored)
-        self.left = {
-            name: [list(range(t.num_heads)) for _ in range(t.layers)]
-            for name, t in job.architecture.towers.items()
-        }
-        self.room = MemoryBudget(
-            job.model.device,
-            job.max_memory,
-            keeps_streams=keeps_streams,
-            holds_features=job.features is not None,
-        )
-        settings = job.set_for(CircuitSettings)
-        self.yardstick = Yardstick(parse_objective(settings.objective), settings.ood_score, job.features)
-        self.team = job.team
-        self.data = {"id": job.id_data, "ood": job.ood_data if settings.needs_ood else ()}
-        self._kinds = (self.yardstick.outcomes, self.yardstick.traits)[: 2 if keeps_streams else 1]
+        self.model, self.room, self._answer = model, room, answer
         self._groups = {
-            name: [block.attn.groups()[0] for block in job.model.tower(name).layers()] for name in self.left
+            name: [block.attn.groups()[0] for block in model.tower(name).layers()] for name in model.towers
         }
-        self._held: dict[Hashable, tuple[torch.Tensor, list[torch.Tensor]]] = {}
-        in_all = (self.team.in_order([torch.empty(0) for _ in data]) for data in self.data.values())
-        # counting reads all data once
-        self._streams = Streams(self.room.kept // max(1, sum(map(len, in_all))) if keeps_streams else 0)
-        self._whole: tuple[Outcomes, Outcomes] | None = None
-        self._at_once: int | None = None
-        if job.features is not None:
-            samples = max(self.passes().values())
-            self._at_once = self.room.candidates_held(FEATURE_BYTES * job.features.width * samples)
-
-    def check_room(self) -> None:
-        """Refuse a bound on memory that is too low for the first batches, before anything is done.
-
-        Raises:
-            UsageError: With what they need.
-        """
-        if self.room.bound is None:
-            return
-        heads = [head for head in self.candidates() if self.left[head.tower][head.layer][0] == head.head]
-        for role, data in self.data.items():
-            for samples in islice(data, 1):
-                deque(self._without(CircuitBatch(role, 0, *samples), self._picks(heads)), maxlen=0)
-
-    def heads(self) -> list[HeadId]:
-        """Return all heads that may go or have gone, in order."""
-        return [
-            HeadId(tower, i, h)
-            for tower, groups in self._groups.items()
-            if tower in self.towers
-            for i, group in enumerate(groups)
-            for h in range(group.heads)
-        ]
-
-    def candidates(self) -> list[HeadId]:
-        """Return the heads that are still there, in order."""
-        return [head for head in self.heads() if head.head in self.left[head.tower][head.layer]]
+        self.left = {name: [list(range(g.heads)) for g in groups] for name, groups in self._groups.items()}
+        self._held: dict[Hashable, list[Tensor]] = {}
+        """Outputs of towers with the same inputs in each batch, until the next change."""
+        self._streams = Streams(0)
 
     def remove(self, head: HeadId) -> None:
         """Cut a head out of the model."""
         self._toggle([head])
         self._held.clear()
-        self._whole = None
         self._streams.remove_head(head)
 
     def change(self, heads: Sequence[HeadId]) -> None:
         """Cut heads out of the model that are in it, and put back those that are not."""
         self._toggle(heads)
+        self._held.clear()
         for tower, head in lowest_of(heads).items():
             self._streams.cut(tower, head.layer)
+
+    def forget(self) -> None:
+        """Drop all stored streams and outputs."""
+        self._streams.clear()
         self._held.clear()
-        self._whole = None
-
-    def changed(self, heads: Sequence[HeadId]) -> tuple[Outcomes, Outcomes]:
-        """Return what the circuit would make of the data after `change`: outcomes and traits of one candidate."""
-        lowest = lowest_of(heads)
-        first = {
-            head: self._groups[head.tower][head.layer].select([head.head])
-            for head in heads
-            if head.layer == lowest[head.tower].layer
-        }
-        later = [head for head in heads if head not in first]
-        fixed_outputs: dict[str, torch.Tensor] = {}
-        self._toggle(later)
-        try:
-            return self._gather(lambda batch: [self._answered(batch, first, fixed_outputs)])
-        finally:
-            self._toggle(later)
-
-    def _gather(self, answers_of: AnswersOf) -> tuple[Outcomes, Outcomes]:
-        """Return outcomes, and traits if streams are kept, over the batches of all processes."""
-        gathered_kinds: list[dict[str, dict[str, torch.Tensor]]] = [{} for _ in self._kinds]
-        for role, data in self.data.items():
-            names = (
-                self.yardstick.names(labelled=role == "id"),
-                outcomes_read(self.yardstick.objective, labelled=role == "id"),
-            )
-            local_kinds: list[dict[str, list[torch.Tensor]]] = [
-                {name: [] for name in names[kind]} for kind in range(len(self._kinds))
-            ]
-            for i, samples in enumerate(data):
-                batch = CircuitBatch(role, i * self.team.world + self.team.rank, *samples)
-                parts = [
-                    [kind(answers, batch.labels) for kind in self._kinds]
-                    for answers in (
-                        without_absent(_finite(answers), batch.inputs)
-                        for answers in self.room.grouped(answers_of(batch))
-                    )
-                ]
-                for local, shares in zip(local_kinds, zip(*parts, strict=True), strict=True):
-                    for name, batches in local.items():
-                        batches.append(torch.cat([share[name] for share in shares]))
-            for by_role, local in zip(gathered_kinds, local_kinds, strict=True):
-                gathered = {name: self.team.in_order(batches) for name, batches in local.items()}
-                by_role[role] = {name: torch.cat(every, dim=-1) for name, every in gathered.items() if every}
-        outcomes, traits = (
-            Outcomes(kind["id"], kind["ood"]) for kind in (gathered_kinds[0], gathered_kinds[-1])
-        )
-        outcomes = self.yardstick.fitted(outcomes)
-        if self.yardstick.features is not None:
-            # the trait of a fitted score is the score itself
-            traits = Outcomes(
-                *(
-                    {**of_role, SCORE: scored[SCORE].float()}
-                    for of_role, scored in zip(traits, outcomes, strict=True)
-                )
-            )
-        return outcomes, traits
 
     def _toggle(self, heads: Iterable[HeadId]) -> None:
         """Cut heads out or put them back."""
@@ -229,76 +117,253 @@ class Circuit:
             attention = self.model.tower(head.tower).layers()[head.layer].attn
             attention.members[0] = self._groups[head.tower][head.layer].select(remaining)
 
+    def _picks(self, heads: Iterable[HeadId]) -> Picks:
+        """Return heads by tower and layer."""
+        chosen = set(heads)
+        return {
+            name: tuple(
+                tuple(h for h in range(group.heads) if HeadId(name, layer, h) in chosen)
+                for layer, group in enumerate(groups)
+            )
+            for name, groups in self._groups.items()
+        }
+
+    def answers(self, batch: CircuitBatch, picks: Picks, *, around: bool = False) -> Iterator[Tensor]:
+        """Yield answers of one batch without each of some heads, in order.
+
+        With `around`, heads that were removed are put back instead, and the answers of the model as it is are the last.
+        """
+        tower_inputs = self.model.routed(batch.inputs)
+        if len(tower_inputs) == 1:
+            ((name, inputs),) = tower_inputs.items()
+            for outputs in self._outputs(batch, name, inputs, picks, around=around, whole=around):
+                yield self._answer({name: outputs})
+            return
+        ablated: dict[str, list[Tensor]] = {}
+        full_outputs: dict[str, Tensor] = {}
+        for name in picks:
+            outputs_of_tower = self._outputs_held(batch, name, tower_inputs[name], picks, around=around)
+            *ablated[name], full_outputs[name] = outputs_of_tower
+        last = self._answer(full_outputs)
+        at_once = self.room.answers(last.numel())
+        for name, several in ablated.items():
+            for chunk in torch.cat(several).split(at_once) if several else ():
+                yield self._answer({**full_outputs, name: chunk})
+        if around:
+            yield last
+
+    def answers_after(
+        self, batch: CircuitBatch, heads: Mapping[HeadId, HeadGroup], fixed: dict[str, Tensor]
+    ) -> Tensor:
+        """Return answers (1, B, C) of one batch after a change of some heads, each a group; of a tower they are of one layer.
+
+        The stream that enters that layer is stored. `fixed` stores the outputs of towers that have the same inputs in each batch.
+        """
+        outputs: dict[str, Tensor] = {}
+        for name, inputs in self.model.routed(batch.inputs).items():
+            changed = {head: group for head, group in heads.items() if head.tower == name}
+            if not changed:
+                (outputs[name],) = self._outputs_held(batch, name, inputs, self._picks(()))
+            elif name in fixed:
+                outputs[name] = fixed[name]
+            else:
+                outputs[name] = self._outputs_after(batch, inputs, changed).unsqueeze(0)
+                if name in self.model.answer.fixed:
+                    fixed[name] = outputs[name]
+        return self._answer(outputs)
+
+    def _outputs_after(
+        self, batch: CircuitBatch, inputs: Inputs, heads: Mapping[HeadId, HeadGroup]
+    ) -> Tensor:
+        """Return the outputs (N, F) of a tower after a change of some heads of a layer."""
+        name, layer, _ = next(iter(heads))
+        tower, remaining = self.model.tower(name), self.left[name][layer]
+        *below, (block, stream, z, y, _) = deque(
+            islice(self._streams.entering(self._key(batch, name), tower, inputs), layer + 1), maxlen=2
+        )
+        for head, group in heads.items():
+            if head.head in remaining:
+                at = remaining.index(head.head)
+                y = y - group.head_term(z[..., at : at + 1, :], 0)
+            else:
+                queries = tower.queries(layer)
+                # of the last block's stream only the tokens that are read are kept
+                entering = stream if queries is None else below[0].leaving if below else tower.embed(inputs)
+                y = y + group.head_term(heads_of(block, group, entering, queries), 0)
+        return tower.resume(block.join(stream, y), layer + 1)
+
+    def _outputs_held(
+        self, batch: CircuitBatch, name: str, inputs: Inputs, picks: Picks, *, around: bool = False
+    ) -> list[Tensor]:
+        """Return a tower's outputs (k, N, F) without its picks, the last (1, N, F) with all heads that are left."""
+        key = name, picks[name], around
+        if key in self._held:
+            return self._held[key]
+        outputs = list(self._outputs(batch, name, inputs, picks, around=around, whole=True))
+        if name in self.model.answer.fixed:
+            self._held[key] = outputs
+        return outputs
+
+    def _outputs(
+        self, batch: CircuitBatch, name: str, inputs: Inputs, picks: Picks, *, around: bool, whole: bool
+    ) -> Iterator[Tensor]:
+        """Yield a tower's outputs (k, N, F) without each of its picks, and last, if `whole`, those (1, N, F) of the model as it is."""
+        tower, groups, left = self.model.tower(name), self._groups[name], self.left[name]
+        key = None if around else self._key(batch, name)
+        entering = (
+            with_all_heads(tower, inputs, groups, left)
+            if around
+            else self._streams.entering(key, tower, inputs)
+        )
+        for layer, entered in enumerate(entering):
+            chosen = picks[name][layer]
+            positions = chosen if around else [left[layer].index(head) for head in chosen]
+            heads = [HeadId(name, layer, head) for head in chosen]
+            yield from self._streams.without(key, (tower, layer, entered), heads, positions, self.room)
+        if whole:
+            yield tower.finish(entered.leaving).unsqueeze(0)
+
+    def _key(self, batch: CircuitBatch, name: str) -> tuple[str, str, int] | None:
+        """Return the key of a tower's streams; None if its inputs are the same in each batch."""
+        return None if name in self.model.answer.fixed else (name, batch.role, batch.number)
+
+
+class Circuit(ResumedPasses):
+    """A model that loses heads, and the objective without each further one, measured on data in all processes."""
+
+    def __init__(self, job: ScoreJob, *, keeps_streams: bool = False) -> None:
+        """Take over a job's model.
+
+        Args:
+            job: The job.
+            keeps_streams: Whether streams are stored from one evaluation to the next, as far as memory allows, and traits measured.
+
+        Raises:
+            UsageError: If the features of a single candidate, where the OOD score reads them, exceed a bound on memory.
+        """
+        if job.compiles is not None:
+            compile_joins(job.model, name=job.compiles)
+        settings = job.set_for(CircuitSettings)
+        self.yardstick = Yardstick(parse_objective(settings.objective), settings.ood_score, job.features)
+        room = MemoryBudget(
+            job.model.device,
+            job.max_memory,
+            keeps_streams=keeps_streams,
+            holds_features=job.features is not None,
+        )
+        super().__init__(job.model, room, lambda outputs: self.yardstick.answers(job.model, outputs))
+        self.team, self._scored = job.team, tuple(job.scored)
+        self.data = {"id": job.id_data, "ood": job.ood_data if settings.needs_ood else ()}
+        self._measures = (self.yardstick.outcomes, self.yardstick.traits)[: 1 + keeps_streams]
+        self._layout: list[tuple[str, str, int]] = []
+        """Role, name and number of samples of the traits, in order."""
+        self._whole: tuple[Tensor, Tensor] | None = None
+        # counting reads all data once
+        in_all = (self.team.in_order([torch.empty(0) for _ in data]) for data in self.data.values())
+        self._streams = Streams(room.kept // max(1, sum(map(len, in_all))) if keeps_streams else 0)
+        self._at_once: int | None = None
+        if job.features is not None:
+            samples = max(self.passes().values())
+            self._at_once = room.candidates_held(FEATURE_BYTES * job.features.width * samples)
+
+    def check_room(self) -> None:
+        """Refuse a bound on memory that is too low for the first batches, before anything is done.
+
+        Raises:
+            UsageError: With the memory that they need.
+        """
+        if self.room.bound is None:
+            return
+        picks = self._picks(h for h in self.candidates() if self.left[h.tower][h.layer][0] == h.head)
+        for role, data in self.data.items():
+            for samples in islice(data, 1):
+                deque(self.answers(CircuitBatch(role, 0, *samples), picks), maxlen=0)
+
+    def heads(self) -> list[HeadId]:
+        """Return all heads that may be removed or were removed, in order."""
+        return [
+            HeadId(tower, i, h)
+            for tower, groups in self._groups.items()
+            if tower in self._scored
+            for i, group in enumerate(groups)
+            for h in range(group.heads)
+        ]
+
+    def candidates(self) -> list[HeadId]:
+        """Return the heads that are left, in order."""
+        return [head for head in self.heads() if head.head in self.left[head.tower][head.layer]]
+
+    @override
+    def _toggle(self, heads: Iterable[HeadId]) -> None:
+        super()._toggle(heads)
+        self._whole = None
+
+    @override
+    def forget(self) -> None:
+        super().forget()
+        self._whole = None
+
     def value(self) -> float:
         """Return the objective of the circuit as it is."""
-        return float(self.yardstick.values(self.evaluate()[0])[0])
+        return float(self.evaluate()[0])
 
-    def evaluate(self) -> tuple[Outcomes, Outcomes]:
-        """Return what the circuit as it is makes of the data: outcomes and traits of one candidate."""
+    def evaluate(self) -> tuple[Tensor, Tensor]:
+        """Return the objective (1,) and the traits (1, S) of the circuit as it is."""
         if self._whole is None:
-            self._whole = self._gather(lambda batch: [self._answered(batch, {}, {})])
+            self._whole = self._measured(lambda batch: [self.answers_after(batch, {}, {})])
         return self._whole
+
+    def changed(self, heads: Sequence[HeadId]) -> tuple[Tensor, Tensor]:
+        """Return the objective (1,) and the traits (1, S) that the circuit would have after `change`."""
+        lowest = lowest_of(heads)
+        later = [head for head in heads if head.layer > lowest[head.tower].layer]
+        first = {h: self._groups[h.tower][h.layer].select([h.head]) for h in heads if h not in later}
+        fixed: dict[str, Tensor] = {}
+        self._toggle(later)
+        try:
+            return self._measured(lambda batch: [self.answers_after(batch, first, fixed)])
+        finally:
+            self._toggle(later)
 
     def candidate_values(self) -> dict[HeadId, float]:
         """Return the objective without each remaining head in turn."""
         heads = self.candidates()
-        return dict(zip(heads, self.yardstick.values(self.outcomes(heads)[0]).tolist(), strict=True))
+        return dict(zip(heads, self.without(heads)[0].tolist(), strict=True))
 
-    def outcomes(self, heads: Sequence[HeadId], *, trails: bool = False) -> tuple[Outcomes, Outcomes]:
-        """Return what the model makes of the data without each of some heads in turn: outcomes, and traits if kept.
+    def without(self, heads: Sequence[HeadId], *, trails: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the objective (K,) and the traits (K, S) without each of some heads in turn.
 
         Args:
             heads: Candidates, in order.
-            trails: Whether to keep what enters the blocks without each head, as far as there is room: one of them goes next.
+            trails: Whether to store the streams without each head, as far as there is room: one of them is removed next.
         """
         self._streams.trails = trails
-        gathered = [self._candidates(self._picks(share)) for share in self._shares(heads)]
-        outcomes, traits = (Outcomes.stacked(parts) for parts in zip(*gathered, strict=True))
-        return outcomes, traits
+        measured = [self._without(self._picks(share)) for share in self._shares(heads)]
+        values, traits = map(torch.cat, zip(*measured, strict=True))
+        return values, traits
 
-    def around(self, heads: Iterable[HeadId]) -> tuple[Outcomes, dict[HeadId, Outcomes]]:
-        """Return the circuit's traits, and those after a change of each of some heads, by itself."""
-        circuit_traits, after = Outcomes({}, {}), dict[HeadId, Outcomes]()
-        for share in self._shares(list(heads)):
-            picks = self._picks(share, around=True)
-            ordered = [
-                HeadId(candidates.tower, i, h)
-                for candidates in picks
-                for i, positions in enumerate(candidates.heads)
-                for h in positions
-            ]
-            _, traits = self._candidates(picks)
-            after |= {head: traits.candidate(i) for i, head in enumerate(ordered)}
-            circuit_traits = traits.candidate(len(ordered))
-        return circuit_traits, after
-
-    def _candidates(self, picks: Sequence[CandidateHeads]) -> tuple[Outcomes, Outcomes]:
-        """Return outcomes and traits of candidates at once."""
-        return self._gather(lambda batch: self._without(batch, picks))
-
-    def _shares(self, heads: Sequence[HeadId]) -> list[Sequence[HeadId]]:
-        """Return heads in order, together as many as there is room for."""
-        count = self._at_once or max(1, len(heads))
-        return [heads[begin : begin + count] for begin in range(0, max(1, len(heads)), count)]
-
-    def expected(self, traits: Outcomes) -> list[float]:
-        """Return the objective's values that follow from the traits of some candidates."""
-        return self.yardstick.values(guessed(traits, self.yardstick.ood_score)).tolist()
-
-    def _picks(self, heads: Iterable[HeadId], *, around: bool = False) -> list[CandidateHeads]:
-        """Return where some heads are among those that are left in their layers, or `around` the circuit among all."""
-        chosen = set(heads)
-
-        def places(name: str, layer: int, remaining: Sequence[int]) -> tuple[int, ...]:
-            among = range(self._groups[name][layer].heads) if around else remaining
-            return tuple(place for place, head in enumerate(among) if HeadId(name, layer, head) in chosen)
-
-        return [
-            CandidateHeads(
-                name, tuple(places(name, i, remaining) for i, remaining in enumerate(layers)), around
+    def around(self, heads: Sequence[HeadId]) -> tuple[Tensor, dict[HeadId, Tensor]]:
+        """Return the circuit's traits (1, S), and those after a change of each of some heads, by itself."""
+        now, after = torch.empty(0), dict[HeadId, Tensor]()
+        for share in self._shares(heads):
+            picks = self._picks(share)
+            *changed, now = self._without(picks, around=True)[1].split(1)
+            ordered = (
+                HeadId(name, i, h)
+                for name, layers in picks.items()
+                for i, hs in enumerate(layers)
+                for h in hs
             )
-            for name, layers in self.left.items()
-        ]
+            after |= zip(ordered, changed, strict=True)
+        return now, after
+
+    def expected(self, traits: Tensor) -> list[float]:
+        """Return the objective's values that follow from the traits (K, S) of some candidates."""
+        roles: dict[str, dict[str, Tensor]] = {role: {} for role in self.data}
+        sizes = [size for *_, size in self._layout]
+        for (role, name, _), part in zip(self._layout, traits.split(sizes, dim=-1), strict=True):
+            roles[role][name] = part
+        return self.yardstick.values(guessed(Outcomes(**roles), self.yardstick.ood_score)).tolist()
 
     def passes(self) -> dict[str, int]:
         """Return how many inputs each tower sees in a pass over all data of all processes."""
@@ -311,125 +376,50 @@ class Circuit:
                     counts[name] = size if name in self.model.answer.fixed else counts[name] + size
         return counts
 
-    def forget(self) -> None:
-        """Drop what is kept from one evaluation to the next."""
-        self._streams.clear()
-        self._held.clear()
-        self._whole = None
+    def _without(self, picks: Picks, *, around: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the objective and the traits of candidates at once; see `answers`."""
+        return self._measured(lambda batch: self.answers(batch, picks, around=around))
 
-    def _without(self, batch: CircuitBatch, picks: Sequence[CandidateHeads]) -> Iterator[torch.Tensor]:
-        """Yield logits (k, B, C) of one batch: candidates' in order, each without its head; around the circuit its own are the last."""
-        tower_inputs = self.model.routed(batch.inputs)
-        if len(tower_inputs) == 1:
-            (candidates,) = (p for p in picks if p.tower in tower_inputs)
-            for layer, (entered, ablated_outputs) in enumerate(
-                self._outputs(batch, tower_inputs[candidates.tower], candidates), start=1
-            ):
-                yield from (
-                    self.yardstick.answers(self.model, {candidates.tower: outputs})
-                    for outputs in ablated_outputs
-                )
-                if candidates.around and layer == len(self.left[candidates.tower]):
-                    outputs = self.model.tower(candidates.tower).finish(entered.leaving).unsqueeze(0)
-                    yield self.yardstick.answers(self.model, {candidates.tower: outputs})
-            return
-        full_outputs: dict[str, torch.Tensor] = {}
-        ablated: dict[str, list[torch.Tensor]] = {}
-        for candidates in picks:
-            full_outputs[candidates.tower], ablated[candidates.tower] = self._whole_and_without(
-                batch, tower_inputs[candidates.tower], candidates
-            )
-        last = self.yardstick.answers(self.model, full_outputs)
-        at_once = self.room.answers(last.numel())
-        for name, several in ablated.items():
-            if several:
-                for chunk in torch.cat(several).split(at_once):
-                    yield self.yardstick.answers(self.model, {**full_outputs, name: chunk})
-        if picks[0].around:
-            yield last
+    def _shares(self, heads: Sequence[HeadId]) -> list[Sequence[HeadId]]:
+        """Return heads in order, together as many as there is room for."""
+        count = self._at_once or max(1, len(heads))
+        return [heads[begin : begin + count] for begin in range(0, max(1, len(heads)), count)]
 
-    def _answered(
-        self, batch: CircuitBatch, first: Mapping[HeadId, HeadGroup], fixed_outputs: dict[str, torch.Tensor]
-    ) -> torch.Tensor:
-        """Return logits (1, B, C) of one batch after a change of the heads `first`, each a group; of a tower they are of one layer.
+    def _measured(self, answers_of: Callable[[CircuitBatch], Iterable[Tensor]]) -> tuple[Tensor, Tensor]:
+        """Return the objective (K,) of candidates over the batches of all processes, and their traits (K, S), empty if not measured."""
+        outcomes: dict[str, dict[str, Tensor]] = {}
+        traits: dict[tuple[str, str], Tensor] = {}
+        for role, data in self.data.items():
+            read = outcomes_read(self.yardstick.objective, labelled=role == "id")
+            names = (self.yardstick.names(labelled=role == "id"), read)[: len(self._measures)]
+            local: dict[tuple[int, str], list[Tensor]] = {
+                (i, n): [] for i, ns in enumerate(names) for n in ns
+            }
+            for i, samples in enumerate(data):
+                batch = CircuitBatch(role, i * self.team.world + self.team.rank, *samples)
+                parts = [
+                    [measure(answers, batch.labels) for measure in self._measures]
+                    for answers in (
+                        without_absent(_finite(answers), batch.inputs)
+                        for answers in self.room.grouped(answers_of(batch))
+                    )
+                ]
+                for (kind, name), batches in local.items():
+                    batches.append(torch.cat([part[kind][name] for part in parts]))
+            gathered = {key: self.team.in_order(batches) for key, batches in local.items()}
+            every = {key: torch.cat(batches, dim=-1) for key, batches in gathered.items() if batches}
+            outcomes[role] = {name: x for (kind, name), x in every.items() if kind == 0}
+            traits |= {(role, name): x for (kind, name), x in every.items() if kind == 1}
+        fitted = self.yardstick.fitted(Outcomes(**outcomes))
+        if self.yardstick.features is not None:
+            # the trait of a fitted score is the score itself
+            traits |= {(role, SCORE): of_role[SCORE].float() for role, of_role in fitted._asdict().items()}
+        self._layout = [(*key, x.shape[-1]) for key, x in traits.items()]
+        values = self.yardstick.values(fitted)
+        return values, torch.cat([*traits.values()], dim=-1) if traits else values.new_empty(len(values), 0)
 
-        What enters that layer is kept, and counts; what follows runs as it is. `fixed_outputs` holds outputs of towers that are always
-        asked the same.
-        """
-        nothing = {groups.tower: groups for groups in self._picks(())}
-        outputs: dict[str, torch.Tensor] = {}
-        for name, tower_inputs in self.model.routed(batch.inputs).items():
-            groups = {head: group for head, group in first.items() if head.tower == name}
-            if not groups:
-                outputs[name] = self._whole_and_without(batch, tower_inputs, nothing[name])[0]
-            elif name in fixed_outputs:
-                outputs[name] = fixed_outputs[name]
-            else:
-                outputs[name] = self._after_change(batch, tower_inputs, groups).unsqueeze(0)
-                if name in self.model.answer.fixed:
-                    fixed_outputs[name] = outputs[name]
-        return self.yardstick.answers(self.model, outputs)
 
-    def _after_change(
-        self, batch: CircuitBatch, tower_inputs: Inputs, heads: Mapping[HeadId, HeadGroup]
-    ) -> torch.Tensor:
-        """Return a tower's outputs (N, F) after a change of some heads of a layer."""
-        name, layer, _ = next(iter(heads))
-        tower, remaining = self.model.tower(name), self.left[name][layer]
-        key = None if name in self.model.answer.fixed else (name, batch.role, batch.number)
-        *below, (block, stream, z, y, _) = deque(
-            islice(self._streams.entering(key, tower, tower_inputs), layer + 1), maxlen=2
-        )
-        for head, group in heads.items():
-            if head.head in remaining:
-                at = remaining.index(head.head)
-                y = y - group.head_term(z[..., at : at + 1, :], 0)
-            else:
-                queries = tower.queries(layer)
-                # of the last block's stream only the tokens that are read are kept
-                entering = (
-                    stream if queries is None else below[0].leaving if below else tower.embed(tower_inputs)
-                )
-                y = y + group.head_term(heads_of(block, group, entering, queries), 0)
-        return tower.resume(block.join(stream, y), layer + 1)
-
-    def _whole_and_without(
-        self, batch: CircuitBatch, tower_inputs: Inputs, candidates: CandidateHeads
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return a tower's outputs (1, N, F), and those (k, N, F) without its picks; held where they are always the same."""
-        if candidates in self._held:
-            return self._held[candidates]
-        ablated: list[torch.Tensor] = []
-        full_output = torch.empty(0)
-        for layer, (entered, outputs) in enumerate(self._outputs(batch, tower_inputs, candidates)):
-            ablated.extend(outputs)
-            if layer + 1 == len(self.left[candidates.tower]):
-                full_output = self.model.tower(candidates.tower).finish(entered.leaving).unsqueeze(0)
-        if candidates.tower in self.model.answer.fixed:
-            self._held[candidates] = full_output, ablated
-        return full_output, ablated
-
-    def _outputs(
-        self, batch: CircuitBatch, tower_inputs: Inputs, candidates: CandidateHeads
-    ) -> Iterator[tuple[LayerInput, Iterator[torch.Tensor]]]:
-        """Yield what enters each layer of a tower, and its outputs (k, N, F) without the picks of that layer."""
-        tower, streams, remaining = (
-            self.model.tower(candidates.tower),
-            self._streams,
-            self.left[candidates.tower],
-        )
-        if candidates.around:
-            for layer, entered in enumerate(
-                with_all_heads(tower, tower_inputs, self._groups[candidates.tower], remaining)
-            ):
-                ablations = iterate_ablations(tower, layer, entered, candidates.heads[layer], self.room)
-                yield entered, (ablation.outputs for ablation in ablations)
-            return
-        is_fixed = candidates.tower in self.model.answer.fixed
-        key = None if is_fixed else (candidates.tower, batch.role, batch.number)
-        for layer, entered in enumerate(streams.entering(key, tower, tower_inputs)):
-            heads = [HeadId(candidates.tower, layer, remaining[layer][i]) for i in candidates.heads[layer]]
-            yield (
-                entered,
-                streams.without(key, (tower, layer, entered), heads, candidates.heads[layer], self.room),
-            )
+def _finite(answers: Tensor) -> Tensor:
+    if not answers.isfinite().all():
+        raise DataError("the outputs of the model are not finite on these data")
+    return answers

@@ -31,46 +31,8 @@ class Outcomes(NamedTuple):
     `hits`, `nll` and `confidence` are (K, N), `score` is (K, N) or (K, N'); all but the boolean hits are float64.
     """
 
-    inside: Mapping[str, torch.Tensor]
-    outside: Mapping[str, torch.Tensor]
-
-    def candidate(self, number: int) -> Outcomes:
-        """Return those of one candidate, K = 1."""
-        return self._elementwise(lambda x, _: x[number : number + 1], self)
-
-    @classmethod
-    def stacked(cls, several: Sequence[Outcomes]) -> Outcomes:
-        """Return those of several sets of candidates as one, for the same samples."""
-        inside, outside = (
-            {name: torch.cat([outcomes[i][name] for outcomes in several]) for name in several[0][i]}
-            for i in range(2)
-        )
-        return cls(inside, outside)
-
-    def plus(self, addend: Outcomes) -> Outcomes:
-        """Return the sums."""
-        return self._elementwise(torch.add, addend)
-
-    def times(self, factor: float) -> Outcomes:
-        """Return them times a number."""
-        return self._elementwise(lambda x, _: factor * x, self)
-
-    def mixed(self, weights: torch.Tensor) -> Outcomes:
-        """Return sums of the K candidates' by each row of weights (K', K)."""
-        return self._elementwise(lambda x, _: weights.to(x) @ x, self)
-
-    def difference(self, subtrahend: Outcomes) -> Outcomes:
-        """Return the differences."""
-        return self._elementwise(torch.sub, subtrahend)
-
-    def _elementwise(
-        self, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], operand: Outcomes
-    ) -> Outcomes:
-        inside, outside = (
-            {name: change(x, theirs[name]) for name, x in ours.items()}
-            for ours, theirs in zip(self, operand, strict=True)
-        )
-        return Outcomes(inside, outside)
+    id: Mapping[str, torch.Tensor]
+    ood: Mapping[str, torch.Tensor]
 
 
 def outcomes_read(objective: Objective, *, labelled: bool) -> tuple[str, ...]:
@@ -161,9 +123,9 @@ def _odds(logits: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
 
 def values_of(objective: Objective, outcomes: Outcomes) -> torch.Tensor:
     """Return an objective's values for K candidates, shape (K,), float64, on the CPU; higher is better."""
-    sample = dict(outcomes.inside)
+    sample = dict(outcomes.id)
     if objective.needs_ood:
-        sample |= places(outcomes.inside[SCORE], outcomes.outside[SCORE])
+        sample |= places(outcomes.id[SCORE], outcomes.ood[SCORE])
     parts = [t.factor * torch.as_tensor(TERMS[t.name].of(sample)).cpu() for t in objective.terms]
     return torch.stack(parts).sum(dim=0) if len(parts) > 1 else parts[0]
 
@@ -218,7 +180,7 @@ def with_density(outcomes: Outcomes) -> Outcomes:
     As `fuse --fit --val` fits it: the density on one half of the ID data, and the standard deviations on the other, which
     it then scores. Either half is fitted on once; OOD samples have the mean of both scores.
     """
-    inside, outside = dict(outcomes.inside), dict(outcomes.outside)
+    inside, outside = dict(outcomes.id), dict(outcomes.ood)
     labels = inside.pop(LABELS)[0]
     parts = [
         part

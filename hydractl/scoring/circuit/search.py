@@ -6,12 +6,13 @@ The search is exact, or lazy with swaps at the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist, pstdev
 from typing import NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from hydractl import progress
@@ -19,7 +20,7 @@ from hydractl.errors import ManifestError
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.head_mask import HeadId, Removal
 from hydractl.scoring.circuit.ablation import Circuit, lowest_of
-from hydractl.scoring.circuit.outcomes import Outcomes, first_best
+from hydractl.scoring.circuit.outcomes import first_best
 from hydractl.scoring.job import NOTHING_LEARNT, Memory, Ranking, ScoreJob
 from hydractl.scoring.settings import CircuitSettings
 
@@ -106,6 +107,8 @@ def best_of(values: Mapping[HeadId, float]) -> tuple[HeadId, float]:
     return max(values.items(), key=lambda pair: pair[1])
 
 
+Effects: TypeAlias = dict[HeadId, Tensor]
+"""How the traits (1, S) of the samples move if a head is removed, or put back if it was removed."""
 SPENT = "spent"
 RECHECK = 24
 """Every head is evaluated at each `RECHECK`-th removal."""
@@ -148,13 +151,15 @@ class Lazy(Exact):
     def __init__(self, job: ScoreJob) -> None:
         super().__init__(job)
         self.evaluations = self.work = self.exact_evaluations = self.exact_work = 0.0
-        self.effects: dict[HeadId, Outcomes] = {}
+        self.effects: Effects = {}
         self.since: dict[HeadId, int] = {}
         self.swapped = 0
         self.doubt = DeviationBound(0.0)
-        self.now: Outcomes | None = None
-        self._next: dict[HeadId, Outcomes] = {}
+        self.now: Tensor | None = None
+        self._next: Effects = {}
         self.sizes = self.circuit.passes()
+        self.depths = {name: len(layers) for name, layers in self.circuit.left.items()}
+        self.full_pass = float(sum(depth * self.sizes[name] for name, depth in self.depths.items()))
 
     @override
     def restart(self, recorded: int) -> int:
@@ -166,8 +171,8 @@ class Lazy(Exact):
     def best(self, step: int) -> tuple[HeadId, float]:
         heads = self.circuit.candidates()
         self.exact_evaluations += len(heads)
-        self.exact_work += self._base() + self._after(heads)
-        self.work += self._base()
+        self.exact_work += self.full_pass + self._after(heads)
+        self.work += self.full_pass
         if step % RECHECK == 0:
             self.effects, self.now = {}, None
             if step:
@@ -179,25 +184,23 @@ class Lazy(Exact):
             evaluated = self._evaluate(heads)
             self.doubt = DeviationBound(pstdev(value for value, _ in evaluated.values()))
         self.since |= dict.fromkeys(evaluated, step)
-        self.effects |= {head: traits.difference(circuit_traits) for head, (_, traits) in evaluated.items()}
+        self.effects |= {head: traits - circuit_traits for head, (_, traits) in evaluated.items()}
         best, value = best_of({head: evaluated[head][0] for head in heads if head in evaluated})
         self._next = {best: evaluated[best][1]}
         return best, value
 
     def _search(
-        self, circuit_traits: Outcomes, heads: Sequence[HeadId], step: int
-    ) -> dict[HeadId, tuple[float, Outcomes]]:
+        self, circuit_traits: Tensor, heads: Sequence[HeadId], step: int
+    ) -> dict[HeadId, tuple[float, Tensor]]:
         """Return value and traits of some heads, the best among them."""
-        hopes = self.circuit.expected(
-            Outcomes.stacked([self.effects[head] for head in heads]).plus(circuit_traits)
-        )
+        hopes = self.circuit.expected(torch.cat([self.effects[head] for head in heads]) + circuit_traits)
         expected = dict(zip(heads, hopes, strict=True))
         costs = {head: self._cost(head) for head in heads}
         # those that cost next to nothing give the first bar, and the one that promises most
         chosen = {head for head in heads if head.layer + 1 == len(self.circuit.left[head.tower])} | {
             max(heads, key=lambda h: expected[h])
         }
-        evaluated: dict[HeadId, tuple[float, Outcomes]] = {}
+        evaluated: dict[HeadId, tuple[float, Tensor]] = {}
         while chosen:
             evaluated |= self._evaluate([head for head in heads if head in chosen], trails=True)
             bar = max(value for value, _ in evaluated.values())
@@ -219,18 +222,16 @@ class Lazy(Exact):
 
     def _cost(self, head: HeadId) -> float:
         """Return what a candidate costs, of a pass over all data."""
-        layers = {name: len(remaining) for name, remaining in self.circuit.left.items()}
-        full_pass = sum(count * self.sizes[name] for name, count in layers.items())
-        return (layers[head.tower] - 1 - head.layer + LAST) * self.sizes[head.tower] / full_pass
+        layers = self.depths[head.tower] - 1 - head.layer + LAST
+        return layers * self.sizes[head.tower] / self.full_pass
 
     def _evaluate(
         self, heads: Sequence[HeadId], *, trails: bool = False
-    ) -> dict[HeadId, tuple[float, Outcomes]]:
-        """Return value and traits without each of some heads in turn; for `trails` see `Circuit.outcomes`."""
+    ) -> dict[HeadId, tuple[float, Tensor]]:
+        """Return value and traits without each of some heads in turn; for `trails` see `Circuit.without`."""
         self._count(heads)
-        outcomes, traits = self.circuit.outcomes(heads, trails=trails)
-        values = self.circuit.yardstick.values(outcomes).tolist()
-        return {head: (values[i], traits.candidate(i)) for i, head in enumerate(heads)}
+        values, traits = self.circuit.without(heads, trails=trails)
+        return dict(zip(heads, zip(values.tolist(), traits.split(1), strict=True), strict=True))
 
     @override
     def remove(self, head: HeadId) -> None:
@@ -238,31 +239,33 @@ class Lazy(Exact):
         self.effects.pop(head, None)
         self.now = self._next.get(head)
 
-    def _value(self, heads: Sequence[HeadId]) -> tuple[float, Outcomes]:
+    def value_after(self, heads: Sequence[HeadId]) -> tuple[float, Tensor]:
         """Return value and traits of the circuit with some heads cut out and others put back."""
         self.evaluations += 1
-        self.work += self._after(list(lowest_of(heads).values()))
-        outcomes, traits = self.circuit.changed(heads)
-        return float(self.circuit.yardstick.values(outcomes)[0]), traits
+        self.work += self._after(lowest_of(heads).values())
+        value, traits = self.circuit.changed(heads)
+        return float(value), traits
 
-    def _around(self, heads: Sequence[HeadId]) -> tuple[Outcomes, Effects]:
+    def look_around(self, heads: Sequence[HeadId]) -> tuple[Tensor, Effects]:
         """Return the circuit's traits, and how they move with a change of each of some heads."""
         circuit_traits, after = self.circuit.around(heads)
-        self.work += self._base()
+        self.work += self.full_pass
         self._count(heads)
-        return circuit_traits, {head: traits.difference(circuit_traits) for head, traits in after.items()}
+        return circuit_traits, {head: traits - circuit_traits for head, traits in after.items()}
 
     @override
     def refine(self, removals: Sequence[Removal]) -> list[Removal]:
         if not removals:
             return []
         self.effects.clear()  # a look gives them anew; both would take twice the memory
-        swaps = Swaps(self.circuit, self._value, self._around, self._cheap, removals)
+        swaps = Swaps(self, removals)
         swaps.run(self.budget)
         self.swapped = swaps.made
         return self._in_order(swaps.removals, swaps.first)
 
-    def _cheap(self) -> bool:
+    @property
+    def is_cheap(self) -> bool:
+        """Whether the search has done a small part of the exact search's work."""
         return self.work < CHEAP * self.exact_work
 
     def _in_order(self, removals: Sequence[Removal], first: int) -> list[Removal]:
@@ -281,12 +284,8 @@ class Lazy(Exact):
         self.evaluations += len(heads)
         self.work += self._after(heads)
 
-    def _base(self) -> float:
-        return sum(float(len(remaining) * self.sizes[name]) for name, remaining in self.circuit.left.items())
-
-    def _after(self, heads: Sequence[HeadId]) -> float:
-        layers = {name: len(remaining) for name, remaining in self.circuit.left.items()}
-        return sum(float((layers[h.tower] - h.layer) * self.sizes[h.tower]) for h in heads)
+    def _after(self, heads: Iterable[HeadId]) -> float:
+        return sum(float((self.depths[h.tower] - h.layer) * self.sizes[h.tower]) for h in heads)
 
     @override
     def memory(self) -> Memory:
@@ -349,13 +348,6 @@ def promise(expected: float, deviation: float, bar: float) -> float:
     return (expected - bar) * _NORMAL.cdf(z) + deviation * _NORMAL.pdf(z)
 
 
-Effects: TypeAlias = dict[HeadId, Outcomes]
-"""How each sample's traits move if a head goes, or comes back if it went."""
-Valued: TypeAlias = Callable[[Sequence[HeadId]], tuple[float, Outcomes]]
-"""Gives value and traits of the circuit with some heads cut out and others put back."""
-Around: TypeAlias = Callable[[Sequence[HeadId]], tuple[Outcomes, Effects]]
-"""Looks at changes of some heads, each by itself: gives the circuit's traits, and how they move then."""
-
 WIDTH = 12
 """Of the heads that may come back, and of those that may go, so many that promise most are paired."""
 PATIENCE = 1 / 2
@@ -386,24 +378,14 @@ class Swaps:
         made: How many swaps were made.
     """
 
-    def __init__(
-        self,
-        circuit: Circuit,
-        valued: Valued,
-        around: Around,
-        cheap: Callable[[], bool],
-        removals: Sequence[Removal],
-    ) -> None:
+    def __init__(self, search: Lazy, removals: Sequence[Removal]) -> None:
         """Begin where a search ended.
 
         Args:
-            circuit: After the removals.
-            valued: Tries a change of it.
-            around: Looks around it.
-            cheap: Says whether the search has cost little so far.
-            removals: In order.
+            search: A search after the removals.
+            removals: The removals in order.
         """
-        self.circuit, self.valued, self.around, self.cheap = circuit, valued, around, cheap
+        self.search, self.circuit = search, search.circuit
         self.removals = list(removals)
         self.effects: Effects = {}
         self.value = removals[-1].objective
@@ -427,7 +409,7 @@ class Swaps:
                 if self.effects
                 else self.circuit.heads()
             )
-            self.now, self.effects = self.around(heads)
+            self.now, self.effects = self.search.look_around(heads)
             while in_vain < several and len(self.tried) < trials and (swap := self._promising()):
                 in_vain = 0 if self._try(swap) else in_vain + 1
 
@@ -447,30 +429,28 @@ class Swaps:
             return None
         expected = self._expected(swaps)
         best = first_best(expected)
-        return swaps[best] if expected[best] > self.value or self.cheap() else None
+        return swaps[best] if expected[best] > self.value or self.search.is_cheap else None
 
     def _expected(self, changes: Sequence[Sequence[HeadId]]) -> list[float]:
         """Return the objective that is expected after each of some changes, whose effects add up."""
         heads = list(dict.fromkeys(head for change in changes for head in change))
         moves = torch.tensor([[float(head in change) for head in heads] for change in changes])
-        effects = Outcomes.stacked([self.effects[head] for head in heads])
-        return self.circuit.expected(effects.mixed(moves).plus(self.now))
+        effects = torch.cat([self.effects[head] for head in heads])
+        return self.circuit.expected(moves.to(effects) @ effects + self.now)
 
     def _try(self, swap: Swap) -> bool:
         """Try a swap, and make it if the objective is higher then; return whether it is."""
-        value, traits = self.valued(swap)
+        value, traits = self.search.value_after(swap)
         self.tried.add(self.removed ^ {*swap})
         improves = value > self.value
-        missed = traits.difference(self.now)
+        missed = traits - self.now - self.effects[swap.back] - self.effects[swap.out]
         for head in swap:
-            missed = missed.difference(self.effects[head])
-        for head in swap:
-            self.effects[head] = self.effects[head].plus(missed.times(0.5)).times(-1 if improves else 1)
+            self.effects[head] = (self.effects[head] + 0.5 * missed) * (-1 if improves else 1)
         if improves:
             self._make(swap, value, traits)
         return improves
 
-    def _make(self, swap: Swap, value: float, traits: Outcomes) -> None:
+    def _make(self, swap: Swap, value: float, traits: Tensor) -> None:
         self.circuit.change(swap)
         at = next(i for i, r in enumerate(self.removals) if r.id == swap.back)
         del self.removals[at]

@@ -224,20 +224,6 @@ def with_all_heads(
         stream = entered.leaving
 
 
-class CandidateHeads(NamedTuple):
-    """Heads of a tower.
-
-    Attributes:
-        tower: Name of the tower.
-        heads: For each layer their positions among the remaining heads, or with `around` among all heads.
-        around: Whether heads that were removed are among them.
-    """
-
-    tower: str
-    heads: tuple[tuple[int, ...], ...]
-    around: bool = False
-
-
 class Ablation(NamedTuple):
     """A tower's outputs (k, N, F) without each of k heads of a layer.
 

@@ -31,8 +31,7 @@ from hydractl.settings import (
     setting,
 )
 from hydractl.stages import options as shared
-from hydractl.stages.finetune.extension import SEEDS, FinetuneExtension
-from hydractl.training.recipe import RECIPES, Recipe, recipe_of
+from hydractl.training.recipe import RECIPES, SEEDS, FinetuneExtension, Recipe, recipe_of
 from hydractl.training.run_log import check_log
 
 if TYPE_CHECKING:

@@ -4,46 +4,61 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from hydractl.checkpoint import write_tensors
+from hydractl.data.batches import check_reads
+from hydractl.data.labels import check_training_labels
+from hydractl.data.open_dataset import open_items
 from hydractl.errors import CheckFailed, HubError, HydraError, InputError, UsageError
 from hydractl.families.finite import check_finite, check_weights
-from hydractl.families.tower import blank_inputs
+from hydractl.families.load import check_tensors
+from hydractl.fusion.build import stored_specs
 from hydractl.hub.model_outputs import publish_models
-from hydractl.manifest.header import Kind, samples_of
-from hydractl.metrics.cost import macs_of
+from hydractl.manifest.header import Header, InputFile, Kind, samples_of
 from hydractl.output.publish import OutputLock
+from hydractl.plugins import load
+from hydractl.prediction.open_inputs import warn_assumed
 from hydractl.processes.distributed import follow_leader, rank
 from hydractl.progress import stage
-from hydractl.provenance.outputs import claim, resumable, resume_hint
+from hydractl.provenance.outputs import check_models, claim, resumable, resume_hint
 from hydractl.provenance.up_to_date import make_step
-from hydractl.runtime import digest_text, versions
+from hydractl.runtime import digest_text, pick_device, versions
 from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.stages.finetune.job import (
-    KeptFeatures,
+from hydractl.training.accelerator import launcher_uses_fsdp, start_engine
+from hydractl.training.build_job import (
     build,
-    head_macs,
-    items_to_encode,
-    keep_features,
-    load_output,
     measure_of,
     open_job,
+    output_metrics,
     output_tensors,
-    val_batches,
     warn_equal,
 )
-from hydractl.stages.finetune.prepare import TrainingPlan, prepare
-from hydractl.training.accelerator import Engine, launcher_uses_fsdp, start_engine
-from hydractl.training.loop import Trained, train
-from hydractl.training.resume import Metrics, Snapshot, StateFolder, texts_of
+from hydractl.training.classifier import ClassifierRequest, fit_classifier
+from hydractl.training.feeding import Mixing
+from hydractl.training.frozen_encoder import keep_features, training_macs
+from hydractl.training.loop import train
+from hydractl.training.losses import Repulsion
+from hydractl.training.plan import (
+    TrainingPlan,
+    by_words,
+    check_layers,
+    check_members,
+    open_student,
+    reading_of,
+    trained_names,
+    training_labels,
+    validation_labels,
+)
+from hydractl.training.resume import Snapshot, StateFolder, texts_of
 from hydractl.training.run_log import open_run_log
-from hydractl.training.trainer import Job
+from hydractl.training.teachers import check_teachers, lesson_of, open_teachers
+from hydractl.training.trainable import Training
 from hydractl.version import __version__
 
 
@@ -99,26 +114,41 @@ def run_finetune(config: FinetuneConfig) -> FinetuneReport:
         OutputExists: If the output or the state of another run already exists, or another command is writing it.
     """
     leads, shards = rank() == 0, launcher_uses_fsdp()
-    _check_fsdp(config, shards=shards)
+    if shards:
+        _check_sharding(config)
     with (
         resumable(config.out, force=config.force),
         claim(config, config.outputs() if leads else []) as output_lock,
     ):
         work = prepare(config, output_lock)
+        inputs = work.inputs()
         follow_leader("claim")
         # training cannot repair weights that are not finite
         check_finite(work.initial_tensors(), where=config.model)
         for teacher in work.teachers:
             check_weights(teacher)
-        folder = _state_folder(work)
+        folder = _state_folder(config, work, inputs)
         start = Snapshot() if folder is None else folder.resumed(force=config.force, others=config.if_changed)
         with (
             _settling_state(config, folder, leads=leads),
             start_engine(config.device, precision=config.recipe.precision, shards=shards) as engine,
         ):
-            items = items_to_encode(work, engine)
-            features = None if items is None else keep_features(work, items, engine)
-            job = open_job(work, features, val_batches(work, features), engine)
+            features = keep_features(work, engine)
+            lesson = lesson_of(
+                work.teachers,
+                work.header,
+                engine,
+                temperature=config.temperature,
+                weight=config.weight,
+                halves=config.recipe.precision == "bf16",
+            )
+            job = replace(
+                open_job(work, features, engine, lesson=lesson),
+                save_every=config.save_every,
+                recomputes=config.gradient_checkpointing,
+                compiles=config.model if config.compile else None,
+            )
+            job = work.training.change_job(job)
             log = open_run_log(
                 config.log_to,
                 config.log_dir,
@@ -133,157 +163,188 @@ def run_finetune(config: FinetuneConfig) -> FinetuneReport:
             with log as run_log:
                 trained = train(replace(job, run_log=run_log), engine, folder=folder, start=start)
             tensors = output_tensors(work, trained.weights)
-            evaluate = job.evaluate if features is None else measure_of(work, engine, val_batches(work, None))
-            trained = replace(trained, metrics=_final_metrics(work, engine, trained, tensors, evaluate))
-            macs = _training_macs(work, features, trained.step, job.feed.steps_per_epoch)
-            report = _report(work, job, trained, tensors, start, macs)
+            evaluate = job.evaluate if features is None else measure_of(work, None, engine)
+            metrics = output_metrics(work, engine, tensors, evaluate) or trained.metrics
+            report = FinetuneReport(
+                path=config.out,
+                members=config.outputs() if config.extension.models > 1 else (),
+                kind=work.header.kind,
+                accuracy=metrics.accuracy,
+                nll=metrics.nll,
+                span_f1=metrics.span_f1,
+                lr=trained.lr,
+                step=trained.step,
+                total_steps=job.total,
+                trained_parameters=_size(trained.weights),
+                frozen_parameters=_size(tensors[0])
+                - _size({n: t for n, t in trained.weights.items() if work.training.is_own(n)}),
+                training_macs=training_macs(
+                    work, features, steps=trained.step, per_epoch=job.feed.steps_per_epoch
+                ),
+                resumed_from=start.position.step if start.weights or start.winner else None,
+            )
             if engine.leads:
-                _publish(work, report, tensors, output_lock, folder)
+                header = _trained_header(config, work, inputs, report)
+                with publish_models(output_lock) as begin:
+                    for path, own_tensors in zip(report.paths, tensors, strict=True):
+                        write_tensors(begin(path, header), own_tensors, header=header)
+                if folder is not None:
+                    folder.clear()
             engine.wait()
             return report
 
 
-def _check_fsdp(config: FinetuneConfig, *, shards: bool) -> None:
-    if config.compile and shards:
+def prepare(config: FinetuneConfig, output_lock: OutputLock) -> TrainingPlan:
+    """Open the inputs, and check everything that headers and labels can tell, and whether the output may be written.
+
+    Raises:
+        InputError: If the model, a teacher or the data cannot be used, or the output cannot be written.
+        UsageError: If an option does not fit them.
+        OutputExists: If the output is one of them, or is there already.
+        HubError: If the Hub cannot be reached.
+    """
+    recipe = config.recipe
+    pick_device(config.device)
+    opened = open_student(
+        config.extension.reference(config.model),
+        arch=config.arch,
+        seed=config.seed,
+        image_options=config.images.options(),
+    )
+    teachers = open_teachers(config.teacher)
+    check_models(config.outputs(), output_lock, models=[opened, *teachers], data=[config.data, config.val])
+    check_reads(opened.header.preprocess, model=config.model)
+    warn_assumed(opened)
+    open_set = partial(open_items, workers=config.num_workers, skip_bad=config.skip_bad)
+    items = open_set(config.data, opened.header.preprocess)
+    check_training_labels(items, "--data")
+    how = reading_of(opened, recipe, recipe_name=config.recipe_name, max_length=config.max_length)
+    asked = ClassifierRequest(
+        number=config.num_classes, pooling=config.pooling, seed=config.seed, head_seed=config.head_seed
+    )
+    opened = fit_classifier(opened, items, recipe, asked)
+    items, how = by_words(opened, items, how)
+    check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
+    check_members(opened, how, own_batches=config.has_own_batches, repulsion=config.repulsion is not None)
+    training = open_training(config, opened.header)
+    training.check(items.task, items.name)
+    names = trained_names(opened, training)
+    check_layers(opened, recipe, recipe_name=config.recipe_name)
+    labels, opened, how = training_labels(opened, items, how)
+    validation = open_set(config.val, how)
+    val_labels = validation_labels(opened, validation, items)
+    check_teachers(teachers, opened.header, how)
+    by_label = opened.header.architecture.task.by_label
+    work = TrainingPlan(
+        opened=opened,
+        how=how,
+        training=training,
+        names=names,
+        train=items,
+        train_labels=labels,
+        val=validation,
+        val_labels=val_labels,
+        teachers=teachers,
+        repulsion=None if config.repulsion is None else Repulsion(config.repulsion, config.seed),
+        zeroes_head=bool(recipe.reset_head) and config.head_seed is None,
+        mixing=Mixing.of(recipe, how, classes=2 if by_label else opened.header.num_classes),
+    )
+    work.announce()
+    return work
+
+
+def open_training(config: FinetuneConfig, header: Header) -> Training:
+    """Return the way of training that the options select."""
+    training: Training = load(config.extension.training)(
+        model=config.model,
+        header=header,
+        recipe=config.recipe,
+        seed=config.seed,
+        own_batches=config.has_own_batches,
+        options=config.extension,
+    )
+    return training
+
+
+def _check_sharding(config: FinetuneConfig) -> None:
+    if config.compile:
         raise UsageError(
             "`--compile` and `--use_fsdp` exclude each other: a sharded model cannot be compiled as one graph",
             hint="leave one of them out",
         )
-    if shards:
-        config.extension.check_sharding()
+    config.extension.check_sharding()
 
 
-def _state_folder(work: TrainingPlan) -> StateFolder | None:
-    """Return the folder of the run's state; None where it keeps none."""
-    if work.config.state is None:
+def _state_folder(
+    config: FinetuneConfig, work: TrainingPlan, inputs: Sequence[InputFile]
+) -> StateFolder | None:
+    """Return the folder of the run's state; None for a stream, which has none."""
+    if config.state is None:
         return None
-    options, seed = work.config.options(), work.config.seed
+    options = config.options()
     libraries = {"hydractl": __version__, **versions("torch", work.opened.family.library)}
     depends_on = {
         "options": options,
-        "seed": seed,
-        "inputs": [(file.name, file.sha256) for file in work.inputs],
+        "seed": config.seed,
+        "inputs": [(file.name, file.sha256) for file in inputs],
         "header": work.header.to_metadata(),
         "versions": libraries,
     }
-    files = {f"input {i}": f"{file.name[-30:]} ({file.sha256[:19]})" for i, file in enumerate(work.inputs)}
+    files = {f"input {i}": f"{file.name[-30:]} ({file.sha256[:19]})" for i, file in enumerate(inputs)}
     return StateFolder(
-        work.config.state,
+        config.state,
         digest_text(json.dumps(depends_on, sort_keys=True)),
-        texts_of({**options, "seed": seed, **files, **libraries}),
+        texts_of({**options, "seed": config.seed, **files, **libraries}),
     )
 
 
 @contextlib.contextmanager
 def _settling_state(config: FinetuneConfig, folder: StateFolder | None, *, leads: bool) -> Iterator[None]:
-    """Drop the state of a run that failed for good; say of one that may not fail again what goes on with its state."""
+    """Remove the state of a run that would fail again; of another that failed, add to the hint how to resume it."""
     try:
         yield
     except CheckFailed:
-        # the same would happen again, so there is nothing to go on with
         if folder is not None and leads:
             folder.clear()
         raise
     except (InputError, HubError) as error:
-        # what cannot be read or written now may be so later
-        if leads and (hint := _way_on(config, folder)):
-            first_hint = f"{error.hint}; " if error.hint else ""
-            error.hint = f"{first_hint}{hint}, with unchanged inputs"
+        # a file that cannot be read or written now may be so later
+        with contextlib.suppress(HydraError, OSError):
+            if folder is not None and leads and folder.check(force=False):
+                first_hint = f"{error.hint}; " if error.hint else ""
+                error.hint = (
+                    f"{first_hint}{resume_hint(config.out, force=config.force)}, with unchanged inputs"
+                )
         raise
 
 
-def _way_on(config: FinetuneConfig, folder: StateFolder | None) -> str | None:
-    """Return what goes on with the state of this run, None where there is none that can be read."""
-    with contextlib.suppress(HydraError, OSError):
-        if folder is not None and folder.check(force=False):
-            return resume_hint(config.out, force=config.force)
-    return None
+def _size(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Return the number of elements."""
+    return sum(tensor.numel() for tensor in tensors.values())
 
 
-def _final_metrics(
-    work: TrainingPlan,
-    engine: Engine,
-    trained: Trained,
-    tensors: Sequence[Mapping[str, torch.Tensor]],
-    evaluate: Callable[[nn.Module], Metrics | None],
-) -> Metrics:
-    """Return the metrics of the weights as written, measured again where they are rounded."""
-    rounds = work.config.recipe.precision != "fp32" or any(
-        t.dtype != torch.float32 for t in tensors[0].values()
-    )
-    measured = evaluate(load_output(work, tensors).to(engine.device).eval()) if rounds else None
-    return measured or trained.metrics
-
-
-def _report(
-    work: TrainingPlan,
-    job: Job,
-    trained: Trained,
-    tensors: Sequence[Mapping[str, torch.Tensor]],
-    start: Snapshot,
-    macs: int,
-) -> FinetuneReport:
-    config = work.config
-    return FinetuneReport(
-        path=config.out,
-        members=config.outputs() if config.extension.models > 1 else (),
-        kind=work.header.kind,
-        accuracy=trained.metrics.accuracy,
-        nll=trained.metrics.nll,
-        span_f1=trained.metrics.span_f1,
-        lr=trained.lr,
-        step=trained.step,
-        total_steps=job.total,
-        trained_parameters=sum(t.numel() for t in trained.weights.values()),
-        frozen_parameters=sum(t.numel() for t in tensors[0].values())
-        - sum(t.numel() for n, t in trained.weights.items() if work.training.is_own(n)),
-        training_macs=macs,
-        resumed_from=start.position.step if start.weights or start.winner else None,
-    )
-
-
-def _training_macs(work: TrainingPlan, features: KeptFeatures | None, steps: int, per_epoch: int) -> int:
-    """Return three forward passes for each sample that weights have seen after so many steps; on features, of the classifiers."""
-    epochs, last_steps = divmod(steps, per_epoch)
-    times = work.training.repeat if work.config.repulsion is None else 2
-    samples = epochs * len(work.train.items) + last_steps * work.config.recipe.batch_size
-    if features is not None:
-        return head_macs(work, features, samples)
-    macs = macs_of(work.load().module.eval(), blank_inputs(work.header.preprocess, 1, device="meta"))
-    return 3 * times * samples * macs
-
-
-def _publish(
-    work: TrainingPlan,
-    report: FinetuneReport,
-    tensors: Sequence[Mapping[str, torch.Tensor]],
-    output_lock: OutputLock,
-    folder: StateFolder | None,
-) -> None:
-    """Write what the input was with other weights and one more step, and drop the state."""
+def _trained_header(
+    config: FinetuneConfig, work: TrainingPlan, inputs: Sequence[InputFile], report: FinetuneReport
+) -> Header:
+    """Return the header of the outputs: that of the input with one more step."""
     step = make_step(
-        work.config,
+        config,
         family=work.opened.family,
-        options=work.config.options(),
-        inputs=work.inputs,
-        seed=work.config.seed,
+        options=config.options(),
+        inputs=inputs,
+        seed=config.seed,
         results={
             "validation_accuracy": report.accuracy,
             "validation_nll": report.nll,
             **({} if report.span_f1 is None else {"validation_span_f1": report.span_f1}),
-            "validation_count": len(work.val.items),
+            "validation_count": len(work.val),
             "lr": report.lr,
             "steps": report.step,
             "trained_parameters": report.trained_parameters,
             "training_macs": report.training_macs,
         },
     )
-    samples = samples_of(work.inputs, work.header, *(teacher.header for teacher in work.teachers))
-    header = work.header.of_other_weights(
+    samples = samples_of(inputs, work.header, *(teacher.header for teacher in work.teachers))
+    return work.header.of_other_weights(
         {"base": work.opened.base, "assumed": False, "samples": samples, "made_by": step}
     )
-    with publish_models(output_lock) as begin:
-        for path, own_tensors in zip(report.paths, tensors, strict=True):
-            write_tensors(begin(path, header), own_tensors, header=header)
-    if folder is not None:
-        folder.clear()

@@ -15,9 +15,8 @@ from hydractl.parsing import bytes_of
 from hydractl.prediction.class_names import NOTHING_NAMED, Naming
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.provenance.command_config import IF_CHANGED, CommandConfig
-from hydractl.scoring.job import Method
 from hydractl.scoring.methods import METHODS, SETTINGS, settings_for
-from hydractl.scoring.settings import CIRCUIT, BudgetMeaning, Settings
+from hydractl.scoring.settings import CIRCUIT, BudgetMeaning, Method, Settings
 from hydractl.settings import (
     Constraint,
     Extension,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from hydractl.errors import UsageError
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import HeadScores
+from hydractl.scoring.journal import JournalFile
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from support.heard import Stopped
@@ -44,7 +47,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(model, tmp_path, method, gi
     run_score(config(model, whole, method, given=given))
     with pytest.raises(KeyboardInterrupt):
         run_score(config(model, out, method, given=given), Stopped(2))
-    assert len((tmp_path / "s.json.journal").read_text().splitlines()) == 1 + lines
+    assert len(json.loads((tmp_path / "s.json.journal").read_text())["removals"]) == lines
 
     report = run_score(config(model, out, method, given=given))
 
@@ -59,7 +62,8 @@ def test_a_step_that_was_cut_off_is_done_again(model, tmp_path):
     run_score(config(model, whole, "michel", given={"recompute": 2}))
     with pytest.raises(KeyboardInterrupt):
         run_score(config(model, out, "michel", given={"recompute": 2}), Stopped(2))
-    journal.write_text(journal.read_text()[:-20])
+    stored = JournalFile.read(journal)
+    journal.write_text(stored.model_copy(update={"removals": stored.removals[:-1]}).sealed().to_json())
 
     run_score(config(model, out, "michel", given={"recompute": 2}))
 

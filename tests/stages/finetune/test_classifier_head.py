@@ -19,8 +19,7 @@ from hydractl.manifest.header import Kind
 from hydractl.output.publish import OutputLock
 from hydractl.progress import reporting
 from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.stages.finetune.prepare import prepare
-from hydractl.stages.finetune.run import run_finetune
+from hydractl.stages.finetune.run import prepare, run_finetune
 from hydractl.training.recipe import Recipe
 from support.builders import base
 from support.heard import Heard
@@ -127,14 +126,14 @@ def test_the_number_may_be_insisted_on(tmp_path):
     model = base().save(tmp_path / "model.st")
     work, _ = prepared(config(tmp_path / "out.st", model, num_classes=9))
     names = ("0", "1", "2", *(f"unnamed class {i}" for i in range(3, 9)))
-    assert (work.header.num_classes, work.header.labels, {*work.train.labels.tolist()}) == (
+    assert (work.header.num_classes, work.header.labels, {*work.train_labels.tolist()}) == (
         9,
         names,
         {0, 1, 2},
     )
-    assert (work.header.labels, (*work.val.labels.tolist(),)) == (
+    assert (work.header.labels, (*work.val_labels.tolist(),)) == (
         work.opened.header.labels,
-        work.val.items.labels,
+        work.val_labels,
     )
     assert work.config.options()["num_classes"] == 9
 
@@ -164,8 +163,8 @@ def test_classes_beyond_the_datas_have_no_names_and_leave_room(tmp_path, folder)
     for same in (again("0-2"), again("1-2", num_classes=5), again("1-2", recipe=KEPT)):
         assert (same.header.labels, same.header.num_classes) == (names, 5)
         assert torch.equal(same.opened.checkpoint.tensor("classifier.weight"), head)
-        assert [names[label] for label in same.train.labels.tolist()] == [
-            same.train.items.class_names[label] for label in same.train.items.labels
+        assert [names[label] for label in same.train_labels.tolist()] == [
+            same.train.class_names[label] for label in same.train.labels
         ]
     assert again("1-2").header.labels == ("cat", "dog")
 
@@ -210,7 +209,7 @@ def test_a_kept_classifier_takes_classes_in_order_where_it_has_no_names_or_the_u
         assert "`::map=OLD:NEW,...`" in caught.value.hint
         return
     work, _ = prepared(given)
-    assert (work.header.labels, (*work.train.labels.tolist(),)) == (labels, work.train.items.labels)
+    assert (work.header.labels, (*work.train_labels.tolist(),)) == (labels, work.train_labels)
 
 
 def test_some_names_alike_do_not_keep_a_classifier_that_is_to_be_replaced(tmp_path):
@@ -231,7 +230,7 @@ def test_validation_has_no_classes_of_its_own(tmp_path, folder):
     with pytest.raises(DataError, match=r"does not have: `0`, `1`$"):
         prepared(config(tmp_path / "out.st", model, "4-6", val=digits("0-1", "val")))
     work, _ = prepared(config(tmp_path / "out.st", model, val=digits("1-2", "val")))
-    assert {*work.val.labels.tolist()} == {1, 2}
+    assert {*work.val_labels.tolist()} == {1, 2}
 
     val = tmp_path / "val.jsonl"
     val.write_text("".join(json.dumps({"text": "a", "label": name}) + "\n" for name in ("Bird", "owl")))

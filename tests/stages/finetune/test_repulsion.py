@@ -15,11 +15,11 @@ from hydractl.families.tower import blank_inputs
 from hydractl.fusion.build import load_any
 from hydractl.manifest.header import Tokenization
 from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.stages.finetune.prepare import _check_members
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.training.losses import agreement, with_permuted_patches
+from hydractl.training.plan import check_members
 from hydractl.training.recipe import Recipe
 from support.builders import base
 
@@ -79,10 +79,9 @@ def test_repulsion_needs_a_hydra_of_images(hydra, tmp_path):
         run_finetune(config(tmp_path / "never.st", hydra.parent / "0.st", repulsion=0.1))
     assert "`hydractl fuse`" in caught.value.hint
 
-    given = config(tmp_path / "never.st", hydra, repulsion=0.1)
     texts = Tokenization(max_length=8, pad_id=0, vocab_size=9)
     with pytest.raises(UsageError, match="reads texts, but only patches of images can be permuted"):
-        _check_members(given, open_model(str(hydra)).header, texts)
+        check_members(open_model(str(hydra)), texts, own_batches=False, repulsion=True)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from hydractl.fusion.plan import split_members
 from hydractl.progress import Silent
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
-from hydractl.stages.finetune.teachers import check_teachers
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.training.recipe import Recipe
+from hydractl.training.teachers import check_teachers
 from support.builders import base
 from support.variants import PLAIN, VARIANTS
 

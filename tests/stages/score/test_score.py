@@ -9,12 +9,11 @@ from torch._dynamo.testing import CompileCounter
 from hydractl import runtime
 from hydractl.errors import CheckpointError, DataError, ManifestError, OutputExists, UsageError
 from hydractl.heads.budget import HeadBudget
-from hydractl.manifest.head_mask import HeadScores
-from hydractl.runtime import digest_text
+from hydractl.manifest.head_mask import HeadScores, Removal
+from hydractl.scoring.journal import JournalFile
 from hydractl.scoring.methods import METHODS
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
-from hydractl.strict_json import compact
 from support.builders import base
 from support.heard import Heard, Stopped
 from support.variants import variant
@@ -50,7 +49,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(model, tmp_path, after):
         run_score(circuit(model, out), Stopped(after))
     assert caught.value.__notes__ == [f"the progress is saved in {out}.journal; the same command resumes it"]
     assert not out.exists()
-    assert len((tmp_path / "s.json.journal").read_text().splitlines()) == 1 + after
+    assert len(json.loads((tmp_path / "s.json.journal").read_text())["removals"]) == after
 
     report = run_score(circuit(model, out))
 
@@ -143,19 +142,6 @@ def test_a_machine_that_cannot_compile_is_told_before_anything_is_written(model,
     assert not list(tmp_path.iterdir())
 
 
-def test_a_line_cut_off_by_a_kill_does_not_count(model, tmp_path):
-    whole, out, journal = tmp_path / "whole.json", tmp_path / "s.json", tmp_path / "s.json.journal"
-    run_score(circuit(model, whole))
-    with pytest.raises(KeyboardInterrupt):
-        run_score(circuit(model, out), Stopped(3))
-    journal.write_text(journal.read_text()[:-20])
-
-    report = run_score(circuit(model, out))
-
-    assert report.resumed_from == 2
-    assert out.read_bytes() == whole.read_bytes()
-
-
 def test_another_runs_journal_is_refused_unless_forced(model, tmp_path):
     out = tmp_path / "s.json"
     with pytest.raises(KeyboardInterrupt):
@@ -175,40 +161,42 @@ def test_another_runs_journal_is_refused_unless_forced(model, tmp_path):
 
 @pytest.fixture(scope="module")
 def written(model, tmp_path_factory):
-    """The lines of a journal with three removals."""
+    """A journal with three removals."""
     out = tmp_path_factory.mktemp("journal") / "s.json"
     with pytest.raises(KeyboardInterrupt):
         run_score(circuit(model, out), Stopped(3))
-    return out.with_name("s.json.journal").read_text().splitlines(keepends=True)
+    return out.with_name("s.json.journal").read_text()
 
 
-def chained(before, document):
-    """Return a line as the journal would write it."""
-    link = digest_text(json.loads(before)["chain"] + compact(document, sort_keys=True))
-    return json.dumps({**document, "chain": link}) + "\n"
+def sealed(text, **changes):
+    """Return a journal with other values and their digest."""
+    journal = JournalFile.from_json(text, where="the journal")
+    return journal.model_copy(update=changes).sealed().to_json()
+
+
+def removing(text, tower, layer, head):
+    removals = JournalFile.from_json(text, where="the journal").removals
+    return sealed(text, removals=(*removals, Removal(tower=tower, layer=layer, head=head, objective=0.5)))
 
 
 @pytest.mark.parametrize(
     "change", [
-        lambda lines: [*lines, "[1\n"],
-        lambda lines: [*lines, "3\n"],
-        lambda lines: [*lines, "[" * 200_000 + "\n"],
-        lambda lines: [*lines, lines[-1]],
-        lambda lines: [*lines[:2], lines[3]],
-        lambda lines: [*lines[:3], lines[3].replace('"objective": ', '"objective": 1')],
-        lambda lines: [lines[0].replace('"baseline": ', '"baseline": 1'), *lines[1:]],
-        lambda lines: [*lines, chained(lines[-1], {"tower": 3})],
-        lambda lines: [*lines, chained(lines[-1], {"memory": [1]})],
-        lambda lines: [*lines, chained(lines[-1], {"tower": "text", "layer": 0, "head": 0, "objective": 0.5})],
-        lambda lines: [*lines, chained(lines[-1], {"tower": "vision", "layer": 9, "head": 0, "objective": 0.5})],
-        lambda lines: [*lines, chained(lines[-1], {k: v for k, v in json.loads(lines[1]).items() if k != "chain"})],
+        lambda text: text[:-20],
+        lambda text: text + "3",
+        lambda text: text[:-1] + "[" * 200_000,
+        lambda text: text.replace('"objective": ', '"objective": 1'),
+        lambda text: text.replace('"baseline": ', '"baseline": 1'),
+        lambda text: text.replace('"tower": "vision"', '"tower": 3'),
+        lambda text: text.replace('"memory": {', '"memory": {"x": 1'),
+        lambda text: removing(text, "text", 0, 0),
+        lambda text: removing(text, "vision", 9, 0),
+        lambda text: sealed(text, removals=2 * JournalFile.from_json(text, where="the journal").removals),
     ],
-    ids=["no JSON", "a number", "deep", "repeated", "left out", "objective", "baseline", "no removal", "no memory", "tower",
-         "layer", "twice"],
+    ids=["cut off", "no JSON", "deep", "objective", "baseline", "no removal", "no memory", "tower", "layer", "twice"],
 )  # fmt: skip
 def test_a_damaged_journal_is_refused(model, tmp_path, written, change):
     path = tmp_path / "s.json.journal"
-    path.write_text("".join(change(written)))
+    path.write_text(change(written))
 
     with pytest.raises(ManifestError, match="damaged") as caught:
         run_score(circuit(model, tmp_path / "s.json"))

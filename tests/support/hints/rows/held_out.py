@@ -235,7 +235,7 @@ ROWS = (
         "score base.st --method magnitude -o o.json",
     ),
     Row(
-        "stages/score/run.py",
+        "scoring/inputs.py",
         "for example `--keep-fraction 0.5`",
         f"{SCORE} --method cahp --keep 0",
         f"{SCORE} --method cahp --keep-fraction 0.5",
@@ -248,7 +248,7 @@ ROWS = (
         "from types import SimpleNamespace as N; c = Checkpoint.open(Path('base.st'))\n"
         "w = {n: torch.full_like(x, float('inf')) if x.is_floating_point() else x for n, x in c.tensors().items()}\n"
         "e = (TrainedWeights(trained=Path('t.st')),)\n"
-        "GateRun().publish(N(extensions=e), N(checkpoint=c), None, N(weights=w), None)",
+        "GateRun(N(extensions=e), N(checkpoint=c)).publish(None, None, N(weights=w), None)",
         "score base.st --data digits::classes=0-6,limit=14 --method l0 --epochs 1 --batch-size 8 --training joint "
         "--weights-lr 1e-4 -o o.json",
     ),

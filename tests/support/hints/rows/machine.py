@@ -258,11 +258,6 @@ ROWS = (
     ),
     Row(
         "output/publish.py",
-        "the progress is saved; the same command resumes it",
-        test="tests/output/test_atomic_write.py::test_a_refusal_to_grow_a_journal_is_ours_and_keeps_what_it_had",
-    ),
-    Row(
-        "output/publish.py",
         "create it: `mkdir -p {}`",
         f"{FUSE} -o new/o.st",
         f"{FUSE} -o new/o.st",

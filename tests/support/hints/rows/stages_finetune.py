@@ -1,4 +1,4 @@
-"""Hints of `hydractl/stages/finetune/`."""
+"""Hints of `finetune`: its stage, and its part of `hydractl/training/`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from support.hints.material import VIT
 from support.hints.table import Row
 
-CONFIG, PREPARE, TEACHERS = (f"stages/finetune/{name}.py" for name in ("config", "prepare", "teachers"))
-RUN = "stages/finetune/run.py"
+CONFIG, RUN = (f"stages/finetune/{name}.py" for name in ("config", "run"))
+CLASSIFIER, PLAN, TEACHERS = (f"training/{name}.py" for name in ("classifier", "plan", "teachers"))
 OPTIONS = "--steps 1 --batch-size 8 -o o.st"
 SPLITS = "--data digits::classes=0-6,limit=16 --val digits::classes=0-6,limit=14,split=val"
 FIVE = "--data digits::classes=0-4,limit=16 --val digits::classes=0-4,limit=14,split=val"
@@ -52,76 +52,78 @@ def _shorten_teacher() -> None:
 
 ROWS = (
     Row(
-        PREPARE,
+        CLASSIFIER,
         "add `--num-classes {}`, or select some of the classes with `::classes=`",
         f"{TUNE} --num-classes 3",
         f"{TUNE} --num-classes 7",
     ),
     Row(
-        PREPARE,
+        CLASSIFIER,
         "add `head` to `--train`",
         f"finetune base.st {FIVE} {OPTIONS} --train mlp",
         f"finetune base.st {FIVE} {OPTIONS} --train mlp,head",
     ),
     Row(
-        PREPARE,
+        CLASSIFIER,
         "leave `--head-seed` out, or add `--reset-head` for a new classifier",
         f"{TUNE} --head-seed 1",
         f"{TUNE} --head-seed 1 --reset-head",
     ),
     Row(
-        PREPARE,
+        CLASSIFIER,
         "leave `--keep-head` or `--num-classes` out",
         f"{TUNE} --num-classes 9 --keep-head",
         f"{TUNE} --keep-head",
     ),
     Row(
-        PREPARE,
+        CLASSIFIER,
         "leave `--keep-head` out",
         f"finetune headless --data texts --val texts {OPTIONS} --keep-head",
         f"finetune headless --data texts --val texts {OPTIONS}",
         prepare=_headless,
     ),
     Row(
-        PREPARE,
+        CLASSIFIER,
         "leave `--keep-head` out for a new classifier",
         f"finetune bert {LABELS} {OPTIONS} --keep-head",
         f"finetune bert {LABELS} {OPTIONS}",
     ),
     Row(
-        PREPARE,
+        CLASSIFIER,
         "leave `--keep-head` out for a new classifier, rename the data's classes to the model's with `::map=OLD:NEW,...`, "
         "or select some of them with `::classes=`",
         f"finetune five.st {SPLITS} {OPTIONS} --keep-head",
         f"finetune five.st {SPLITS} {OPTIONS}",
     ),
     Row(
-        PREPARE,
+        CLASSIFIER,
         "leave `--num-classes` or `{}={}` out",
         f"{RANDOM} --num-classes 8",
         RANDOM,
     ),
     Row(
-        PREPARE,
+        CLASSIFIER,
         "leave `{}={}` out, write `{}={}`, or select some of the classes with `::classes=`",
         RANDOM.replace("num_classes=7", "num_classes=3"),
         RANDOM,
     ),
     Row(
-        PREPARE,
+        CLASSIFIER,
         "leave `--pooling` out",
         f"finetune words --data words.jsonl --val words.jsonl {OPTIONS} --pooling mean",
         f"finetune words --data words.jsonl --val words.jsonl {OPTIONS}",
     ),
     Row(
-        PREPARE,
+        CLASSIFIER,
         "leave it out; an image model uses the pooling of its family",
         f"{TUNE} --pooling mean",
         TUNE,
     ),
-    Row(PREPARE, "leave one of them out", f"{TEXTS} --keep-head --pooling mean", f"{TEXTS} --pooling mean"),
     Row(
-        PREPARE,
+        CLASSIFIER, "leave one of them out", f"{TEXTS} --keep-head --pooling mean", f"{TEXTS} --pooling mean"
+    ),
+    Row(
+        CLASSIFIER,
         "leave out `own`, or fuse with `--own-from`",
         f"finetune hydra.st {FIVE} {OPTIONS} --train own",
         f"finetune hydra.st {FIVE} {OPTIONS}",
@@ -157,17 +159,17 @@ ROWS = (
         f"finetune multi {LABELS} {OPTIONS} --method lora-ensemble",
         f"finetune multi {LABELS} {OPTIONS}",
     ),
-    Row(PREPARE, "leave `{}` out", f"{SHALLOW} --drop-path 0.1", SHALLOW),
-    Row(PREPARE, "leave it out", f"{TUNE} --batches own", TUNE),
+    Row(PLAN, "leave `{}` out", f"{SHALLOW} --drop-path 0.1", SHALLOW),
+    Row(PLAN, "leave it out", f"{TUNE} --batches own", TUNE),
     Row(
         "training/recipe.py",
         "choose from {}",
         "python from hydractl.training.recipe import Recipe; Recipe(steps=1, train=())",
         f"{TUNE} --train mlp",
     ),
-    Row(PREPARE, "leave it out, or `hydractl fuse` members first", f"{TUNE} --repulsion 0.1", TUNE),
+    Row(PLAN, "leave it out, or `hydractl fuse` members first", f"{TUNE} --repulsion 0.1", TUNE),
     Row(
-        PREPARE,
+        PLAN,
         "leave it out, or fuse with `--own-from 0`",
         f"finetune copy.st {SPLITS} {OPTIONS} --batches own",
         f"finetune own.st {SPLITS} {OPTIONS} --batches own",
@@ -177,26 +179,24 @@ ROWS = (
             "fuse p-0.st p-1.st --own-from 0 -q -o own.st",
         ),
     ),
-    Row(PREPARE, "leave out `own`, or choose from {}", f"{TUNE} --train own", f"{TUNE} --train mlp"),
+    Row(PLAN, "leave out `own`, or choose from {}", f"{TUNE} --train own", f"{TUNE} --train mlp"),
     Row(
-        PREPARE,
+        PLAN,
         "prune and fuse zero-shot models without training",
         f"finetune zero.st --data pictures.jsonl --val pictures.jsonl {OPTIONS}",
         "prune clip --strategy random --remove 1 -o o.st",
         before=("prune clip --strategy random --remove 1 -q -o zero.st",),
     ),
+    Row(PLAN, "recipes for texts: {}", f"{TEXTS} --recipe vit-finetune", f"{TEXTS} --recipe bert-finetune"),
     Row(
-        PREPARE, "recipes for texts: {}", f"{TEXTS} --recipe vit-finetune", f"{TEXTS} --recipe bert-finetune"
-    ),
-    Row(
-        PREPARE,
+        PLAN,
         "use the same names, or select the classes of `--data` with `::classes=`",
         f"finetune base.st --data images --val val {OPTIONS}",
         f"finetune base.st --data images --val images {OPTIONS}",
         prepare=lambda: shutil.copytree("images/a", "val/c", dirs_exist_ok=True),
     ),
     Row(
-        PREPARE,
+        PLAN,
         "fuse with `--own-from L` to give each member its own blocks from L on, readout and head",
         f"finetune same.st {SPLITS} {OPTIONS} --train own",
         "fuse base.st base.st --own-from 1 -o own.st",

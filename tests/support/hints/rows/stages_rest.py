@@ -107,7 +107,7 @@ ROWS = (
         "export clip -o o.pt2 --classes a,b",
     ),
     Row(
-        "stages/finetune/job.py",
+        "training/build_job.py",
         "lower `--lr`, or add `--clip 1.0`",
         f"{TUNE} --lr 1e38 --optimizer sgd -o o.st",
         f"{TUNE} --lr 1e-4 -o o.st",
@@ -225,7 +225,7 @@ ROWS = (
         prepare=partial(_write_beside, "r.jsonl"),
     ),
     Row(
-        "stages/score/run.py",
+        "scoring/journal.py",
         "move it to another place, or choose another name with `-o`",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o o.json",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o new.json",
@@ -237,7 +237,7 @@ ROWS = (
         test="tests/stages/evaluate/test_spool.py::test_a_disk_without_room_is_refused_before_it_is_full",
     ),
     Row(
-        "stages/score/run.py",
+        "scoring/journal.py",
         "move it to another place",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o o.json",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o o.json",

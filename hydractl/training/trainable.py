@@ -1,4 +1,4 @@
-"""What trains: a base, a member, or all members of a hydra together, told apart here and nowhere else in this stage.
+"""A base, a member, or all members of a hydra as they train, and the base class of ways of training.
 
 Axes: M members, B batch, C classes.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -20,10 +21,10 @@ from hydractl.fusion.plan import join_members
 from hydractl.manifest.header import Header
 from hydractl.metrics.per_sample import ensemble_log_probs
 from hydractl.model_inputs import Inputs, split_batch
-from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.tasks import Task
 from hydractl.training.accelerator import Engine
 from hydractl.training.feeding import Feed, ItemFeed
+from hydractl.training.recipe import FinetuneExtension, Recipe
 from hydractl.training.trainer import Job
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -36,11 +37,11 @@ class Together(nn.Module):
         """Wrap a hydra.
 
         Args:
-            hydra: What trains.
+            hydra: The hydra.
             by_member: Whether members have samples of their own in training, (M B, ...); it then has no trunk.
         """
         super().__init__()
-        hydra.lay_out("in turn")  # what changes with each step, or lies in parts, is not worth a copy
+        hydra.lay_out("in turn")  # stacked weights are copies, which each step or each shard would make anew
         self.hydra, self.by_member = hydra, by_member
 
     @override
@@ -55,7 +56,7 @@ class Together(nn.Module):
         return self.answer(self.hydra.member_logits(inputs))
 
     def answer(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return what `forward` does, of the members' logits (M, B, C)."""
+        """Return the result of `forward`, given the members' logits (M, B, C)."""
         return logits if self.training else ensemble_log_probs(logits.log_softmax(-1))
 
 
@@ -86,14 +87,14 @@ class TrainableModel:
         where: str,
         by_member: bool = False,
     ) -> TrainableModel:
-        """Build in fp32 what a checkpoint holds.
+        """Build the model of a checkpoint in fp32.
 
         Args:
-            family: Who reads it.
-            header: What it is.
-            state: Its tensors.
-            where: What to call it in messages.
-            by_member: Of a hydra, see `Together`.
+            family: Family of the model.
+            header: Header of the checkpoint.
+            state: Tensors of the checkpoint.
+            where: Name of the model in messages.
+            by_member: See `Together`; applies to hydras.
 
         Raises:
             CheckpointError: If its tensors are not those of its architecture, masks and plan.
@@ -119,20 +120,31 @@ class TrainableModel:
         return {id(tensor): name for state in self.states for name, tensor in state.items()}
 
 
+@dataclass(kw_only=True)
 class Training:
     """Full fine-tuning: each selected weight trains itself. A plugin derives other ways of training.
 
     A run has one instance, and builds the model several times.
+
+    Attributes:
+        model: Name of the model in messages.
+        header: Header of the opened model.
+        recipe: The recipe.
+        seed: Seed of the run.
+        own_batches: Whether each member of a hydra has its own batches.
+        options: Options of the plugin that provides the class.
+        trains_all: Whether each selected weight trains itself.
+        repeat: Number of times that an epoch uses each sample.
     """
 
-    trains_all = True
-    """Whether each selected weight trains itself."""
-    repeat = 1
-    """Number of times that an epoch uses each sample."""
-
-    def __init__(self, config: FinetuneConfig, header: Header) -> None:
-        """Store the configuration, and the header of the opened model."""
-        self.config, self.header = config, header
+    model: str
+    header: Header
+    recipe: Recipe
+    seed: int
+    own_batches: bool
+    options: FinetuneExtension
+    trains_all: ClassVar[bool] = True
+    repeat: int = 1
 
     def check_base(self) -> None:
         """Refuse a base, before it is fused, whose hydra cannot be trained this way."""
@@ -161,7 +173,7 @@ class Training:
         self, family: Family, header: Header, state: Mapping[str, torch.Tensor], *, where: str
     ) -> TrainableModel:
         """Build the model in fp32 from its tensors."""
-        return TrainableModel.of(family, header, state, where=where, by_member=self.config.has_own_batches)
+        return TrainableModel.of(family, header, state, where=where, by_member=self.own_batches)
 
     def build(self, subject: TrainableModel, names: Collection[str]) -> TrainableModel:
         """Return a loaded model as it trains; `names` may train."""
@@ -197,13 +209,13 @@ class Training:
 
 
 def of_each(header: Header, loss: Loss, *, by_member: bool = False, several: bool = False) -> Loss:
-    """Return a loss of logits (B, C) and labels, (B,), as one of what a model answers in training: the mean over members.
+    """Return the loss of the outputs of a model in training: the mean over members.
 
     Args:
-        header: Of the model.
-        loss: Of one member.
-        by_member: Whether members have labels of their own, one's after another's.
-        several: Whether several models train that are no hydra.
+        header: Header of the model.
+        loss: Loss of one member, from logits (B, C) and labels (B,).
+        by_member: Whether each member has its own labels, one member after another.
+        several: Whether several models train without being a hydra.
     """
     if header.plan is None and not several:
         return loss

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from hydractl.data.datasets import Reading
@@ -12,7 +14,6 @@ from hydractl.fusion.build import load_any, stored_specs
 from hydractl.manifest.header import Header, Tokenization
 from hydractl.messages import counted
 from hydractl.model_inputs import Inputs
-from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.training.accelerator import Engine
 from hydractl.training.losses import DistillationLoss, Teacher
 
@@ -20,29 +21,29 @@ MAX_SHOWN_CHARACTERS = 60
 """Maximum length of a value in a message, in characters."""
 
 
-def open_teachers(config: FinetuneConfig) -> tuple[OpenModel, ...]:
+def open_teachers(references: Sequence[str]) -> tuple[OpenModel, ...]:
     """Open the teachers; reads headers.
 
     Raises:
         CheckpointError: If one is missing or malformed.
         UsageError: If one has random weights.
     """
-    for reference in config.teacher:
+    for reference in references:
         if reference.startswith("arch:"):
             raise UsageError(
                 f"`--teacher {reference}`: a model with random weights cannot be a teacher",
                 hint="give a trained model",
             )
-    return tuple(open_model(reference) for reference in config.teacher)
+    return tuple(open_model(reference) for reference in references)
 
 
 def check_teachers(teachers: tuple[OpenModel, ...], student: Header, how: Reading) -> None:
-    """Refuse teachers that are too many or too few, that read items otherwise, or tell other classes apart.
+    """Refuse teachers of a wrong number, with other preprocessing, or with other classes.
 
     Args:
-        teachers: Opened.
-        student: Of the model that trains, with the classes that it will have.
-        how: How it reads items in this run.
+        teachers: Opened teachers.
+        student: Header of the model that trains, with the classes of the data.
+        how: Reading of items in this run.
 
     Raises:
         UsageError: If their number does not fit a hydra.
@@ -72,24 +73,40 @@ def check_teachers(teachers: tuple[OpenModel, ...], student: Header, how: Readin
 
 
 def lesson_of(
-    config: FinetuneConfig, teachers: tuple[OpenModel, ...], student: Header, engine: Engine
-) -> DistillationLoss:
-    """Build the teachers where the student trains; in bf16 they compute under autocast as it does."""
+    teachers: tuple[OpenModel, ...],
+    student: Header,
+    engine: Engine,
+    *,
+    temperature: float,
+    weight: float,
+    halves: bool,
+) -> DistillationLoss | None:
+    """Load the teachers on the device of the student; None if there are none.
+
+    Args:
+        teachers: Opened teachers.
+        student: Header of the student.
+        engine: Device of the student.
+        temperature: Temperature of the distillation loss.
+        weight: Weight of the distillation loss, in (0, 1].
+        halves: Whether teachers compute in bf16 under autocast, as the student does.
+    """
 
     def teacher_of(opened: OpenModel) -> Teacher:
         model = load_any(opened, dtype=torch.float32).to(engine.device).eval()
-        halved = config.recipe.precision == "bf16"
 
         def teach(inputs: Inputs) -> torch.Tensor:
-            with torch.autocast(engine.device.type, torch.bfloat16, enabled=halved):
+            with torch.autocast(engine.device.type, torch.bfloat16, enabled=halves):
                 return model.member_logits(inputs)
 
         return teach
 
+    if not teachers:
+        return None
     return DistillationLoss(
         teachers=tuple(map(teacher_of, teachers)),
-        temperature=config.temperature,
-        weight=config.weight,
+        temperature=temperature,
+        weight=weight,
         by_member=student.plan is not None,
         split=_splits(teachers, student),
     )

@@ -1,0 +1,202 @@
+"""Inputs of a scoring method: the base, its towers and budget, and batches of data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from hydractl import progress
+from hydractl.data.batches import BatchShare, encoded, epoch_order
+from hydractl.data.datasets import Items
+from hydractl.errors import CheckpointError, UsageError
+from hydractl.families.finite import check_finite
+from hydractl.families.load import OpenModel, load_model
+from hydractl.families.tower import Model
+from hydractl.heads.budget import HeadBudget, total_heads
+from hydractl.manifest.head_mask import TowerHeads
+from hydractl.manifest.header import Kind, SampledFile
+from hydractl.messages import counted
+from hydractl.prediction.class_names import ask
+from hydractl.prediction.feature_ood import FeatureExtractor
+from hydractl.prediction.open_inputs import data_input, open_reader
+from hydractl.processes.distributed import ProcessGroup
+from hydractl.runtime import torch_dtype
+from hydractl.scoring.circuit.outcomes import check_halves
+from hydractl.scoring.job import RepeatedBatches, ScoreInputs, ScoreJob
+from hydractl.scoring.settings import BudgetMeaning, Method, Settings
+
+LEAST_KEPT = {BudgetMeaning.KEPT: 1, BudgetMeaning.CHOICE: 1}
+"""Least number of kept heads, by the meaning of the budget."""
+
+
+def open_base(
+    reference: str, method: Method, *, arch: str | None, seed: int, max_length: int | None
+) -> OpenModel:
+    """Open the model to score; for the arguments see `open_reader`.
+
+    Raises:
+        CheckpointError: If it is missing, malformed or not a base.
+        UsageError: As `open_reader`, and if the method cannot score it.
+    """
+    opened = open_reader(reference, arch=arch, seed=seed, max_length=max_length, reads=method.needs_data)
+    if opened.header.kind != Kind.BASE:
+        raise CheckpointError(
+            f"{reference}: is a {opened.header.kind}, but `score` needs a base",
+            hint="score its base",
+        )
+    task = opened.header.architecture.task
+    if method.name == "cahp" and not task.has_one_question:
+        raise UsageError(
+            f"`--method {method.name}`: compares classes of inputs, but {reference} answers {task.labels}",
+            hint="use another method, such as `--method taylor`",
+        )
+    return opened
+
+
+def scored_towers(opened: OpenModel, names: Sequence[str]) -> dict[str, TowerHeads]:
+    """Return the towers of these names, or all if there are no names.
+
+    Raises:
+        UsageError: If the model lacks one.
+    """
+    towers = opened.header.architecture.towers
+    for name in names:
+        if name not in towers:
+            raise UsageError(
+                f"`--towers {name}`: {opened.reference} has no such tower",
+                hint=f"it has {', '.join(towers)}",
+            )
+    return {n: t for n, t in towers.items() if not names or n in names}
+
+
+def check_budget(
+    method: str,
+    means: BudgetMeaning,
+    budget: HeadBudget | None,
+    towers: Mapping[str, TowerHeads],
+    *,
+    keep: int,
+    removals: int,
+) -> None:
+    """Refuse a budget that leaves no choice. Warns of a budget that has no effect, or less than it says.
+
+    Args:
+        method: Name of the method.
+        means: What the method makes of a budget.
+        budget: The budget that was given, or None.
+        towers: Scored towers.
+        keep: Number of heads that each layer keeps.
+        removals: Number of heads to remove in total.
+
+    Raises:
+        UsageError: If the method has nothing to select.
+    """
+    layers, total = sum(t.layers for t in towers.values()), total_heads(towers)
+    kept_heads = total - removals
+    if budget is not None and means == BudgetMeaning.NOTHING:
+        progress.warn(
+            f"`{budget.option_text}` has no effect: scores by `{method}` do not depend "
+            "on the budget; give it to `prune`"
+        )
+    if not LEAST_KEPT.get(means, 0) <= kept_heads <= total - (means == BudgetMeaning.KEPT):
+        raise UsageError(
+            f"`--method {method}`: keeping {kept_heads} of {counted(total, 'head')} leaves nothing to select",
+            hint="for example `--keep-fraction 0.5`",
+        )
+    if means == BudgetMeaning.KEEP and budget is not None and keep * layers != kept_heads:
+        progress.warn(
+            f"`--method {method}` keeps the same number of heads in each layer: {keep} each, "
+            f"{counted(keep * layers, 'head')} in total; `{budget.option_text}` keeps {kept_heads}"
+        )
+
+
+def drawn_indices(items: Items | None, limit: int | None, *, seed: int) -> torch.Tensor | None:
+    """Return the positions of the samples that a limit draws, increasing; None for all."""
+    if items is None or limit is None or limit >= len(items):
+        return None
+    return epoch_order(len(items), seed=seed, epoch=0)[:limit].sort().values
+
+
+def data_files(inputs: ScoreInputs, team: ProcessGroup) -> dict[str, SampledFile]:
+    """Return the lineage entry of each data set, with the digests of the samples that are used.
+
+    Raises:
+        DataError: If an item cannot be read.
+    """
+    return {
+        role: data_input(items, team, inputs.drawn if role == "id" else None)
+        for role, items in inputs.sets.items()
+    }
+
+
+def load_base(inputs: ScoreInputs, *, device: torch.device, dtype: str | None) -> Model:
+    """Load the base on a device; a zero-shot model is asked about its classes.
+
+    Raises:
+        CheckpointError: If its weights are malformed or not finite.
+    """
+    opened = inputs.opened
+    model = load_model(opened, dtype=torch_dtype(dtype) if dtype else None)
+    check_finite(model.library_state(), where=opened.reference, dtype=dtype)
+    model = model.to(device)
+    ask(model, opened, inputs.classes)
+    return model
+
+
+def open_job(
+    inputs: ScoreInputs,
+    model: Model,
+    method: Method,
+    settings: Settings,
+    *,
+    team: ProcessGroup,
+    batch_size: int,
+) -> ScoreJob:
+    """Open the batches of this process, and return the job of the method.
+
+    Args:
+        inputs: Inputs of the method.
+        model: The loaded base.
+        method: The method.
+        settings: Settings of the method.
+        team: The processes.
+        batch_size: Samples in a batch.
+
+    Raises:
+        DataError: If an item cannot be read, or the data are too few for the settings.
+    """
+    opened, labels, drawn = inputs.opened, inputs.labels, inputs.drawn
+    like = torch.empty(0, device=model.device, dtype=model.dtype)
+    deal = BatchShare(team.rank, team.world, as_given=method.as_given)
+    batches = {
+        role: RepeatedBatches(
+            encoded(
+                items,
+                opened.header.preprocess,
+                batch_size=batch_size,
+                indices=drawn if role == "id" else None,
+                deal=deal,
+            ),
+            labels if role == "id" else None,
+            like,
+        )
+        for role, items in inputs.sets.items()
+    }
+    features = None
+    if settings.needs_features and labels is not None:
+        check_halves(labels if drawn is None else labels[drawn])
+        features = FeatureExtractor.of(model, opened.family, name=opened.reference)
+    return ScoreJob(
+        model=model,
+        family=opened.family,
+        architecture=opened.header.architecture,
+        id_data=batches.get("id", ()),
+        ood_data=batches.get("ood", ()),
+        settings=settings,
+        keep=inputs.keep,
+        budget=inputs.removals,
+        towers=tuple(inputs.scored),
+        team=team,
+        features=features,
+    )

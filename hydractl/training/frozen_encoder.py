@@ -1,0 +1,174 @@
+"""Training of classifiers alone: the frozen encoder runs once over all data, and its features are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from hydractl import progress
+from hydractl.data.batches import Batch, BatchShare, encoded
+from hydractl.data.datasets import Items
+from hydractl.families.base import Family
+from hydractl.families.tower import Towers, blank_inputs
+from hydractl.metrics.cost import macs_of
+from hydractl.model_inputs import Inputs, inputs_like
+from hydractl.output.scratch import scratch_tensor
+from hydractl.prediction.feature_ood import give_head_inputs, heads_of
+from hydractl.processes.distributed import start_team
+from hydractl.training.accelerator import Engine
+from hydractl.training.feeding import InputSource, Planned
+from hydractl.training.plan import EVAL_BATCH, TrainingPlan
+from hydractl.training.trainable import Together, TrainableModel
+from hydractl.training.trainer import begin_training
+
+
+def begin_head_training(model: nn.Module, *, family: Family) -> None:
+    """Switch the classifiers to training mode, and the rest of the model, which is frozen, to evaluation mode."""
+    begin_training(model)
+    for towers in (part for part in model.modules() if isinstance(part, Towers)):
+        towers.towers.eval()
+        for heads in heads_of(towers, family):
+            for head in heads:
+                head.train()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KeptFeatures(InputSource):
+    """Inputs of the classifiers, from one pass of the encoder.
+
+    Attributes:
+        train: Features of the training data, (N, M, F), float32, on the CPU.
+        val: Features of the validation data, likewise.
+    """
+
+    train: Tensor
+    val: Tensor
+
+    @override
+    def steps(self, plan: Sequence[Planned], *, epoch: int) -> Iterator[list[Inputs]]:
+        del epoch
+        for step in plan:
+            yield [self.train[piece] for piece in step.pieces]
+
+    def val_batches(self) -> list[Batch[Inputs]]:
+        """Return the features of the validation data in batches, in order."""
+        places = torch.arange(len(self.val)).split(EVAL_BATCH)
+        return [Batch(self.val[indices], indices) for indices in places]
+
+
+def keep_features(work: TrainingPlan, engine: Engine) -> KeptFeatures | None:
+    """Run a frozen encoder over all data. The batches, and so the features, do not depend on the number of processes.
+
+    Returns None if the encoder must run in each step: if more than the classifiers train, if augmentation or mixing changes its
+    inputs, if there are teachers or repulsion, if each word is answered, or if the model is sharded.
+
+    Args:
+        work: The training plan.
+        engine: Device and processes.
+
+    Raises:
+        DataError: If an item cannot be read.
+        OutputError: If the disk has no room for the features.
+    """
+    changes = (
+        work.recipe.augment
+        or work.mixing
+        or work.teachers
+        or work.repulsion
+        or not work.training.trains_all
+        or engine.shards
+        or work.header.architecture.task.by_word
+    )
+    if changes or not work.trains_head:
+        return None
+    model = _towers_of(work.load().module).eval()
+    give_head_inputs(model, work.opened.family)  # outputs (M, B, F)
+    model = model.to(engine.device)
+    shape = model.member_logits(blank_inputs(work.header.preprocess, 1, device=engine.device)).shape[::2]
+    progress.step("Running the frozen encoder once and storing its features")
+
+    def features_of(batch: Batch[Inputs]) -> tuple[Tensor, Tensor]:
+        """Return the indices (B,) of a batch's samples and their features (B, M, F), float32, on the CPU."""
+        autocast = torch.autocast(model.device.type, torch.bfloat16, enabled=work.recipe.precision == "bf16")
+        with torch.inference_mode(), autocast:
+            features = model.member_logits(inputs_like(batch.inputs, torch.empty(0, device=model.device)))
+            return batch.indices, features.float().transpose(0, 1).cpu()
+
+    with start_team(engine.device) as team:
+
+        def encode_all(items: Items) -> Tensor:
+            deal = BatchShare(team.rank, team.world)
+            batches = encoded(items, work.how, batch_size=EVAL_BATCH, limit_bytes=0, deal=deal)
+            features = scratch_tensor(
+                (len(items), *shape),
+                name=f"the features of {len(items)} samples",
+                until="the classifier is trained",
+            )
+            total = -(-len(items) // EVAL_BATCH)
+            parts = team.iterate(map(features_of, batches))
+            for indices, part in progress.track(parts, label=f"encoding {items.name}", total=total):
+                features[indices] = part
+            return features
+
+        return KeptFeatures(train=encode_all(work.train), val=encode_all(work.val))
+
+
+def _towers_of(module: nn.Module) -> Towers:
+    towers = module.hydra if isinstance(module, Together) else module
+    if not isinstance(towers, Towers):
+        raise TypeError(f"expected one model, got {type(module).__name__}")
+    return towers
+
+
+def on_features(subject: TrainableModel) -> TrainableModel:
+    """Make a model take features (B, M, F) instead of inputs, or (M P, M, F) if each member has its own samples."""
+    module, members = subject.module, len(subject.header.masks)
+    heads = heads_of(_towers_of(module), subject.family) * members
+    by_member = isinstance(module, Together) and module.by_member
+
+    def forward(features: Tensor) -> Tensor:
+        member_features = (
+            features.unflatten(0, (members, -1)).diagonal(dim1=0, dim2=2).movedim(-1, 0)
+            if by_member and module.training
+            else features.unbind(1)
+        )
+        outputs = torch.stack([_classified(*pair) for pair in zip(heads, member_features, strict=False)])
+        logits = _towers_of(module).answer.class_logits(outputs)
+        return module.answer(logits) if isinstance(module, Together) else logits.squeeze(0)
+
+    vars(module)["forward"] = forward  # names of parameters stay, as in `training.trainer`
+    return subject
+
+
+def _classified(heads: Sequence[nn.Module], features: Tensor) -> Tensor:
+    """Return the mean of the outputs (B, F) that a member's classifiers compute from features (B, F)."""
+    logits = [
+        head(part if isinstance(head, nn.Linear) else part.unsqueeze(1))
+        for head, part in zip(heads, features.chunk(len(heads), -1), strict=True)
+    ]
+    return logits[0] if len(logits) == 1 else torch.stack(logits).mean(0)
+
+
+def training_macs(work: TrainingPlan, features: KeptFeatures | None, *, steps: int, per_epoch: int) -> int:
+    """Return the multiply-accumulates of a training.
+
+    Three forward passes for each sample that the weights have seen, twice as many with repulsion. With stored features one pass of
+    the encoder over the training data, and three of the classifiers.
+
+    Args:
+        work: The training plan.
+        features: Stored features, or None.
+        steps: Steps of the written weights.
+        per_epoch: Steps of an epoch.
+    """
+    epochs, last_steps = divmod(steps, per_epoch)
+    samples = epochs * len(work.train) + last_steps * work.recipe.batch_size
+    macs = macs_of(work.load().module.eval(), blank_inputs(work.header.preprocess, 1, device="meta"))
+    if features is None:
+        return 3 * (work.training.repeat if work.repulsion is None else 2) * samples * macs
+    heads = macs_of(on_features(work.load()).module.eval(), features.train[:1].to("meta"))
+    return len(features.train) * macs + 3 * samples * heads

@@ -1,0 +1,351 @@
+"""The plan of a training, and its checks: everything that headers and labels tell before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from hydractl import progress
+from hydractl.data.batches import check_augment, limited, shortened
+from hydractl.data.datasets import Items, Reading, TextSet
+from hydractl.data.labels import check_labels, filled_names, first_names, match_classes, model_labels
+from hydractl.data.reference import folded
+from hydractl.data.words import by_word, check_answerable
+from hydractl.errors import DataError, UsageError
+from hydractl.families.finite import warn_temperature
+from hydractl.families.load import OpenModel, open_model
+from hydractl.manifest.document import pack
+from hydractl.manifest.header import Fate, Header, InputFile, SampledFile, Tokenization
+from hydractl.messages import counted
+from hydractl.prediction.open_inputs import check_takes, identified, overlap, override_preprocessing
+from hydractl.settings import long_option
+from hydractl.training.dropout import HAS_LAYERS_FOR
+from hydractl.training.feeding import Mixing
+from hydractl.training.losses import Repulsion
+from hydractl.training.optimizers import reset_head, trainable
+from hydractl.training.recipe import FOR_IMAGES, PARTS, RECIPES, Recipe
+from hydractl.training.trainable import TrainableModel, Training
+from hydractl.training.trainer import keeps_statistics
+
+EVAL_BATCH = 256
+"""Samples in a batch of validation data."""
+_TAKEN_BY_NONE = {
+    "dropout": "the model has no dropout, except for attention weights",
+    "drop_path": "the model has one block, and stochastic depth never skips the first",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """Everything that is known before anything is computed.
+
+    Attributes:
+        opened: The model; its header has the classes of the data.
+        how: Reading of items in this run.
+        training: Way of training, with the recipe and the seed.
+        names: Names of the tensors that training changes.
+        train: Training data.
+        train_labels: Classes of the model, (N,); or (N, Q) of Q labels or words, from `model_labels`.
+        val: Validation data.
+        val_labels: Their labels, likewise.
+        teachers: Opened teachers.
+        repulsion: Penalty on members that agree, or None.
+        zeroes_head: Whether training starts from a classifier of zeros.
+        mixing: Mixing of the samples of a batch, or None.
+    """
+
+    opened: OpenModel
+    how: Reading
+    training: Training
+    names: tuple[str, ...]
+    train: Items
+    train_labels: Tensor
+    val: Items
+    val_labels: Tensor
+    teachers: tuple[OpenModel, ...]
+    repulsion: Repulsion | None
+    zeroes_head: bool
+    mixing: Mixing | None
+
+    @property
+    def header(self) -> Header:
+        """Header of the model, with the classes of the data."""
+        return self.opened.header
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe."""
+        return self.training.recipe
+
+    @property
+    def trains_head(self) -> bool:
+        """Whether nothing but classifiers trains."""
+        return self.recipe.parts == ("head",)
+
+    def initial_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors at the start of training."""
+        state = self.opened.checkpoint.tensors()
+        return reset_head(self.opened.family, state) if self.zeroes_head else state
+
+    def load(self) -> TrainableModel:
+        """Return the model in fp32; the tensors that may train require gradients."""
+        subject = self.training.load(
+            self.opened.family, self.header, self.initial_tensors(), where=self.opened.reference
+        )
+        for state in subject.states:
+            for name, tensor in state.items():
+                tensor.requires_grad_(name in self.names)
+        return subject
+
+    def build(self) -> TrainableModel:
+        """Return the model at the start of training."""
+        return self.training.build(self.load(), self.names)
+
+    def inputs(self) -> tuple[InputFile, ...]:
+        """Return the lineage entries of the model, the data and the teachers. Warns of samples that both data sets have.
+
+        Raises:
+            DataError: If an item cannot be read.
+        """
+        sets = (self.train, self.val)
+        read = [identified(items, map(items.item_digest, range(len(items)))) for items in sets]
+        if twice := overlap("--val", read[1][1], "--data", read[0][1]):
+            progress.warn(
+                f"{twice}: validation accuracy and NLL will be too good, and the learning rate and weights "
+                "are selected on data that the model was trained on"
+            )
+        files = (
+            SampledFile(name=items.name, sha256=sha256, samples=pack(content))
+            for items, (sha256, content) in zip(sets, read, strict=True)
+        )
+        return (self.opened.as_input(), *files, *(teacher.as_input() for teacher in self.teachers))
+
+    def announce(self) -> None:
+        """Report the model, the data, the number of steps and the teachers. Warns of a temperature that is not kept.
+
+        Raises:
+            UsageError: If the recipe does not fit the number of steps.
+        """
+        teachers, name = self.teachers, self.opened.reference
+        if len(teachers) == 1 and teachers[0].checkpoint.digest == self.opened.checkpoint.digest:
+            progress.warn(
+                f"{name} is its own teacher: its predictions match the teacher from the start, "
+                "which weakens the effect of the labels"
+            )
+        warn_temperature(self.opened)
+        steps = self.recipe.total_steps(-(-len(self.train) // self.recipe.batch_size))
+        taught = f", taught by {', '.join(t.name for t in teachers)}" if teachers else ""
+        progress.step(
+            f"Training `{self.opened.name}` on {len(self.train)} {self.train.content} for {counted(steps, 'step')}, "
+            f"validating on {len(self.val)}{taught}"
+        )
+
+
+def open_student(
+    reference: str, *, arch: str | None = None, seed: int = 0, image_options: Mapping[str, Any]
+) -> OpenModel:
+    """Open the model that trains.
+
+    Args:
+        reference: See `hydractl.model_source`.
+        arch: Architecture of a bare file.
+        seed: Seed of random weights.
+        image_options: See `override_preprocessing`.
+
+    Raises:
+        InputError: If it cannot be read.
+        UsageError: If it has no classifier and cannot get one, or does not take such images.
+    """
+    opened = open_model(reference, arch=arch, seed=seed, backbone=True)
+    check_classes(opened)
+    header = override_preprocessing(opened.header, image_options, where=reference)
+    check_takes(header, where=reference)
+    return replace(opened, header=header)
+
+
+def check_classes(opened: OpenModel) -> None:
+    """Refuse a zero-shot model.
+
+    Raises:
+        UsageError: If it is one.
+    """
+    if opened.header.prompting is not None:
+        raise UsageError(
+            f"{opened.reference}: is a zero-shot model without classes to train on",
+            hint="prune and fuse zero-shot models without training",
+        )
+
+
+def reading_of(
+    opened: OpenModel, recipe: Recipe, *, recipe_name: str | None, max_length: int | None
+) -> Reading:
+    """Return how the model reads items in this run.
+
+    Args:
+        opened: The model.
+        recipe: The recipe.
+        recipe_name: Name of the recipe that `recipe` was made from, or None.
+        max_length: Maximum number of tokens that was asked for; None for that of the recipe.
+
+    Raises:
+        UsageError: If the model does not read so many tokens, or the recipe changes images but the model reads texts.
+    """
+    stored, name = opened.header.preprocess, opened.reference
+    how = limited(stored, max_length, model=name)
+    if max_length is None:
+        how = shortened(how, recipe.max_length)
+    if recipe_name is not None and isinstance(how, Tokenization):
+        named = RECIPES[recipe_name]
+        if any(getattr(named, n) and getattr(named, n) == getattr(recipe, n) for n in FOR_IMAGES):
+            others = [n for n, other in RECIPES.items() if not any(getattr(other, f) for f in FOR_IMAGES)]
+            raise UsageError(
+                f"`--recipe {recipe_name}` is for images, but {name} reads texts",
+                hint=f"recipes for texts: {', '.join(others)}",
+            )
+    check_augment(how, recipe.augment)
+    return how
+
+
+def by_words(opened: OpenModel, items: Items, how: Reading) -> tuple[Items, Reading]:
+    """Return data and reading, of texts with a label per word as the tokenizer of the fitted model splits them."""
+    if not isinstance(how, Tokenization) or not items.task.by_word:
+        return items, how
+    how = how.model_copy(update=dict(opened.header.preprocess) | {"max_length": how.max_length})
+    return check_answerable(by_word(items, how)), how
+
+
+def check_members(opened: OpenModel, how: Reading, *, own_batches: bool, repulsion: bool) -> None:
+    """Refuse own batches and repulsion of a model without members, own batches after a trunk, and repulsion of texts.
+
+    Raises:
+        UsageError: If the options do not fit the model.
+    """
+    name, kind, plan = opened.reference, opened.header.kind, opened.header.plan
+    trunk = 0 if plan is None else plan.trunk
+    for refused, error in (
+        (
+            own_batches and plan is None,
+            UsageError(
+                f"`--batches own`: {name} is a {kind}, but only members of a hydra can have their own batches",
+                hint="leave it out",
+            ),
+        ),
+        (
+            own_batches and trunk > 0,
+            UsageError(
+                f"`--batches own`: members of {name} share {counted(trunk, 'block')}, which run once on one common batch",
+                hint="leave it out, or fuse with `--own-from 0`",
+            ),
+        ),
+        (
+            repulsion and plan is None,
+            UsageError(
+                f"`--repulsion`: {name} is a {kind}, but only members of a hydra can be pushed apart",
+                hint="leave it out, or `hydractl fuse` members first",
+            ),
+        ),
+        (
+            repulsion and isinstance(how, Tokenization),
+            UsageError(
+                f"`--repulsion`: {name} reads texts, but only patches of images can be permuted",
+                hint="leave it out",
+            ),
+        ),
+    ):
+        if refused:
+            raise error
+
+
+def trained_names(opened: OpenModel, training: Training) -> tuple[str, ...]:
+    """Return the names of the tensors that training changes. They follow from the header.
+
+    Raises:
+        UsageError: If there are none.
+    """
+    header, recipe, family = opened.header, training.recipe, opened.family
+    if recipe.trains_own_parts and header.plan is None:
+        raise UsageError(
+            f"`--train own`: {training.model} is a {header.kind}, but only members of a hydra have weights of their own",
+            hint=f"leave out `own`, or choose from {', '.join(PARTS)}",
+        )
+    models = [family.build(header.architecture, mask, None) for mask in header.masks]
+    states = [model.library_state() for model in models]
+    with_elements = {n: t for state in states for n, t in state.items() if t.numel()}
+    if recipe.trains_own_parts and header.plan is not None:
+        fates = header.plan.fates
+        if Fate.GROUPED not in fates.values():
+            raise UsageError(
+                f"`--train own`: members of {training.model} share all weights",
+                hint="fuse with `--own-from L` to give each member its own blocks from L on, readout and head",
+            )
+        with_elements = {n: t for n, t in with_elements.items() if fates[n] == Fate.GROUPED}
+    names = trainable(family, header.architecture, recipe, with_elements)
+    return training.select(family, models[0], states[0], names)
+
+
+def check_layers(opened: OpenModel, recipe: Recipe, *, recipe_name: str | None) -> None:
+    """Refuse rates of dropout that no layer uses, except those of a named recipe. Warns of batch norms that learn slowly.
+
+    Raises:
+        UsageError: If a rate has no effect.
+    """
+    header = opened.header
+    model = opened.family.build(header.architecture, header.masks[0], None)
+    named = Recipe() if recipe_name is None else RECIPES[recipe_name]
+    for name, has_layers in HAS_LAYERS_FOR.items():
+        rate = getattr(recipe, name)
+        if rate and rate != getattr(named, name) and not has_layers(model):
+            raise UsageError(
+                f"`{long_option(name)} {rate:g}` has no effect on {opened.reference}: {_TAKEN_BY_NONE[name]}",
+                hint=f"leave `{long_option(name)}` out",
+            )
+    if opened.is_random and keeps_statistics(model):
+        progress.warn(
+            f"{opened.reference} keeps the initial means of 0 and variances of 1 in its batch norms, so it "
+            "learns slowly; use pretrained weights if available"
+        )
+
+
+def training_labels(opened: OpenModel, items: Items, how: Reading) -> tuple[Tensor, OpenModel, Reading]:
+    """Return the labels of the training data as classes of the model, and what the data tell of the model and its reading.
+
+    Classes of the model without names get those of the data; texts that are pairs, or single ones, are read so.
+    """
+    header = opened.header
+    table = match_classes(items, header.labels, num_classes=header.num_classes, called="`--data`")
+    update: dict[str, object] = {
+        "labels": filled_names(header.labels, items.class_names, table, header.num_classes)
+    }
+    labels = model_labels(items, table, "--data", architecture=header.architecture)
+    if isinstance(how, Tokenization) and isinstance(items, TextSet) and items.task.has_one_question:
+        pairs = {"pairs": not isinstance(items.texts[0], str)}
+        how = how.model_copy(update=pairs)
+        update["preprocess"] = header.preprocess.model_copy(update=pairs)
+    return labels, replace(opened, header=header.model_copy(update=update)), how
+
+
+def validation_labels(opened: OpenModel, items: Items, trained: Items) -> Tensor:
+    """Return the labels of the validation data. A class that the training data lack is never taken for one that they have.
+
+    Raises:
+        DataError: If the labels do not fit.
+    """
+    header = opened.header
+    check_labels(items, "--val", task=header.architecture.task)
+    known_names = {folded(name) for name in (*trained.class_names, *header.labels)}
+    strange = [name for name in items.class_names if folded(name) not in known_names]
+    try:
+        table = match_classes(
+            items, header.labels, num_classes=header.num_classes, by_text=bool(strange), called="`--val`"
+        )
+    except DataError as error:
+        if not strange:
+            raise
+        raise DataError(
+            f"`--val {items.name}`: has classes that `--data {trained.name}` does not have: {first_names(strange)}",
+            hint="use the same names, or select the classes of `--data` with `::classes=`",
+        ) from error
+    return model_labels(items, table, "--val", architecture=header.architecture)
