@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydractl.errors import HydraError
-from support.hints.texts import Template, pattern
+from support.hints.texts import pattern
 
 NUMBER = "NUMBER"
 _COMPUTED = re.compile(r"(--[a-z][\w-]*) (\d[\d.]*)")
@@ -25,7 +25,6 @@ class Row:
     """One hint: a wrong command that prints it, and the command that follows it.
 
     Attributes:
-        file: File within the package that contains the hint.
         hint: Template of the hint (`support.hints.texts`).
         wrong: Command line without `hydractl`, in shell quotes, or `python CODE`. Its error must print the hint.
         right: Command line after the hint was followed. It must not fail with the same error. `NUMBER` stands for the first
@@ -39,9 +38,9 @@ class Row:
         code: Exit code of the second command, for a machine that lacks what it needs.
         test: Instead of commands: the test that prints the hint, as `tests/file.py::function`, for a hint that needs a Hub
             server, several processes, a full disk or a missing library.
+        research: Whether research defines the hint.
     """
 
-    file: str
     hint: str
     wrong: str = ""
     right: str = ""
@@ -53,13 +52,10 @@ class Row:
     stdin: bytes = b""
     code: int = 0
     test: str = ""
-
-    @property
-    def template(self) -> Template:
-        return self.file, self.hint
+    research: bool = False
 
     def __str__(self) -> str:
-        return f"{self.file} {self.hint[:50]}"
+        return self.hint[:70]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -20,18 +21,19 @@ DEPTH = 4
 SUGGESTIONS = {"did_you_mean", "did_you_mean_path", "getattr"}
 """Functions whose arguments are not part of a hint's text."""
 
-Template = tuple[str, str]
-"""File within the package, and text of the hint."""
+Template = tuple[Path, str]
+"""File that defines the text of a hint, and the text."""
 
 
-def hint_templates() -> set[Template]:
-    """Return all templates of the package."""
-    return {
+def hint_templates() -> Counter[str]:
+    """Return all templates of the package, with the number of files that define each."""
+    templates = {
         template
         for path in sorted(PACKAGE.rglob("*.py"))
         for expression in _hint_expressions(_tree(path))
         for template in _templates(path, expression, DEPTH)
     }
+    return Counter(text for _, text in templates)
 
 
 def pattern(template: str) -> re.Pattern[str]:
@@ -64,11 +66,10 @@ def _name(target: ast.expr) -> str | None:
 
 
 def _templates(path: Path, expression: ast.expr, depth: int) -> Iterator[Template]:
-    file = path.relative_to(PACKAGE).as_posix()
     if isinstance(expression, ast.Constant | ast.JoinedStr | ast.BinOp):
         text = _text(expression)
         if text.strip("{} "):
-            yield file, text
+            yield path, text
     elif isinstance(expression, ast.Name):
         for place, definition in _definitions(path, expression.id) if depth else ():
             yield from _templates(place, definition, depth - 1)

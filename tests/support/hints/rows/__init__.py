@@ -11,7 +11,12 @@ from support.hints.table import Row
 
 def all_rows() -> list[Row]:
     """Return the rows of all modules of this package, without those of research if it is not installed."""
-    absent = "research" if find_spec("hydractl.research") is None else "-"
-    names = sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith(absent))
-    rows = [row for name in names for row in importlib.import_module(f"{__name__}.{name}").ROWS]
-    return [row for row in rows if not row.file.startswith(absent)]
+    installed = find_spec("hydractl.research") is not None
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    rows = [
+        row
+        for name in names
+        if installed or not name.startswith("research")
+        for row in importlib.import_module(f"{__name__}.{name}").ROWS
+    ]
+    return [row for row in rows if installed or not row.research]

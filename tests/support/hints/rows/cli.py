@@ -6,12 +6,6 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-DEMO, MAKE, RUN, PIPELINE = (
-    "cli/commands/run.py",
-    "cli/commands/make.py",
-    "cli/commands/run.py",
-    "cli/pipeline.py",
-)
 PARAMETERS = "[params]\nmembers = 3\n"
 STAGE = '[[stage]]\nname = "fuse"\ncommand = "fuse"\nmodels = ["m-0.st", "m-1.st"]\nout = "o.st"\n'
 FILE = {"p.toml": PARAMETERS + STAGE}
@@ -25,79 +19,70 @@ def _write(text: str) -> None:
     Path("p.toml").write_text(text)
 
 
-def _broken(file: str, hint: str, text: str, mended: str = PARAMETERS + STAGE) -> Row:
+def _broken(hint: str, text: str, mended: str = PARAMETERS + STAGE) -> Row:
     """Return the row of a pipeline file that the user corrects."""
-    return Row(file, hint, TRY, TRY, files={"p.toml": text}, mend=lambda: _write(mended))
+    return Row(hint, TRY, TRY, files={"p.toml": text}, mend=lambda: _write(mended))
 
 
 ROWS = (
     Row(
-        "cli/command.py",
         "{}, or add `--skip-bad`",
         "predict base.st images --no-skip-bad",
         "predict base.st images --skip-bad",
         files={"images/a/9.png": "no image"},
     ),
     Row(
-        DEMO,
         "choose a folder without a comma in its name",
         "demo -o a,b --dry-run",
         "demo -o a --dry-run",
     ),
     Row(
-        "cli/commands/run.py",
         "`pip install 'hydractl[demo]'`, or without its dependencies: `pip install --no-deps {}`",
         test="tests/cli/demo/test_inputs.py::test_a_missing_package_is_named",
     ),
-    Row(MAKE, "`--dry-run` prints the commands", MAKES.replace("--dry-run", "--keep -"), MAKES),
-    Row(MAKE, "leave it out, or give such files", f"{MAKES} --arch vit_tiny_patch16_224", MAKES),
+    Row("`--dry-run` prints the commands", MAKES.replace("--dry-run", "--keep -"), MAKES),
+    Row("leave it out, or give such files", f"{MAKES} --arch vit_tiny_patch16_224", MAKES),
     Row(
-        MAKE,
         "make members of one model first, with `hydractl prune` or `hydractl finetune`: see docs/one-model.md",
         f"make base.st {HALVES} --dry-run",
         "prune base.st --strategy random --keep 3 --members 2 -o p-{i}.st",
     ),
-    Row(RUN, "`hydractl run --example vit > hydra.toml` writes an example", "run", "run --example vit"),
-    Row(RUN, "for example `--set members=5`", f"{TRY} --set members", f"{TRY} --set members=5", files=FILE),
-    Row(RUN, "leave one of them out", f"{TRY} --only fuse --from fuse", f"{TRY} --only fuse", files=FILE),
-    Row(RUN, "stages: {}", f"{TRY} --only zzzz", f"{TRY} --only fuse", files=FILE),
-    _broken(PIPELINE, "`hydractl run --example vit` prints a valid file", "members: 3"),
-    _broken(PIPELINE, "`run` sets it", f"{STAGE}force = true\n"),
-    _broken(PIPELINE, "begin each stage with `[[stage]]`", PARAMETERS),
-    _broken(PIPELINE, "choose from {}", STAGE.replace('"fuse"\nm', '"zzzzzz"\nm')),
+    Row("`hydractl run --example vit > hydra.toml` writes an example", "run", "run --example vit"),
+    Row("for example `--set members=5`", f"{TRY} --set members", f"{TRY} --set members=5", files=FILE),
+    Row("leave one of them out", f"{TRY} --only fuse --from fuse", f"{TRY} --only fuse", files=FILE),
+    Row("stages: {}", f"{TRY} --only zzzz", f"{TRY} --only fuse", files=FILE),
+    _broken("`hydractl run --example vit` prints a valid file", "members: 3"),
+    _broken("`run` sets it", f"{STAGE}force = true\n"),
+    _broken("begin each stage with `[[stage]]`", PARAMETERS),
+    _broken("choose from {}", STAGE.replace('"fuse"\nm', '"zzzzzz"\nm')),
     Row(
-        PIPELINE,
         "for example `--set {}={}`",
         f"{TRY} --set members=many",
         f"{TRY} --set members=3",
         files=FILE,
     ),
-    Row(PIPELINE, "it has {}", f"{TRY} --set zzzz=1", f"{TRY} --set members=1", files=FILE),
-    _broken(PIPELINE, "known: {}", f"zzzzzz = 1\n{STAGE}"),
+    Row("it has {}", f"{TRY} --set zzzz=1", f"{TRY} --set members=1", files=FILE),
+    _broken("known: {}", f"zzzzzz = 1\n{STAGE}"),
     _broken(
-        PIPELINE,
         "parameters may refer to each other too often",
         f'[params]\na = "{LONG}"\nb = "{"{a}" * 100}"\nc = "{"{b}" * 100}"\n{STAGE}',
     ),
-    _broken(PIPELINE, "see `hydractl {} --help`", f"{STAGE}zzzzzz = 1\n"),
-    _broken(PIPELINE, "stages run in the order of the file", STAGE.replace("m-1.st", "@zzzz")),
-    _broken(PIPELINE, "there are {}", STAGE.replace("m-1.st", "{zzzz}")),
-    _broken(PIPELINE, "write `[defaults.finetune]`, and `option = value` below", f"defaults = 1\n{STAGE}"),
-    _broken(PIPELINE, "write `[params]` and then lines `name = value`", f"params = 1\n{STAGE}"),
+    _broken("see `hydractl {} --help`", f"{STAGE}zzzzzz = 1\n"),
+    _broken("stages run in the order of the file", STAGE.replace("m-1.st", "@zzzz")),
+    _broken("there are {}", STAGE.replace("m-1.st", "{zzzz}")),
+    _broken("write `[defaults.finetune]`, and `option = value` below", f"defaults = 1\n{STAGE}"),
+    _broken("write `[params]` and then lines `name = value`", f"params = 1\n{STAGE}"),
     Row(
-        "cli/commands/run.py",
         "`hydractl run {}` resumes that plan; `--force` replaces it and runs the stages that change",
         f"{MAKES} --keep plan.toml --risk 0.2",
         "run plan.toml --dry-run",
         before=(f"{MAKES} --keep plan.toml",),
     ),
     Row(
-        "cli/output.py",
         "please report it, with the lines above: https://github.com/hydractl/hydractl/issues",
         test="tests/cli/test_app.py::test_other_failures_are_documents_too",
     ),
     Row(
-        "errors.py",
         "{}…{}",
         f"{TRY} --only zzzz",
         f"{TRY} --only {LONG}",

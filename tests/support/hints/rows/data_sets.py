@@ -7,7 +7,6 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-REGISTRY = "data/presets.py"
 LISTED = "predict base.st preset:cifar10/tin::openood=lists"
 
 
@@ -22,77 +21,65 @@ def list_images() -> None:
 
 ROWS = (
     Row(
-        REGISTRY,
         "OpenOOD has a list of that split: {}",
         "predict base.st preset:cifar10::split=val",
         "predict base.st preset:cifar10::split=val,openood=lists",
         prepare=list_images,
     ),
     Row(
-        REGISTRY,
         "download OpenOOD's lists and images ({}), then add `{}=DIR` with the folder that contains `{}/{}/`; or use another set",
         "predict base.st preset:cifar10/tin",
         LISTED,
         prepare=list_images,
     ),
     Row(
-        REGISTRY,
         "`hydractl data list` lists the names",
         "predict base.st preset:unknown-data",
         "data list",
     ),
     Row(
-        REGISTRY,
         "available: {}",
         "predict base.st preset:cifar10/unknown-data::openood=lists",
         LISTED,
         prepare=list_images,
     ),
     Row(
-        REGISTRY,
         "data sets with OOD sets: {}",
         "predict base.st preset:food101/near",
         LISTED,
         prepare=list_images,
     ),
-    Row(REGISTRY, "leave it out", test="tests/data/test_presets.py::test_what_names_nothing_is_refused"),
+    Row("leave it out", test="tests/data/test_presets.py::test_what_names_nothing_is_refused"),
     Row(
-        REGISTRY,
         "leave it out, or give the data set under its own name",
         "predict base.st preset:cifar10/cifar100::split=train,openood=lists",
         "predict base.st preset:cifar10/cifar100::openood=lists",
         prepare=list_images,
     ),
     Row(
-        "data/toys.py",
         "choose one of {}, or none for all",
         "predict base.st digits::split=dev,limit=2",
         "predict base.st digits::split=val,limit=2",
     ),
     Row(
-        "data/toys.py",
         "reinstall scikit-learn",
         test="tests/data/toys/test_builtin.py::test_a_scikit_learn_without_its_data",
     ),
     Row(
-        "data/toys.py",
         "known intents have {}; domains have none",
         "predict bert intents::split=dev,limit=2",
         "predict bert intents::split=val,limit=2",
     ),
     Row(
-        "data/toys.py",
         "films have {}; other domains have none",
         "predict bert reviews::domain=hotels,split=val,limit=2",
         "predict bert reviews::domain=hotels,limit=2",
     ),
     Row(
-        "data/toys.py",
         "use `letters`, or your own texts",
         test="tests/data/toys/test_prose.py::test_a_python_without_its_manual",
     ),
     Row(
-        "data/toys.py",
         "the known ones have {}; the novel ones have none",
         "predict base.st shapes::domain=novel,split=val,limit=2",
         "predict base.st shapes::domain=novel,limit=2",

@@ -13,9 +13,6 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-COLUMNS, FILES, FOLDER, TABLES, SHARDS = (
-    f"data/sources/{name}.py" for name in ("columns", "files", "folder", "tables", "webdataset")
-)
 END = "--no-latency --bootstrap 0"
 BERT, VIT = f"eval bert {END} --data", f"eval vit {END} --data"
 HUB = "tests/data/test_hub_data.py"
@@ -78,19 +75,16 @@ def _write_metadata(folder: str, text: str = "file_name,label\n0.png,a\n") -> No
 
 ROWS = (
     Row(
-        "data/sources/columns.py",
         "column `{}` seems to contain images, which this model cannot read; select a column of texts: `::text=COLUMN`",
         "predict bert pictures.csv",
         "predict bert pictures.csv::text=label",
     ),
     Row(
-        COLUMNS,
         "column `{}` seems to contain texts, which this model cannot read",
         "predict base.st texts.csv",
         "predict bert texts.csv",
     ),
     Row(
-        COLUMNS,
         "count the labels from 0, or use class names; -1 means unlabelled only if every label is -1",
         f"{BERT} own.csv",
         f"{BERT} own.csv",
@@ -98,7 +92,6 @@ ROWS = (
         mend=partial(_write, "own.csv", "text,label\na cat,0\na mat,1\n"),
     ),
     Row(
-        COLUMNS,
         'labels must be names or integers; write lists in JSON, `["bad", "long"]`; for cells such as `bad|long` add `::label-separator=|` in quotes',
         f"{BERT} own.jsonl",
         f"{BERT} own.jsonl",
@@ -106,21 +99,18 @@ ROWS = (
         mend=partial(_write, "own.jsonl", f"{ROW}\n{ROW}\n"),
     ),
     Row(
-        COLUMNS,
         "select the column with the images: `::image=COLUMN`",
         "predict base.st own.csv",
         "predict base.st own.csv::image=scan",
         files={"own.csv": "scan,label\nimages/a/0.png,a\n"},
     ),
     Row(
-        "data/sources/columns.py",
         "select the column with the texts: `::text=COLUMN`, or `::text=FIRST+SECOND` for pairs; for words in strings add `label=COLUMN,label-separator=space`",
         "predict bert own.csv",
         "predict bert own.csv::text=summary",
         files={"own.csv": "summary,label\na cat,a\n"},
     ),
     Row(
-        COLUMNS,
         "write the names of the classes instead",
         f"eval multi {END} --data own.jsonl",
         f"eval multi {END} --data own.jsonl",
@@ -132,7 +122,6 @@ ROWS = (
         ),
     ),
     Row(
-        FILES,
         "a .txt file lists one image per line: `cats/1.png 3`; {}",
         "predict base.st list.txt",
         "predict base.st list.txt",
@@ -140,7 +129,6 @@ ROWS = (
         mend=partial(_write, "list.txt", "images/a/0.png 0\n"),
     ),
     Row(
-        FILES,
         "a line has a word, then its labels, parted by blanks or tabs: `Rome B-place`; a comment `# ...` comes before the first word of a text",
         "predict words own.conll",
         "predict words own.conll",
@@ -148,7 +136,6 @@ ROWS = (
         mend=partial(_write, "own.conll", "the O\ncat B-x\n"),
     ),
     Row(
-        FILES,
         "a table must be an array of objects, or have one object per line, for example {}",
         "predict bert own.jsonl",
         "predict bert own.jsonl",
@@ -156,7 +143,6 @@ ROWS = (
         mend=partial(_write, "own.jsonl", ROW),
     ),
     Row(
-        FILES,
         'end a quoted cell with a quote, and double each quote in it: `"say ""hi"""`',
         "predict bert own.csv",
         "predict bert own.csv",
@@ -164,7 +150,6 @@ ROWS = (
         mend=partial(_write, "own.csv", 'text,label\n"a ""cat""",a\n'),
     ),
     Row(
-        FILES,
         'put a cell that contains {} in quotes: `"..."`',
         "predict bert own.csv",
         "predict bert own.csv",
@@ -172,21 +157,18 @@ ROWS = (
         mend=partial(_write, "own.csv", 'text,label\n"a cat, a mat",a\n'),
     ),
     Row(
-        TABLES,
         "select another column, or convert it to strings or numbers",
         "predict bert own.parquet::text=date",
         "predict bert own.parquet::text=text",
         prepare=_save_dates,
     ),
     Row(
-        FILES,
         "write `{}/` to read it as a folder of {}",
         "predict bert own.csv",
         "predict bert own.csv/",
         files={"own.csv/1.txt": "a cat"},
     ),
     Row(
-        FOLDER,
         "add {} to it, or move it out of `{}`",
         f"{BERT} own",
         f"{BERT} own",
@@ -194,20 +176,17 @@ ROWS = (
         mend=lambda: Path("own/c").rename("c"),
     ),
     Row(
-        FOLDER,
         "for the classes in `{}` add `::split={}`",
         f"{BERT} own",
         f"{BERT} own::split=train",
         prepare=lambda: shutil.copytree("texts", "own/train"),
     ),
     Row(
-        FOLDER,
         "it has {}, such as `{}`, but the model reads {}",
         "predict base.st texts",
         "predict bert texts",
     ),
     Row(
-        FOLDER,
         "suffixes of {}: {}",
         "predict bert own",
         "predict bert own",
@@ -215,7 +194,6 @@ ROWS = (
         mend=lambda: Path("own/1.md").rename("own/1.txt"),
     ),
     Row(
-        FOLDER,
         "use only one sub-folder per class, or only {} for a set without labels",
         f"{BERT} own",
         f"{BERT} own",
@@ -223,7 +201,6 @@ ROWS = (
         mend=lambda: Path("own/2.txt").rename("own/b/2.txt"),
     ),
     Row(
-        FOLDER,
         "write a text into it, or move it out of the folder",
         "predict bert own",
         "predict bert own",
@@ -231,7 +208,6 @@ ROWS = (
         mend=partial(_write, "own/2.txt", "a mat"),
     ),
     Row(
-        FOLDER,
         "its column `file_name` must have paths relative to its folder, separated by commas in a .csv file; rename the file if it is "
         "not image metadata",
         f"{VIT} own",
@@ -240,45 +216,37 @@ ROWS = (
         mend=partial(_write_metadata, "own"),
     ),
     Row(
-        FOLDER,
         "leave `split=` out",
         "predict bert saved::split=test",
         "predict bert saved",
         prepare=partial(_save_splits, whole=["a cat"]),
     ),
     Row(
-        TABLES,
         "check the name; for a private or gated data set run `hf auth login`",
         test=f"{HUB}::test_foreign_errors",
     ),
-    Row(TABLES, "check the network", test=f"{HUB}::test_foreign_errors"),
-    Row(TABLES, "it is not in the cache; unset HF_HUB_OFFLINE", test=f"{HUB}::test_offline_and_not_cached"),
+    Row("check the network", test=f"{HUB}::test_foreign_errors"),
+    Row("it is not in the cache; unset HF_HUB_OFFLINE", test=f"{HUB}::test_offline_and_not_cached"),
     Row(
-        TABLES,
         "choose one with `::{}=NAME`",
         "predict bert saved",
         "predict bert saved::split=test",
         prepare=partial(_save_splits, train=["a cat"], test=["a mat"]),
     ),
+    Row("download it again", test="tests/data/sources/test_webdataset.py::test_bad_shards"),
     Row(
-        "data/decoding.py", "download it again", test="tests/data/sources/test_webdataset.py::test_bad_shards"
-    ),
-    Row(
-        TABLES,
         "paths are relative to `{}`",
         "predict base.st own/own.csv --no-skip-bad",
         "predict base.st own/own.csv::root=. --no-skip-bad",
         files={"own/own.csv": "image,label\nimages/a/0.png,a\n"},
     ),
     Row(
-        TABLES,
         "select the column with the images: `::image=COLUMN`",
         "predict base.st own.parquet",
         "predict base.st own.parquet::image=scan",
         prepare=partial(_save_parquet, image=[1], scan=["images/a/0.png"]),
     ),
     Row(
-        COLUMNS,
         "each word needs a label; select the column with `::label=COLUMN`; for strings add `::label-separator=space`",
         f"eval words {END} --data own.jsonl",
         f"eval words {END} --data own.jsonl::label=spans",
@@ -287,7 +255,6 @@ ROWS = (
         },
     ),
     Row(
-        "data/sources/files.py",
         "convert it: `iconv -f {} -t UTF-8 {}`, or save it as UTF-8",
         "predict bert own.csv",
         "predict bert own.csv",
@@ -295,7 +262,6 @@ ROWS = (
         mend=lambda: _write("own.csv", Path("own.csv").read_text(encoding="windows-1252")),
     ),
     Row(
-        SHARDS,
         "a sample needs `NAME.jpg` and `NAME.cls` or `NAME.json`",
         f"{VIT} own.tar",
         f"{VIT} own.tar",
@@ -303,7 +269,6 @@ ROWS = (
         mend=lambda: _write_shard(_images("1.png", "1.cls", "2.png", "2.cls")),
     ),
     Row(
-        SHARDS,
         "download it again",
         "predict bert own.tar",
         "predict bert own.tar",
@@ -311,14 +276,12 @@ ROWS = (
         mend=lambda: _write_shard({"1.txt": "a cat"}),
     ),
     Row(
-        SHARDS,
         "leave out `image=`",
         "predict base.st own.tar::image=label",
         "predict base.st own.tar",
         prepare=lambda: _write_shard(_images("1.png", "1.cls")),
     ),
     Row(
-        SHARDS,
         "download or write it again",
         "predict bert own.tar",
         "predict bert own.tar",
@@ -326,7 +289,6 @@ ROWS = (
         mend=lambda: _write_shard({"1.txt": "a cat"}),
     ),
     Row(
-        SHARDS,
         "join tar files with `tar --concatenate --file=FIRST.tar SECOND.tar`, or give a folder of them",
         "predict bert own.tar",
         "predict bert own.tar",
@@ -337,7 +299,6 @@ ROWS = (
         mend=lambda: _write_shard({"1.txt": "a cat", "2.txt": "a cat"}),
     ),
     Row(
-        SHARDS,
         "write the shard without `--sparse` of tar",
         test="tests/data/sources/test_webdataset.py::test_false_sizes",
     ),

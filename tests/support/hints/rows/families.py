@@ -16,12 +16,6 @@ from support.hints.table import Row
 if TYPE_CHECKING:
     import torch
 
-LOAD, REGISTRY, TIMM, HF = (
-    "families/load.py",
-    "families/registry.py",
-    "families/timm",
-    "families/transformers",
-)
 PLAIN = "plain.safetensors"
 TINY = "vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4"
 PRUNE = "prune timm --strategy random --keep 3 -o o.st"
@@ -122,47 +116,40 @@ def _delete_tokenizer() -> None:
 
 ROWS = (
     Row(
-        "families/load.py",
         "if `{}` is its classifier: {}",
         PRUNE,
         "import timm/model.safetensors --arch timm --rename fc=head -o b.st",
         prepare=partial(rewrite, "timm/model.safetensors", lambda state: renamed(state, "head.", "fc.")),
     ),
     Row(
-        "families/load.py",
         "its tensors have a prefix, which `import` strips: {}",
         PRUNE,
         "import timm/model.safetensors --arch timm -o b.st",
         prepare=partial(rewrite, "timm/model.safetensors", _with_extra),
     ),
     Row(
-        LOAD,
         "`hydractl finetune {} --data TRAIN --val VAL -o base.st` gives it a classifier for your classes",
         "predict words texts.jsonl",
         "finetune words --data texts.jsonl --val texts.jsonl --steps 1 -o b.st",
         prepare=partial(edit, "words/config.json", architectures=["BertModel"]),
     ),
     Row(
-        LOAD,
         "add `--arch NAME`, for example `--arch vit_small_patch16_224::num_classes=7`",
         f"prune {PLAIN} --strategy random --keep 3 -o o.st",
         f"prune {PLAIN} --strategy random --keep 3 -o o.st --arch {TINY},num_classes=7",
     ),
     Row(
-        LOAD,
         "the file may have been edited or quantized; hydractl needs the original floating-point weights",
         f"prune {PLAIN} --strategy random --keep 3 -o o.st --arch {TINY},num_classes=7",
         "prune base.st --strategy random --keep 3 -o o.st",
         prepare=partial(rewrite, PLAIN, lambda state: state | {"cls_token": state["cls_token"].int()}),
     ),
     Row(
-        LOAD,
         "the weights may be of another architecture, or have another number of classes",
         f"prune {PLAIN} --strategy random --keep 3 -o o.st --arch {TINY},num_classes=5",
         f"prune {PLAIN} --strategy random --keep 3 -o o.st --arch {TINY},num_classes=7",
     ),
     Row(
-        "families/base.py",
         "store plain floating-point weights: in transformers `model.dequantize().save_pretrained(FOLDER)`; after PyTorch's pruning "
         "`torch.nn.utils.prune.remove`",
         PRUNE,
@@ -175,36 +162,30 @@ ROWS = (
         ),
     ),
     Row(
-        "families/openclip/family.py",
         "`pip install 'hydractl[openclip]'`",
         test=f"{OPENCLIP_TEST}::test_without_open_clip_the_extra_is_named",
     ),
     Row(
-        "families/openclip/family.py",
         "did you mean {}?",
         "python from hydractl.families.load import open_model; open_model('arch:openclip:ViT-B-33')",
         "python from hydractl.families.load import open_model; open_model('arch:openclip:ViT-B-32')",
     ),
     Row(
-        "families/openclip/family.py",
         "supported: open_clip's own VisionTransformer and TextTransformer, as in ViT-B-32 or ViT-L-14, and vision transformers of "
         "timm, as in ViT-B-16-SigLIP",
         "python from hydractl.families.load import open_model; open_model('arch:openclip:RN50')",
         "python from hydractl.families.load import open_model; open_model('arch:openclip:ViT-B-32')",
     ),
     Row(
-        "families/openclip/family.py",
         "supported: {}",
         test=f"{OPENCLIP_TEST}::test_a_malformed_configuration_is_refused",
     ),
     Row(
-        REGISTRY,
         "`hydractl import WEIGHTS --arch {} -o base.st` converts its weights to a base",
         "finetune arch:./timm --data texts.jsonl --val texts.jsonl -o o.st",
         "import timm/model.safetensors --arch ./timm -o b.st",
     ),
     Row(
-        REGISTRY,
         "a newer version may support it: `{} --upgrade`",
         "prune base.st --strategy random --keep 3 -o o.st",
         "prune base.st --strategy random --keep 3 -o o.st",
@@ -212,7 +193,6 @@ ROWS = (
         mend=partial(restore, "base.st"),
     ),
     Row(
-        REGISTRY,
         'add the `"model_type"` of the model in transformers, for example `"bert"`, or use the folder written by `save_pretrained`',
         PREDICT_WORDS,
         PREDICT_WORDS,
@@ -220,21 +200,18 @@ ROWS = (
         mend=lambda: shutil.copy("multi/config.json", "bert/config.json"),
     ),
     Row(
-        REGISTRY,
         "check {}",
         "finetune arch:vit_tiny_patch16_224::depth=x --data texts.jsonl --val texts.jsonl -o o.st",
         f"prune {PLAIN} --strategy random --keep 3 -o o.st --arch {TINY},num_classes=7",
     ),
-    Row(REGISTRY, "give its folder: `{}`", "predict arch:timm/config.json images", "predict timm images"),
+    Row("give its folder: `{}`", "predict arch:timm/config.json images", "predict timm images"),
     Row(
-        REGISTRY,
         "supported families: {}",
         "predict bert texts.jsonl",
         "predict multi texts.jsonl",
         prepare=partial(edit, "bert/config.json", model_type="zzzzzz"),
     ),
     Row(
-        f"{TIMM}/models.py",
         'add `"pretrained_cfg": {}` with the preprocessing of the model',
         PRUNE,
         PRUNE,
@@ -242,7 +219,6 @@ ROWS = (
         mend=_mend_flat,
     ),
     Row(
-        f"{TIMM}/models.py",
         "correct `input_size`, or `img_size` in `model_args`",
         PRUNE,
         PRUNE,
@@ -252,7 +228,6 @@ ROWS = (
         mend=partial(nested, "timm/config.json", "pretrained_cfg", input_size=[1, 8, 8]),
     ),
     Row(
-        f"{TIMM}/models.py",
         "leave it out for the architecture's default",
         PRUNE,
         PRUNE,
@@ -260,7 +235,6 @@ ROWS = (
         mend=partial(nested, "timm/config.json", "model_args", mlp_ratio=...),
     ),
     Row(
-        f"{TIMM}/models.py",
         'write `"model_args": {"global_pool": "{}", ...}` if the model was trained with it',
         PRUNE,
         PRUNE,
@@ -268,19 +242,16 @@ ROWS = (
         mend=partial(nested, "timm/config.json", "model_args", global_pool="avg", fc_norm=False),
     ),
     Row(
-        f"{TIMM}/models.py",
         "see `timm.list_models()`",
         "predict arch:zzzzzzzz images",
         "predict arch:vit_tiny_patch16_224 images",
     ),
     Row(
-        f"{TIMM}/models.py",
         "supported: timm's VisionTransformer, VisionTransformerDistilled, VisionTransformerRelPos, Beit and Eva",
         "predict arch:resnet18 images",
         "predict arch:vit_tiny_patch16_224 images",
     ),
     Row(
-        f"{HF}/models.py",
         "save only the encoder: `SentenceTransformer(FOLDER)[0].auto_model.save_pretrained(OTHER)`, and its tokenizer likewise",
         "finetune words --data texts.jsonl --val texts.jsonl --steps 1 -o b.st",
         "finetune words --data texts.jsonl --val texts.jsonl --steps 1 -o b.st",
@@ -288,7 +259,6 @@ ROWS = (
         mend=lambda: Path("words/modules.json").unlink(),
     ),
     Row(
-        f"{HF}/models.py",
         'write it as `"id2label": {}`, with a name for every class',
         PREDICT_WORDS,
         PREDICT_WORDS,
@@ -296,38 +266,32 @@ ROWS = (
         mend=partial(edit, "bert/config.json", id2label={"0": "a", "1": "b"}),
     ),
     Row(
-        f"{HF}/models.py",
         "config.json may belong to another model",
         PREDICT_WORDS,
         "predict multi texts.jsonl",
         prepare=partial(rewrite, "bert/model.safetensors", _without_layer),
     ),
     Row(
-        f"{HF}/models.py",
         "merge adapters into the weights first (`merge_and_unload()`), or check the architecture",
         PREDICT_WORDS,
         "predict multi texts.jsonl",
         prepare=partial(rewrite, "bert/model.safetensors", _in_layer),
     ),
     Row(
-        f"{HF}/hf_models.py",
         "pip install --upgrade transformers",
         test="tests/families/transformers/test_hf_models.py::test_a_class_that_the_release_lacks_is_said",
     ),
     Row(
-        f"{HF}/models.py",
         "the width must be a multiple of the number of heads",
         "python from hydractl.families.load import open_model; open_model('arch:bert::hidden_size=30,num_attention_heads=4')",
         "python from hydractl.families.load import open_model; open_model('arch:bert::hidden_size=32,num_attention_heads=4')",
     ),
     Row(
-        f"{HF}/models.py",
         "there are {}",
         "python from hydractl.families.load import open_model; open_model('arch:bert::pooling=zzzz')",
         "python from hydractl.families.load import open_model; open_model('arch:bert::pooling=mean')",
     ),
     Row(
-        f"{HF}/text.py",
         "a text model needs `tokenizer.json` or its vocabulary in the folder of its weights: `tokenizer.save_pretrained(FOLDER)`",
         PREDICT_WORDS,
         PREDICT_WORDS,
@@ -335,7 +299,6 @@ ROWS = (
         mend=lambda: [shutil.copy(path, "bert") for path in Path("multi").glob("*token*")],
     ),
     Row(
-        f"{HF}/hf_models.py",
         "correct `size` or `crop_size` in preprocessor_config.json",
         PREDICT_VIT,
         PREDICT_VIT,
@@ -343,7 +306,6 @@ ROWS = (
         mend=partial(edit, VIT_FILE, size={"height": 8, "width": 8}),
     ),
     Row(
-        f"{HF}/hf_models.py",
         "correct `{}`, or move it away to use the usual preprocessing of such models",
         PREDICT_VIT,
         PREDICT_VIT,
@@ -351,7 +313,6 @@ ROWS = (
         mend=lambda: Path(VIT_FILE).unlink(),
     ),
     Row(
-        f"{HF}/hf_models.py",
         "supported: a `height` and a `width`, or a `shortest_edge` and a square crop",
         PREDICT_VIT,
         PREDICT_VIT,
@@ -365,7 +326,6 @@ ROWS = (
         ),
     ),
     Row(
-        f"{HF}/hf_models.py",
         "supported: {}",
         PREDICT_VIT,
         PREDICT_VIT,
@@ -373,7 +333,6 @@ ROWS = (
         mend=partial(edit, VIT_FILE, image_processor_type="ViTImageProcessor"),
     ),
     Row(
-        f"{HF}/hf_models.py",
         "the crop must keep the same fraction of both sides, and no more than all of it",
         PREDICT_VIT,
         PREDICT_VIT,
@@ -388,7 +347,6 @@ ROWS = (
         mend=partial(edit, VIT_FILE, size={"height": 9, "width": 9}),
     ),
     Row(
-        "families/tower.py",
         'give them: `--classes cat,dog`, or in Python `hydractl.load(..., classes=["cat", "dog"])`',
         "python from hydractl.families.load import load_model, open_model; import torch; load_model(open_model('clip'))(torch.ones(1, 3, 12, 12))",
         "python import hydractl, torch; hydractl.load('clip', classes=['a', 'b'])(torch.ones(1, 3, 12, 12))",

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-MAKE, WORDS, SELECTION = "cli/commands/make.py", "data/words.py", "pruning/selection.py"
 TRAIN = "digits::classes=0-6,limit=14"
 TEST = "digits::classes=0-6,limit=40,split=test"
 DATA = f"--val {TEST} --test digits::classes=0-6,limit=20,split=val,part=2/2 --risk 0.9 -q"
@@ -49,25 +48,21 @@ def _patched(name: str, code: str) -> str:
 
 ROWS = (
     Row(
-        "checkpoint.py",
         "check the path",
         "python from pathlib import Path; from hydractl.checkpoint import Checkpoint; Checkpoint.open(Path('zzzz.st'))",
         "inspect base.st",
     ),
     Row(
-        MAKE,
         "check the path",
         f"make qqqqqqqqqqq.pth m-1.st {DATA} -o out/",
         f"make m-0.st m-1.st {HALVES} -o out/",
     ),
     Row(
-        MAKE,
         "for example `{}={}`",
         f"make 'a[0]=m-0.st' m-1.st {HALVES} -o out/",
         f"make a-0=m-0.st m-1.st {HALVES} -o out/",
     ),
     Row(
-        MAKE,
         "rename the folder, or link it: `ln -s FOLDER NAME`",
         f"make a,b/m.st m-1.st {HALVES} -o out/",
         f"make ab/m.st m-1.st {HALVES} -o out/",
@@ -75,20 +70,17 @@ ROWS = (
         mend=lambda: Path("a,b").rename("ab"),
     ),
     Row(
-        "cli/commands/make.py",
         "{}{}give other labelled data as `--val`; or train the models again with `--val {}`, and give `make` `--val {}`",
         f"make m-0.st m-1.st --val {TRAIN} --test {TEST} --risk 0.9 -q -o out/",
         f"make m-0.st m-1.st {HALVES} -o out/",
     ),
     Row(
-        "cli/commands/run.py",
         "rename the file or folder",
         f"make m-\udcff.st m-1.st {HALVES} -o out/",
         f"make m-0.st m-1.st {HALVES} -o out/",
         prepare=lambda: _link("m-\udcff.st"),
     ),
     Row(
-        "cli/pipeline.py",
         "options have their own keys; for a file of that name write `./{}`",
         "run wrong.toml",
         "run right.toml",
@@ -98,38 +90,32 @@ ROWS = (
         },
     ),
     Row(
-        "data/decoding.py",
         "make the image smaller, or add `::max-item={}` to the data",
         "predict base.st images/a::max-item=10 --no-skip-bad",
         "predict base.st images/a::max-item=243 --no-skip-bad",
     ),
     Row(
-        "data/labels.py",
         "add `::classes-by={}` if they are the first {} classes of the model, or name the model's classes with `hydractl import --labels`",
         f"eval base.st --data images {TABLES}",
         f"eval base.st --data images::classes-by=position {TABLES}",
     ),
     Row(
-        "data/preprocess.py",
         "crop the image to a less extreme aspect ratio",
         "python from PIL import Image; from hydractl.data.preprocess import TensorResize; "
         "TensorResize(size=None, side=224, crop=(224, 224), mode='bilinear')(Image.new('RGB', (1, 200000)))",
         "predict base.st images/a",
     ),
     Row(
-        "data/sources/columns.py",
         "add `::label-separator={}` in quotes, or `::label-separator={}` if they are names",
         "finetune bert --data own.csv --val own.csv --steps 1 -o o.st",
         "finetune bert --data 'own.csv::label-separator=|' --val 'own.csv::label-separator=|' --steps 1 -o o.st",
         files={"own.csv": "text,label\na cat,bad\na mat,long\nthe cat,bad|long\nthe mat,long|bad\n"},
     ),
     Row(
-        "data/sources/files.py",
         "if you trust the file, add `::max-item={}`",
         test="tests/data/sources/test_tables.py::test_a_small_file_that_expands_is_refused",
     ),
     Row(
-        "data/sources/files.py",
         "rename a file with a word and its label per line: `mv {} {}`",
         f"eval words --data train.txt {TABLES}",
         f"eval words --data train.conll {TABLES}",
@@ -137,24 +123,20 @@ ROWS = (
         mend=lambda: Path("train.txt").rename("train.conll"),
     ),
     Row(
-        "data/sources/columns.py",
         "select the columns: `{}`",
         f"eval words --data own.conll {TABLES}",
         f"eval words --data 'own.conll::text=column 2,label=tags' {TABLES}",
         files={"own.conll": "1\tthe\t_\tO\n2\tcat\t_\tB-x\n\n1\ta\t_\tO\n2\tmat\t_\tO\n"},
     ),
     Row(
-        "data/sources/columns.py",
         "choose the columns: {}; or `::text=COLUMN` for single texts",
         test="tests/data/sources/test_text_columns.py::test_several_pairs_are_a_choice",
     ),
     Row(
-        WORDS,
         "check that the column of words is the right one: `::text=COLUMN`",
         test="tests/data/test_first_tokens.py::test_lists_of_words_have_the_tokens_and_first_tokens_of_the_library",
     ),
     Row(
-        WORDS,
         "evaluate models with different tokenizers apart",
         f"eval words --data own.jsonl {TABLES} --compare other=letters",
         f"eval words --data own.jsonl {TABLES}",
@@ -162,14 +144,12 @@ ROWS = (
         prepare=_letters,
     ),
     Row(
-        WORDS,
         "leave it out",
         f"eval words --data own.jsonl {TABLES}",
         f"eval words --data words.jsonl {TABLES}",
         files={"own.jsonl": '{"tokens": ["cat"], "ner_tags": ["B-x"]}\n{"tokens": [], "ner_tags": []}\n'},
     ),
     Row(
-        "families/openclip/family.py",
         "give a `tokenizer.json`: `arch:openclip:NAME::tokenizer=PATH/tokenizer.json`",
         _patched(
             "hydractl.families.openclip.family.is_python_tokenizer",
@@ -179,7 +159,6 @@ ROWS = (
         "predict clip images/a --classes photo,drawing",
     ),
     Row(
-        "evaluation/rows.py",
         "use `--device cpu`, or `--no-latency` to keep only one row in memory",
         "python import torch; from types import SimpleNamespace as N; from hydractl.evaluation import rows as m; "
         "from unittest import mock\nwith mock.patch.object(m, 'load_any', side_effect=torch.OutOfMemoryError()):\n"
@@ -187,13 +166,11 @@ ROWS = (
         f"{EVAL} --device cpu -o o.json",
     ),
     Row(
-        "exporting/comparison.py",
         "to accept that difference, add `--tolerance {}`",
         "python from hydractl.exporting.comparison import require_near; require_near(0.01, 1e-4, inputs_name='x')",
         "export base.st -o o.pt2 --tolerance NUMBER",
     ),
     Row(
-        "exporting/formats.py",
         "write a `.pt2`, or prune more heads",
         "python from unittest import mock; from pathlib import Path; from hydractl.stages.export.config import ExportConfig; "
         "from hydractl.stages.export.run import run_export\n"
@@ -202,7 +179,6 @@ ROWS = (
         "export base.st -o o.pt2",
     ),
     Row(
-        "stages/fuse/run.py",
         "one of them has no class names: `import --labels a,b,c` and `make --labels a,b,c` name those of imported weights",
         "fuse named.st bare.st -o o.st",
         "fuse named.st again.st -o o.st",
@@ -216,32 +192,27 @@ ROWS = (
         ),
     ),
     Row(
-        "stages/predict/run.py",
         "`hydractl eval {} --data HELD_OUT --threshold-for 'risk<=0.05' -o report.json` writes a report of it",
         "predict five.st images/a --threshold report.json",
         f"{EVAL} --threshold-for 'risk<=0.99' -o o.json",
     ),
     Row(
-        "stages/predict/run.py",
         "read the errors {}, and give images that can be read",
         "predict base.st broken.png",
         "predict base.st images/a/0.png",
         files={"broken.png": b"\x89PNG\r\n\x1a\n"},
     ),
     Row(
-        "stages/score/config.py",
         "add `--data DATA`, for example `--data val/`, or use a method that reads no data: `--method magnitude`",
         "score base.st --method taylor -o o.json",
         "score base.st --method magnitude -o o.json",
     ),
     Row(
-        "scoring/inputs.py",
         "for example `--keep-fraction 0.5`",
         f"{SCORE} --method cahp --keep 0",
         f"{SCORE} --method cahp --keep-fraction 0.5",
     ),
     Row(
-        "research/scores/gates.py",
         "lower `--weights-lr`",
         "python import torch; from hydractl.checkpoint import Checkpoint; from pathlib import Path; "
         "from hydractl.research.scores.gates import GateRun, TrainedWeights\n"
@@ -251,41 +222,36 @@ ROWS = (
         "GateRun(N(extensions=e), N(checkpoint=c)).publish(None, None, N(weights=w), None)",
         "score base.st --data digits::classes=0-6,limit=14 --method l0 --epochs 1 --batch-size 8 --training joint "
         "--weights-lr 1e-4 -o o.json",
+        research=True,
     ),
     Row(
-        "prediction/inference.py",
         "use OOD scores of logits, such as energy",
         "fuse multi --fit labels.jsonl --val labels.jsonl -o o.st",
         "fuse multi -o o.st",
     ),
     Row(
-        SELECTION,
         "for example `--keep {}`",
         "prune base.st --scores scores.json --keep 9 -o o.st",
         "prune base.st --scores scores.json --keep NUMBER -o o.st",
     ),
     Row(
-        SELECTION,
         "give at most `--remove {}`",
         "prune base.st --scores scores.json --remove 90 -o o.st",
         "prune base.st --scores scores.json --remove NUMBER -o o.st",
     ),
     Row(
-        "prediction/inference.py",
         "give `--temperature` another value, or leave it out",
         "eval cold.st --data digits::classes=0-6,limit=9,split=test --no-latency --bootstrap 0 --temperature 500",
         "eval cold.st --data digits::classes=0-6,limit=9,split=test --no-latency --bootstrap 0 --temperature 1",
         before=("fuse m-0.st m-1.st --temperature 500 -q -o cold.st",),
     ),
     Row(
-        "tags.py",
         "use one of {}, with the prefix always before or always after the type; `::map=OLD:NEW,...` renames classes of data",
         "finetune bert --data own.conll --val own.conll --steps 1 -o o.st",
         "finetune bert --data words.conll --val words.conll --steps 1 -o o.st",
         files={"own.conll": "the O\ncat B-x\nsat L-x\n\na O\nmat I-x\non E-x\n"},
     ),
     Row(
-        "version.py",
         "a newer release may have made it: `{} --upgrade`",
         "prune base.st --scores new.json --remove 1 -o o.st",
         "inspect scores.json",

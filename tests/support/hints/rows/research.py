@@ -10,10 +10,6 @@ from support.hints.rows.families import edit_header, restore
 from support.hints.table import Row
 from support.pairs import pair
 
-BAYES, SWAG, CONFIG, FITS = (
-    f"research/{name}.py"
-    for name in ("baselines/bayesvlm", "baselines/swag", "bench/config", "bench/measure")
-)
 DIGITS = "digits::classes=0-6,limit=14"
 EVAL = f"eval base.st --data {DIGITS},split=test --bootstrap 0 --no-latency -o o.json"
 EVAL_CLIP = "eval clip --data pictures.jsonl --classes a,b --bootstrap 0 --no-latency -o o.json"
@@ -52,7 +48,6 @@ def _pair() -> None:
 
 ROWS = (
     Row(
-        "research/analyses/gradients.py",
         "compare with its base: `--compare base=BASE`",
         f"{EVAL.replace('base.st', 'w-0.st')} {PROPOSITION}base.st",
         f"{EVAL.replace('base.st', 'w-0.st')} {PROPOSITION}wide.st",
@@ -64,14 +59,12 @@ ROWS = (
         mend=partial(restore, "w-0.st"),
     ),
     Row(
-        BAYES,
         "for the last layer of a classifier use `laplace:`",
         f"{EVAL} --compare x=bayesvlm:base.st::data={PAIRS}",
         f"{EVAL} --compare x=laplace:base.st::data={DIGITS}",
         files=PAIR_FILE,
     ),
     Row(
-        BAYES,
         "give a base or a member of CLIP from transformers, with both towers",
         f"{EVAL_CLIP} --compare x=bayesvlm:clip::data={PAIRS}",
         f"{EVAL_PAIR} --compare x=bayesvlm:pair.st::data={PAIRS}",
@@ -79,7 +72,6 @@ ROWS = (
         mend=_pair,
     ),
     Row(
-        BAYES,
         "give one `--template`",
         f"{EVAL_PAIR} --compare x=bayesvlm:pair.st::data={PAIRS} --template 'a {{label}}' --template 'the {{label}}'",
         f"{EVAL_PAIR} --compare x=bayesvlm:pair.st::data={PAIRS} --template 'a {{label}}'",
@@ -87,7 +79,6 @@ ROWS = (
         prepare=_pair,
     ),
     Row(
-        BAYES,
         "use data with thousands of pairs",
         f"{EVAL_PAIR} --compare x=bayesvlm:pair.st::data={PAIRS},limit=1",
         f"{EVAL_PAIR} --compare x=bayesvlm:pair.st::data={PAIRS}",
@@ -95,7 +86,6 @@ ROWS = (
         prepare=_pair,
     ),
     Row(
-        "research/baselines/options.py",
         "add `text=COLUMN`, for example `{}`",
         f"{EVAL_PAIR} --compare x=bayesvlm:pair.st::data=pairs.jsonl",
         f"{EVAL_PAIR} --compare x=bayesvlm:pair.st::data=pairs.jsonl::text=caption",
@@ -103,33 +93,28 @@ ROWS = (
         prepare=_pair,
     ),
     Row(
-        "research/baselines/laplace.py",
         "give a base or a member with a trained classifier",
         f"{EVAL} --compare x=laplace:hydra.st::data={DIGITS}",
         f"{EVAL} --compare x=laplace:base.st::data={DIGITS}",
     ),
     Row(
-        "research/baselines/laplace.py",
         "leave it out to use `kron`",
         f"{EVAL} --compare x=laplace:wide.st::data={DIGITS},hessian=full",
         f"{EVAL} --compare x=laplace:wide.st::data={DIGITS}",
         before=(f"finetune {WIDE} {TUNE} -q".replace("o.st", "wide.st"),),
     ),
     Row(
-        "research/baselines/mc_dropout.py",
         "add `rate=`: `{}`",
         f"{EVAL} --compare x=mc:base.st",
         f"{EVAL} --compare x=mc:base.st::rate=0.1,passes=2",
     ),
     Row(
-        SWAG,
         "give checkpoints from different steps of one training",
         f"{EVAL} --compare x=swag:base.st,base.st",
         f"{EVAL} --compare x=swag:base.st,later.st",
         before=(LATER,),
     ),
     Row(
-        SWAG,
         "give checkpoints without a temperature; `eval --temperature` fits one for all samples",
         f"{EVAL} --compare x=swag:base.st,t.st",
         f"{EVAL} --compare x=swag:base.st,later.st --temperature {DIGITS},split=val",
@@ -139,81 +124,69 @@ ROWS = (
         ),
     ),
     Row(
-        SWAG,
         "give models with a classifier",
         f"{EVAL_CLIP} --compare x=swag:clip,clip",
         f"{EVAL} --compare x=swag:base.st,later.st",
         before=(LATER,),
     ),
     Row(
-        SWAG,
         "the checkpoints of `swag:` must come from one training, with the same architecture and heads",
         f"{EVAL} --compare x=swag:base.st,m-0.st",
         f"{EVAL} --compare x=swag:base.st,later.st",
         before=(LATER,),
     ),
     Row(
-        "research/baselines/vilu.py",
         "give a zero-shot base or member: a CLIP with both towers",
         f"{EVAL} --compare x=vilu:base.st::epochs=1,data={DIGITS}",
         f"{EVAL_PAIR} --compare x=vilu:pair.st::epochs=1,data=pictures.jsonl",
         mend=_pair,
     ),
     Row(
-        CONFIG,
         "add `text=COLUMN`, for example `--pairs pairs.jsonl::text=caption`",
         f"{BENCH} --pairs pairs.jsonl --rivals bayesvlm",
         f"{BENCH} --pairs pairs.jsonl::text=caption",
         files=PAIR_FILE,
     ),
-    Row(CONFIG, "choose another folder", BENCH.replace("-o out", "-o a,b"), BENCH),
+    Row("choose another folder", BENCH.replace("-o out", "-o a,b"), BENCH),
     Row(
-        CONFIG,
         "give each row and data set its own name",
         f"{BENCH} --near a=noise --far a=noise",
         f"{BENCH} --near a=noise --far b=noise",
     ),
     Row(
-        CONFIG,
         "leave it out, or add `bayesvlm` to `--rivals`",
         f"{BENCH} --rivals mc --pairs {PAIRS}",
         f"{BENCH} --rivals mc",
         files=PAIR_FILE,
     ),
-    Row(CONFIG, "use {}, or some of {}", f"{BENCH} --rivals zzzzzz", f"{BENCH} --rivals all"),
+    Row("use {}, or some of {}", f"{BENCH} --rivals zzzzzz", f"{BENCH} --rivals all"),
     Row(
-        FITS,
         "add `{} {}`",
         f"{BENCH} --rivals deep-ensemble",
         f"{BENCH} --rivals deep-ensemble --start {PACKED}",
     ),
-    Row(FITS, "leave it out", f"{BENCH_TEXTS} --rivals mimo", f"{BENCH_TEXTS} --rivals mc"),
+    Row("leave it out", f"{BENCH_TEXTS} --rivals mimo", f"{BENCH_TEXTS} --rivals mc"),
     Row(
-        FITS,
         "use fewer `--members`, or leave the rival out",
         f"{BENCH} --rivals pruned-hydra --members 60",
         f"{BENCH} --rivals pruned-hydra --members 3",
     ),
     Row(
-        "research/bench/measure.py",
         "give its base, and this model with `--hydra` or `--compare`",
         BENCH.replace("base.st", "hydra.st"),
         f"{BENCH} --hydra hydra.st",
     ),
     Row(
-        "research/methods/mimo.py",
         "`hydractl fuse base.st base.st base.st --own-from {} -o copies.st` makes one from a base",
         f"finetune hydra.st --method mimo {TUNE}",
         "fuse base.st base.st base.st --own-from 2 -o copies.st",
     ),
     Row(
-        "research/methods/options.py",
         "give an architecture: `arch:NAME[::K=V,...]`",
         f"finetune base.st --method packed {TUNE}",
         f"finetune {PACKED},embed_dim=48 --method packed::members=3,alpha=1 {TUNE}",
     ),
     Row(
-        "research/methods/packed.py",
         "use a width that is a multiple of {}: `arch:{}::{}={}`",
         f"finetune {PACKED},embed_dim=32 --method packed::members=3,alpha=1 {TUNE}",
         f"finetune {PACKED},embed_dim=48 --method packed::members=3,alpha=1 {TUNE}",

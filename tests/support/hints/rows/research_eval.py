@@ -6,9 +6,6 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-OPTIONS, CONTEXT = "research/analyses/options.py", "research/analyses/context.py"
-NAMES, EXTENSION = "research/corruptions/names.py", "research/evaluation.py"
-MEASURE = "research/corruptions/measure.py"
 DIGITS = "digits::classes=0-6,limit=14"
 TEST = "digits::classes=0-6,limit=21,split=test"
 EVAL = f"eval base.st --data {TEST} --no-latency --bootstrap 0"
@@ -27,50 +24,42 @@ def photograph_frost() -> None:
 
 ROWS = (
     Row(
-        OPTIONS,
         "`--scores circuit=scores.json`",
         f"{EVAL} --analyse heads --scores circuit=",
         f"{EVAL} --analyse heads --scores circuit=scores.json",
     ),
     Row(
-        OPTIONS,
         "add `--analyse {}`",
         f"{EVAL} --scores scores.json",
         f"{EVAL} --scores scores.json --analyse heads",
     ),
-    Row(OPTIONS, "add `{}`", f"{EVAL} --analyse heads", f"{EVAL} --analyse heads --scores scores.json"),
+    Row("add `{}`", f"{EVAL} --analyse heads", f"{EVAL} --analyse heads --scores scores.json"),
     Row(
-        OPTIONS,
         "give each file its own name: `--scores NAME=FILE`",
         f"{EVAL} --analyse heads --scores scores.json --scores scores.json",
         f"{EVAL} --analyse heads --scores a=scores.json --scores b=sampled.json",
     ),
     Row(
-        CONTEXT,
         "add it: `--compare base=BASE`",
         f"{HYDRA} --analyse heads --scores scores.json",
         f"{HYDRA} --analyse heads --scores scores.json --compare base=base.st",
     ),
     Row(
-        CONTEXT,
         "measure a hydra, or several models as a row: `--compare 'NAME=a.st,b.st'`",
         f"{EVAL} --analyse members",
         f"{EVAL} --analyse members --compare both=m-0.st,m-1.st",
     ),
     Row(
-        CONTEXT,
         "score the base of the pruned models",
         "eval timm --data pictures.jsonl --no-latency --bootstrap 0 --analyse heads --scores scores.json",
         f"{EVAL} --analyse heads --scores scores.json",
     ),
     Row(
-        CONTEXT,
         "add the base of the pruned models: `--compare base=BASE`",
         f"{EVAL.replace('base.st', 'm-0.st')} --analyse proposition --corrupt gaussian-noise:1 -o o.json",
         f"{EVAL.replace('base.st', 'm-0.st')} --analyse proposition --corrupt gaussian-noise:1 -o o.json --compare base=base.st",
     ),
     Row(
-        CONTEXT,
         "add them: `--compare 'apart=m0.st,m1.st,m2.st'`",
         f"{EVAL.replace('base.st', 'hydra.st')} --analyse mlps -o o.json",
         f"{EVAL.replace('base.st', 'merged.st')} --analyse mlps --compare apart=t-0.st,t-1.st -o o.json",
@@ -81,82 +70,69 @@ ROWS = (
         ),
     ),
     Row(
-        "research/baselines/options.py",
         "for example `{}`",
         f"{EVAL} --compare x=mc:",
         f"{EVAL} --compare x=mc:base.st::rate=0.1",
     ),
     Row(
-        EXTENSION,
         "add it as another row: `--compare NAME={}`",
         EVAL.replace("base.st", "mc:base.st"),
         f"{EVAL} --compare dropout=mc:base.st::rate=0.1",
     ),
     Row(
-        "research/baselines/options.py",
         "add it as a separate row",
         f"{EVAL} --compare x=vilu:base.st::data=digits,m-0.st",
         f"{EVAL} --compare x=m-0.st",
     ),
     Row(
-        EXTENSION,
         "leave that row out, or measure it in a separate report with a logit-based score",
         f"{EVAL} {NEAR} --fit {TRAIN} --ood-score knn --compare x=mc:base.st::rate=0.1",
         f"{EVAL} {NEAR} --ood-score energy --compare x=mc:base.st::rate=0.1",
     ),
-    Row(NAMES, "choose `{}`, or from {}", f"{EVAL} --corrupt zzzzzz", f"{EVAL} --corrupt contrast"),
+    Row("choose `{}`, or from {}", f"{EVAL} --corrupt zzzzzz", f"{EVAL} --corrupt contrast"),
     Row(
-        NAMES,
         "for example `--corrupt {} --corrupt {}={}`",
         f"{EVAL} --corrupt fog:1=frost",
         f"{EVAL} --corrupt all:1 --corrupt frost:1=frost",
         prepare=photograph_frost,
     ),
-    Row(NAMES, "for example `{}:3` or `{}:1-5`", f"{EVAL} --corrupt fog:9", f"{EVAL} --corrupt fog:3"),
+    Row("for example `{}:3` or `{}:1-5`", f"{EVAL} --corrupt fog:9", f"{EVAL} --corrupt fog:3"),
     Row(
-        NAMES,
         "give the folder of ImageNet-C's frost1.png to frost6.jpg, or omit `=DIR` to use drawn ice",
         f"{EVAL} --corrupt frost:1=texts",
         f"{EVAL} --corrupt frost:1",
     ),
     Row(
-        NAMES,
         "one folder serves all severities",
         f"{EVAL} --corrupt frost:1=frost --corrupt frost:2=images/b",
         f"{EVAL} --corrupt frost:1-2=frost",
         prepare=photograph_frost,
     ),
     Row(
-        NAMES,
         "repeat the option: `--corrupt {}`",
         f"{EVAL} --corrupt fog:1,contrast:1",
         f"{EVAL} --corrupt fog:1 --corrupt contrast:1",
     ),
     Row(
-        EXTENSION,
         "add one to `--metrics`, such as accuracy",
         f"{EVAL} --corrupt fog:1 --metrics parameters",
         f"{EVAL} --corrupt fog:1 --metrics parameters,accuracy",
     ),
     Row(
-        EXTENSION,
         "add `--corrupt NAME`",
         f"{EVAL} --fail-if 'acc[zzz]<0'",
         f"{EVAL} --fail-if 'acc[fog:1]<0' --corrupt fog:1",
     ),
     Row(
-        EXTENSION,
         "there are {}, and each with `:1` to `:5`",
         f"{EVAL} --corrupt fog --fail-if 'acc[zzz]<0.1'",
         f"{EVAL} --corrupt fog --fail-if 'acc[fog:1]<0'",
     ),
     Row(
-        MEASURE,
         "give larger photographs, or omit `=DIR` to use drawn ice",
         test="tests/research/corruptions/test_eval.py::test_frost_adds_the_photographs_of_a_folder",
     ),
     Row(
-        MEASURE,
         "leave it out",
         test="tests/stages/test_tokens.py::test_what_is_defined_for_other_labels_is_refused",
     ),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-CONFIG = "stages/score/config.py"
 DIGITS = "digits::classes=0-6,limit=14"
 SCORE = f"score base.st --data {DIGITS} -o o.json"
 CIRCUIT = f"{SCORE} --method circuit --remove 1"
@@ -20,143 +19,125 @@ def _journal() -> None:
 
 ROWS = (
     Row(
-        "scoring/cahp.py",
         "add `--towers {}`",
         "score clip --data pictures.jsonl --classes a,b --method cahp -o o.json",
         "score clip --data pictures.jsonl --classes a,b --method cahp -o o.json --towers vision",
     ),
     Row(
-        "scoring/head_profiles.py",
         "use data with all of the model's classes",
         "score base.st --data digits::classes=0,limit=9 --method cahp -o o.json",
         f"{SCORE} --method cahp",
     ),
     Row(
-        "scoring/settings.py",
         "leave it out",
         f"{SCORE} --method cahp --embedding none --perplexity 5",
         f"{SCORE} --method cahp --embedding none",
     ),
     Row(
-        "scoring/circuit/outcomes.py",
         "give more data to `--data`, or use an OOD score of logits, such as `--ood-score energy`",
         f"score base.st --data digits::classes=0-6,limit=3 {FAR} -o o.json --objective avg --remove 1 --ood-score energy+density",
         f"score base.st --data digits::classes=0-6,limit=3 {FAR} -o o.json --objective avg --remove 1 --ood-score energy",
     ),
     Row(
-        "scoring/circuit/outcomes.py",
         "use an OOD score of logits, such as `--ood-score energy`",
         "score multi --data labels.jsonl --ood texts.jsonl -o o.json --remove 1 --ood-score energy+density --objective avg",
         "score multi --data labels.jsonl --ood texts.jsonl -o o.json --remove 1 --ood-score energy --objective avg",
     ),
     Row(
-        "scoring/objective.py",
         "write `0.5*acc+0.5*ood` in a sum",
         f"{CIRCUIT} {FAR} --objective avg+acc",
         f"{CIRCUIT} {FAR} --objective 0.5*acc+0.5*ood",
     ),
     Row(
-        "scoring/objective.py",
         "--objective: {}, or a sum such as `0.5*acc+0.5*auroc` or `acc-0.1*nll`",
         f"{CIRCUIT} --objective 3",
         f"{CIRCUIT} --objective acc-0.1*nll",
     ),
     Row(
-        "scoring/settings.py",
         "choose from {}",
         "python from hydractl.scoring.methods import settings_for; settings_for('circuit', {'ood_score': 'mi', 'objective': 'avg'})",
         f"{CIRCUIT} {FAR} --ood-score energy",
     ),
     Row(
-        "scoring/settings.py",
         "leave it out, or use an objective with OOD data, such as `avg`",
         f"{CIRCUIT} --objective acc --ood-score energy",
         f"{CIRCUIT} {FAR} --objective avg --ood-score energy",
     ),
     Row(
-        "scoring/circuit/tower.py",
         "use a smaller `--batch-size`{}",
         f"{CIRCUIT} --objective acc --max-memory 1KB",
         f"{CIRCUIT} --objective acc --batch-size 1 --max-memory 100MB",
     ),
     Row(
-        "research/scores/gates.py",
         "lower `--gate-lr`{}",
         f"{GATES} --training joint --weights-lr 1e30",
         f"{GATES} --training joint --weights-lr 1e-4",
+        research=True,
     ),
     Row(
-        "scoring/methods.py",
         "it applies to {}",
         f"{SCORE} --method taylor --search lazy",
         f"{SCORE} --method circuit --objective acc --search lazy --remove 1",
     ),
     Row(
-        "scoring/methods.py",
         "methods: {}",
         "python from hydractl.scoring.methods import settings_for; settings_for('zzz', {})",
         f"{SCORE} --method taylor",
     ),
     Row(
-        CONFIG,
         "add `--ood DATA`, or `--objective acc`",
         f"{CIRCUIT} --objective avg",
         f"{CIRCUIT} --objective acc",
     ),
     Row(
-        "research/scores/options.py",
         "add `--training joint`",
         f"{GATES} --trained t.st",
         f"{GATES} --trained t.st --training joint",
+        research=True,
     ),
     Row(
-        "research/scores/options.py",
         "it applies to `--method l0` and `--method dsp`",
         f"{SCORE} --method taylor --trained t.st",
         f"{SCORE} --method l0 --epochs 1 --batch-size 8 --training joint --trained t.st",
+        research=True,
     ),
-    Row(CONFIG, "leave it out", f"{CIRCUIT} --objective acc {FAR}", f"{CIRCUIT} --objective acc"),
+    Row("leave it out", f"{CIRCUIT} --objective acc {FAR}", f"{CIRCUIT} --objective acc"),
     Row(
-        CONFIG,
         "leave it out; it applies to `--method circuit`",
         f"{SCORE} --method taylor --max-memory 1GB",
         f"{SCORE} --method taylor",
     ),
     Row(
-        "scoring/journal.py",
         "add `--force` to discard it and start again",
         f"{CIRCUIT} --objective acc",
         f"{CIRCUIT} --objective acc --force",
         prepare=_journal,
     ),
     Row(
-        "scoring/inputs.py",
         "it has {}",
         f"{SCORE} --method taylor --towers text",
         f"{SCORE} --method taylor --towers vision",
     ),
     Row(
-        "scoring/inputs.py",
         "score its base",
         f"{SCORE} --method taylor".replace("base", "m-0"),
         f"{SCORE} --method taylor",
     ),
     Row(
-        "scoring/inputs.py",
         "use another method, such as `--method taylor`",
         "score multi --data labels.jsonl --method cahp -o o.json",
         "score multi --data labels.jsonl --method taylor -o o.json",
     ),
     Row(
-        "research/scores/gates.py",
         "add `--training pipelined`",
         "score clip --data pictures.jsonl --classes a,b --method l0 --epochs 1 --batch-size 4 --training joint -o o.json",
         "score clip --data pictures.jsonl --classes a,b --method l0 --epochs 1 --batch-size 4 --training pipelined -o o.json",
+        research=True,
     ),
     Row(
-        "research/scores/gates.py",
         "name another file",
         f"{GATES} --training joint --trained -",
         f"{GATES} --training joint --trained t.st",
+        research=True,
     ),
 )

@@ -9,8 +9,6 @@ from pathlib import Path
 from support.hints.material import VIT
 from support.hints.table import Row
 
-CONFIG, RUN = (f"stages/finetune/{name}.py" for name in ("config", "run"))
-CLASSIFIER, PLAN, TEACHERS = (f"training/{name}.py" for name in ("classifier", "plan", "teachers"))
 OPTIONS = "--steps 1 --batch-size 8 -o o.st"
 SPLITS = "--data digits::classes=0-6,limit=16 --val digits::classes=0-6,limit=14,split=val"
 FIVE = "--data digits::classes=0-4,limit=16 --val digits::classes=0-4,limit=14,split=val"
@@ -20,7 +18,6 @@ RANDOM = f"finetune {VIT} {SPLITS} {OPTIONS}"
 SHALLOW = RANDOM.replace("depth=2", "depth=1")
 TEXTS = f"finetune bert --data texts --val texts {OPTIONS}"
 LABELS = "--data labels.jsonl --val labels.jsonl"
-FUSE = "fuse m-0.st m-1.st m-2.st -q"
 
 
 def _copy_hydra() -> None:
@@ -52,124 +49,105 @@ def _shorten_teacher() -> None:
 
 ROWS = (
     Row(
-        CLASSIFIER,
         "add `--num-classes {}`, or select some of the classes with `::classes=`",
         f"{TUNE} --num-classes 3",
         f"{TUNE} --num-classes 7",
     ),
     Row(
-        CLASSIFIER,
         "add `head` to `--train`",
         f"finetune base.st {FIVE} {OPTIONS} --train mlp",
         f"finetune base.st {FIVE} {OPTIONS} --train mlp,head",
     ),
     Row(
-        CLASSIFIER,
         "leave `--head-seed` out, or add `--reset-head` for a new classifier",
         f"{TUNE} --head-seed 1",
         f"{TUNE} --head-seed 1 --reset-head",
     ),
     Row(
-        CLASSIFIER,
         "leave `--keep-head` or `--num-classes` out",
         f"{TUNE} --num-classes 9 --keep-head",
         f"{TUNE} --keep-head",
     ),
     Row(
-        CLASSIFIER,
         "leave `--keep-head` out",
         f"finetune headless --data texts --val texts {OPTIONS} --keep-head",
         f"finetune headless --data texts --val texts {OPTIONS}",
         prepare=_headless,
     ),
     Row(
-        CLASSIFIER,
         "leave `--keep-head` out for a new classifier",
         f"finetune bert {LABELS} {OPTIONS} --keep-head",
         f"finetune bert {LABELS} {OPTIONS}",
     ),
     Row(
-        CLASSIFIER,
         "leave `--keep-head` out for a new classifier, rename the data's classes to the model's with `::map=OLD:NEW,...`, "
         "or select some of them with `::classes=`",
         f"finetune five.st {SPLITS} {OPTIONS} --keep-head",
         f"finetune five.st {SPLITS} {OPTIONS}",
     ),
     Row(
-        CLASSIFIER,
         "leave `--num-classes` or `{}={}` out",
         f"{RANDOM} --num-classes 8",
         RANDOM,
     ),
     Row(
-        CLASSIFIER,
         "leave `{}={}` out, write `{}={}`, or select some of the classes with `::classes=`",
         RANDOM.replace("num_classes=7", "num_classes=3"),
         RANDOM,
     ),
     Row(
-        CLASSIFIER,
         "leave `--pooling` out",
         f"finetune words --data words.jsonl --val words.jsonl {OPTIONS} --pooling mean",
         f"finetune words --data words.jsonl --val words.jsonl {OPTIONS}",
     ),
     Row(
-        CLASSIFIER,
         "leave it out; an image model uses the pooling of its family",
         f"{TUNE} --pooling mean",
         TUNE,
     ),
+    Row("leave one of them out", f"{TEXTS} --keep-head --pooling mean", f"{TEXTS} --pooling mean"),
     Row(
-        CLASSIFIER, "leave one of them out", f"{TEXTS} --keep-head --pooling mean", f"{TEXTS} --pooling mean"
-    ),
-    Row(
-        CLASSIFIER,
         "leave out `own`, or fuse with `--own-from`",
         f"finetune hydra.st {FIVE} {OPTIONS} --train own",
         f"finetune hydra.st {FIVE} {OPTIONS}",
     ),
     Row(
-        CONFIG,
         "leave `--arch` out",
         f"{RANDOM} --arch vit_tiny_patch16_224",
         RANDOM,
     ),
     Row(
-        "research/methods/options.py",
         "leave one of them out",
         f"{TUNE} --method mimo --teacher base.st",
         f"{TUNE} --method lora-ensemble",
+        research=True,
     ),
     Row(
-        CONFIG,
         "leave one of them out; a compiled step already saves memory",
         f"{TUNE} --compile --gradient-checkpointing",
         f"{TUNE} --gradient-checkpointing",
     ),
-    Row(CONFIG, "leave out `{}` from the name", f"{TUNE[:-4]}o-{{i}}.st", TUNE),
+    Row("leave out `{}` from the name", f"{TUNE[:-4]}o-{{i}}.st", TUNE),
     Row(
-        CONFIG,
         "name a file with `-o`, or leave `--save-every` out",
         f"{TUNE[:-4]}- --save-every 1",
         f"{TUNE} --save-every 1",
     ),
     Row(
-        "research/methods/adapters.py",
         "leave `--method` out",
         f"finetune multi {LABELS} {OPTIONS} --method lora-ensemble",
         f"finetune multi {LABELS} {OPTIONS}",
+        research=True,
     ),
-    Row(PLAN, "leave `{}` out", f"{SHALLOW} --drop-path 0.1", SHALLOW),
-    Row(PLAN, "leave it out", f"{TUNE} --batches own", TUNE),
+    Row("leave `{}` out", f"{SHALLOW} --drop-path 0.1", SHALLOW),
+    Row("leave it out", f"{TUNE} --batches own", TUNE),
     Row(
-        "training/recipe.py",
         "choose from {}",
         "python from hydractl.training.recipe import Recipe; Recipe(steps=1, train=())",
         f"{TUNE} --train mlp",
     ),
-    Row(PLAN, "leave it out, or `hydractl fuse` members first", f"{TUNE} --repulsion 0.1", TUNE),
+    Row("leave it out, or `hydractl fuse` members first", f"{TUNE} --repulsion 0.1", TUNE),
     Row(
-        PLAN,
         "leave it out, or fuse with `--own-from 0`",
         f"finetune copy.st {SPLITS} {OPTIONS} --batches own",
         f"finetune own.st {SPLITS} {OPTIONS} --batches own",
@@ -179,85 +157,73 @@ ROWS = (
             "fuse p-0.st p-1.st --own-from 0 -q -o own.st",
         ),
     ),
-    Row(PLAN, "leave out `own`, or choose from {}", f"{TUNE} --train own", f"{TUNE} --train mlp"),
+    Row("leave out `own`, or choose from {}", f"{TUNE} --train own", f"{TUNE} --train mlp"),
     Row(
-        PLAN,
         "prune and fuse zero-shot models without training",
         f"finetune zero.st --data pictures.jsonl --val pictures.jsonl {OPTIONS}",
         "prune clip --strategy random --remove 1 -o o.st",
         before=("prune clip --strategy random --remove 1 -q -o zero.st",),
     ),
-    Row(PLAN, "recipes for texts: {}", f"{TEXTS} --recipe vit-finetune", f"{TEXTS} --recipe bert-finetune"),
+    Row("recipes for texts: {}", f"{TEXTS} --recipe vit-finetune", f"{TEXTS} --recipe bert-finetune"),
     Row(
-        PLAN,
         "use the same names, or select the classes of `--data` with `::classes=`",
         f"finetune base.st --data images --val val {OPTIONS}",
         f"finetune base.st --data images --val images {OPTIONS}",
         prepare=lambda: shutil.copytree("images/a", "val/c", dirs_exist_ok=True),
     ),
     Row(
-        PLAN,
         "fuse with `--own-from L` to give each member its own blocks from L on, readout and head",
         f"finetune same.st {SPLITS} {OPTIONS} --train own",
         "fuse base.st base.st --own-from 1 -o own.st",
         before=("fuse base.st base.st -q -o same.st",),
     ),
     Row(
-        RUN,
         "leave one of them out",
         test="tests/stages/finetune/test_many.py::test_what_parts_cannot_do_is_refused",
     ),
     Row(
-        "research/methods/options.py",
         "leave out `--use_fsdp`",
         test="tests/research/methods/test_finetune.py::test_what_does_not_go_together_is_refused",
+        research=True,
     ),
     Row(
-        TEACHERS,
         "`hydractl inspect` shows both",
         f"{TEXTS} --keep-head --teacher teacher",
         "inspect teacher",
         prepare=_rename_classes,
     ),
     Row(
-        TEACHERS,
         "`hydractl inspect` shows both; a teacher must read the same inputs as the student",
         f"{TUNE} --teacher base.st --mean 0.9",
         f"{TUNE} --teacher base.st",
     ),
     Row(
-        TEACHERS,
         "give a hydra with as many members, or one teacher per member, in order: `--teacher a.st,b.st,c.st`",
         f"finetune two.st {SPLITS} {OPTIONS} --teacher hydra.st",
         f"finetune two.st {SPLITS} {OPTIONS} --teacher m-0.st,m-1.st",
         before=("fuse m-0.st m-1.st -q -o two.st",),
     ),
     Row(
-        TEACHERS,
         "give a trained model",
         f"{TUNE} --teacher arch:vit_tiny_patch16_224",
         f"{TUNE} --teacher m-0.st",
     ),
     Row(
-        TEACHERS,
         "give one teacher per member, in order: `--teacher a.st,b.st,c.st`, or one hydra with as many members",
         f"{HYDRA} --teacher m-0.st,m-1.st",
         f"{HYDRA} --teacher m-0.st,m-1.st,m-2.st",
     ),
     Row(
-        TEACHERS,
         "use a teacher that was trained on such labels",
         f"finetune multi {LABELS} {OPTIONS} --teacher bert",
         f"finetune multi {LABELS} {OPTIONS} --teacher multi",
     ),
     Row(
-        TEACHERS,
         "use a teacher that was trained on the same classes",
         f"{TUNE} --teacher five.st",
         f"{TUNE} --teacher base.st",
     ),
     Row(
-        TEACHERS,
         "add `--max-length {}`",
         f"{TEXTS} --teacher teacher",
         f"{TEXTS} --teacher teacher --max-length 16",

@@ -17,10 +17,6 @@ from support.hints.table import Row
 if TYPE_CHECKING:
     import torch
 
-CONFIG, RUN = "stages/importing/config.py", "stages/importing/run.py"
-MATCH, PICKLE, READ, RESOLVE = (
-    f"importing/{name}.py" for name in ("tensor_names", "pickle_file", "weights", "architecture")
-)
 SIZES = "img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=3,num_heads=4"
 TINY = f"vit_tiny_patch16_224::{SIZES}"
 IMPORT = "import w.pth --arch timm -o o.st"
@@ -95,81 +91,69 @@ def _script_options(state: dict[str, Any], **options: object) -> dict[str, Any]:
 mend_plain = partial(save, lambda state: state)
 ROWS = (
     Row(
-        CONFIG,
         "for example `--rename fc=head`",
         f"{SAVED} --rename fc",
         f"{SAVED} --rename fc=head",
         prepare=partial(save, lambda state: renamed(state, "head.", "fc.")),
     ),
     Row(
-        CONFIG,
         "leave out `--tokenizer`",
         "import words/model.safetensors --arch words --tokenizer words -o o.st",
         "import words/model.safetensors --arch words -o o.st",
     ),
     Row(
-        CONFIG,
         "put `{}` or `{}` into the name, before its suffix: `-o '{}.st'`, `-o 'base-{}.st'`",
         "import w.pth old.pth --arch timm -o o.st",
         "import w.pth old.pth --arch timm -o 'base-{i}.st'",
     ),
     Row(
-        MATCH,
         "`--weights-key {}` imports those",
         SAVED,
         f"{SAVED} --weights-key teacher",
         prepare=partial(save, lambda state: prefixed(state, "student", "teacher")),
     ),
     Row(
-        MATCH,
         "add `--num-classes {}`, or `num_classes={}` to the options of `--arch`",
         f"import w.pth --arch {TINY} -o o.st",
         f"import w.pth --arch {TINY},num_classes=7 -o o.st",
     ),
     Row(
-        MATCH,
         "check `--arch`: the weights may be of another architecture, or need other options (`--arch NAME::key=value`)",
         "import w.pth --arch vit_tiny_patch16_224 -o o.st",
         f"import w.pth --arch {TINY},num_classes=7 -o o.st",
     ),
     Row(
-        MATCH,
         "if it has no classifier, `--num-classes N` adds a random one, which `finetune` must train",
         f"import x.pth --arch {TINY} -o o.st",
         f"import x.pth --arch {TINY} --num-classes 3 -o o.st",
         prepare=partial(save, _headless),
     ),
     Row(
-        MATCH,
         "quantized weights cannot be pruned; import the weights from before quantization",
         SAVED,
         IMPORT,
         prepare=partial(save, _integers),
     ),
     Row(
-        MATCH,
         "the model may have been trained on another image size: `--arch NAME::img_size=N`",
         f"import w.pth --arch {TINY.replace('img_size=8', 'img_size=16')} --num-classes 7 -o o.st",
         f"import w.pth --arch {TINY} --num-classes 7 -o o.st",
     ),
     Row(
-        MATCH,
         "{}`--head-seed 0` ignores it and makes a random classifier",
         SAVED,
         f"{SAVED} --rename fc=head",
         prepare=partial(save, lambda state: renamed(state, "head.", "fc.")),
     ),
     Row(
-        READ,
         "`import` reads what `torch.save(model.state_dict(), path)` writes",
         SAVED,
         SAVED,
         prepare=partial(save, lambda state: [*state.values()]),
         mend=mend_plain,
     ),
-    Row(READ, "check the path", "import zzzzzzzz.pth --arch timm -o o.st", IMPORT),
+    Row("check the path", "import zzzzzzzz.pth --arch timm -o o.st", IMPORT),
     Row(
-        READ,
         "copy or download it again",
         SAVED,
         SAVED,
@@ -177,7 +161,6 @@ ROWS = (
         mend=mend_plain,
     ),
     Row(
-        PICKLE,
         "copy or download it again; `import` reads what `torch.save` writes, and safetensors",
         SAVED,
         SAVED,
@@ -185,7 +168,6 @@ ROWS = (
         mend=mend_plain,
     ),
     Row(
-        PICKLE,
         "copy or download it again",
         SAVED,
         SAVED,
@@ -193,7 +175,6 @@ ROWS = (
         mend=mend_plain,
     ),
     Row(
-        READ,
         "expected a state dict, at the top level or under one of {}",
         SAVED,
         SAVED,
@@ -201,13 +182,11 @@ ROWS = (
         mend=partial(save, lambda state: {"epoch": 3, "state_dict": state}),
     ),
     Row(
-        READ,
         "give a file in it, for example `hydractl import {}`",
         "import timm --arch timm -o o.st",
         "import timm/model.safetensors --arch timm -o o.st",
     ),
     Row(
-        PICKLE,
         "if you trust the file, save its tensors again: `torch.save(model.state_dict(), 'weights.pth')`",
         SAVED,
         SAVED,
@@ -215,7 +194,6 @@ ROWS = (
         mend=mend_plain,
     ),
     Row(
-        PICKLE,
         "if you trust the file: `torch.save(torch.jit.load(path).state_dict(), 'weights.pth')`",
         SAVED,
         SAVED,
@@ -223,15 +201,13 @@ ROWS = (
         mend=mend_plain,
     ),
     Row(
-        READ,
         "it has an exponential moving average: add `--ema` to import it",
         SAVED,
         f"{SAVED} --ema",
         prepare=partial(save, lambda state: {"state_dict_ema": state}),
     ),
-    Row(READ, "leave out `--ema`", f"{IMPORT} --ema", IMPORT),
+    Row("leave out `--ema`", f"{IMPORT} --ema", IMPORT),
     Row(
-        READ,
         "quantized, sparse and empty weights cannot be pruned; import dense floating-point weights",
         SAVED,
         SAVED,
@@ -239,7 +215,6 @@ ROWS = (
         mend=mend_plain,
     ),
     Row(
-        PICKLE,
         "save it again without compression",
         SAVED,
         SAVED,
@@ -247,60 +222,51 @@ ROWS = (
         mend=mend_plain,
     ),
     Row(
-        READ,
         "there are tensors under {}: add `--weights-key {}` to import those",
         SAVED,
         f"{SAVED} --weights-key student",
         prepare=partial(save, lambda state: {"student": state}),
     ),
     Row(
-        READ,
         "use it directly with the other commands",
         "import base.st -o o.st",
         "inspect base.st",
     ),
-    Row(READ, "write it to a file first", "import - --arch timm -o o.st", IMPORT),
+    Row("write it to a file first", "import - --arch timm -o o.st", IMPORT),
     Row(
-        RESOLVE,
         "add `--arch NAME`, for example `--arch vit_small_patch16_224::num_classes=7`",
         "import w.pth -o o.st",
         f"import w.pth --arch {TINY},num_classes=7 -o o.st",
     ),
     Row(
-        RESOLVE,
         "add `--num-classes N` or `--labels a,b,c` for a random classifier",
         "import words/model.safetensors --arch words -o o.st",
         "import words/model.safetensors --arch words --labels a,b,c -o o.st",
         prepare=partial(edit, "words/config.json", architectures=["BertModel"]),
     ),
     Row(
-        RUN,
         "give {}, one per class",
         f"{IMPORT} --num-classes 7 --labels a,b",
         f"{IMPORT} --num-classes 7 {LABELS}",
     ),
     Row(
-        RESOLVE,
         "its folder does: add `--arch {}`",
         "import timm/model.safetensors -o o.st",
         "import timm/model.safetensors --arch timm -o o.st",
     ),
-    Row(RESOLVE, "leave it out", f"{IMPORT} --pooling mean", IMPORT),
+    Row("leave it out", f"{IMPORT} --pooling mean", IMPORT),
     Row(
-        RESOLVE,
         "leave out `--num-classes` and `--labels`",
         "import clip/model.safetensors --arch siglip --num-classes 3 -o o.st",
         "import clip/model.safetensors --arch clip -o o.st",
     ),
     Row(
-        RESOLVE,
         "leave the option out to use the saved value; if that is wrong, save only the state dict",
         "import x.pth --arch vit_small_patch16_224 -o o.st",
         "import x.pth -o o.st",
         prepare=partial(save, _script_options),
     ),
     Row(
-        RESOLVE,
         "save only its weights, and give the rest as options: `torch.save(checkpoint['state_dict'], 'weights.pth')`",
         "import x.pth -o o.st",
         f"import x.pth --arch {TINY},num_classes=7 -o o.st",
@@ -308,26 +274,22 @@ ROWS = (
         mend=mend_plain,
     ),
     Row(
-        RUN,
         "add `--num-classes {}`, correct config.json in {}, or add `--head-seed 0` for a new classifier",
         f"{IMPORT} --num-classes 5",
         f"{IMPORT} --num-classes 7",
     ),
     Row(
-        RUN,
         "give {}: `--labels` needs one name per class",
         f"import w.pth --arch {TINY} --labels a,b -o o.st",
         f"import w.pth --arch {TINY} {LABELS} -o o.st",
     ),
-    Row(READ, "its tensors begin with {}", f"{IMPORT} --rename fc=head", f"{IMPORT} --rename head=head"),
+    Row("its tensors begin with {}", f"{IMPORT} --rename fc=head", f"{IMPORT} --rename head=head"),
     Row(
-        RUN,
         "leave it out",
         "import clip/model.safetensors --arch clip --head-seed 0 -o o.st",
         "import clip/model.safetensors --arch clip -o o.st",
     ),
     Row(
-        RUN,
         "{}, or `--head-seed 0` for a new classifier",
         f"import w.pth --arch {TINY} -o o.st",
         f"import w.pth --arch {TINY} --head-seed 0 -o o.st",

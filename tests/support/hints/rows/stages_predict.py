@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from support.hints.table import Row
 
-CONFIG, FIT, ROWS_FILE, SOURCES = (
-    f"stages/predict/{name}.py" for name in ("config", "run", "rows", "sources")
-)
 TRAIN, VAL = "digits::classes=0-6,limit=56", "digits::classes=0-6,limit=56,split=val"
 EVAL = "eval base.st --data digits::classes=0-6,limit=21,split=test --no-latency --bootstrap 0 -q"
 PREDICT = "predict base.st images/a"
@@ -14,144 +11,121 @@ LAX = "--threshold-for 'risk<=0.99'"
 
 ROWS = (
     Row(
-        CONFIG,
         "give DATA: a folder, image files, a table, or `-`",
         "python from hydractl.stages.predict.config import PredictConfig; PredictConfig(model='base.st', data=())",
         PREDICT,
     ),
-    Row(CONFIG, "leave it out, or give `-` as DATA", f"{PREDICT} --null", PREDICT),
+    Row("leave it out, or give `-` as DATA", f"{PREDICT} --null", PREDICT),
     Row(
-        CONFIG,
         "leave one of them out, or choose from {}",
         f"{PREDICT} --fit {TRAIN} --ood-score energy",
         f"{PREDICT} --fit {TRAIN} --ood-score knn",
     ),
-    Row(CONFIG, "run the command once for each input", f"{PREDICT} -", PREDICT),
+    Row("run the command once for each input", f"{PREDICT} -", PREDICT),
     Row(
-        CONFIG,
         "to accept probabilities above {}, use `--threshold {}`",
         f"{PREDICT} --ood-score msp --threshold 0.5",
         f"{PREDICT} --ood-score msp --threshold -0.5",
     ),
     Row(
-        CONFIG,
         "use `{}`, or store it first: `hydractl eval ... --fit TRAIN --val VAL --store PATH`",
         f"{PREDICT} --fit {TRAIN} --ood-score energy+density",
         f"{PREDICT} --fit {TRAIN} --ood-score relative-mahalanobis",
     ),
     Row(
-        FIT,
         "give labelled training data",
         f"{PREDICT} --fit images/b --ood-score knn",
         f"{PREDICT} --fit {TRAIN} --ood-score knn",
     ),
     Row(
-        FIT,
         "give the same data with `--fit`",
         f"{PREDICT} --threshold t.json --fit {VAL} --ood-score knn",
         f"{PREDICT} --threshold t.json --fit {TRAIN} --ood-score knn",
         before=(f"{EVAL} --fit {TRAIN} --ood-score knn {LAX} -o t.json",),
     ),
     Row(
-        FIT,
         "leave out `--fit` and use that model",
         test="tests/stages/evaluate/test_stored_scores.py::test_scores_are_for_the_classes_that_are_stored",
     ),
     Row(
-        ROWS_FILE,
         "give them: `--classes cat,dog`",
         "predict clip images/a --template 'photo {label}'",
         "predict clip images/a --template 'photo {label}' --classes photo,drawing",
     ),
     Row(
-        ROWS_FILE,
         "leave it out, or add `--ood-score {}`",
         f"{PREDICT} --fit {TRAIN}",
         f"{PREDICT} --fit {TRAIN} --ood-score relative-mahalanobis",
     ),
     Row(
-        ROWS_FILE,
         "leave it out; `hydractl eval ... --fit DATA --store PATH` stores a new one",
         f"predict knn.st images/a --fit {TRAIN} --ood-score knn",
         "predict knn.st images/a --ood-score knn",
         before=(f"{EVAL} --ood-score knn --fit {TRAIN} {LAX} --store knn.st",),
     ),
     Row(
-        ROWS_FILE,
         "use an OOD score of logits, such as `--ood-score energy`",
         "predict multi texts.csv --ood-score knn",
         "predict multi texts.csv --ood-score energy",
     ),
     Row(
-        ROWS_FILE,
         "store it: `hydractl eval {} --data TEST --ood-score {} --fit TRAIN{}",
         f"{PREDICT} --ood-score knn",
         f"{EVAL} --ood-score knn --fit {TRAIN} {LAX} --store o.st".replace("-q", ""),
     ),
     Row(
-        ROWS_FILE,
         "`hydractl eval ... --threshold-for 'risk<=0.01'`",
         f"{PREDICT} --threshold report.json",
         f"{EVAL} {LAX} -o t.json",
     ),
     Row(
-        SOURCES,
         "add `--null`",
         "predict base.st -",
         "predict base.st - --null",
         stdin=b"images/a/0.png\0images/a/2.bmp\0",
     ),
     Row(
-        "prediction/class_names.py",
         '`--template "{}"`',
         "predict clip images/a --classes a,b --template photo",
         "predict clip images/a --classes a,b --template 'photo {label}'",
     ),
     Row(
-        "prediction/class_names.py",
         "give `--classes cat,dog`, or a file with one name per line",
         "python import hydractl; hydractl.load('clip', classes=['photo', ''])",
         "python import hydractl; hydractl.load('clip', classes=['photo', 'drawing'])",
     ),
     Row(
-        "prediction/class_names.py",
         "use names that differ in more than upper and lower case and in words that the tokenizer knows, or a shorter `--template` "
         "(the model reads {})",
         "predict clip images/a --classes cat,dog",
         "predict clip images/a --classes photo,drawing",
     ),
     Row(
-        "metrics/feature_scores.py",
         "give more data to `--fit`, with several samples per class",
         f"{PREDICT} --ood-score mahalanobis --fit digits::classes=0-6,limit=1",
         f"{PREDICT} --ood-score mahalanobis --fit {TRAIN}",
     ),
     Row(
-        "metrics/feature_scores.py",
         "give more data to `--val`",
         f"fuse base.st --fit {TRAIN} --val digits::classes=0-6,limit=1,split=val -o o.st",
         f"fuse base.st --fit {TRAIN} --val {VAL} -o o.st",
     ),
     Row(
-        "metrics/feature_scores.py",
         "give at least {} samples to `--fit`, or use `{}`, which needs fewer",
         f"{PREDICT} --ood-score vim --fit digits::classes=0-6,limit=14",
         f"{PREDICT} --ood-score relative-mahalanobis --fit digits::classes=0-6,limit=14",
     ),
     Row(
-        "metrics/ood_scores.py",
         "choose from {}",
         f"{PREDICT} --ood-score zzz",
         f"{PREDICT} --ood-score energy",
     ),
     Row(
-        "metrics/ood_scores.py",
         "it has {}",
         f"{PREDICT} --fit {TRAIN} --ood-score knn:z=5",
         f"{PREDICT} --fit {TRAIN} --ood-score knn:k=5",
     ),
     Row(
-        "metrics/ood_scores.py",
         "write `{}`",
         f"{PREDICT} --ood-score energy:k=5",
         f"{PREDICT} --ood-score energy",

@@ -18,7 +18,6 @@ from support.hints.table import Row
 EXPORT = "export base.st -o o.pt2"
 FUSE = "fuse m-0.st m-1.st -o o.st"
 PRUNE = "prune base.st --scores scores.json --remove 2 -o o.st"
-STREAM = "texts.jsonl::streaming"
 GROUPED = "arch:qwen3::hidden_size=32,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,intermediate_size=48,vocab_size=61,pad_token_id=0,tokenizer=bert/tokenizer.json"
 
 
@@ -52,47 +51,39 @@ def _drop_layer(path: str) -> None:
 
 
 ROWS = (
-    Row("stages/datasets.py", "`hydractl data list` lists the names", "data show", "data list"),
+    Row("`hydractl data list` lists the names", "data show", "data list"),
     Row(
-        "stages/datasets.py",
         "`hydractl data {} {}` shows one data set",
         "data list cifar10",
         "data show cifar10",
     ),
     Row(
-        "evaluation/options.py",
         "measure it on other data, or leave out the condition",
         test="tests/stages/test_prediction_sets.py::test_a_check_may_be_of_their_coverage_on_other_data",
     ),
     Row(
-        "evaluation/options.py",
         "leave out the name: the sets of `{}` have their own",
         test="tests/stages/evaluate/test_refs.py::test_the_sets_of_a_preset_have_their_names",
     ),
     Row(
-        "stages/export/config.py",
         "add `--data DATA`",
         "export base.st -o o.onnx --quantize int8",
         f"export base.st -o o.onnx --quantize int8 --data {DIGITS}",
     ),
     Row(
-        "exporting/formats.py",
         "`pip install 'hydractl[onnx]'`, or write a `.pt2`",
         test="tests/stages/export/test_export.py::test_without_its_libraries_onnx_is_refused_by_name",
     ),
     Row(
-        "exporting/formats.py",
         "pip install --upgrade 'torch>={}' torchvision",
         test="tests/stages/export/test_export.py::test_releases_of_torch_that_cannot_are_refused_by_name",
     ),
     Row(
-        "stages/export/run.py",
         "leave it out",
         "export bert -o o.pt2 --with-preprocess",
         "export bert -o o.pt2",
     ),
     Row(
-        "stages/export/run.py",
         "leave out `--with-preprocess`",
         f"{EXPORT} --with-preprocess",
         EXPORT,
@@ -101,52 +92,44 @@ ROWS = (
         ),
     ),
     Row(
-        "stages/export/run.py",
         'name them: `--classes cat,dog --template "A photo of a {}."`',
         "export clip -o o.pt2",
         "export clip -o o.pt2 --classes a,b",
     ),
     Row(
-        "training/build_job.py",
         "lower `--lr`, or add `--clip 1.0`",
         f"{TUNE} --lr 1e38 --optimizer sgd -o o.st",
         f"{TUNE} --lr 1e-4 -o o.st",
     ),
     Row(
-        "stages/fuse/run.py",
         "{}; prune the base again",
         FUSE,
         "prune base.st --mask m-0.mask.json -o n-0.st",
         prepare=partial(edit_header, "m-0.st", _other_heads),
     ),
     Row(
-        "reporting/file_contents.py",
         "{}; fuse the members again",
         "inspect hydra.st",
         "fuse m-0.st m-1.st m-2.st --force -o hydra.st",
         prepare=partial(edit_header, "hydra.st", _drop_fate),
     ),
     Row(
-        "stages/predict/run.py",
         "leave it out, or add `--threshold X` or `--threshold none`",
         "predict t.st images --ood-score energy",
         "predict t.st images --ood-score energy --threshold none",
         before=(f"{EVAL} --threshold-for 'risk<=0.99' --ood-score entropy --store t.st -q -o t.json",),
     ),
     Row(
-        "stages/prune/diverse.py",
         "use fewer samples, `--data DATA::limit={}`, or fewer `--candidates`",
         test="tests/stages/prune/test_diverse.py::test_probabilities_that_would_not_fit_are_refused_with_a_number_that_fits",
     ),
     Row(
-        "stages/prune/masks.py",
         "for example `{} {}`",
         "prune grouped.st --strategy random --keep 3 --whole-groups -o o.st",
         "prune grouped.st --strategy random --keep 4 --whole-groups -o o.st",
         before=(f"finetune {GROUPED} --data texts.jsonl --val texts.jsonl --steps 1 -q -o grouped.st",),
     ),
     Row(
-        "stages/prune/masks.py",
         "score all with the same `--towers`",
         "prune clip --scores v.json --scores t.json --remove 1 --strategy objectives -o o-{i}.st",
         "score clip --method random --towers vision --force -o t.json",
@@ -156,21 +139,18 @@ ROWS = (
         ),
     ),
     Row(
-        "stages/prune/masks.py",
         "the mask may be for another model",
         "prune base.st --mask m-0.mask.json -o o.st",
         "prune base.st --mask m-1.mask.json -o o.st",
         prepare=partial(_drop_layer, "m-0.mask.json"),
     ),
     Row(
-        "stages/prune/masks.py",
         "the scores may be for another model",
         "prune base.st --scores t.json --remove 1 -o o.st",
         PRUNE,
         before=("score clip --method random --towers text -q -o t.json",),
     ),
     Row(
-        "stages/prune/masks.py",
         "leave `--dtype` out to keep the stored numbers",
         f"{PRUNE} --dtype bf16",
         PRUNE,
@@ -179,65 +159,55 @@ ROWS = (
         ),
     ),
     Row(
-        "stages/push/config.py",
         "give a text, or leave the option out",
         f"{PUSH} --commit-message ''",
         PUSH,
     ),
     Row(
-        "stages/push/run.py",
         "train it with `finetune` first",
         "push arch:vit_tiny_patch16_224 my-team/my-hydra --dry-run",
         f"{TUNE} -o o.st",
     ),
     Row(
-        "families/finite.py",
         "the training may have diverged; use an earlier checkpoint",
         PRUNE,
         "prune five.st --strategy random --keep 3 -o o.st",
         prepare=partial(rewrite, "base.st", _infinite),
     ),
     Row(
-        "pruning/selection.py",
         "score again with `--remove {}`; {}",
         "prune base.st --scores s.json --keep auto -o o.st",
         "prune base.st --scores s.json --remove 1 -o o.st",
         before=(f"score base.st --data {DIGITS} --objective acc --remove 1 -q -o s.json",),
     ),
     Row(
-        "provenance/up_to_date.py",
         "choose another name with `-o`, move it to another place, or replace `--if-changed` by `--force`",
         f"{FUSE.replace('o.st', 'm-2.st')} --if-changed",
         f"{FUSE.replace('o.st', 'm-2.st')} --force",
     ),
     Row(
-        "provenance/up_to_date.py",
         "move it to another place and run the same command again, or choose another name with `-o`",
         "export base.st --if-changed -o r.pt2",
         "export base.st --if-changed -o other.pt2",
         files={"r.pt2": "mine"},
     ),
     Row(
-        "provenance/up_to_date.py",
         "move it to another place, or choose another name with `-o`",
         "predict base.st images/a/0.png --if-changed -o r.jsonl",
         "predict base.st images/a/0.png --if-changed -o other.jsonl",
         prepare=partial(_write_beside, "r.jsonl"),
     ),
     Row(
-        "scoring/journal.py",
         "move it to another place, or choose another name with `-o`",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o o.json",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o new.json",
         files={"o.json.journal": "mine"},
     ),
     Row(
-        "prediction/inference.py",
         "{}, or write the outputs there",
         test="tests/stages/evaluate/test_spool.py::test_a_disk_without_room_is_refused_before_it_is_full",
     ),
     Row(
-        "scoring/journal.py",
         "move it to another place",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o o.json",
         f"score base.st --data {DIGITS} --objective acc --remove 1 -o o.json",
@@ -245,27 +215,22 @@ ROWS = (
         mend=lambda: Path("o.json.journal").rename("old.journal"),
     ),
     Row(
-        "stages/fuse/run.py",
         "very large weights may overflow; `--no-verify` skips the check",
         test="tests/stages/fuse/test_fuse.py::test_weights_so_large_that_outputs_overflow_fail_the_check",
     ),
     Row(
-        "stages/prune/run.py",
         "very large weights may overflow; `--no-verify` skips the check",
         test="tests/stages/prune/test_prune.py::test_what_is_wrong_is_said_and_nothing_is_left_behind",
     ),
     Row(
-        "stages/finetune/run.py",
         "{}{}, with unchanged inputs",
         test="tests/stages/finetune/test_finetune.py::test_a_file_that_was_away_for_a_moment_costs_nothing",
     ),
     Row(
-        "stages/finetune/run.py",
         "{}; ",
         test="tests/stages/finetune/test_finetune.py::test_a_file_that_was_away_for_a_moment_costs_nothing",
     ),
     Row(
-        "stages/predict/run.py",
         "store both together: `hydractl eval ... --store PATH`",
         test="tests/stages/test_threshold.py::test_predict_takes_a_threshold_from_a_report_or_a_number",
     ),

@@ -6,9 +6,6 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-RECIPE, OPTIMIZERS, LOG, RESUME = (
-    f"training/{name}.py" for name in ("recipe", "optimizers", "run_log", "resume")
-)
 DATA = "--data digits::classes=0-6,limit=16 --val digits::classes=0-6,limit=14,split=val --batch-size 8"
 TUNE = f"finetune base.st {DATA} -o o.st"
 ONE = f"{TUNE} --steps 1"
@@ -32,114 +29,93 @@ def _move_state() -> None:
 
 ROWS = (
     Row(
-        "training/feeding.py",
         "leave it out, or add `{}`; for texts use `--label-smoothing` and `--dropout`",
         f"{TEXTS} --mixup 0.2",
         f"{TEXTS} --label-smoothing 0.1",
     ),
     Row(
-        "training/accelerator.py",
         "leave it out to use DDP",
         test="tests/stages/finetune/test_many.py::test_what_parts_cannot_do_is_refused",
     ),
     Row(
-        "training/accelerator.py",
         "leave out `--fsdp_offload_params`",
         test="tests/stages/finetune/test_many.py::test_what_parts_cannot_do_is_refused",
     ),
     Row(
-        "training/loop.py",
         "lower `--lr`, or add `--clip 1.0`",
         f"{TUNE} --steps 4 --lr 1e30",
         f"{TUNE} --steps 4 --lr 1e-4",
     ),
     Row(
-        "research/methods/adapters.py",
         "leave out `--method`, or give a base or a member",
         f"finetune hydra.st {DATA} -o o.st --steps 1 --method lora-ensemble",
         f"finetune base.st {DATA} -o o.st --steps 1 --method lora-ensemble",
+        research=True,
     ),
     Row(
-        "research/methods/adapters.py",
         "train more layers without `--train`, `--last-blocks` and `--freeze-blocks`, or use another method",
         f"{ONE} --method lora-ensemble --train head",
         f"{ONE} --method lora-ensemble",
+        research=True,
     ),
+    Row("choose from {}", f"{ONE} --method zzz", f"{ONE} --method lora-ensemble", research=True),
+    Row("add `{} {}`", f"{ONE} --last-blocks 9", f"{ONE} --last-blocks 2"),
     Row(
-        "research/methods/options.py",
-        "choose from {}",
-        f"{ONE} --method zzz",
-        f"{ONE} --method lora-ensemble",
-    ),
-    Row(OPTIMIZERS, "add `{} {}`", f"{ONE} --last-blocks 9", f"{ONE} --last-blocks 2"),
-    Row(
-        OPTIMIZERS,
         "train more with `--train` or `{}`",
         f"{ONE} --train mlp --last-blocks 0",
         f"{ONE} --train mlp --last-blocks 1",
     ),
     Row(
-        RECIPE,
         "leave one of them out",
         f"{TUNE} --epochs 2 --early-stop 1 --keep-last",
         f"{TUNE} --epochs 2 --early-stop 1",
     ),
     Row(
-        RECIPE,
         "leave out `embed` from `--train`",
         f"{ONE} --train embed,mlp --last-blocks 1",
         f"{ONE} --train mlp --last-blocks 1",
     ),
     Row(
-        RECIPE,
         "use one of {}",
         "python from hydractl.training.recipe import recipe_of; recipe_of('zzz', {})",
         f"{ONE} --recipe vit-finetune",
     ),
     Row(
-        RECIPE,
         "add `head` to `--train`, or add `--keep-head`",
         f"{ONE} --train mlp --reset-head",
         f"{ONE} --train mlp,head --reset-head",
     ),
     Row(
-        RECIPE,
         "add parts of blocks to `--train`",
         f"{ONE} --train head --last-blocks 1",
         f"{ONE} --train head,mlp --last-blocks 1",
     ),
     Row(
-        RECIPE,
         "choose another `--schedule`, or leave `--min-lr-rate` out",
         f"{ONE} --schedule constant --min-lr-rate 0.1",
         f"{ONE} --schedule cosine --min-lr-rate 0.1",
     ),
     Row(
-        RECIPE,
         "raise `--batch-size`",
         f"{ONE} --mixup 0.2".replace("--batch-size 8", "--batch-size 1"),
         f"{ONE} --mixup 0.2",
     ),
     Row(
-        RECIPE,
         "start earlier, or train longer with `{}`",
         f"{TUNE} --epochs 2 --swa 2",
         f"{TUNE} --epochs 4 --swa 2",
     ),
     Row(
-        RECIPE,
         "use a later start, or a shorter `--warmup`",
         f"{TUNE} --epochs 4 --swa 1 --warmup 0.9",
         f"{TUNE} --epochs 4 --swa 1 --warmup 0.1",
     ),
     Row(
-        RECIPE,
         "use for example `--warmup 0.05` for 5 % of all steps",
         f"{ONE} --warmup 5",
         f"{ONE} --warmup 0.05",
     ),
     Row(
-        RESUME,
         "move it to another place, or choose another name with `-o`",
         STATE,
         STATE,
@@ -147,11 +123,10 @@ ROWS = (
         mend=_move_state,
     ),
     Row(
-        LOG,
         "add `--log-dir DIR`",
         f"{ONE} --log-to tensorboard",
         f"{ONE} --log-to tensorboard --log-dir logs",
         files={"o.st.logs": "a file"},
     ),
-    Row(LOG, "`pip install {}`", f"{ONE} --log-to wandb", ONE),
+    Row("`pip install {}`", f"{ONE} --log-to wandb", ONE),
 )
