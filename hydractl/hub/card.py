@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import HubError, harmless, harmless_line, shortened
@@ -251,7 +253,7 @@ def _written(value: OptionValue) -> str:
 
 
 PICTURE, REPORT = "heads.png", "report.json"
-SHOWN_LABELS = 20
+TEMPLATE = Path(__file__).with_name("card.md.jinja")
 _LIBRARIES = {"timm": "timm", "transformers": "transformers", "openclip": "open_clip"}
 _IMAGES, _ZERO_SHOT = "image-classification", "zero-shot-image-classification"
 _RANKING = "text-ranking"
@@ -325,14 +327,41 @@ def card_of(facts: Facts, existing: bytes | None = None) -> bytes:
         license=facts.license or readme.text_field("license"),
         base_model=facts.base_model or (base if base and HUB_ID.fullmatch(base) else None),
     )
-    parts = (
-        _description(facts),
-        _results(facts),
-        _loading(facts),
-        making(facts.header, facts.reference),
-        _limits(facts),
+    return readme.with_part(facts.name, _metadata(facts), _text(facts)).encode()
+
+
+def _text(facts: Facts) -> str:
+    """Return the part of the card that hydractl writes, from its template."""
+    from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - loads when it is wanted
+
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)  # noqa: S701 - Markdown
+    environment.filters |= {"code": code, "counted": counted}
+    header, architecture = facts.header, facts.header.architecture
+    towers = architecture.towers.values()
+    fates = Counter(header.plan.fates.values()) if header.plan else {}
+    text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        facts=facts,
+        header=header,
+        architecture=architecture,
+        task=architecture.task,
+        about=_KIND_DESCRIPTIONS[header.kind],
+        kept_heads=[sum(tower.num_kept for tower in mask.values()) for mask in header.masks],
+        total_heads=sum(tower.layers * tower.num_heads for tower in towers),
+        layers=sum(tower.layers for tower in towers),
+        parameters=sum(prod(spec.shape) for spec in facts.specs.values()),
+        fates=[(fate.value, fates[fate]) for fate in sorted(fates)],
+        scaled=header.scale != Temperature(),
+        picture=PICTURE,
+        results=_results(facts),
+        install=INSTALL,
+        images=isinstance(header.preprocess, Preprocess),
+        zero_shot=facts.task == _ZERO_SHOT,
+        stock=is_stock(header),
+        main=MAIN,
+        made=making(header, facts.reference),
+        labels=labels_of(header),
     )
-    return readme.with_part(facts.name, _metadata(facts), "\n\n".join(filter(None, parts))).encode()
+    return text.rstrip("\n")
 
 
 def _metadata(facts: Facts) -> dict[str, Any]:
@@ -398,48 +427,6 @@ def _eval_results(facts: Facts) -> Iterator[EvalResult]:
                 metric_name=_named(metric),
                 metric_args={k: v for k, v in interval.items() if v is not None} or None,
             )
-
-
-def _description(facts: Facts) -> str:
-    header, architecture = facts.header, facts.header.architecture
-    rows = {
-        "kind": header.kind.value + (f" of {counted(len(header.masks), 'member')}" if header.plan else ""),
-        "architecture": f"{code(architecture.name)} of {architecture.library}",
-        "classes": _classes(header),
-        "heads": "; ".join(_heads(header)),
-        "parameters": f"{sum(prod(spec.shape) for spec in facts.specs.values()):,}",
-    }
-    if header.plan is not None:
-        layers = sum(tower.layers for tower in architecture.towers.values())
-        rows["computed once"] = f"the first {header.plan.trunk} of {counted(layers, 'block')}"
-        fates = list(header.plan.fates.values())
-        rows["tensors"] = ", ".join(f"{fates.count(fate)} {fate.value}" for fate in sorted(set(fates)))
-    if header.scale != Temperature():
-        rows["temperature"] = str(header.scale)
-    guarantees = {"threshold": header.threshold, "prediction sets": header.prediction_sets}
-    rows |= {name: code(guarantee.summary) for name, guarantee in guarantees.items() if guarantee is not None}
-    if facts.base_model is not None:
-        rows["base model"] = f"[{facts.base_model}](https://huggingface.co/{facts.base_model})"
-    if header.base is not None:
-        rows["base weights"] = code(header.base)
-    table = "\n".join(f"| {name} | {text} |" for name, text in rows.items() if text)
-    picture = f"\n\n![Kept heads by layer]({PICTURE})" if facts.pictured else ""
-    return f"# {facts.name}\n\n{_KIND_DESCRIPTIONS[header.kind]}\n\n| | |\n|---|---|\n{table}{picture}"
-
-
-def _classes(header: Header) -> str:
-    names = header.labels[:SHOWN_LABELS]
-    ellipsis = ", ..." if len(header.labels) > SHOWN_LABELS else ""
-    class_names = f": {', '.join(map(code, names))}{ellipsis}" if names else ""
-    return f"{header.num_classes}{class_names}" if header.num_classes else "given as texts"
-
-
-def _heads(header: Header) -> Iterator[str]:
-    """Yield how many heads each member keeps."""
-    total = sum(tower.layers * tower.num_heads for tower in header.architecture.towers.values())
-    for i, mask in enumerate(header.masks):
-        prefix = f"member {i} " if len(header.masks) > 1 else ""
-        yield f"{prefix}keeps {sum(tower.num_kept for tower in mask.values())} of {total}"
 
 
 def _results(facts: Facts) -> str:
@@ -513,78 +500,3 @@ def _formatted(value: Value | None) -> str:
         return ""
     text = f"{value.value:,.0f}" if abs(value.value) >= 1000 else f"{value.value:.4g}"
     return text if value.low is None or value.high is None else f"{text} [{value.low:.4g}, {value.high:.4g}]"
-
-
-def _loading(facts: Facts) -> str:
-    of_images = isinstance(facts.header.preprocess, Preprocess)
-    items = '["photo.jpg"]' if of_images else '["a text", "another one"]'
-    task = facts.header.architecture.task
-    field = "entities" if task.by_word else "labels"
-    lines = [
-        "## Usage",
-        "",
-        "```sh",
-        INSTALL,
-        "```",
-        "",
-        "```python",
-        "import hydractl",
-        "",
-        f'model = hydractl.load("{facts.reference}")',
-        f"answer = model.predict({items})",
-        f"answer.{field}, answer.probabilities, answer.mutual_information",
-        "```",
-    ]
-    if facts.task == _ZERO_SHOT:
-        return "\n".join(lines).replace(
-            f'"{facts.reference}")', f'"{facts.reference}", classes=["cat", "dog"])'
-        )
-    auto = f"AutoModel{'ForImageClassification' if of_images else task.library}"
-    revision = "" if facts.revision == MAIN else f', revision="{facts.revision}"'
-    if is_stock(facts.header) and facts.header.architecture.library == "openclip":
-        return "\n".join(lines)
-    every = ", top_k=None" if task.by_label else ""  # the probability of each label
-    if task.by_word:
-        every = ', aggregation_strategy="first"'
-    lines += [
-        "",
-        "```python",
-        *(() if is_stock(facts.header) else ("import hydractl",)),
-        f"from transformers import {auto}, pipeline",
-        "",
-        f'model = {auto}.from_pretrained("{facts.name}"{revision})',
-        f'classify = pipeline("{facts.task}", model="{facts.name}"{revision}{every})',
-        "```",
-    ]
-    return "\n".join(lines)
-
-
-def _limits(facts: Facts) -> str:
-    header = facts.header
-    lines = ["## Limits", ""]
-    if header.kind == Kind.HYDRA:
-        lines.append(
-            "- The members have a common origin, so they agree, correctly or not, more often than "
-            "independently trained models."
-        )
-        if header.plan and "merged" in header.plan.fates.values():
-            lines.append("- Because of averaged tensors, its members differ from the models that were fused.")
-    if header.kind != Kind.BASE:
-        lines.append("- Removed heads may matter for data unlike those that they were selected on.")
-    lines += [
-        "- The quality of probabilities is known only for data like those of the evaluation"
-        + ("." if facts.row else ", and this card reports no evaluation."),
-        (
-            f"- It has {counted(len(labels_of(header)), *(('label',) if header.architecture.task.by_label else ('class', 'classes')))} "
-            f"and predicts {header.architecture.task.answer}."
-        )
-        if header.num_classes
-        else "- It predicts one of the given classes for every input.",
-        "",
-        "## Licence",
-        "",
-        f"{code(facts.license)}, the licence of the base model."
-        if facts.license
-        else "Not stated. The licence of the base model also applies to models that are made from it.",
-    ]
-    return "\n".join(lines)
