@@ -140,7 +140,7 @@ def _check_inputs(config: CommandConfig) -> None:
 
 
 def _is_up_to_date(config: C, terminal: Terminal, say: Callable[[C, Terminal], None] | None) -> bool:
-    from hydractl.provenance.up_to_date import check_up_to_date
+    from hydractl.provenance.output import check_up_to_date
 
     state = check_up_to_date(config)
     if state.reason is not None:

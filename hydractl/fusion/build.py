@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 import torch
 from torch import nn
 
-from hydractl.errors import EDITED, CheckpointError
+from hydractl.errors import EDITED, CheckFailed, CheckpointError
 from hydractl.families.load import OpenModel, build_checked, in_one_dtype, load_model
 from hydractl.families.registry import expected_specs, family_of
-from hydractl.families.tower import Model, Tower, Towers
+from hydractl.families.tower import TOLERANCE, Model, Tower, Towers, largest_difference, probe_inputs
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import Fusion, fused_spec, split_members
 from hydractl.manifest.header import Fate, Header, Kind
+from hydractl.metrics.per_sample import ensemble_log_probs
 from hydractl.model_inputs import Inputs
 from hydractl.tensor_spec import TensorSpec
 
@@ -29,6 +31,11 @@ def hydra_from_state(
 ) -> Hydra:
     """Build a hydra from its header and fused tensors; see `members_from_state`."""
     return Hydra(members_from_state(header, state, where=where, dtype=dtype)).eval()
+
+
+def hydra_of(fusion: Fusion, *, where: str) -> Hydra:
+    """Build the hydra of a fusion that is not written yet, in memory."""
+    return hydra_from_state(fusion.header, {n: fusion.tensor(n) for n in fusion.specs}, where=where)
 
 
 def members_from_state(
@@ -139,9 +146,49 @@ def member_logits(opened: OpenModel, inputs: Inputs) -> torch.Tensor:
     return streamed_logits(model, lambda name: [opened.checkpoint.tensor(name)], inputs)
 
 
-def hydra_logits(fusion: Fusion, header: Header, inputs: Inputs, *, where: str) -> torch.Tensor:
-    """Return the logits (M, B, C) of the hydra that a fusion would write with this header; `where` is for errors."""
-    states = [hollow(checkpoint.specs) for checkpoint in fusion.checkpoints]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Difference between a hydra and its members on the same random batch.
+
+    Attributes:
+        logits: Largest difference of a member's logits, in units of max(1, largest logit).
+        probabilities: Largest difference of the ensemble's probabilities.
+    """
+
+    logits: float
+    probabilities: float
+
+
+def verify(fusion: Fusion, *, seed: int, where: str) -> Gap:
+    """Compare the hydra that a fusion would write with its members, on one random batch in fp32.
+
+    Args:
+        fusion: The fusion.
+        seed: Seed of the batch.
+        where: Name of the hydra for errors.
+
+    Raises:
+        CheckFailed: If they differ although nothing is averaged, or the logits are not finite.
+    """
+    header = fusion.header
+    inputs = probe_inputs(header, seed=seed)
+    # members first: their errors name the member whose header is wrong
+    expected = torch.cat([member_logits(m, inputs) for m in fusion.members])
+    logits = hydra_logits(fusion, inputs, where=where)
+    difference = largest_difference(logits, expected)
+    of_hydra, of_members = (ensemble_log_probs(z.log_softmax(-1)).exp() for z in (logits, expected))
+    may_differ = fusion.averages and difference != float("inf")
+    if not difference <= TOLERANCE and not may_differ:
+        raise CheckFailed(
+            f"the hydra differs from its members by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",
+            hint="very large weights may overflow; `--no-verify` skips the check",
+        )
+    return Gap(logits=difference, probabilities=(of_hydra - of_members).abs().max().item())
+
+
+def hydra_logits(fusion: Fusion, inputs: Inputs, *, where: str) -> torch.Tensor:
+    """Return the logits (M, B, C) of the hydra that a fusion would write; `where` is for errors."""
+    header, states = fusion.header, [hollow(checkpoint.specs) for checkpoint in fusion.checkpoints]
     shared = {name: states[0][name] for name, fate in fusion.fates.items() if fate != Fate.GROUPED}
     members = members_of(header, [member_state | shared for member_state in states], where=where)
 

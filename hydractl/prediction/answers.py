@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -20,6 +21,30 @@ from hydractl.prediction.inference import PreparedData, collected
 from hydractl.processes.distributed import ProcessGroup
 
 SINGLE_PROCESS = ProcessGroup()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How models run on data.
+
+    Attributes:
+        batch_size: Samples per forward pass.
+        workers: Processes that decode images; None selects a number.
+        max_length: Maximum length of texts in tokens; None for that of the model.
+        device: Name of the device.
+        team: The processes that share the batches.
+    """
+
+    batch_size: int
+    workers: int | None
+    max_length: int | None
+    device: str
+    team: ProcessGroup
+
+    @property
+    def share(self) -> BatchShare:
+        """Share of the batches of this process."""
+        return BatchShare(self.team.rank, self.team.world)
 
 
 def predict(predictor: Predictor, inputs: PreparedData, *, team: ProcessGroup = SINGLE_PROCESS) -> Responses:

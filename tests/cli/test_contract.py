@@ -155,7 +155,7 @@ def test_what_came_meanwhile_is_kept(call, work, argv, monkeypatch):
         check_output(path, **told)
         path.write_bytes(b"mine")
 
-    monkeypatch.setattr("hydractl.provenance.outputs.check_output", and_then_somebody_writes_it)
+    monkeypatch.setattr("hydractl.provenance.output.check_output", and_then_somebody_writes_it)
     seen = call(*argv)
 
     assert (seen.code, (work / argv[-1]).read_bytes()) == (6, b"mine")

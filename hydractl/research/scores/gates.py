@@ -31,10 +31,9 @@ from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.header import Header, samples_of
 from hydractl.metrics.per_sample import question_losses
 from hydractl.model_inputs import Inputs, map_inputs
-from hydractl.output.publish import Digested, OutputLock, is_stream, publish_together
+from hydractl.output.publish import Digested, is_stream
 from hydractl.processes.distributed import world_size
-from hydractl.provenance.outputs import check_outputs
-from hydractl.provenance.up_to_date import make_step, scored_data
+from hydractl.provenance.output import Output, make_step, scored_data
 from hydractl.research.scores.options import GateSettings, TrainedWeights
 from hydractl.runtime import digest_text, versions
 from hydractl.scoring.attention_hooks import Gated
@@ -316,7 +315,7 @@ class GateRun(MethodRun):
     start: Snapshot | None = None
 
     @override
-    def check(self, config: ScoreConfig, opened: OpenModel, claim: OutputLock) -> None:
+    def check(self, config: ScoreConfig, opened: OpenModel, output: Output) -> None:
         if cast("GateSettings", config.settings).trains_weights and opened.header.prompting is not None:
             raise UsageError(
                 f"{config.model}: is a zero-shot model, whose weights cannot be trained",
@@ -329,9 +328,8 @@ class GateRun(MethodRun):
                 f"{'is a stream' if is_stream(trained) else 'is also the output file of the scores'}",
                 hint="name another file",
             )
-        check_outputs(
-            [trained] if trained else [],
-            force=claim.may_replace,
+        output.check(
+            trained,
             models=[opened],
             data=config.references.values(),
             option="--trained",
@@ -380,7 +378,7 @@ class GateRun(MethodRun):
         opened: OpenModel,
         scores: HeadScores,
         ranking: Ranking,
-        claim: OutputLock,
+        output: Output,
     ) -> HeadScores:
         """Write the scores, and with `--trained` the trained weights; the scores are then of the trained base.
 
@@ -390,14 +388,14 @@ class GateRun(MethodRun):
         """
         trained = _trained_path(config)
         if trained is None or ranking.weights is None:
-            return super().publish(config, opened, scores, ranking, claim)
+            return super().publish(config, opened, scores, ranking, output)
         tensors = stored_tensors(
             opened.checkpoint,
             ranking.weights,
             trained=ranking.weights.keys(),
             hint="lower `--weights-lr`",
         )
-        with publish_together(claim) as begin:
+        with output.publish() as begin:
             digested = Digested(begin(trained))
             write_tensors(digested, tensors, header=_header(config, opened, scores))
             model = Fingerprint(reference=trained.name, sha256=digested.digest)

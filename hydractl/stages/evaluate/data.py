@@ -31,14 +31,13 @@ from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, metrics_of, needing
-from hydractl.output.publish import OutputLock
 from hydractl.prediction.class_names import Classes
 from hydractl.prediction.feature_ood import FitOn
 from hydractl.prediction.inference import PreparedData
 from hydractl.prediction.open_inputs import Identity, warn
 from hydractl.processes.distributed import ProcessGroup
-from hydractl.provenance import outputs
 from hydractl.provenance.command_config import input_refs
+from hydractl.provenance.output import Output
 from hydractl.settings import Role
 from hydractl.stages.evaluate.caveats import check_apart, check_enough, of_data
 from hydractl.stages.evaluate.config import EvalConfig
@@ -243,13 +242,12 @@ class ClassAlignment:
         return match_classes(items, self._names, num_classes=self._count, by_text=by_text)
 
 
-def check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]], lock: OutputLock) -> None:
+def check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]], output: Output) -> None:
     """Refuse outputs that must not be written."""
     models = [*chain.from_iterable(opened)]
     for path, option in ((config.out, "-o"), (config.save_predictions, "--save-predictions")):
-        outputs.check_outputs(
-            [] if path is None else [path],
-            force=lock.may_replace,
+        output.check(
+            path,
             models=models,
             data=[config.data, *config.others],
             files=[
@@ -258,8 +256,7 @@ def check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]], loc
             ],
             option=option,
         )
-    if config.store is not None:
-        outputs.check_models([config.store], lock, models=models, option="--store")
+    output.check(config.store, models=models, option="--store", folders=True)
 
 
 def queries_of(config: EvalConfig, tested: Items, models: Sequence[OpenModel]) -> torch.Tensor | None:

@@ -13,7 +13,6 @@ from torch import Tensor
 from hydractl import progress
 from hydractl.checkpoint import write_checkpoint
 from hydractl.errors import CheckFailed
-from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.report import Report
 from hydractl.manifest.terms import ID_NAME
@@ -22,12 +21,12 @@ from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES, definition_
 from hydractl.metrics.per_sample import StoredPredictions, at_once
 from hydractl.metrics.registry import METRICS, needing
 from hydractl.metrics.selective import fewest
-from hydractl.output.publish import OutputLock, Sink, is_stream
+from hydractl.output.publish import Sink, is_stream
 from hydractl.prediction.open_inputs import open_reader
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import stage
 from hydractl.provenance.command_config import config_digest
-from hydractl.provenance.outputs import claim
+from hydractl.provenance.output import Output
 from hydractl.runtime import torch_dtype, versions
 from hydractl.stages.evaluate.caveats import of_temperatures
 from hydractl.stages.evaluate.config import EvalConfig
@@ -93,20 +92,20 @@ def run_eval(config: EvalConfig) -> EvalReport:
     outputs = [config.out, config.save_predictions, config.store]
     with (
         start_team(device) as team,
-        claim(config, outputs * team.leads) as lock,
+        Output.claim(config, outputs, writes=team.leads) as output,
     ):
-        run = _prepare(config, device, team, lock)
+        run = _prepare(config, device, team, output)
         measure_rows(run)
         if not team.leads:
             document = Report.from_json(team.broadcast(""), where="the report of rank 0")
             return EvalReport(document=document, paths=_paths(config), config=config)
         document = _document(run, digest=config_digest(config))
-        _write(config, run, document, lock)
+        _write(config, run, document, output)
         team.broadcast(document.to_json())  # when it is there: the others end with it
         return EvalReport(document=document, paths=_paths(config), config=config)
 
 
-def _prepare(config: EvalConfig, device: torch.device, team: ProcessGroup, lock: OutputLock) -> Evaluation:
+def _prepare(config: EvalConfig, device: torch.device, team: ProcessGroup, output: Output) -> Evaluation:
     """Open models and data, and refuse what does not fit together before any model is loaded."""
     opened = [
         [
@@ -115,8 +114,7 @@ def _prepare(config: EvalConfig, device: torch.device, team: ProcessGroup, lock:
         ]
         for row, named in enumerate(config.rows)
     ]
-    if team.leads:
-        check_outputs(config, opened, lock)
+    check_outputs(config, opened, output)
     check_alike(config, opened)
     check_task(config, opened[0][0])
     measurers = [extension.begin(config, opened) for extension in config.extensions]
@@ -211,24 +209,24 @@ def _options(run: Evaluation) -> dict[str, OptionValue]:
     return {name: option for name, option in options.items() if option is not None or name == "dtype"}
 
 
-def _write(config: EvalConfig, run: Evaluation, document: Report, lock: OutputLock) -> None:
+def _write(config: EvalConfig, run: Evaluation, document: Report, output: Output) -> None:
     """Write all files or none; each says the options of `config`, as they were given."""
     opened, scores = run.opened[0][0], run.fitted_scores
     header = opened.header
     if config.store is not None:
         header = header_of_copy(config, opened, run.rows[0], run.data.identities, scores)
-    with publish_models(lock) as begin:
+    with output.publish() as begin:
         if config.store is not None:
             write_copy(begin(config.store, header), opened.checkpoint, header, scores)
         if config.save_predictions is not None:
             write_predictions(
-                begin(config.save_predictions, None),
+                begin(config.save_predictions),
                 run.predictions,
                 {ID_NAME: run.data.labels},
                 with_logits=any(score in SCORES and SCORES[score].raw for score in run.config.scores),
             )
         if config.out is not None:
-            begin(config.out, None).write(document.to_json().encode())
+            begin(config.out).write(document.to_json().encode())
 
 
 LOG_PROBS, LOGSUMEXP, LABELS, SCORE_TENSORS = "log_probs", "logsumexp", "labels", "scores"

@@ -30,7 +30,7 @@ from hydractl.prediction.class_names import Classes
 from hydractl.prediction.feature_ood import Scores
 from hydractl.prediction.open_inputs import Identity
 from hydractl.prediction.predictions import answered_classes
-from hydractl.provenance.up_to_date import make_step
+from hydractl.provenance.output import make_step
 from hydractl.stages.evaluate.config import SETS, EvalConfig, SetOptions
 from hydractl.stages.evaluate.fail_if import OPTION, risk_text
 from hydractl.tensor_spec import spec_of, tensor_bytes

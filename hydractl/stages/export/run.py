@@ -26,7 +26,6 @@ from hydractl.families.base import problem_type_of
 from hydractl.families.load import OpenModel, fingerprint_of
 from hydractl.families.tower import largest_difference, probe_inputs
 from hydractl.fusion.build import load_any
-from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Header, Preprocess, Tokenization
@@ -40,7 +39,6 @@ from hydractl.metrics.registry import METRICS, choose_metrics
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.selective import HALF
 from hydractl.model_inputs import PIXELS, WORDS, Inputs
-from hydractl.output.publish import OutputLock, publish_together
 from hydractl.prediction.class_names import Classes, settle, with_class_names
 from hydractl.prediction.feature_ood import WithDefaultScore
 from hydractl.prediction.inference import Runnable, collected
@@ -48,8 +46,7 @@ from hydractl.prediction.inference import responses as responses_of
 from hydractl.prediction.open_inputs import labels_of, open_reader, open_sets
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import stage
-from hydractl.provenance.outputs import check_models, check_outputs, claim
-from hydractl.provenance.up_to_date import begin_with_sidecar, check_sidecar, make_step, sidecar_step
+from hydractl.provenance.output import Output, make_step, sidecar_step
 from hydractl.runtime import versions
 from hydractl.stages.export import formats
 from hydractl.stages.export.config import ONNX, ExportConfig
@@ -149,9 +146,9 @@ def export_folder(config: ExportConfig) -> ExportReport:
         OutputExists: If the folder contains a model that may not be replaced.
         OutputError: If it cannot be written.
     """
-    with claim(config, [config.out]) as output_lock:
+    with Output.claim(config, [config.out]) as output:
         opened = open_reader(config.model, arch=config.arch)
-        check_models([config.out], output_lock, models=[opened], files=[config.naming.file])
+        output.check(config.out, models=[opened], files=[config.naming.file], folders=True)
         step = make_step(
             config,
             family=opened.family,
@@ -164,7 +161,7 @@ def export_folder(config: ExportConfig) -> ExportReport:
         )
         named, checkpoint = with_class_names(opened.header, config.naming.classes(opened)), opened.checkpoint
         header = named.model_copy(update={"base": opened.base, "made_by": step})
-        with publish_models(output_lock) as begin:
+        with output.publish() as begin:
             write_checkpoint(
                 begin(config.out, header),
                 checkpoint.specs | checkpoint.beside,
@@ -398,9 +395,9 @@ def run_export(config: ExportConfig) -> ExportReport:
     formats.require_torch()
     if config.form == ONNX:
         formats.onnx_libraries()
-    with claim(config, [config.out, config.report]) as output_lock:
+    with Output.claim(config, [config.out, config.report]) as output:
         opened = open_reader(config.model, arch=config.arch, seed=config.seed, reads=config.data is not None)
-        _check(config, opened, output_lock)
+        _check(config, opened, output)
         classes = _classes(config, opened)
         trial = _open_trial(config, opened, classes)
         progress.step(f"Tracing {opened.reference}")
@@ -412,7 +409,7 @@ def run_export(config: ExportConfig) -> ExportReport:
         if trial is not None:
             exported, report = _compare_on_data(config, source, exported, trial, differences)
         progress.step(f"Writing {config.out}")
-        paths = _publish(config, source, exported, report, output_lock)
+        paths = _publish(config, source, exported, report, output)
         answers = exported.program(source.example)
         return ExportReport(
             paths=paths,
@@ -452,18 +449,16 @@ class Exported(NamedTuple):
     document: Any = None
 
 
-def _check(config: ExportConfig, opened: OpenModel, output_lock: OutputLock) -> None:
+def _check(config: ExportConfig, opened: OpenModel, output: Output) -> None:
     """Refuse outputs that cannot be written, and pixels for a model that has no use for them."""
     for path, option in ((config.out, "-o"), (config.script, "-o"), (config.report, "--report")):
-        if path is not None and config.if_changed:
-            check_sidecar(path)
-        check_outputs(
-            [] if path is None else [path],
-            force=output_lock.may_replace,
+        output.check(
+            path,
             models=[opened],
             data=[config.data, config.ood],
             files=[config.naming.file],
             option=option,
+            sidecars=config.if_changed,
         )
     how = opened.header.preprocess
     if config.with_preprocess and isinstance(how, Tokenization):
@@ -602,7 +597,7 @@ def _publish(
     source: Source,
     exported: Exported,
     report: Report | None,
-    output_lock: OutputLock,
+    output: Output,
 ) -> tuple[Path, ...]:
     """Write all files, and beside each what made it, if that is wanted; return their paths."""
     written = {config.out: exported.content, config.script: script(config, source.header, source.threshold)}
@@ -616,10 +611,9 @@ def _publish(
         seed=config.seed,
         libraries=formats.LIBRARIES if config.form == ONNX else (),
     )
-    with publish_together(output_lock) as begin:
+    with output.publish() as begin:
         for path, content in written.items():
-            with begin_with_sidecar(begin, path, step) as file:
-                file.write(content)
+            begin(path, made_by=step).write(content)
     return (*written,)
 
 

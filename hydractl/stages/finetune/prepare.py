@@ -41,7 +41,6 @@ from hydractl.manifest.document import pack
 from hydractl.manifest.header import Fate, Header, InputFile, SampledFile, Tokenization
 from hydractl.manifest.tokenizers import with_leading_blank
 from hydractl.messages import counted
-from hydractl.output.publish import OutputLock
 from hydractl.plugins import load
 from hydractl.prediction.class_names import POOLED
 from hydractl.prediction.open_inputs import (
@@ -51,7 +50,7 @@ from hydractl.prediction.open_inputs import (
     override_preprocessing,
     warn_assumed,
 )
-from hydractl.provenance.outputs import check_models
+from hydractl.provenance.output import Output
 from hydractl.runtime import pick_device
 from hydractl.settings import long_option
 from hydractl.stages.finetune.config import FinetuneConfig
@@ -368,8 +367,8 @@ class TrainingPlan:
         return self.config.recipe.parts == ("head",)
 
 
-def prepare(config: FinetuneConfig, output_lock: OutputLock | None) -> TrainingPlan:
-    """Check everything that headers and labels can tell, and whether the output may be where it is to go; None: nothing is written.
+def prepare(config: FinetuneConfig, output: Output) -> TrainingPlan:
+    """Check everything that headers and labels can tell, and whether the output may be where it is to go.
 
     Raises:
         InputError: If the model, a teacher or the data cannot be used, or the output cannot be written.
@@ -383,10 +382,8 @@ def prepare(config: FinetuneConfig, output_lock: OutputLock | None) -> TrainingP
     opened = replace(opened, header=header)
     check_takes(opened.header, where=opened.reference)
     teachers = open_teachers(config)
-    if output_lock is not None:
-        check_models(
-            config.outputs(), output_lock, models=[opened, *teachers], data=[config.data, config.val]
-        )
+    data = [config.data, config.val]
+    output.check(*config.outputs(), models=[opened, *teachers], data=data, folders=True)
     check_reads(opened.header.preprocess, model=config.model)
     warn_assumed(opened)
     items = open_items(

@@ -15,14 +15,11 @@ from hydractl.checkpoint import write_tensors
 from hydractl.errors import CheckFailed, HubError, HydraError, InputError, UsageError
 from hydractl.families.finite import check_finite, check_weights
 from hydractl.families.tower import blank_inputs
-from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.header import Kind, samples_of
 from hydractl.metrics.cost import macs_of
-from hydractl.output.publish import OutputLock
 from hydractl.processes.distributed import follow_leader, rank
 from hydractl.progress import stage
-from hydractl.provenance.outputs import claim, resumable, resume_hint
-from hydractl.provenance.up_to_date import make_step
+from hydractl.provenance.output import Output, make_step, resumable, resume_hint
 from hydractl.runtime import digest_text, versions
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.job import (
@@ -102,9 +99,9 @@ def run_finetune(config: FinetuneConfig) -> FinetuneReport:
     _check_fsdp(config, shards=shards)
     with (
         resumable(config.out, force=config.force),
-        claim(config, config.outputs() if leads else []) as output_lock,
+        Output.claim(config, config.outputs(), writes=leads) as output,
     ):
-        work = prepare(config, output_lock)
+        work = prepare(config, output)
         follow_leader("claim")
         # training cannot repair weights that are not finite
         check_finite(work.initial_tensors(), where=config.model)
@@ -138,7 +135,7 @@ def run_finetune(config: FinetuneConfig) -> FinetuneReport:
             macs = _training_macs(work, features, trained.step, job.feed.steps_per_epoch)
             report = _report(work, job, trained, tensors, start, macs)
             if engine.leads:
-                _publish(work, report, tensors, output_lock, folder)
+                _publish(work, report, tensors, output, folder)
             engine.wait()
             return report
 
@@ -257,7 +254,7 @@ def _publish(
     work: TrainingPlan,
     report: FinetuneReport,
     tensors: Sequence[Mapping[str, torch.Tensor]],
-    output_lock: OutputLock,
+    output: Output,
     folder: StateFolder | None,
 ) -> None:
     """Write what the input was with other weights and one more step, and drop the state."""
@@ -282,7 +279,7 @@ def _publish(
     header = work.header.of_other_weights(
         {"base": work.opened.base, "assumed": False, "samples": samples, "made_by": step}
     )
-    with publish_models(output_lock) as begin:
+    with output.publish() as begin:
         for path, own_tensors in zip(report.paths, tensors, strict=True):
             write_tensors(begin(path, header), own_tensors, header=header)
     if folder is not None:

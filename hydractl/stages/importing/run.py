@@ -12,15 +12,13 @@ from hydractl.families.finite import check_finite
 from hydractl.families.load import drawn_for
 from hydractl.families.registry import FAMILIES, expected_specs
 from hydractl.heads.budget import total_heads
-from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.header import Header, InputFile, Tokenization
 from hydractl.messages import counted, quoted
 from hydractl.model_source import folder_files, parse_arch
 from hydractl.prediction.class_names import POOLED, read_names
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import stage
-from hydractl.provenance.outputs import check_models, claim
-from hydractl.provenance.up_to_date import make_step
+from hydractl.provenance.output import Output, make_step
 from hydractl.runtime import digest_files
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.read import Weights, files_of, read_weights
@@ -85,10 +83,10 @@ def run_import(config: ImportConfig) -> ImportReport:
         OutputExists: If the output already exists.
     """
     require_one_process("import")
-    with claim(config, [config.out]) as output_lock:
+    with Output.claim(config, [config.out]) as output:
         files = files_of(config.source)
         labels, listed = ((), None) if config.labels is None else read_names(config.labels, option="--labels")
-        check_models([config.out], output_lock, files=[*files, *_files_beside(config), listed])
+        output.check(config.out, files=[*files, *_files_beside(config), listed], folders=True)
         progress.step(f"Reading {config.source}")
         weights = _renamed(config, read_weights(files, ema=config.ema, key=config.weights_key))
         header, lacks_classifier = describe(config, weights.metadata, labels)
@@ -115,7 +113,7 @@ def run_import(config: ImportConfig) -> ImportReport:
         )
         header = header.model_copy(update={"made_by": step})
         progress.step(f"Writing {config.out}")
-        with publish_models(output_lock) as begin:
+        with output.publish() as begin:
             write_tensors(begin(config.out, header), fitted.tensors, header=header)
         return ImportReport(
             path=config.out,

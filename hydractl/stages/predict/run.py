@@ -28,7 +28,7 @@ from hydractl.metrics.ood_scores import is_fitted
 from hydractl.metrics.per_sample import Responses, in_memory
 from hydractl.metrics.registry import FIT
 from hydractl.model_inputs import Inputs
-from hydractl.output.publish import OutputLock, is_stream, publish, publish_together
+from hydractl.output.publish import is_stream
 from hydractl.prediction.answers import inputs_of
 from hydractl.prediction.class_names import settle
 from hydractl.prediction.feature_ood import FitOn, Predictor, with_ood_scores
@@ -36,8 +36,7 @@ from hydractl.prediction.inference import collected, fits
 from hydractl.prediction.open_inputs import digests, labels_of, open_reader, warn
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import stage
-from hydractl.provenance.outputs import check_outputs, claim
-from hydractl.provenance.up_to_date import begin_with_sidecar, check_sidecar, sidecar_step
+from hydractl.provenance.output import Output, sidecar_step
 from hydractl.runtime import torch_dtype
 from hydractl.stages.predict.config import LINES, PredictConfig, image_path
 from hydractl.stages.predict.rows import RowFormatter
@@ -153,11 +152,10 @@ def run_predict(config: PredictConfig) -> PredictReport:
     device = answering_device(config.device)
     with (
         start_team(device) as team,
-        claim(config, [config.out] * team.leads) as lock,
+        Output.claim(config, [config.out], writes=team.leads) as output,
     ):
         opened = open_reader(config.model, arch=config.arch, max_length=config.max_length)
-        if team.leads:
-            _check_outputs(config, opened, lock)
+        _check_outputs(config, opened, output)
         warn(opened)
         formatter = RowFormatter.of(config, opened)
         fit = training_data(config, formatter, team)
@@ -173,7 +171,7 @@ def run_predict(config: PredictConfig) -> PredictReport:
         numbers: Counter[str] = Counter()
         streamed = is_stream(config.out)
         columns = {} if streamed else formatter.columns(sources)
-        for line in _written(config, blocks, columns, lock, made_by) if team.leads else ():
+        for line in _written(config, blocks, columns, output, made_by) if team.leads else ():
             numbers["inputs"] += 1
             if ERROR in line:
                 numbers[ERROR] += 1
@@ -197,13 +195,10 @@ def run_predict(config: PredictConfig) -> PredictReport:
         )
 
 
-def _check_outputs(config: PredictConfig, opened: OpenModel, lock: OutputLock) -> None:
-    if config.if_changed:
-        check_sidecar(config.out)
+def _check_outputs(config: PredictConfig, opened: OpenModel, output: Output) -> None:
     references = [reference for reference in config.data if reference != LINES]
-    check_outputs(
-        [config.out],
-        force=lock.may_replace,
+    output.check(
+        config.out,
         models=[opened],
         data=[DataRef.parse(reference) for reference in references if image_path(reference) is None],
         files=[
@@ -211,6 +206,7 @@ def _check_outputs(config: PredictConfig, opened: OpenModel, lock: OutputLock) -
             config.threshold if isinstance(config.threshold, Path) else None,
             *map(image_path, references),
         ],
+        sidecars=config.if_changed,
     )
 
 
@@ -225,22 +221,23 @@ def _written(
     config: PredictConfig,
     blocks: Iterator[list[Line]],
     columns: dict[str, type],
-    lock: OutputLock,
+    output: Output,
     made_by: Step | None,
 ) -> Iterator[Line]:
     """Write lines, and yield them: to a stream as they come; to a file at least `AT_ONCE` at a time, with its lineage beside it."""
     if is_stream(config.out):
-        with publish(config.out, lock) as file:
-            stream = JSONLines(file, {})
+        with output.publish() as begin:
+            stream = JSONLines(file := begin(config.out), {})
             for lines in blocks:
                 stream.write(lines)
                 file.flush()
                 yield from lines
         return
     with (
-        publish_together(lock) as begin,
-        begin_with_sidecar(begin, config.out, made_by) as file,
-        closing(WRITERS[config.form](file, columns)) as writer,  # an interrupted Parquet writer, too
+        output.publish() as begin,
+        closing(
+            WRITERS[config.form](begin(config.out, made_by=made_by), columns)
+        ) as writer,  # an interrupted Parquet writer, too
     ):
         pending: list[Line] = []
         for lines in blocks:

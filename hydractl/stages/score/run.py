@@ -25,15 +25,14 @@ from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.head_mask import HeadId, HeadScores, Removal, Shape, TowerHeads, TowerScores
 from hydractl.manifest.header import Architecture, Kind, samples_of
 from hydractl.messages import counted
-from hydractl.output.publish import OutputLock, append, has_content, is_stream, publish_text
+from hydractl.output.publish import append, has_content, is_stream, publish_text
 from hydractl.plugins import load
 from hydractl.prediction.class_names import Classes, ask
 from hydractl.prediction.feature_ood import FeatureExtractor
 from hydractl.prediction.open_inputs import data_input, labels_of, open_reader, open_sets
 from hydractl.processes.distributed import ProcessGroup, own_device, start_team
 from hydractl.progress import stage
-from hydractl.provenance.outputs import check_outputs, claim, resumable
-from hydractl.provenance.up_to_date import TOOL, make_step
+from hydractl.provenance.output import TOOL, Output, make_step, resumable
 from hydractl.pruning.selection import quota_of
 from hydractl.runtime import digest_text, torch_dtype
 from hydractl.scoring.circuit.outcomes import check_halves
@@ -58,7 +57,7 @@ class MethodRun:
     resumes = False
     """Whether an interrupted training is resumed."""
 
-    def check(self, config: ScoreConfig, opened: OpenModel, claim: OutputLock) -> None:
+    def check(self, config: ScoreConfig, opened: OpenModel, output: Output) -> None:
         """Refuse a model that the method cannot train, and outputs that cannot be written, before data are read."""
 
     def open_state(self, config: ScoreConfig, opened: OpenModel, document: HeadScores) -> None:
@@ -80,11 +79,11 @@ class MethodRun:
         opened: OpenModel,
         scores: HeadScores,
         ranking: Ranking,
-        claim: OutputLock,
+        output: Output,
     ) -> HeadScores:
         """Write the scores and return them."""
         del opened, ranking
-        publish_text(config.out, scores.to_json(), claim)
+        output.write(config.out, scores.to_json().encode())
         return scores
 
     def clear_state(self) -> None:
@@ -354,19 +353,18 @@ def run_score(config: ScoreConfig) -> ScoreReport:
     with (
         resumable(config.out, force=config.force),
         start_team(own_device(config.device)) as team,
-        claim(config, [config.out] * team.leads) as output_lock,
+        Output.claim(config, [config.out], writes=team.leads) as output,
     ):
         opened = open_base(config)
         method_run: MethodRun = load(config.entry.method_run)() if config.entry.method_run else MethodRun()
         if team.leads:  # once: another process may come here when the first one has written
-            check_outputs(
-                [config.out],
-                force=output_lock.may_replace,
+            output.check(
+                config.out,
                 models=[opened],
                 data=config.references.values(),
                 files=[config.naming.file],
             )
-            method_run.check(config, opened, output_lock)
+            method_run.check(config, opened, output)
         scored = scored_towers(config, opened.header.architecture)
         keep, removals = amounts(config, scored)
         sets = open_sets(opened, config.references, workers=config.num_workers)
@@ -408,7 +406,7 @@ def run_score(config: ScoreConfig) -> ScoreReport:
             }
         )
         if team.leads:
-            scores = method_run.publish(config, opened, scores, ranking, output_lock)
+            scores = method_run.publish(config, opened, scores, ranking, output)
             journal.discard()
             method_run.clear_state()
     return ScoreReport(

@@ -15,7 +15,7 @@ from hydractl.manifest.head_mask import HeadScores, TowerScores
 from hydractl.manifest.header import InputFile, Step
 from hydractl.manifest.report import Report, Row
 from hydractl.prediction.open_inputs import Identity
-from hydractl.provenance.up_to_date import scores_step
+from hydractl.provenance.output import scores_step
 from hydractl.stages.evaluate.caveats import of_data, of_row, tuned_on_ood
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels

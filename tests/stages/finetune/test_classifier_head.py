@@ -17,6 +17,7 @@ from hydractl.errors import DataError, UnsupportedModelError, UsageError
 from hydractl.families.load import load_model, open_model
 from hydractl.manifest.header import Kind
 from hydractl.output.publish import OutputLock
+from hydractl.provenance.output import Output
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.prepare import prepare
 from hydractl.stages.finetune.run import run_finetune
@@ -44,7 +45,7 @@ def config(out, model, classes="0-2", **changes):
 
 def prepared(given):
     heard = Heard()
-    return prepare(given, OutputLock(force=False)), heard
+    return prepare(given, Output(OutputLock(force=False))), heard
 
 
 @pytest.fixture(scope="module")

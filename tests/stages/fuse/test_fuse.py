@@ -466,7 +466,7 @@ def test_a_member_that_changes_while_it_is_read_leaves_nothing(tmp_path, monkeyp
     def cut(*_args: object, **_kwargs: object):
         os.truncate(paths[0], 2000)
 
-    monkeypatch.setattr("hydractl.stages.fuse.run._verify", cut)
+    monkeypatch.setattr("hydractl.stages.fuse.run.verify", cut)
     with pytest.raises(CheckpointError, match="ends early"):
         fuse(paths, tmp_path / "hydra.st")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["0.st", "1.st", "2.st"]

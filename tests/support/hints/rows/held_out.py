@@ -202,7 +202,7 @@ ROWS = (
         "export base.st -o o.pt2",
     ),
     Row(
-        "stages/fuse/run.py",
+        "fusion/members.py",
         "one of them has no class names: `import --labels a,b,c` and `make --labels a,b,c` name those of imported weights",
         "fuse named.st bare.st -o o.st",
         "fuse named.st again.st -o o.st",

@@ -144,7 +144,7 @@ ROWS = (
         test="tests/stages/fuse/test_merge.py::test_whole_numbers_that_differ_have_no_mean",
     ),
     Row(
-        "hub/model_outputs.py",
+        "provenance/output.py",
         "add `--force` to replace it, or choose another name with `-o`",
         f"{FUSE} -o h/",
         f"{FUSE} --force -o h/",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.hints.material import VIT
 from support.hints.table import Row
 
-FIT, CONFIG, QUALITY = (f"stages/fuse/{name}.py" for name in ("run", "config", "result"))
+FIT, CONFIG, QUALITY = "fusion/members.py", "stages/fuse/config.py", "prediction/merging.py"
 FUSE = "fuse m-0.st m-1.st m-2.st -o o.st"
 SPLIT = "prune base.st --scores scores.json --remove 1 --members 2 --pool 4 -q"
 LATE_MEMBERS = "prune base.st --strategy random --remove 2 --members 2 --diverge-from 1 -q -o p-{i}.st"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-CONFIG, DIVERSE, MASKS = (f"stages/prune/{name}.py" for name in ("config", "diverse", "masks"))
+CONFIG = "stages/prune/config.py"
+DIVERSE, MASKS = (f"pruning/{name}.py" for name in ("diverse", "masks"))
 SCORED = "prune base.st --scores scores.json"
 DIVERSE_CASE = "prune base.st --scores scores.json --remove 2 --pool 6 --members 2 --candidates 6 --strategy diverse -o d-{i}.st"
 DIGITS = "--data digits::classes=0-6,limit=14,split=val"
