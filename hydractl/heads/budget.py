@@ -143,12 +143,7 @@ def fall_off(curve: Sequence[float]) -> KneeResult:
 
     Args:
         curve: The objective after 0, 1, ..., R removals, higher is better, finite, at least one value.
-
-    Raises:
-        ValueError: If the curve is empty or not finite.
     """
-    if not curve or not all(math.isfinite(value) for value in curve):
-        raise ValueError("a curve needs at least one value, all of them finite")
     best = max(range(len(curve)), key=lambda i: (curve[i], i))
     fell = curve[-1] < curve[0]
     rose = curve[best] > curve[0]

@@ -157,7 +157,7 @@ def _sample(material: Material) -> DrawnMasks:
     """Draw masks from the pool; with `diverse` they are candidates."""
     path, scores = material.scores[0]
     pool = material.sampling.pool or 0
-    order = order_of(path, scores, material.shape)
+    order = order_of(scores, material.shape)
     check_long_enough(order, path, required=pool, verb=f"`--pool {pool}` draws from")
     try:
         drawn = sample_masks(
@@ -337,7 +337,6 @@ def choose_masks(
         compare: Selects the members of `diverse` among the candidates.
 
     Raises:
-        ManifestError: If the scores do not give an order.
         UsageError: If budget, pool, members and strategy do not fit the model or the scores.
         DataError: If the data of `diverse` do not fit.
     """

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from hydractl.families import registry
+from hydractl.pruning import members as pruning
 from hydractl.stages.evaluate import cost
 from hydractl.stages.finetune import run as finetuning
-from hydractl.stages.prune import run as pruning
 from support.hints.material import link_material, make_material
 
 

@@ -328,7 +328,7 @@ def show_scores(file: str, scores: HeadScores, out: Console) -> None:
         ("tool", scores.tool),
     ]
     out.print(facts(rows))
-    ranked = ranks(scores, file=file)
+    ranked = ranks(scores)
     total = sum(len(row) for tower in ranked.values() for row in tower)
     has_kept_heads = any(rank is None for tower in ranked.values() for row in tower for rank in row)
     meaning = (

@@ -451,18 +451,15 @@ def run_inspect(config: InspectConfig) -> CheckpointReport | DocumentReport:
     return DocumentReport(file=config.file, kind=opened.kind_of_file, document=opened)
 
 
-def ranks(scores: HeadScores, *, file: str = "scores") -> dict[str, tuple[tuple[int | None, ...], ...]]:
+def ranks(scores: HeadScores) -> dict[str, tuple[tuple[int | None, ...], ...]]:
     """Return each head's rank among all heads of all towers, by tower and layer; 1 is the most important.
 
     The head that `prune` removes first has the last rank; among equal scores that is the lowest tower, layer and head. A
     greedy method ranks only removed heads.
-
-    Raises:
-        ManifestError: If removals include heads without scores; the message names the `file`.
     """
     total = sum(len(row) for table in scores.towers.values() for row in table.scores)
     rank: dict[tuple[str, int, int], int] = {
-        head: total - i for i, head in enumerate(order_of(file, scores, scores.towers))
+        head: total - i for i, head in enumerate(order_of(scores, scores.towers))
     }
     return {
         tower: tuple(
