@@ -140,16 +140,16 @@ def _check_inputs(config: CommandConfig) -> None:
 
 
 def _is_up_to_date(config: C, terminal: Terminal, say: Callable[[C, Terminal], None] | None) -> bool:
-    from hydractl.provenance.output import check_up_to_date
+    from hydractl.provenance.output import Output
 
-    state = check_up_to_date(config)
-    if state.reason is not None:
-        terminal.progress().step(f"Not up to date: {state.reason}")
+    reason = Output.outdated(config)
+    if reason is not None:
+        terminal.progress().step(f"Not up to date: {reason}")
     elif say is None:
-        terminal.up_to_date(state.paths)
+        terminal.up_to_date(config.output_files())
     else:
         say(config, terminal)
-    return state.reason is None
+    return reason is None
 
 
 def _parameter(option: Option) -> inspect.Parameter:

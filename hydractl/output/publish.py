@@ -331,22 +331,21 @@ def _publish(outputs: Collection[PendingOutput], claim: OutputLock) -> None:
 
 
 @contextlib.contextmanager
-def publish(path: Path, claim: OutputLock | None = None) -> Iterator[Sink]:
+def publish(path: Path) -> Iterator[Sink]:
     """Open one output for writing; see `publish_together`.
 
     A replacement has the mode and owner of the old file; a new file has the mode that the umask allows.
 
     Args:
-        path: Target; `-` is standard output.
-        claim: Lock of the output. None if another lock covers it: the output is replaced.
+        path: Target, which is replaced; `-` is standard output.
     """
-    with publish_together(claim or OutputLock(force=True)) as begin:
+    with publish_together(OutputLock(force=True)) as begin:
         yield begin(path)
 
 
-def publish_text(path: Path, text: str, claim: OutputLock | None = None) -> None:
+def publish_text(path: Path, text: str) -> None:
     """Publish `text` as UTF-8; see `publish`."""
-    with publish(path, claim) as file:
+    with publish(path) as file:
         file.write(text.encode())
 
 

@@ -8,11 +8,11 @@ all of them again from the configuration. Importing this module does not load to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef, SourceKind
@@ -94,19 +94,6 @@ class ForeignOutputError(OutputExists):
         super().__init__(
             f"{path}: {finding}, but `--if-changed` replaces only outputs of `hydractl {command}`", hint=hint
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpToDate:
-    """Result of `--if-changed`.
-
-    Attributes:
-        paths: All outputs.
-        reason: Why they must be rebuilt. None if they are up to date.
-    """
-
-    paths: tuple[Path, ...]
-    reason: str | None
 
 
 def make_step(
@@ -275,24 +262,6 @@ def read_record(path: Path, command: str, *, beside: bool = False) -> OutputReco
     raise ForeignOutputError(path, finding, command=command, hint=hint)
 
 
-def check_up_to_date(command: CommandConfig) -> UpToDate:
-    """Compare outputs with the configuration of a command and its inputs.
-
-    Raises:
-        UsageError: If there is no output to compare, or one is a stream.
-        OutputExists: If an output's file was made by another command.
-    """
-    records = _output_records(command)
-    missing = next((path for path, record in records.items() if record is None), None)
-    if missing is not None:
-        return UpToDate(paths=(*records,), reason=f"{missing} is missing or empty")
-    try:
-        reason = _reason(command, [record for record in records.values() if record is not None])
-    except HydraError:  # the command's own error names the input and the reason
-        reason = "an input cannot be read"
-    return UpToDate(paths=(*records,), reason=reason)
-
-
 def check_comparable(command: CommandConfig) -> tuple[Path, ...]:
     """Return the paths of all outputs that `--if-changed` compares.
 
@@ -449,19 +418,8 @@ def _of_document(document: Document, path: Path) -> OutputRecord:
     raise InputError(f"{path}: does not record how it was made")
 
 
-class Begin(Protocol):
-    """Opens one output of a publication."""
-
-    def __call__(self, path: Path, header: Header | None = None, *, made_by: Step | None = None) -> Sink:
-        """Open an output for writing.
-
-        Args:
-            path: The output.
-            header: Header of a model, whose provenance may not be final yet. In a folder the weights come with the files that libraries
-                read besides them. None for other outputs.
-            made_by: The step for a sidecar of an output that cannot store its own record.
-        """
-        ...
+Begin = Callable[..., "Sink"]
+"""Opens one output of a publication; see `Output.publish`."""
 
 
 class Output:
@@ -469,8 +427,25 @@ class Output:
 
     `claim` locks them, so one command at a time writes them. `check` compares their paths with the files that the command reads,
     before any work. `publish` writes all outputs or none, each complete, together with the records of how they were made.
-    `check_up_to_date` reads these records again.
+    `outdated` reads these records again.
     """
+
+    @staticmethod
+    def outdated(command: CommandConfig) -> str | None:
+        """Return why the outputs of a command must be rebuilt (`--if-changed`), or None if they are up to date.
+
+        Raises:
+            UsageError: If there is no output to compare, or one is a stream.
+            OutputExists: If another command made the file at an output's path.
+        """
+        records = _output_records(command)
+        missing = next((path for path, record in records.items() if record is None), None)
+        if missing is not None:
+            return f"{missing} is missing or empty"
+        try:
+            return _reason(command, [record for record in records.values() if record is not None])
+        except HydraError:  # the command's own error names the input and the reason
+            return "an input cannot be read"
 
     def __init__(self, lock: OutputLock | None) -> None:
         """Hold a lock. None for a process that writes nothing: `check` then accepts everything."""
@@ -495,8 +470,8 @@ class Output:
             force: Whether existing files may be replaced. None: with `--force`, or if the same command made them (`--if-changed`).
 
         Raises:
-            UsageError: As `check_up_to_date`.
-            OutputExists: As `check_up_to_date` and `claimed`.
+            UsageError: As `outdated`.
+            OutputExists: As `outdated` and `claimed`.
         """
         if force is None:
             force = command.force or command.if_changed
@@ -571,6 +546,11 @@ class Output:
         """Open outputs for writing, and publish all of them with their sidecars if the block ends without an error, or none.
 
         The files of a replaced model in a folder that the new model does not have are removed.
+
+        Yields:
+            Function that opens an output by its path. For a model it takes the header too, whose provenance may not be final yet: the
+            weights in a folder come with the files that libraries read besides them. `made_by` is the step for a sidecar of an output
+            that cannot store its own record.
         """
         stale: list[Path] = []
         sidecars: list[tuple[Sink, Digested, Step]] = []

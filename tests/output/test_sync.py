@@ -125,7 +125,8 @@ def test_an_empty_output_counts_as_missing(tmp_path):
 
     check_output(path, force=False)
     with claimed(path, force=False) as claim:
-        publish_text(path, "{}", claim)
+        with publish_together(claim) as begin:
+            begin(path).write(b"{}")
     assert path.read_text() == "{}"
 
     with pytest.raises(OutputExists):

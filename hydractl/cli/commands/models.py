@@ -47,7 +47,7 @@ def import_weights(config: ImportConfig, terminal: Terminal) -> None:
         --labels cat,dog -o base.st
     """
     from hydractl.output.publish import OutputLock
-    from hydractl.provenance.output import Output, check_up_to_date
+    from hydractl.provenance.output import Output
     from hydractl.stages.importing.run import ImportReport, ImportReports, run_import
 
     progress = terminal.progress()
@@ -57,12 +57,12 @@ def import_weights(config: ImportConfig, terminal: Terminal) -> None:
         Output(lock).check(*paths, files=map(Path, config.sources))
     reports, unchanged_paths = list[ImportReport](), list[Path]()
     for single_config in config.one_by_one():
-        state = check_up_to_date(single_config) if single_config.if_changed else None
-        if state is not None and state.reason is None:
-            unchanged_paths += state.paths
-            continue
-        if state is not None:
-            progress.step(f"Not up to date: {state.reason}")
+        if single_config.if_changed:
+            reason = Output.outdated(single_config)
+            if reason is None:
+                unchanged_paths += single_config.output_files()
+                continue
+            progress.step(f"Not up to date: {reason}")
         reports.append(run_import(single_config, progress))
     if not reports:
         terminal.up_to_date(unchanged_paths)
