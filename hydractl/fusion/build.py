@@ -14,6 +14,7 @@ from typing import TypeAlias, cast
 import torch
 from torch import nn
 
+from hydractl.checkpoint import TensorSpec
 from hydractl.errors import EDITED, CheckFailed, CheckpointError
 from hydractl.families.load import OpenModel, build_checked, in_one_dtype, load_model
 from hydractl.families.registry import expected_specs, family_of
@@ -23,7 +24,6 @@ from hydractl.fusion.plan import Fusion, fused_spec, split_members
 from hydractl.manifest.header import Fate, Header, Kind
 from hydractl.metrics.per_sample import ensemble_log_probs
 from hydractl.model_inputs import Inputs
-from hydractl.tensor_spec import TensorSpec
 
 
 def hydra_from_state(

@@ -17,6 +17,7 @@ from typing import Literal
 
 import torch
 
+from hydractl.checkpoint import Chunks, Span, TensorSpec, tensor_bytes, tensor_of
 from hydractl.errors import CheckpointError
 from hydractl.families.base import Family, place_of
 from hydractl.families.layout import TensorRole
@@ -25,7 +26,6 @@ from hydractl.manifest.head_mask import Mask, Shape
 from hydractl.manifest.header import Architecture, Fate, FusePlan, Header, Kind
 from hydractl.messages import counted
 from hydractl.runtime import one_thread
-from hydractl.tensor_spec import Chunks, Span, TensorSpec, tensor_bytes, tensor_of
 
 
 def group_axis(family: Family, name: str) -> int:

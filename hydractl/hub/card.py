@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from hydractl.checkpoint import TensorSpec
 from hydractl.errors import HubError, harmless, harmless_line, shortened
 from hydractl.hub.layout import is_stock, labels_of
 from hydractl.hub.repository import MAIN
@@ -25,7 +26,6 @@ from hydractl.messages import abridged, counted
 from hydractl.metrics.metric_spec import MetricNeeds, Unit
 from hydractl.metrics.registry import METRICS, TEMPERATURE, needing
 from hydractl.model_source import HUB_ID
-from hydractl.tensor_spec import TensorSpec
 from hydractl.version import INSTALL
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from hydractl.checkpoint import Chunks, TensorSpec, tensor_bytes
 from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.finite import as_stored
 from hydractl.families.load import OpenModel, build_checked
@@ -19,7 +20,6 @@ from hydractl.manifest.head_mask import HeadMask, Mask
 from hydractl.manifest.header import InputFile, Kind
 from hydractl.metrics.cost import macs_of
 from hydractl.model_inputs import Inputs
-from hydractl.tensor_spec import Chunks, TensorSpec, tensor_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,9 +124,8 @@ def test_an_empty_output_counts_as_missing(tmp_path):
     path.touch()
 
     check_output(path, force=False)
-    with claimed(path, force=False) as claim:
-        with publish_together(claim) as begin:
-            begin(path).write(b"{}")
+    with claimed(path, force=False) as claim, publish_together(claim) as begin:
+        begin(path).write(b"{}")
     assert path.read_text() == "{}"
 
     with pytest.raises(OutputExists):

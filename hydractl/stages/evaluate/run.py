@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hydractl import progress
-from hydractl.checkpoint import write_checkpoint
+from hydractl.checkpoint import Chunks, TensorSpec, spec_of, tensor_bytes, write_checkpoint
 from hydractl.errors import CheckFailed
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.report import Report
@@ -40,7 +40,6 @@ from hydractl.stages.evaluate.measure_row import (
     with_default_score,
 )
 from hydractl.stages.evaluate.selective_threshold import check_stores, header_of_copy, write_copy
-from hydractl.tensor_spec import Chunks, TensorSpec, spec_of, tensor_bytes
 from hydractl.version import __version__
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hydractl import progress
-from hydractl.checkpoint import Checkpoint, write_checkpoint
+from hydractl.checkpoint import Checkpoint, spec_of, tensor_bytes, write_checkpoint
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel
 from hydractl.manifest.document import Fingerprint, Value
@@ -33,7 +33,6 @@ from hydractl.prediction.predictions import answered_classes
 from hydractl.provenance.output import make_step
 from hydractl.stages.evaluate.config import SETS, EvalConfig, SetOptions
 from hydractl.stages.evaluate.fail_if import OPTION, risk_text
-from hydractl.tensor_spec import spec_of, tensor_bytes
 
 FUSE = "fuse"
 """Command that copies what the members store."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydractl import progress
-from hydractl.checkpoint import digest_together, write_checkpoint
+from hydractl.checkpoint import digest_together, spec_of, tensor_bytes, write_checkpoint
 from hydractl.families.finite import check_weights, warn_refusing
 from hydractl.families.load import OpenModel, check_tensors, open_model
 from hydractl.families.registry import expected_specs
@@ -35,7 +35,6 @@ from hydractl.processes.distributed import ProcessGroup, require_one_process, st
 from hydractl.progress import stage
 from hydractl.provenance.output import Output, make_step
 from hydractl.stages.fuse.config import FuseConfig
-from hydractl.tensor_spec import spec_of, tensor_bytes
 
 UNKNOWN_DIGEST = f"sha256:{'0' * 64}"
 """Placeholder with the length of a digest, until the digest is known."""

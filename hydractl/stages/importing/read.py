@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from hydractl.checkpoint import Checkpoint
+from hydractl.checkpoint import DTYPE_NAMES, Checkpoint
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.messages import did_you_mean_path, quoted
 from hydractl.model_source import PICKLES as SUFFIXES
@@ -32,7 +32,6 @@ from hydractl.stages.importing.pickle_scan import (
     to_plain,
 )
 from hydractl.strict_json import NOT_UTF8
-from hydractl.tensor_spec import DTYPE_NAMES
 
 HOLDERS = (
     "args", "hyper_parameters", "training_args", "hparams", "config", "cfg", "opt", "model_cfg", "model_config",

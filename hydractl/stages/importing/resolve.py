@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from hydractl import progress
+from hydractl.checkpoint import TensorSpec, spec_of
 from hydractl.errors import CheckpointError, HydraError, UnsupportedModelError, UsageError
 from hydractl.families.base import (
     COMPILED,
@@ -41,7 +42,6 @@ from hydractl.model_source import folder_config, parse_arch
 from hydractl.prediction.open_inputs import check_takes, override_preprocessing
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.read import Metadata
-from hydractl.tensor_spec import TensorSpec, spec_of
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydractl import progress
-from hydractl.checkpoint import write_tensors
+from hydractl.checkpoint import spec_of, write_tensors
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.finite import check_finite
 from hydractl.families.load import drawn_for
@@ -30,7 +30,6 @@ from hydractl.stages.importing.resolve import (
     fit,
     fit_encoder,
 )
-from hydractl.tensor_spec import spec_of
 
 SETS_HEADS = {"num_heads", "embed_dim"}
 """Options of `--arch` that set the number of heads, which no tensor's shape tells."""

@@ -13,7 +13,7 @@ from typing import BinaryIO, ClassVar, NamedTuple
 
 from pydantic import ValidationError
 
-from hydractl.checkpoint import METADATA_KEY, Checkpoint, ScratchFolder
+from hydractl.checkpoint import METADATA_KEY, Checkpoint, ScratchFolder, TensorSpec
 from hydractl.errors import (
     EDITED,
     CheckpointError,
@@ -52,7 +52,6 @@ from hydractl.reporting.lineage import member_names
 from hydractl.runtime import CHUNK_BYTES, digest_text
 from hydractl.stages.inspect.config import InspectConfig
 from hydractl.strict_json import MAX_BYTES, NotJSONError, opened, parse, read_exactly, read_limited
-from hydractl.tensor_spec import TensorSpec
 from hydractl.training.resume import NAME, StateFile
 from hydractl.version import UPGRADE
 

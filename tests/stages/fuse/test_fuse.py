@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hydractl.checkpoint import Checkpoint
+from hydractl.checkpoint import Checkpoint, Span
 from hydractl.errors import CheckFailed, CheckpointError, HydraError, OutputExists, UsageError
 from hydractl.families.load import open_model
 from hydractl.manifest.guarantees import Threshold
@@ -18,7 +18,6 @@ from hydractl.manifest.header import Fate, Kind, Preprocess
 from hydractl.prediction.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.tensor_spec import Span
 from support.builders import DTYPES, Sample, base, sha
 from support.heard import Heard
 from support.variants import PLAIN, variant
