@@ -19,7 +19,7 @@ import torch
 
 from hydractl.cli.app import main as hydractl
 from hydractl.families.load import open_model
-from hydractl.fusion.build import load_any
+from hydractl.fusion.hydra import load_any
 from hydractl.prediction.feature_ood import WithDefaultScore
 from hydractl.stages.export.formats import ExportModule, run_onnx
 from hydractl.stages.export.run import named, samples

@@ -25,7 +25,7 @@ from photos import write_photos
 from hydractl.checkpoint import write_tensors
 from hydractl.data.encode import encoded, open_items
 from hydractl.families.load import open_model
-from hydractl.fusion.build import load_any
+from hydractl.fusion.hydra import load_any
 from hydractl.runtime import pick_device
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict

@@ -16,7 +16,7 @@ from hydractl.data.datasets import Items
 from hydractl.data.encode import Reading, encoded
 from hydractl.families.load import OpenModel, build_checked
 from hydractl.families.tower import OutputHead, Towers
-from hydractl.fusion.build import hollow, hydra_from_state
+from hydractl.fusion.hydra import hollow, hydra_from_state
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Kind
 from hydractl.manifest.terms import ID_NAME

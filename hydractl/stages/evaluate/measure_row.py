@@ -15,7 +15,7 @@ from torch import Tensor
 from hydractl import progress
 from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel, fingerprint_of
-from hydractl.fusion.build import load_any
+from hydractl.fusion.hydra import load_any
 from hydractl.manifest.document import Value
 from hydractl.manifest.guarantees import Examples, SetNumbers
 from hydractl.manifest.header import Header

@@ -25,7 +25,7 @@ from hydractl.errors import CheckFailed, InputError, UnsupportedModelError, Usag
 from hydractl.families.base import problem_type_of
 from hydractl.families.load import OpenModel, fingerprint_of
 from hydractl.families.tower import largest_difference, probe_inputs
-from hydractl.fusion.build import load_any
+from hydractl.fusion.hydra import load_any
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Header, Preprocess, Tokenization

@@ -35,7 +35,7 @@ from hydractl.families.load import (
     open_model,
     with_classifier,
 )
-from hydractl.fusion.build import member_headers, stored_specs
+from hydractl.fusion.hydra import member_headers, stored_specs
 from hydractl.fusion.plan import join_members
 from hydractl.manifest.document import pack
 from hydractl.manifest.header import Fate, Header, InputFile, SampledFile, Tokenization

@@ -21,7 +21,7 @@ from hydractl.data.words import Span, by_word, whole_words
 from hydractl.data.worker_pool import WorkerPool, cores
 from hydractl.errors import DataError, InputError
 from hydractl.families.load import OpenModel
-from hydractl.fusion.build import load_any
+from hydractl.fusion.hydra import load_any
 from hydractl.manifest.header import Step, Tokenization
 from hydractl.messages import counted
 from hydractl.metrics.ood_scores import is_fitted

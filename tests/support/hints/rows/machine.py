@@ -93,7 +93,7 @@ ROWS = (
         mend=partial(restore, "base.st"),
     ),
     Row(
-        "fusion/build.py",
+        "fusion/hydra.py",
         "{}; fuse the members again",
         "predict hydra.st images",
         "fuse m-0.st m-1.st m-2.st --force -o hydra.st",

@@ -245,7 +245,7 @@ ROWS = (
         mend=lambda: Path("o.json.journal").rename("old.journal"),
     ),
     Row(
-        "fusion/build.py",
+        "fusion/hydra.py",
         "very large weights may overflow; `--no-verify` skips the check",
         test="tests/stages/fuse/test_fuse.py::test_weights_so_large_that_outputs_overflow_fail_the_check",
     ),
