@@ -15,11 +15,10 @@ from hydractl.cli.output import Terminal
 from hydractl.data.reference import BUILT_IN
 from hydractl.errors import UnreadableError
 from hydractl.output.publish import STDOUT, is_stdout
-from hydractl.parsing import configured
 from hydractl.plugins import load
 from hydractl.provenance.command_config import CommandConfig, input_refs
 from hydractl.runtime import enough_memory
-from hydractl.settings import Option, Role, Setting, declared, long_option, options_of
+from hydractl.settings import Option, Role, Setting, configured, declared, long_option, options_of
 from hydractl.stages import options as shared
 
 C = TypeVar("C", bound=CommandConfig)

@@ -18,9 +18,8 @@ from hydractl.data.reference import BUILT_IN_IMAGES, BUILT_IN_TEXTS, DataRef
 from hydractl.errors import HydraError, InputError
 from hydractl.model_source import folder_files, is_index, locate, of_hub, split_options
 from hydractl.output.publish import is_stream
-from hydractl.parsing import made_of
 from hydractl.runtime import digest_file, digest_files, digest_text
-from hydractl.settings import KEY, Extension, Option, Role, Setting, options_of
+from hydractl.settings import KEY, Extension, Option, Role, Setting, made_of, options_of
 from hydractl.strict_json import compact
 
 if TYPE_CHECKING:

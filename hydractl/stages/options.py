@@ -15,10 +15,19 @@ from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.temperature import LARGEST, SMALLEST
 from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.output.paths import DOCUMENT, WEIGHTS, output
-from hydractl.parsing import number, words
 from hydractl.prediction.class_names import FORMS, Naming
 from hydractl.runtime import DTYPES
-from hydractl.settings import LARGEST_SEED, CheckedSettings, Option, OptionGroup, Role, Setting, setting
+from hydractl.settings import (
+    LARGEST_SEED,
+    CheckedSettings,
+    Option,
+    OptionGroup,
+    Role,
+    Setting,
+    number,
+    setting,
+    words,
+)
 from hydractl.training.run_log import TRACKERS
 
 if TYPE_CHECKING:

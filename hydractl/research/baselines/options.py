@@ -13,7 +13,6 @@ from typing_extensions import override
 from hydractl.data.presets import PREFIX
 from hydractl.data.reference import KEYS, DataRef, split_source
 from hydractl.errors import UsageError
-from hydractl.parsing import number, whole_number, written
 from hydractl.provenance.command_config import shaping_settings
 from hydractl.settings import (
     LARGEST_SEED,
@@ -22,8 +21,11 @@ from hydractl.settings import (
     Setting,
     by_default,
     check,
+    number,
     required,
     setting,
+    whole_number,
+    written,
 )
 from hydractl.stages.evaluate.refs import NamedModels, RowSyntax, continues_options, model_name, split_models
 

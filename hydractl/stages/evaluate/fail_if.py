@@ -16,8 +16,7 @@ from hydractl.metrics.metric_spec import MetricNeeds, Unit
 from hydractl.metrics.ood_scores import EVERY, MSP, kind_of, number_name
 from hydractl.metrics.registry import METRICS, metric_named
 from hydractl.output.paths import WEIGHTS, output
-from hydractl.parsing import number
-from hydractl.settings import Constraint, Role, Setting
+from hydractl.settings import Constraint, Role, Setting, number
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import Value

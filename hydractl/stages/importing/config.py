@@ -11,7 +11,6 @@ from typing import ClassVar
 from typing_extensions import override
 
 from hydractl.errors import UsageError
-from hydractl.parsing import configured, made_of
 from hydractl.prediction.class_names import FORMS
 from hydractl.provenance.command_config import IF_CHANGED, CommandConfig
 from hydractl.settings import (
@@ -21,7 +20,9 @@ from hydractl.settings import (
     Setting,
     by_default,
     check,
+    configured,
     flag,
+    made_of,
     options_of,
     required,
     setting,

@@ -22,11 +22,10 @@ from hydractl.errors import UsageError
 from hydractl.metrics import ood_scores
 from hydractl.output.paths import OutputKind
 from hydractl.output.publish import STDOUT, is_stream
-from hydractl.parsing import number
 from hydractl.prediction.class_names import NOTHING_NAMED, Naming
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.provenance.command_config import IF_CHANGED_BESIDE, CommandConfig, InputRef
-from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
+from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, number, required, setting
 from hydractl.stages import options as shared
 
 LINES = "-"

@@ -163,19 +163,19 @@ ROWS = (
         f"{FUSE} -o o.st",
     ),
     Row(
-        "parsing.py",
+        "settings.py",
         "for example `{}`",
         f"{TUNE} --method oba",
         f"{TUNE} --method oba::keep=0.5",
     ),
     Row(
-        "parsing.py",
+        "settings.py",
         "there are {}",
         f"{TUNE} --method lora-ensemble::zzz=1",
         f"{TUNE} --method lora-ensemble::rank=1",
     ),
     Row(
-        "parsing.py",
+        "settings.py",
         "write a number and a unit, such as 512MB or 2GiB; a number without a unit means bytes",
         "score base.st --data digits::classes=0-6,limit=9 --objective acc --remove 1 --max-memory much -o o.json",
         "score base.st --data digits::classes=0-6,limit=9 --objective acc --remove 1 --max-memory 512MB -o o.json",
