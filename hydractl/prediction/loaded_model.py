@@ -28,9 +28,8 @@ from hydractl.hub.upload import Publication, usual_message
 from hydractl.manifest.header import Header, Kind, Preprocess, Tokenization
 from hydractl.metrics.per_sample import Responses, in_memory
 from hydractl.model_inputs import Inputs, batch_of, checked_inputs, cut_batch
-from hydractl.output.paths import check_output
-from hydractl.output.paths import output as folder_output
-from hydractl.output.publish import claimed, publish
+from hydractl.output.publish import check_output, claimed, publish
+from hydractl.output.publish import output as folder_output
 from hydractl.prediction.class_names import DEFAULT_TEMPLATE, Classes, settle, with_class_names
 from hydractl.prediction.feature_ood import FeatureExtractor, Predictor, Scores, check_threshold
 from hydractl.prediction.inference import collected

@@ -25,13 +25,15 @@ from hydractl.manifest.terms import ID_NAME
 from hydractl.messages import quoted
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.model_source import WEIGHTS
-from hydractl.output.paths import check_folder, check_output, is_folder
 from hydractl.output.publish import (
     Digested,
     OutputLock,
     Sink,
+    check_folder,
+    check_output,
     claimed,
     has_content,
+    is_folder,
     is_stream,
     publish_together,
 )

@@ -14,7 +14,7 @@ from hydractl.families.base import POOLINGS
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.temperature import LARGEST, SMALLEST
 from hydractl.model_inputs import LARGEST_SIDE
-from hydractl.output.paths import DOCUMENT, WEIGHTS, output
+from hydractl.output.publish import DOCUMENT, WEIGHTS, output
 from hydractl.prediction.class_names import FORMS, Naming
 from hydractl.runtime import DTYPES
 from hydractl.settings import (

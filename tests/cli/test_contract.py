@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from hydractl.errors import InputError
-from hydractl.output.paths import check_output
-from hydractl.output.publish import claimed
+from hydractl.output.publish import check_output, claimed
 from hydractl.runtime import enough_memory
 from hydractl.stages.score.run import ScoreJournal
 from hydractl.training.resume import Snapshot, StateFolder

@@ -10,8 +10,7 @@ import torch
 
 from hydractl.errors import OutputError, OutputExists
 from hydractl.output import publish as module
-from hydractl.output.paths import check_output
-from hydractl.output.publish import Folder, claimed, make_folder, publish_text, publish_together
+from hydractl.output.publish import Folder, check_output, claimed, make_folder, publish_text, publish_together
 from hydractl.training.resume import Position, Snapshot, StateFolder
 from support.disk import Disk
 

@@ -10,8 +10,7 @@ from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, model_cell, size, table
 from hydractl.manifest.temperature import Temperature
 from hydractl.messages import count, counted
-from hydractl.output.paths import is_folder
-from hydractl.output.publish import STDOUT
+from hydractl.output.publish import STDOUT, is_folder
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

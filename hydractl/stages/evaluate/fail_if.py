@@ -15,7 +15,7 @@ from hydractl.messages import did_you_mean
 from hydractl.metrics.metric_spec import MetricNeeds, Unit
 from hydractl.metrics.ood_scores import EVERY, MSP, kind_of, number_name
 from hydractl.metrics.registry import METRICS, metric_named
-from hydractl.output.paths import WEIGHTS, output
+from hydractl.output.publish import WEIGHTS, output
 from hydractl.settings import Constraint, Role, Setting, number
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from hydractl.data.reference import (
 )
 from hydractl.errors import UsageError
 from hydractl.metrics import ood_scores
-from hydractl.output.paths import OutputKind
-from hydractl.output.publish import STDOUT, is_stream
+from hydractl.output.publish import STDOUT, OutputKind, is_stream
 from hydractl.prediction.class_names import NOTHING_NAMED, Naming
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.provenance.command_config import IF_CHANGED_BESIDE, CommandConfig, InputRef

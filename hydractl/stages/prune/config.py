@@ -11,8 +11,7 @@ from typing_extensions import override
 
 from hydractl.errors import UsageError
 from hydractl.heads.budget import HeadBudget
-from hydractl.output.paths import is_folder
-from hydractl.output.publish import is_stream
+from hydractl.output.publish import is_folder, is_stream
 from hydractl.prediction.class_names import NOTHING_NAMED, Naming
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.provenance.command_config import IF_CHANGED, CommandConfig

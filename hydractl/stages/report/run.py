@@ -11,8 +11,7 @@ from urllib.parse import quote
 from hydractl import progress
 from hydractl.errors import InputError, UsageError
 from hydractl.manifest.report import Report
-from hydractl.output.paths import check_folder
-from hydractl.output.publish import has_content, is_stream
+from hydractl.output.publish import check_folder, has_content, is_stream
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import stage
 from hydractl.provenance.output import ForeignOutputError, Output, check_comparable

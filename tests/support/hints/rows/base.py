@@ -11,7 +11,7 @@ from support.hints.table import Row, chmod
 SOURCE, CHECKPOINT, PATHS, WRITE = (
     "model_source.py",
     "checkpoint.py",
-    "output/paths.py",
+    "output/publish.py",
     "output/publish.py",
 )
 PRUNE = "prune base.st --scores scores.json --remove 2"

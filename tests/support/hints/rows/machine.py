@@ -274,7 +274,7 @@ ROWS = (
         test="tests/output/test_locks.py::test_a_second_command_is_told_who_makes_it",
     ),
     Row(
-        "output/paths.py",
+        "output/publish.py",
         "write to a file with `{} FILE`, or to a pipe: `{} - | COMMAND`",
         test="tests/cli/test_process.py::test_a_terminal_gets_no_binary_file_but_a_document",
     ),
