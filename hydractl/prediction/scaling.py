@@ -11,8 +11,8 @@ from torch import Tensor
 from hydractl import progress
 from hydractl.errors import InputError
 from hydractl.manifest.document import Value
-from hydractl.manifest.header import Header
-from hydractl.manifest.temperature import LARGEST, SMALLEST, Temperature
+from hydractl.manifest.header import Header, Temperature
+from hydractl.manifest.terms import LARGEST_TEMPERATURE, SMALLEST_TEMPERATURE
 from hydractl.messages import counted
 from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.metrics.registry import TEMPERATURE
@@ -82,10 +82,10 @@ class Scaling:
         """
         before = shared_temperature(stored)
         total = before if self.temperature is None else before * self.temperature
-        if not all(SMALLEST <= number <= LARGEST for number in total.numbers):
+        if not all(SMALLEST_TEMPERATURE <= number <= LARGEST_TEMPERATURE for number in total.numbers):
             raise InputError(
                 f"the stored temperature {before} and the temperature {self.temperature} multiply to {total}, which is outside "
-                f"{SMALLEST:g} to {LARGEST:g}",
+                f"{SMALLEST_TEMPERATURE:g} to {LARGEST_TEMPERATURE:g}",
                 hint="give `--temperature` another value, or leave it out",
             )
         return total

@@ -20,8 +20,8 @@ from hydractl.data.reference import DataRef
 from hydractl.families.load import open_model
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.guarantees import PredictionSets, SetNumbers
+from hydractl.manifest.header import Temperature
 from hydractl.manifest.report import Report
-from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.terms import SetMethod
 from hydractl.metrics.conformal import fewest_samples, nonconformity, quantile
 from hydractl.metrics.per_sample import Responses

@@ -12,7 +12,7 @@ from hydractl.cli.command import QUIET, command
 from hydractl.cli.output import Terminal, line, model_cell, size, table
 from hydractl.data.presets import PREFIX
 from hydractl.errors import harmless_line
-from hydractl.manifest.temperature import Temperature
+from hydractl.manifest.header import Temperature
 from hydractl.messages import abridged, count, counted, quoted
 from hydractl.reporting.lineage import Node, lineage, pairs, plain, short
 from hydractl.stages.datasets import Data, DataConfig, DataReport, KnownDataset, run_data

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, model_cell, size, table
-from hydractl.manifest.temperature import Temperature
+from hydractl.manifest.header import Temperature
 from hydractl.messages import count, counted
 from hydractl.output.publish import STDOUT, is_folder
 

@@ -18,9 +18,8 @@ from hydractl.families.load import OpenModel, fingerprint_of
 from hydractl.fusion.hydra import load_any
 from hydractl.manifest.document import Value
 from hydractl.manifest.guarantees import Examples, SetNumbers
-from hydractl.manifest.header import Header
+from hydractl.manifest.header import Header, Temperature
 from hydractl.manifest.report import Origin, Row, StoredScores
-from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.compute import RowNumbers, Selection, answered, means, measure, measure_all
 from hydractl.metrics.curves import by_class, curves_of

@@ -14,9 +14,8 @@ from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel
 from hydractl.manifest.document import Fingerprint, Value
 from hydractl.manifest.guarantees import ClassHits, PredictionSets, SetNumbers, Threshold
-from hydractl.manifest.header import FittedScores, Header, samples_of
+from hydractl.manifest.header import FittedScores, Header, Temperature, samples_of
 from hydractl.manifest.report import Row
-from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.terms import ID_NAME, MOST_CLASSES
 from hydractl.metrics.compute import scored
 from hydractl.metrics.conformal import binomial_interval, class_sets, fit_thresholds, nonconformity

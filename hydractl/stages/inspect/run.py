@@ -40,10 +40,11 @@ from hydractl.manifest.header import (
     Preprocess,
     Prompting,
     Step,
+    Temperature,
+    TemperatureFields,
     Tokenization,
 )
 from hydractl.manifest.report import DOCUMENTS
-from hydractl.manifest.temperature import Temperature, TemperatureFields
 from hydractl.model_source import HUB_ID, Located, locate
 from hydractl.output.publish import is_stream
 from hydractl.progress import stage
