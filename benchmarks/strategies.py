@@ -26,13 +26,14 @@ from intervals import half_interval
 from hydractl.data.reference import DataRef
 from hydractl.evaluation.options import NamedData, NamedModels
 from hydractl.heads.budget import HeadBudget
+from hydractl.pruning.strategies import Diversity, Strategy
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.stages.prune.config import DiverseConfig, Diversity, PruneConfig, Strategy
+from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.prune.run import run_prune
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score

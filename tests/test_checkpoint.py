@@ -20,11 +20,21 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hydractl.checkpoint import Checkpoint, ScratchFolder, digest_together, write_checkpoint, write_tensors
+from hydractl.checkpoint import (
+    DTYPE_NAMES,
+    ITEM_BYTES,
+    Checkpoint,
+    ScratchFolder,
+    TensorSpec,
+    digest_together,
+    spec_of,
+    tensor_bytes,
+    write_checkpoint,
+    write_tensors,
+)
 from hydractl.errors import CheckpointError
 from hydractl.runtime import CHUNK_BYTES
 from hydractl.strict_json import MAX_BYTES
-from hydractl.tensor_spec import DTYPE_NAMES, ITEM_BYTES, TensorSpec, spec_of, tensor_bytes
 from support.builders import base
 
 DTYPES = [getattr(torch, name) for name in DTYPE_NAMES]

@@ -200,7 +200,7 @@ def test_an_option_is_one_line(copy):
 
 
 def test_a_strategy_is_two_files(copy):
-    words, draws = "hydractl/stages/prune/config.py", "hydractl/stages/prune/masks.py"
+    words, draws = "hydractl/pruning/strategies.py", "hydractl/pruning/masks.py"
     copy.insert(words, '    LAST = "last"\n', before='    DIVERSE = "diverse"\n')
     copy.insert(
         words,

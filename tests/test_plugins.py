@@ -11,7 +11,6 @@ import pytest
 from hydractl import plugins as registry
 from hydractl import settings
 from hydractl.errors import UsageError
-from hydractl.parsing import configured
 from hydractl.plugins import Plugin
 from hydractl.provenance.command_config import CommandConfig, config_digest, input_refs, recorded_argv
 from hydractl.settings import (
@@ -21,6 +20,7 @@ from hydractl.settings import (
     Role,
     by_default,
     check_extensions,
+    configured,
     extension_field,
     options_of,
     setting,

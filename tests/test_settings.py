@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydractl.errors import UsageError
-from hydractl.parsing import bytes_of, configured, number, words
 from hydractl.scoring.methods import METHODS
 from hydractl.settings import (
     Constraint,
@@ -18,12 +17,16 @@ from hydractl.settings import (
     OptionGroup,
     Setting,
     by_default,
+    bytes_of,
     check,
+    configured,
     declared,
     flag,
+    number,
     options_of,
     required,
     setting,
+    words,
 )
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.export.config import ExportConfig

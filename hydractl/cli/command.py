@@ -15,11 +15,10 @@ from hydractl.cli.output import Terminal
 from hydractl.data.reference import BUILT_IN
 from hydractl.errors import UnreadableError
 from hydractl.output.publish import STDOUT, is_stdout
-from hydractl.parsing import configured
 from hydractl.plugins import load
 from hydractl.provenance.command_config import CommandConfig, input_refs
 from hydractl.runtime import enough_memory
-from hydractl.settings import Option, Role, Setting, declared, long_option, options_of
+from hydractl.settings import Option, Role, Setting, configured, declared, long_option, options_of
 from hydractl.stages import options as shared
 
 C = TypeVar("C", bound=CommandConfig)
@@ -140,16 +139,16 @@ def _check_inputs(config: CommandConfig) -> None:
 
 
 def _is_up_to_date(config: C, terminal: Terminal, say: Callable[[C, Terminal], None] | None) -> bool:
-    from hydractl.provenance.up_to_date import check_up_to_date
+    from hydractl.provenance.output import Output
 
-    state = check_up_to_date(config)
-    if state.reason is not None:
-        terminal.progress().step(f"Not up to date: {state.reason}")
+    reason = Output.outdated(config)
+    if reason is not None:
+        terminal.progress().step(f"Not up to date: {reason}")
     elif say is None:
-        terminal.up_to_date(state.paths)
+        terminal.up_to_date(config.output_files())
     else:
         say(config, terminal)
-    return state.reason is None
+    return reason is None
 
 
 def _parameter(option: Option) -> inspect.Parameter:

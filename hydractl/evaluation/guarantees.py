@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from hydractl import progress
-from hydractl.checkpoint import Checkpoint, write_checkpoint
+from hydractl.checkpoint import Checkpoint, spec_of, tensor_bytes, write_checkpoint
 from hydractl.errors import UsageError
 from hydractl.evaluation.options import THRESHOLD_OPTION
 from hydractl.families.load import OpenModel
 from hydractl.manifest.document import Fingerprint, Value
 from hydractl.manifest.guarantees import ClassHits, PredictionSets, SetNumbers, Threshold
-from hydractl.manifest.header import Header
+from hydractl.manifest.header import Header, Temperature
 from hydractl.manifest.report import Row
-from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.terms import MOST_CLASSES, Risk, SetRule
 from hydractl.metrics.compute import scored
 from hydractl.metrics.conformal import binomial_interval, class_sets, fit_thresholds, nonconformity
@@ -30,7 +29,6 @@ from hydractl.output.publish import Sink
 from hydractl.prediction.class_names import Classes
 from hydractl.prediction.feature_ood import Scores
 from hydractl.prediction.predictions import answered_classes
-from hydractl.tensor_spec import spec_of, tensor_bytes
 
 EVAL, FUSE = "eval", "fuse"
 """Commands whose results models store: `eval --store` fits them, and `fuse` copies those of the members."""

@@ -18,11 +18,10 @@ from hydractl.metrics.metric_spec import MetricNeeds, Unit
 from hydractl.metrics.ood_scores import EVERY, MSP, kind_of, number_name
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, metric_named
 from hydractl.model_source import named, split_options, unclosed
-from hydractl.output.paths import WEIGHTS, output
-from hydractl.parsing import number
+from hydractl.output.publish import WEIGHTS, output
 from hydractl.plugins import added
 from hydractl.provenance.command_config import NamedInputs
-from hydractl.settings import Constraint, Extension, Role, Setting
+from hydractl.settings import Constraint, Extension, Role, Setting, number
 
 if TYPE_CHECKING:
     from hydractl.families.load import OpenModel

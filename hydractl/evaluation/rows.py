@@ -26,12 +26,11 @@ from hydractl.evaluation.data import EvalData
 from hydractl.evaluation.guarantees import stores_other_classes
 from hydractl.evaluation.options import NamedModels
 from hydractl.families.load import OpenModel
-from hydractl.fusion.build import load_any
+from hydractl.fusion.hydra import load_any
 from hydractl.manifest.document import Value
 from hydractl.manifest.guarantees import MOST_LETTERS, Example, Examples
-from hydractl.manifest.header import Header
+from hydractl.manifest.header import Header, Temperature
 from hydractl.manifest.report import Origin, Report, Row
-from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.compute import Measurement, means, measure, scored
 from hydractl.metrics.curves import by_class, curves_of

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hydractl.checkpoint import ITEM_BYTES, TensorSpec
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.layout import HeadTensor, TowerLayout
 from hydractl.messages import quoted
 from hydractl.strict_json import parse, read_object
 from hydractl.tasks import SINGLE_LABEL, TASKS, Task
-from hydractl.tensor_spec import ITEM_BYTES, TensorSpec
 
 if TYPE_CHECKING:
     import torch

@@ -10,12 +10,11 @@ from collections.abc import Container, Iterable, Mapping
 import torch
 
 from hydractl import progress
-from hydractl.checkpoint import Checkpoint
+from hydractl.checkpoint import Checkpoint, TensorSpec
 from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.load import OpenModel
-from hydractl.manifest.temperature import Temperature
+from hydractl.manifest.header import Temperature
 from hydractl.messages import counted, quoted
-from hydractl.tensor_spec import TensorSpec
 
 
 def check_finite(tensors: Mapping[str, torch.Tensor], *, where: str, dtype: str | None = None) -> None:

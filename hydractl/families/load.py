@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hydractl.checkpoint import Checkpoint
+from hydractl.checkpoint import Checkpoint, TensorSpec, common_dtype, spec_of
 from hydractl.errors import EDITED, CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families import registry
 from hydractl.families.base import (
@@ -38,7 +38,6 @@ from hydractl.model_source import INDEX, Located, folder_files, locate, named, p
 from hydractl.output.publish import is_stream
 from hydractl.runtime import at_least_single
 from hydractl.strict_json import compact
-from hydractl.tensor_spec import TensorSpec, common_dtype, spec_of
 
 if TYPE_CHECKING:
     import torch

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import cast
 
+from hydractl.checkpoint import TensorSpec, spec_of
 from hydractl.errors import EDITED, HydraError, UnsupportedModelError, UsageError
 from hydractl.families.base import (
     Described,
@@ -33,7 +34,6 @@ from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Architecture, Header, Kind, Preprocess, Tokenization
 from hydractl.messages import did_you_mean, quoted
 from hydractl.tasks import SINGLE_LABEL, TASKS
-from hydractl.tensor_spec import TensorSpec, spec_of
 from hydractl.version import INSTALL
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(

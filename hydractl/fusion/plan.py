@@ -17,15 +17,15 @@ from typing import Literal
 
 import torch
 
+from hydractl.checkpoint import Chunks, Span, TensorSpec, tensor_bytes, tensor_of
 from hydractl.errors import CheckpointError
 from hydractl.families.base import Family, place_of
 from hydractl.families.layout import TensorRole
 from hydractl.families.load import OpenModel
 from hydractl.manifest.head_mask import Mask, Shape
-from hydractl.manifest.header import Architecture, Fate, FusePlan, Header
+from hydractl.manifest.header import Architecture, Fate, FusePlan, Header, Kind
 from hydractl.messages import counted
 from hydractl.runtime import one_thread
-from hydractl.tensor_spec import Chunks, Span, TensorSpec, tensor_bytes, tensor_of
 
 
 def group_axis(family: Family, name: str) -> int:
@@ -126,6 +126,7 @@ def split_members(
 
 
 PIECE_BYTES = 1 << 18
+LATER = "members are still identical: the hydra predicts like one model until `finetune` trains it"
 
 
 class Fusion:
@@ -151,6 +152,7 @@ class Fusion:
         Raises:
             CheckpointError: If a tensor to average is not floating point.
         """
+        self.members = members
         self.family, self.towers = members[0].family, members[0].header.architecture.towers
         self.checkpoints = [m.checkpoint for m in members]
         self.mlp = mlp
@@ -182,6 +184,39 @@ class Fusion:
             merge_trunk=self.merge_trunk,
             own_from=self.own_from,
         )
+
+    @property
+    def header(self) -> Header:
+        """Header of the hydra: that of the first member with the plan and the masks of all members, without provenance."""
+        return self.members[0].header.of_other_weights(
+            {
+                "kind": Kind.HYDRA,
+                "masks": tuple(m.header.masks[0] for m in self.members),
+                "plan": self.plan,
+            }
+        )
+
+    @property
+    def averages(self) -> bool:
+        """Whether any tensor is averaged."""
+        return Fate.MERGED in self.fates.values()
+
+    @property
+    def sameness(self) -> str | None:
+        """Why the hydra predicts like one model. None if its members may disagree."""
+        if len(self.members) == 1:
+            return "there is only one member: the hydra predicts like one model"
+        if Fate.GROUPED in self.fates.values():
+            return LATER if all(self.same.values()) else None
+        if self.averages:
+            averaged, instead = (
+                ("tensors", "a lower `--merge-trunk`") if self.merge_trunk else ("MLPs", "`--mlp keep`")
+            )
+            return (
+                f"members differ only in averaged {averaged}, so the hydra predicts like one model; use "
+                f"{instead} to keep them separate"
+            )
+        return "members are identical: the hydra predicts like one model"
 
     @property
     def owns_more(self) -> bool:

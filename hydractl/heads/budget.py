@@ -25,6 +25,7 @@ class HeadBudget:
         remove: Heads that go in all, at least 0.
         keep_fraction: Share of heads that stay in all, in (0, 1].
         per_layer: With `keep_per_layer`, every layer keeps exactly so many.
+        whole_groups: Whether heads that share keys are removed together.
 
     Raises:
         ValueError: If not exactly one is given, one is out of its range, or `per_layer` has nothing to fix.
@@ -34,6 +35,7 @@ class HeadBudget:
     remove: int | None = None
     keep_fraction: float | None = None
     per_layer: bool = False
+    whole_groups: bool = False
 
     def __post_init__(self) -> None:
         stated = [
@@ -141,12 +143,7 @@ def fall_off(curve: Sequence[float]) -> KneeResult:
 
     Args:
         curve: The objective after 0, 1, ..., R removals, higher is better, finite, at least one value.
-
-    Raises:
-        ValueError: If the curve is empty or not finite.
     """
-    if not curve or not all(math.isfinite(value) for value in curve):
-        raise ValueError("a curve needs at least one value, all of them finite")
     best = max(range(len(curve)), key=lambda i: (curve[i], i))
     fell = curve[-1] < curve[0]
     rose = curve[best] > curve[0]

@@ -54,115 +54,44 @@ def dropped(mask: Mask) -> tuple[HeadId, ...]:
 
 
 def drop_heads(mask: Mask, heads: Iterable[HeadId]) -> dict[str, TowerKeep]:
-    """Return a mask with more heads removed.
-
-    Args:
-        mask: Unchanged.
-        heads: In any order, each kept by `mask`.
-
-    Raises:
-        ValueError: If a head is not in the model, is already removed or comes twice.
-    """
-    shape = shape_of(mask)
-    kept_by_tower = {tower: [set(kept_heads) for kept_heads in part.keep] for tower, part in mask.items()}
-    for head in heads:
-        check_head(head, shape)
-        kept_heads = kept_by_tower[head.tower][head.layer]
-        if head.head not in kept_heads:
-            raise ValueError(f"{head} cannot be removed twice")
-        kept_heads.remove(head.head)
+    """Return a mask without some more heads; `mask` is unchanged."""
+    gone = set(heads)
     return {
         tower: TowerKeep(
             num_heads=part.num_heads,
-            keep=tuple(tuple(sorted(kept_heads)) for kept_heads in kept_by_tower[tower]),
+            keep=tuple(
+                tuple(head for head in kept_heads if (tower, layer, head) not in gone)
+                for layer, kept_heads in enumerate(part.keep)
+            ),
         )
         for tower, part in mask.items()
     }
 
 
-def check_head(head: HeadId, shape: Shape) -> None:
-    """Refuse a head that a model of this shape does not have.
-
-    Raises:
-        ValueError: If tower, layer or head is out of range.
-    """
-    if head.tower not in shape:
-        tower_names = ", ".join(f"`{tower}`" for tower in shape)
-        raise ValueError(f"there is no tower `{head.tower}`, only {tower_names}")
-    size = shape[head.tower]
-    if not (0 <= head.layer < size.layers and 0 <= head.head < size.num_heads):
-        raise ValueError(
-            f"there is no {head}: it has {size.layers} layers of {size.num_heads} heads, both counted from 0"
-        )
-
-
-def check_order(order: Sequence[HeadId], shape: Shape) -> None:
-    """Refuse an order that has a head which the model lacks, or one head twice.
-
-    Raises:
-        ValueError: Naming the head.
-    """
-    drop_heads(full_mask(shape), order)
-
-
 def shape_of_scores(scores: Tables) -> dict[str, TowerShape]:
-    """Return the shape of the model that per-tower L x H scores belong to.
-
-    Raises:
-        ValueError: If a tower is empty or its layers differ in their number of heads.
-    """
-    shape = {}
-    for tower, rows in scores.items():
-        widths = sorted({len(row) for row in rows})
-        if len(widths) != 1 or widths[0] == 0:
-            raise ValueError(
-                f"scores of tower `{tower}` must be layers x heads, got rows of {widths or 'no'} heads"
-            )
-        shape[tower] = TowerShape(layers=len(rows), num_heads=widths[0])
-    return shape
+    """Return the shape of the model that L x H scores of each tower belong to."""
+    return {tower: TowerShape(layers=len(rows), num_heads=len(rows[0])) for tower, rows in scores.items()}
 
 
 def removal_order(scores: Tables, recorded: Sequence[HeadId] | None = None) -> tuple[HeadId, ...]:
-    """Return heads in the order in which they go.
+    """Return heads in the order in which they are removed.
 
-    A recorded greedy order is taken as it is. Otherwise every head by ascending score over the whole model;
-    of equal scores the lower (tower as ordered in `scores`, layer, head) goes first, which is also the first
-    maximum that Algorithm 1 of the Hydra paper meets.
+    A recorded greedy order is returned as it is. Otherwise heads are sorted by ascending score over the whole model. Of equal scores the
+    lower (tower as ordered in `scores`, layer, head) is removed first, which is also the first maximum that Algorithm 1 of the Hydra
+    paper meets.
 
     Args:
-        scores: For each tower L x H importances, finite, higher is kept.
-        recorded: What a greedy method removed, first to last; may stop before all heads are gone.
-
-    Raises:
-        ValueError: If scores are ragged or not finite, or the recorded order has a head that the scores lack
-            or one that comes twice.
+        scores: L x H importances of each tower, finite; heads with higher importances are kept.
+        recorded: Heads that a greedy method removed, in order; the method may have stopped before all heads were removed.
     """
-    shape = shape_of_scores(scores)
     if recorded is not None:
-        order = tuple(HeadId(*head) for head in recorded)
-        check_order(order, shape)
-        return order
-    heads = all_heads(shape)
-    for head in heads:
-        if not math.isfinite(scores[head.tower][head.layer][head.head]):
-            raise ValueError(f"the score of {head} is not finite")
+        return tuple(recorded)
+    heads = all_heads(shape_of_scores(scores))
     return tuple(sorted(heads, key=lambda head: scores[head.tower][head.layer][head.head]))
 
 
 def best_mask(order: Sequence[HeadId], shape: Shape, *, removals: int) -> dict[str, TowerKeep]:
-    """Return the mask that removes the first heads of an order.
-
-    Args:
-        order: First to go first, as `removal_order` gives it.
-        shape: The model's shape.
-        removals: How many go, at least 0.
-
-    Raises:
-        ValueError: If the order is shorter than `removals`, or has a head that is not in the model or comes
-            twice.
-    """
-    if not 0 <= removals <= len(order):
-        raise ValueError(f"cannot remove {removals} heads: the removal order has {len(order)}")
+    """Return the mask without the first `removals` heads of an order; see `removal_order`."""
     return drop_heads(full_mask(shape), order[:removals])
 
 
@@ -170,21 +99,15 @@ def best_mask_per_layer(order: Sequence[HeadId], shape: Shape, *, keep: int) -> 
     """Return the mask that keeps equally many heads in every layer: in each, the last ones of an order.
 
     Args:
-        order: First to go first. One that stops early must still name enough heads of each layer.
+        order: Heads in the order of removal. An order that stops early must still contain enough heads of each layer.
         shape: The model's shape.
-        keep: How many heads every layer keeps, at least 0.
+        keep: Number of heads that every layer keeps, at most the number that it has.
 
     Raises:
-        ValueError: If a layer has fewer heads than `keep`, the order names too few of its heads, or the order
-            has a head that is not in the model or comes twice.
+        ValueError: If the order contains too few heads of a layer.
     """
-    check_order(order, shape)
     chosen: list[HeadId] = []
     for tower, size in shape.items():
-        if not 0 <= keep <= size.num_heads:
-            raise ValueError(
-                f"cannot keep {keep} heads per layer: layers of tower `{tower}` have {size.num_heads}"
-            )
         surplus = size.num_heads - keep
         for layer in range(size.layers):
             named = [head for head in order if (head.tower, head.layer) == (tower, layer)]
@@ -206,20 +129,12 @@ class Sampling:
         members: How many masks, at least 1.
         seed: Any integer; member m of seed s is always the same draw.
         diverge_from: Members remove the same heads in all layers before this one, in every tower; at least 0.
-
-    Raises:
-        ValueError: If a number is out of its range.
     """
 
     pool: int | None = None
     members: int
     seed: int
     diverge_from: int = 0
-
-    def __post_init__(self) -> None:
-        for name, low in (("pool", 0), ("members", 1), ("diverge_from", 0)):
-            if (getattr(self, name) or 0) < low:
-                raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
 
 
 def sample_masks(
@@ -235,25 +150,18 @@ def sample_masks(
     Args:
         order: First to go first, as `removal_order` gives it.
         shape: The model's shape.
-        removals: How many heads each member removes, at least 0.
+        removals: Number of heads that each member removes, at most the size of the pool.
         sampling: Pool, members, seed and where members begin to differ.
 
     Returns:
         One mask a member, all different.
 
     Raises:
-        ValueError: If the order is shorter than the pool, the pool smaller than `removals`, or there are fewer
-            distinct masks than members.
+        ValueError: If there are fewer distinct masks than members.
     """
-    pool = len(order) if sampling.pool is None else sampling.pool
-    if pool > len(order):
-        raise ValueError(f"cannot draw from a pool of {pool} heads: the removal order has {len(order)}")
-    if not 0 <= removals <= pool:
-        raise ValueError(f"cannot remove {removals} heads out of a pool of {pool}")
-    check_order(order, shape)
     start = sampling.diverge_from
     trunk = [head for head in order[:removals] if head.layer < start]
-    candidates = sorted(head for head in order[:pool] if head.layer >= start)
+    candidates = sorted(head for head in order[: sampling.pool] if head.layer >= start)
     count = removals - len(trunk)
     check_enough(len(candidates), count, members=sampling.members, start=start)
     base = drop_heads(full_mask(shape), trunk)
@@ -282,12 +190,12 @@ def check_enough(candidates: int, removals: int, *, members: int, start: int = 0
 
 
 def random_masks(shape: Shape, *, removals: int, sampling: Sampling) -> tuple[dict[str, TowerKeep], ...]:
-    """Draw distinct masks that each remove `removals` heads, whatever they are good for: the control for all scores.
+    """Draw distinct masks that each remove `removals` random heads: the control for all scores.
 
     Every subset is equally likely, as with random scores. Layers before `diverge_from` are those of one random mask.
 
     Raises:
-        ValueError: If there are fewer heads than `removals`, or fewer distinct masks than members.
+        ValueError: If there are fewer distinct masks than members.
     """
     source = random.Random(f"random-{sampling.seed}")  # noqa: S311 - reproducible, not secret
     return sample_masks(
@@ -301,7 +209,7 @@ def random_masks_per_layer(
     """Draw distinct masks that each keep `keep` heads in every layer: the control for scores taken layer by layer.
 
     Raises:
-        ValueError: If a layer has fewer heads than `keep`, or there are fewer distinct masks than members.
+        ValueError: If there are fewer distinct masks than members.
     """
     members, start = sampling.members, sampling.diverge_from
     distinct = math.prod(
@@ -352,17 +260,7 @@ def share_before(masks: Sequence[Mask], layer: int) -> tuple[dict[str, TowerKeep
     Args:
         masks: One a member, of one shape.
         layer: Layers before this one are replaced, in every tower; at least 0.
-
-    Raises:
-        ValueError: If the masks are of different shapes, or `layer` is negative.
     """
-    if layer < 0:
-        raise ValueError(f"layer must be at least 0, got {layer}")
-    for member, mask in enumerate(masks):
-        if shape_of(mask) != shape_of(masks[0]):
-            raise ValueError(
-                f"member {member} has a mask for {shape_of(mask)}, but member 0 for {shape_of(masks[0])}"
-            )
     return tuple(
         {
             tower: TowerKeep(num_heads=part.num_heads, keep=masks[0][tower].keep[:layer] + part.keep[layer:])
@@ -396,13 +294,9 @@ def cluster_masks(
         One mask a member, all different, of the towers that have scores.
 
     Raises:
-        ValueError: If a cluster is empty or has a head that the scores lack or that comes twice, or two members keep
-            the same heads.
+        ValueError: If two members keep the same heads.
     """
     shape = shape_of_scores(scores)
-    check_order([head for cluster in clusters for head in cluster], shape)
-    if not all(clusters):
-        raise ValueError("a cluster has no head")
     chosen = [representatives(clusters, member, shape) for member in range(members)]
     masks = tuple(keep_every_layer(mask, scores) for mask in share_before(chosen, diverge_from))
     for member, mask in enumerate(masks):
@@ -453,13 +347,8 @@ def eligible(values: Sequence[float], members: int) -> tuple[int, ...]:
 
     Args:
         values: Each candidate's objective, higher is better.
-        members: How many will be chosen, 1 <= members <= number of candidates.
-
-    Raises:
-        ValueError: If `members` is out of range.
+        members: Number of candidates that will be chosen, at most all.
     """
-    if not 1 <= members <= len(values):
-        raise ValueError(f"cannot choose {members} of {len(values)} candidates")
     ranked = sorted(range(len(values)), key=lambda i: (-values[i], i))
     count = max(members, sum(value >= statistics.median_low(values) for value in values))
     return tuple(sorted(ranked[:count]))
@@ -480,9 +369,6 @@ def choose_diverse(
 
     Returns:
         The chosen candidates, in the order of their choice.
-
-    Raises:
-        ValueError: If `members` is out of range.
     """
     candidates = list(eligible(values, members))
     chosen: tuple[int, ...] = ()

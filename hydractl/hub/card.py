@@ -15,19 +15,18 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydractl.checkpoint import TensorSpec
 from hydractl.errors import HubError, harmless, harmless_line, shortened
 from hydractl.hub.layout import is_stock, labels_of
 from hydractl.hub.repository import MAIN
 from hydractl.manifest.document import OptionValue, Value
-from hydractl.manifest.header import Header, Kind, Preprocess, Step, steps_to
+from hydractl.manifest.header import Header, Kind, Preprocess, Step, Temperature, steps_to
 from hydractl.manifest.report import Report, Row, column_heads, scaled_alike
-from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.terms import ID_NAME
 from hydractl.messages import abridged, counted
 from hydractl.metrics.metric_spec import MetricNeeds, Unit
 from hydractl.metrics.registry import METRICS, TEMPERATURE, needing
 from hydractl.model_source import HUB_ID
-from hydractl.tensor_spec import TensorSpec
 from hydractl.version import INSTALL
 
 if TYPE_CHECKING:

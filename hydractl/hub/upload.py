@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from hydractl.checkpoint import Checkpoint, ScratchFolder, write_checkpoint
+from hydractl.checkpoint import Checkpoint, ScratchFolder, TensorSpec, write_checkpoint
 from hydractl.errors import InputError
 from hydractl.families.load import digest_weights
 from hydractl.hub.card import PICTURE, REPORT, Facts, card_of
@@ -21,7 +21,6 @@ from hydractl.reporting.comparison import check_known
 from hydractl.reporting.head_maps import head_map, heads_figure
 from hydractl.reporting.matplotlib_figure import png
 from hydractl.strict_json import canonical
-from hydractl.tensor_spec import TensorSpec
 
 CARD = "README.md"
 SHARD_BYTES = 5_000_000_000

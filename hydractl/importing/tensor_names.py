@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from hydractl.checkpoint import TensorSpec, spec_of
 from hydractl.errors import CheckpointError
 from hydractl.families.base import COMPILED, Family, is_replaceable, name_in_memory, place_of
 from hydractl.families.load import convert, drawn_for, encoder_of
 from hydractl.families.registry import FAMILIES, expected_specs
 from hydractl.manifest.header import Header
 from hydractl.messages import counted, quoted
-from hydractl.tensor_spec import TensorSpec, spec_of
 
 WRAPPER_PREFIXES = ("module.", "model.", "net.")
 USUAL = {"module", "model", "net", "backbone", "encoder"}

@@ -10,13 +10,12 @@ from typing import Any, cast
 
 import torch
 
-from hydractl.checkpoint import Checkpoint
+from hydractl.checkpoint import DTYPE_NAMES, Checkpoint
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.importing.pickle_file import attributes, read_pickle, to_plain
 from hydractl.messages import did_you_mean_path, quoted
 from hydractl.model_source import PICKLES, is_index, locate
 from hydractl.output.publish import is_stream
-from hydractl.tensor_spec import DTYPE_NAMES
 
 HOLDERS = (
     "args", "hyper_parameters", "training_args", "hparams", "config", "cfg", "opt", "model_cfg", "model_config",

@@ -22,8 +22,7 @@ from hydractl.manifest.document import (
 )
 from hydractl.manifest.guarantees import ByClass, Examples, OpenShare, SetNumbers, Threshold
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep
-from hydractl.manifest.header import Step, StoredTemperature
-from hydractl.manifest.temperature import Temperature
+from hydractl.manifest.header import Step, StoredTemperature, Temperature
 from hydractl.manifest.terms import ID_NAME
 
 USUAL = "msp"

@@ -1,10 +1,12 @@
-"""Terms of reports: limits of lists, guarantees of thresholds, kinds of prediction sets, the ID set. Importing it loads no pydantic."""
+"""Terms of headers and reports: range of temperatures, limits of lists, guarantees of thresholds, kinds of prediction sets, the ID set. Importing it loads no pydantic."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import NamedTuple
 
+SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE = 1e-3, 1e3
+"""Range of a temperature. Outside, float32 cannot represent the differences between logits."""
 MOST_CLASSES, MOST_CONFUSIONS, MOST_EXAMPLES = 100, 20, 100
 
 

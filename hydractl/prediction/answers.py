@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from hydractl import progress
-from hydractl.checkpoint import write_checkpoint
+from hydractl.checkpoint import Chunks, TensorSpec, spec_of, tensor_bytes, write_checkpoint
 from hydractl.data.batches import BATCHES, Batch, BatchShare, encoded
 from hydractl.data.datasets import Items, TextSet
 from hydractl.data.words import Span, WordSet, by_word, whole_words
 from hydractl.data.worker_pool import cores
 from hydractl.errors import InputError
 from hydractl.manifest.document import Value
-from hydractl.manifest.header import Header, Tokenization
-from hydractl.manifest.temperature import LARGEST, SMALLEST, Temperature
+from hydractl.manifest.header import Header, Temperature, Tokenization
+from hydractl.manifest.terms import LARGEST_TEMPERATURE, SMALLEST_TEMPERATURE
 from hydractl.messages import counted
 from hydractl.metrics.per_sample import Joined, Responses, StoredPredictions, at_once, in_memory
 from hydractl.metrics.registry import TEMPERATURE
@@ -37,9 +37,32 @@ from hydractl.prediction.feature_ood import Predictor
 from hydractl.prediction.inference import PreparedData, collected
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import SILENT, reporting
-from hydractl.tensor_spec import Chunks, TensorSpec, spec_of, tensor_bytes
 
 SINGLE_PROCESS = ProcessGroup()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How models run on data.
+
+    Attributes:
+        batch_size: Samples per forward pass.
+        workers: Processes that decode images; None selects a number.
+        max_length: Maximum length of texts in tokens; None for that of the model.
+        device: Name of the device.
+        team: The processes that share the batches.
+    """
+
+    batch_size: int
+    workers: int | None
+    max_length: int | None
+    device: str
+    team: ProcessGroup
+
+    @property
+    def share(self) -> BatchShare:
+        """Share of the batches of this process."""
+        return BatchShare(self.team.rank, self.team.world)
 
 
 def predict(predictor: Predictor, inputs: PreparedData, *, team: ProcessGroup = SINGLE_PROCESS) -> Responses:
@@ -279,10 +302,10 @@ class Scaling:
         """
         before = shared_temperature(stored)
         total = before if self.temperature is None else before * self.temperature
-        if not all(SMALLEST <= number <= LARGEST for number in total.numbers):
+        if not all(SMALLEST_TEMPERATURE <= number <= LARGEST_TEMPERATURE for number in total.numbers):
             raise InputError(
                 f"the stored temperature {before} and the temperature {self.temperature} multiply to {total}, which is outside "
-                f"{SMALLEST:g} to {LARGEST:g}",
+                f"{SMALLEST_TEMPERATURE:g} to {LARGEST_TEMPERATURE:g}",
                 hint="give `--temperature` another value, or leave it out",
             )
         return total

@@ -19,22 +19,21 @@ from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel, load_model, open_model
 from hydractl.families.registry import family_of
 from hydractl.families.tower import Model, Towers
-from hydractl.fusion.build import members_from_state
-from hydractl.fusion.hydra import Hydra
+from hydractl.fusion.hydra import Hydra, members_from_state
 from hydractl.fusion.plan import join_members
-from hydractl.hub.model_outputs import check_replaces, publish_models
 from hydractl.hub.repository import Pushed, Target, push, require_token
 from hydractl.hub.upload import Publication, usual_message
 from hydractl.manifest.header import Header, Kind, Preprocess, Tokenization
 from hydractl.metrics.per_sample import Responses, in_memory
 from hydractl.model_inputs import Inputs, batch_of, checked_inputs, cut_batch
-from hydractl.output.paths import check_folder, check_output, output
-from hydractl.output.publish import claimed, publish
+from hydractl.output.publish import check_output, claimed, publish
+from hydractl.output.publish import output as folder_output
 from hydractl.prediction.class_names import DEFAULT_TEMPLATE, Classes, settle, with_class_names
 from hydractl.prediction.feature_ood import FeatureExtractor, Predictor, Scores, check_threshold
 from hydractl.prediction.inference import collected
 from hydractl.prediction.predictions import LabelPredictions, Predictions, WordPredictions, predictions_of
 from hydractl.progress import SILENT, Progress
+from hydractl.provenance.output import Output
 from hydractl.runtime import pick_device, torch_dtype
 
 
@@ -187,11 +186,11 @@ class Loaded(Towers):
             OutputExists: If it contains a model and `force` is False.
             OutputError: If it cannot be written.
         """
-        path = output(f"{folder}/")
+        path = folder_output(f"{folder}/")
         with claimed(path, force=force) as claim:
-            check_folder(path)
-            check_replaces(path, claim)
-            with publish_models(claim) as begin:
+            output = Output(claim)
+            output.check(path, folders=True)
+            with output.publish() as begin:
                 write_tensors(begin(path, self.header), self.tensors(), header=self.header)
         return Path(folder)
 

@@ -18,10 +18,9 @@ from hydractl.data.reference import BUILT_IN_IMAGES, BUILT_IN_TEXTS, DataRef
 from hydractl.errors import HydraError, InputError
 from hydractl.model_source import folder_files, is_index, locate, of_hub, split_options
 from hydractl.output.publish import is_stream
-from hydractl.parsing import made_of
 from hydractl.progress import SILENT, reporting
 from hydractl.runtime import digest_file, digest_files, digest_text
-from hydractl.settings import KEY, Extension, Option, Role, Setting, options_of
+from hydractl.settings import KEY, Extension, Option, Role, Setting, made_of, options_of
 from hydractl.strict_json import compact
 
 if TYPE_CHECKING:
@@ -179,18 +178,18 @@ class InputRef:
         return [self.name, _content(folder)] if folder.is_dir() else self.name
 
 
-def config_digest(config: CommandConfig) -> str:
+def config_digest(command: CommandConfig) -> str:
     """Return the digest of the settings that shape an output, as they were given; what is a default does not count."""
-    settings = shaping_settings(config, config.implied)
-    return digest_text(compact({"command": config.COMMAND, "settings": settings}, sort_keys=True))
+    settings = shaping_settings(command, command.implied)
+    return digest_text(compact({"command": command.COMMAND, "settings": settings}, sort_keys=True))
 
 
-def recorded_argv(config: object) -> tuple[str, ...] | None:
+def recorded_argv(command: object) -> tuple[str, ...] | None:
     """Return the arguments of a command line that asks for a configuration, None where it was made otherwise.
 
     Without names of outputs, what only decides how fast, and the folders that things lie in.
     """
-    if (option_values := made_of(config)) is None:
+    if (option_values := made_of(command)) is None:
         return None
     arguments, options = list[str](), list[str]()
     for option, option_value in option_values:
@@ -216,19 +215,19 @@ def without_paths(text: str) -> str:
     )
 
 
-def input_refs(config: CommandConfig) -> Iterator[InputRef]:
+def input_refs(command: CommandConfig) -> Iterator[InputRef]:
     """Yield all that a command reads, in the order of the settings that name it."""
-    for option, setting_value in given_settings(config, config.unread):
+    for option, setting_value in given_settings(command, command.unread):
         if option.setting.role in INPUT_ROLES:
             for ref in _refs_in(option.setting.role, setting_value):
                 yield replace(ref, option=option)
-    yield from config.further_inputs
+    yield from command.further_inputs
 
 
-def given_settings(config: Any, unread: frozenset[str] = frozenset()) -> Iterator[tuple[Option, Any]]:  # noqa: ANN401 - a dataclass, as every configuration is
+def given_settings(command: Any, unread: frozenset[str] = frozenset()) -> Iterator[tuple[Option, Any]]:  # noqa: ANN401 - a dataclass, as every configuration is
     """Yield what settings hold that are given, without those of `unread` names; those of a part where the part stands."""
-    for f in fields(config):
-        setting, setting_value = f.metadata.get(KEY), getattr(config, f.name)
+    for f in fields(command):
+        setting, setting_value = f.metadata.get(KEY), getattr(command, f.name)
         if isinstance(setting, Setting):
             if setting_value is not None and f.name not in unread:
                 yield Option(f.name, str(f.type), setting), setting_value
@@ -250,11 +249,11 @@ def _refs_in(role: Role, setting_value: Any) -> Iterator[InputRef]:  # noqa: ANN
         yield InputRef(role, setting_value)
 
 
-def shaping_settings(config: Any, implied: Mapping[str, object] = MappingProxyType({})) -> dict[str, object]:  # noqa: ANN401 - as above
+def shaping_settings(command: Any, implied: Mapping[str, object] = MappingProxyType({})) -> dict[str, object]:  # noqa: ANN401 - as above
     """Return the settings of a configuration, or of a part of one, that shape an output and are no defaults."""
     settings: dict[str, object] = {}
-    for f in fields(config):
-        setting, setting_value = f.metadata.get(KEY), getattr(config, f.name)
+    for f in fields(command):
+        setting, setting_value = f.metadata.get(KEY), getattr(command, f.name)
         role = setting.role if isinstance(setting, Setting) else Role.SHAPES
         if isinstance(setting_value, tuple) and any(isinstance(part, Extension) for part in setting_value):
             for extension in setting_value:

@@ -79,7 +79,7 @@ def own_quota(where: Path | str, scores: HeadScores, shape: Shape) -> Quota:
     """
     total = total_heads(shape)
     if scores.clusters is not None:
-        kept_heads = total_kept(_cluster_mask(where, scores))
+        kept_heads = total_kept(_cluster_mask(scores))
         why = f"one of each of {counted(len(scores.clusters), 'cluster')}"
     elif scores.removals is not None and scores.baseline is not None:
         removals = _knee(where, scores, total)
@@ -102,25 +102,13 @@ def own_quota(where: Path | str, scores: HeadScores, shape: Shape) -> Quota:
     )
 
 
-def order_of(where: Path | str, scores: HeadScores, towers: Iterable[str]) -> tuple[HeadId, ...]:
-    """Return the heads of a scores file in the order in which they go; see `removal_order`.
-
-    Args:
-        where: What messages call the file.
-        scores: What it holds.
-        towers: Of equal scores those of the first tower go first.
-
-    Raises:
-        ManifestError: If the scores do not give an order.
-    """
+def order_of(scores: HeadScores, towers: Iterable[str]) -> tuple[HeadId, ...]:
+    """Return the heads of a scores file in the order of their removal; of equal scores those of the first tower go first."""
     recorded = scores.removals
-    try:
-        return removal_order(
-            {name: scores.towers[name].scores for name in towers},
-            None if recorded is None else [removal.id for removal in recorded],
-        )
-    except ValueError as error:
-        raise ManifestError(f"{where}: {error}", hint=SCORE_AGAIN) from error
+    return removal_order(
+        {name: scores.towers[name].scores for name in towers},
+        None if recorded is None else [removal.id for removal in recorded],
+    )
 
 
 def mask_of(where: Path | str, scores: HeadScores, shape: Shape, quota: Quota) -> dict[str, TowerKeep]:
@@ -136,12 +124,11 @@ def mask_of(where: Path | str, scores: HeadScores, shape: Shape, quota: Quota) -
         quota: How many heads go.
 
     Raises:
-        ManifestError: If the scores do not give an order, or their clusters are not of the heads that have scores.
         UsageError: If the order names too few heads.
     """
     if quota.remark is not None and scores.clusters is not None:
-        return _cluster_mask(where, scores)
-    order = order_of(where, scores, shape)
+        return _cluster_mask(scores)
+    order = order_of(scores, shape)
     if quota.keep is None:
         check_long_enough(order, where, required=quota.removals, verb=f"`{quota.option_text}` removes")
         return best_mask(order, shape, removals=quota.removals)
@@ -170,13 +157,9 @@ def clusters_of(scores: HeadScores) -> list[list[HeadId]]:
     return [[head.id for head in cluster] for cluster in scores.clusters or ()]
 
 
-def _cluster_mask(where: Path | str, scores: HeadScores) -> dict[str, TowerKeep]:
-    """Return the mask that keeps the best head of each cluster, and one head at least in each layer."""
-    try:
-        (mask,) = cluster_masks(clusters_of(scores), scores.tables, members=1)
-    except ValueError as error:
-        raise ManifestError(f"{where}: {error}", hint=SCORE_AGAIN) from error
-    return mask
+def _cluster_mask(scores: HeadScores) -> dict[str, TowerKeep]:
+    """Return the mask that keeps the best head of each cluster, and at least one head in each layer."""
+    return cluster_masks(clusters_of(scores), scores.tables, members=1)[0]
 
 
 def _open(where: Path | str, scores: HeadScores, total: int) -> int:
@@ -213,18 +196,15 @@ def _named(scores: HeadScores) -> str:
     return "the objective" if scores.objective is None else f"`{scores.objective}`"
 
 
-def ranks(scores: HeadScores, *, file: str = "scores") -> dict[str, tuple[tuple[int | None, ...], ...]]:
+def ranks(scores: HeadScores) -> dict[str, tuple[tuple[int | None, ...], ...]]:
     """Return each head's rank among all heads of all towers, by tower and layer; 1 is the most important.
 
     The head that `prune` removes first has the last rank; among equal scores that is the lowest tower, layer and head. A
     greedy method ranks only removed heads.
-
-    Raises:
-        ManifestError: If removals include heads without scores; the message names the `file`.
     """
     total = sum(len(row) for table in scores.towers.values() for row in table.scores)
     rank: dict[tuple[str, int, int], int] = {
-        head: total - i for i, head in enumerate(order_of(file, scores, scores.towers))
+        head: total - i for i, head in enumerate(order_of(scores, scores.towers))
     }
     return {
         tower: tuple(

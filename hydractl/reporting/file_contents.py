@@ -13,7 +13,7 @@ from typing import BinaryIO, ClassVar
 
 from pydantic import ValidationError
 
-from hydractl.checkpoint import METADATA_KEY, Checkpoint, ScratchFolder
+from hydractl.checkpoint import METADATA_KEY, Checkpoint, ScratchFolder, TensorSpec
 from hydractl.errors import (
     EDITED,
     CheckpointError,
@@ -40,16 +40,16 @@ from hydractl.manifest.header import (
     Preprocess,
     Prompting,
     Step,
+    Temperature,
+    TemperatureFields,
     Tokenization,
 )
 from hydractl.manifest.report import DOCUMENTS
-from hydractl.manifest.temperature import Temperature, TemperatureFields
 from hydractl.model_source import Located
 from hydractl.output.publish import is_stream
 from hydractl.reporting.lineage import member_names
 from hydractl.runtime import CHUNK_BYTES, digest_text
 from hydractl.strict_json import MAX_BYTES, NotJSONError, opened, parse, read_exactly, read_limited
-from hydractl.tensor_spec import TensorSpec
 from hydractl.version import UPGRADE
 
 FOREIGN, PREDICTIONS = "foreign", "predictions"

@@ -17,7 +17,6 @@ from hydractl.errors import DataError
 from hydractl.families.base import Family
 from hydractl.manifest.head_mask import TowerScores
 from hydractl.model_inputs import Inputs, inputs_like
-from hydractl.output.publish import publish_text
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.runtime import on_device
 from hydractl.scoring.settings import Settings
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
     from hydractl.manifest.head_mask import HeadName, HeadScores, Removal, TowerHeads
     from hydractl.manifest.header import Architecture
-    from hydractl.output.publish import OutputLock
     from hydractl.prediction.class_names import Classes
     from hydractl.prediction.feature_ood import FeatureExtractor
+    from hydractl.provenance.output import Output
 
 
 S = TypeVar("S", bound=Settings)
@@ -227,7 +226,7 @@ class MethodRun:
 
     resumes = False
 
-    def check(self, claim: OutputLock) -> None:
+    def check(self, output: Output) -> None:
         """Refuse a model that the method cannot train, and outputs that cannot be written, before data are read."""
 
     def open_state(self, document: HeadScores) -> None:
@@ -236,10 +235,10 @@ class MethodRun:
     def training(self, inputs: ScoreInputs) -> object:
         """Return the training resources of the job."""
 
-    def publish(self, out: Path, scores: HeadScores, ranking: Ranking, claim: OutputLock) -> HeadScores:
+    def publish(self, out: Path, scores: HeadScores, ranking: Ranking, output: Output) -> HeadScores:
         """Write the scores and return them."""
         del ranking
-        publish_text(out, scores.to_json(), claim)
+        output.write(out, scores.to_json().encode())
         return scores
 
     def clear_state(self) -> None:

@@ -12,13 +12,22 @@ from hydractl.data.reference import BUILT_IN, LABELLED_BUILT_IN, DataRef
 from hydractl.errors import UsageError
 from hydractl.families.base import POOLINGS
 from hydractl.heads.budget import HeadBudget
-from hydractl.manifest.temperature import LARGEST, SMALLEST
+from hydractl.manifest.terms import LARGEST_TEMPERATURE, SMALLEST_TEMPERATURE
 from hydractl.model_inputs import LARGEST_SIDE
-from hydractl.output.paths import DOCUMENT, WEIGHTS, output
-from hydractl.parsing import number, words
+from hydractl.output.publish import DOCUMENT, WEIGHTS, output
 from hydractl.prediction.class_names import FORMS, Naming
 from hydractl.runtime import DTYPES
-from hydractl.settings import LARGEST_SEED, CheckedSettings, Option, OptionGroup, Role, Setting, setting
+from hydractl.settings import (
+    LARGEST_SEED,
+    CheckedSettings,
+    Option,
+    OptionGroup,
+    Role,
+    Setting,
+    number,
+    setting,
+    words,
+)
 from hydractl.training.run_log import TRACKERS
 
 if TYPE_CHECKING:
@@ -287,8 +296,8 @@ def parse_temperature(text: str) -> DataRef | float:
 
 TEMPERATURE = Setting(
     "Temperature to divide logits by, or labelled held-out data to fit it on.",
-    low=SMALLEST,
-    high=LARGEST,
+    low=SMALLEST_TEMPERATURE,
+    high=LARGEST_TEMPERATURE,
     range_hint="give a number above 0 (1 changes nothing), or labelled held-out data to fit it on",
     shows_range=False,
     parse=parse_temperature,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
 from hydractl.messages import counted
-from hydractl.parsing import number, words
 from hydractl.settings import (
     Constraint,
     Extension,
@@ -22,8 +21,10 @@ from hydractl.settings import (
     declared,
     flag,
     long_option,
+    number,
     setting,
     violations,
+    words,
 )
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from hydractl.evaluation.options import NamedData
 from hydractl.exporting import formats
 from hydractl.exporting.formats import ExportModule
 from hydractl.families.registry import family_of
-from hydractl.hub.model_outputs import publish_models
 from hydractl.output.publish import Folder, OutputLock
 from hydractl.prediction.feature_ood import WithDefaultScore
+from hydractl.provenance.output import Output
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.export.config import ExportConfig
@@ -125,7 +125,7 @@ def test_a_member_and_a_temperature(tmp_path):
 
     header = IMAGES.pruned(*KEEP).header.model_copy(update={"temperature": 2.0})
     member = Sample(header, IMAGES.pruned(*KEEP).state)
-    with publish_models(OutputLock(force=False)) as begin:
+    with Output(OutputLock(force=False)).publish() as begin:
         write_tensors(begin(Folder(tmp_path / "m"), header), member.state, header=header)
     inputs = IMAGES.inputs(batch=3)
     with torch.inference_mode():
@@ -243,7 +243,7 @@ def test_a_state_dict_of_either_names_is_saved_and_loaded(images, tmp_path, kind
 
     if kind == "member":
         member = IMAGES.pruned(*KEEP)
-        with publish_models(OutputLock(force=False)) as begin:
+        with Output(OutputLock(force=False)).publish() as begin:
             write_tensors(begin(Folder(tmp_path / "m"), member.header), member.state, header=member.header)
         images = tmp_path / "m"
     if kind == "hydra with a trunk":

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from hydractl.errors import InputError
-from hydractl.output.paths import check_output
-from hydractl.output.publish import claimed
+from hydractl.output.publish import check_output, claimed
 from hydractl.runtime import enough_memory
 from hydractl.scoring.journal import JournalFile, ScoreJournal
 from hydractl.training.resume import Snapshot, StateFolder
@@ -155,7 +154,7 @@ def test_what_came_meanwhile_is_kept(call, work, argv, monkeypatch):
         check_output(path, **told)
         path.write_bytes(b"mine")
 
-    monkeypatch.setattr("hydractl.provenance.outputs.check_output", and_then_somebody_writes_it)
+    monkeypatch.setattr("hydractl.provenance.output.check_output", and_then_somebody_writes_it)
     seen = call(*argv)
 
     assert (seen.code, (work / argv[-1]).read_bytes()) == (6, b"mine")

@@ -17,7 +17,7 @@ from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.exporting.formats import TRACES
-from hydractl.provenance import up_to_date
+from hydractl.provenance import output
 from hydractl.provenance.command_config import InputRef
 from hydractl.settings import Role
 from hydractl.training.resume import StateFolder
@@ -225,7 +225,7 @@ def test_what_has_changed_is_made_again(folder, again, name):
     ],
 )
 def test_options_that_differ_are_named(before, now, text):
-    assert up_to_date._other_options(before, now) == text
+    assert output._other_options(before, now) == text
 
 
 def test_what_is_implied_may_be_typed(folder, again, call):
@@ -234,7 +234,7 @@ def test_what_is_implied_may_be_typed(folder, again, call):
 
 
 def test_another_version_makes_again(folder, again, monkeypatch):
-    monkeypatch.setattr(up_to_date, "versions", lambda *names: dict.fromkeys(names, "0.0"))
+    monkeypatch.setattr(output, "versions", lambda *names: dict.fromkeys(names, "0.0"))
 
     assert "was made with hydractl" in again("score without data").err
 

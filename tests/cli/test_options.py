@@ -15,10 +15,18 @@ from hydractl.cli import command
 from hydractl.cli.app import COMMANDS, command_tree
 from hydractl.cli.command import kind_of
 from hydractl.cli.commands.make import MakeConfig
-from hydractl.parsing import configured
 from hydractl.plugins import load
 from hydractl.scoring.methods import METHODS, SETTINGS
-from hydractl.settings import KEY, LARGEST_SEED, Option, OptionGroup, declared, long_option, options_of
+from hydractl.settings import (
+    KEY,
+    LARGEST_SEED,
+    Option,
+    OptionGroup,
+    configured,
+    declared,
+    long_option,
+    options_of,
+)
 from hydractl.stages.datasets import DataConfig
 from hydractl.stages.doctor import DoctorConfig
 from hydractl.stages.evaluate.config import EvalConfig

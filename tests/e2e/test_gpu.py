@@ -212,7 +212,7 @@ def test_tensors_are_written_after_one_wait_in_so_many_bytes(monkeypatch):
         with crossings() as found, Path("written.st").open("wb") as file:
             write_tensors(file, tensors, header=None)
         assert found == {"wait in hydractl.runtime.wait_for": 1}
-        monkeypatch.setattr("hydractl.tensor_spec.COPIED_AT_ONCE", 32)
+        monkeypatch.setattr("hydractl.checkpoint.COPIED_AT_ONCE", 32)
         with crossings() as found, Path("again.st").open("wb") as file:
             write_tensors(file, tensors, header=None)
         assert found == {"wait in hydractl.runtime.wait_for": 4}

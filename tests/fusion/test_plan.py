@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hydractl.checkpoint import TensorSpec
 from hydractl.families.timm.models import TIMM_VIT
 from hydractl.fusion.plan import (
     fused_spec,
@@ -24,7 +25,6 @@ from hydractl.fusion.plan import (
 )
 from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Fate, FusePlan, Kind
-from hydractl.tensor_spec import TensorSpec
 from support.builders import base, keeping
 
 ARCHITECTURE = base().header.architecture

@@ -110,9 +110,3 @@ def test_the_majorant_is_the_least_concave_one(values):
 )
 def test_curves_without_a_knee(curve, expected):
     assert fall_off(curve) == expected
-
-
-@pytest.mark.parametrize("curve", [[], [0.5, math.nan], [math.inf]])
-def test_refuses_what_is_no_curve(curve):
-    with pytest.raises(ValueError, match="at least one value, all of them finite"):
-        fall_off(curve)

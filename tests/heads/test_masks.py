@@ -15,7 +15,6 @@ from hydractl.heads.masks import (
     all_heads,
     best_mask,
     best_mask_per_layer,
-    check_order,
     drop_heads,
     dropped,
     full_mask,
@@ -103,20 +102,6 @@ def test_masks_are_frozen_and_hashable():
 def test_refuses_masks_that_cannot_be(num_heads, keep, message):
     with pytest.raises(ValueError, match=message):
         TowerKeep(num_heads=num_heads, keep=keep)
-
-
-@pytest.mark.parametrize(
-    ("heads", "message"),
-    [
-        ([HeadId("audio", 0, 0)], "no tower `audio`, only `vision`, `text`"),
-        ([HeadId("text", 2, 0)], "no head 0 in layer 2 of tower `text`: it has 2 layers of 2 heads"),
-        ([HeadId("text", 0, -1)], "no head -1 in layer 0 of tower `text`"),
-        ([HeadId("text", 0, 1)] * 2, "head 1 in layer 0 of tower `text` cannot be removed twice"),
-    ],
-)
-def test_refuses_heads_that_cannot_go(heads, message):
-    with pytest.raises(ValueError, match=message):
-        check_order(heads, SHAPE)
 
 
 def test_messages_name_a_head_in_full():
@@ -302,48 +287,11 @@ def test_per_layer_ties_keep_the_higher_head():
     assert mask["t"].keep == ((2,),)
 
 
-@pytest.mark.parametrize("removals", [-1, 3])
-def test_refuses_more_removals_than_the_order_names(removals):
-    order = all_heads({"t": TowerShape(1, 2)})
-
-    with pytest.raises(ValueError, match=f"cannot remove {removals} heads: the removal order has 2"):
-        best_mask(order, {"t": TowerShape(2, 2)}, removals=removals)
-
-
 def test_per_layer_refuses_an_order_that_stops_early():
     order = [HeadId("t", 0, 0), HeadId("t", 0, 1), HeadId("t", 1, 0)]
 
     with pytest.raises(ValueError, match=r"layer 1 of tower `t` must lose 2 heads to keep 1, but .* has 1"):
         best_mask_per_layer(order, {"t": TowerShape(2, 3)}, keep=1)
-
-
-@pytest.mark.parametrize("keep", [-1, 4])
-def test_per_layer_refuses_what_a_layer_cannot_keep(keep):
-    with pytest.raises(ValueError, match=f"cannot keep {keep} heads per layer: layers of tower `t` have 3"):
-        best_mask_per_layer([], {"t": TowerShape(2, 3)}, keep=keep)
-
-
-@pytest.mark.parametrize(
-    ("scores", "message"),
-    [
-        ({"t": [[1.0], [1.0, 2.0]]}, r"tower `t` must be layers x heads, got rows of \[1, 2\] heads"),
-        ({"t": []}, "tower `t` must be layers x heads, got rows of no heads"),
-        ({"t": [[], []]}, r"got rows of \[0\] heads"),
-        ({"t": [[0.0, 1.0], [math.nan, 1.0]]}, "score of head 0 in layer 1 of tower `t` is not finite"),
-    ],
-)
-def test_refuses_scores_that_cannot_be_ordered(scores, message):
-    with pytest.raises(ValueError, match=message):
-        removal_order(scores)
-
-
-@pytest.mark.parametrize(
-    ("recorded", "message"),
-    [([HeadId("t", 0, 2)], "no head 2 in layer 0"), ([HeadId("t", 0, 1)] * 2, "removed twice")],
-)
-def test_refuses_recorded_orders_that_do_not_fit(recorded, message):
-    with pytest.raises(ValueError, match=message):
-        removal_order({"t": [[0.0, 1.0]]}, recorded)
 
 
 @pytest.mark.parametrize(

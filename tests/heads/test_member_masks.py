@@ -144,9 +144,6 @@ def test_heads_are_drawn_evenly():
 @pytest.mark.parametrize(
     ("removals", "sampling", "message"),
     [
-        (2, Sampling(pool=9, members=1, seed=0), "pool of 9 heads: the removal order has 8"),
-        (5, Sampling(pool=4, members=1, seed=0), "cannot remove 5 heads out of a pool of 4"),
-        (-1, Sampling(pool=4, members=1, seed=0), "cannot remove -1 heads out of a pool of 4"),
         (
             4,
             Sampling(pool=4, members=2, seed=0),
@@ -167,26 +164,6 @@ def test_refuses_draws_that_do_not_exist(removals, sampling, message):
 
     with pytest.raises(ValueError, match=message):
         sample_masks(all_heads(shape), shape, removals=removals, sampling=sampling)
-
-
-def test_refuses_an_order_with_a_head_the_model_lacks():
-    order = [HeadId("t", 0, 0), HeadId("t", 0, 9)]
-
-    with pytest.raises(ValueError, match="no head 9 in layer 0"):
-        sample_masks(order, {"t": TowerShape(1, 2)}, removals=1, sampling=Sampling(pool=2, members=1, seed=0))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"pool": -1, "members": 1}, "pool must be at least 0, got -1"),
-        ({"pool": 1, "members": 0}, "members must be at least 1, got 0"),
-        ({"pool": 1, "members": 1, "diverge_from": -1}, "diverge_from must be at least 0, got -1"),
-    ],
-)
-def test_refuses_samplings_that_mean_nothing(options, message):
-    with pytest.raises(ValueError, match=message):
-        Sampling(seed=0, **options)
 
 
 def one_tower(*keep: tuple[int, ...]) -> dict[str, TowerKeep]:
@@ -210,13 +187,6 @@ def test_shared_masks_agree(task, layer):
 
     assert agree_before(shared, layer)
     assert share_before(shared, layer) == shared
-
-
-def test_refuses_masks_that_cannot_be_compared():
-    with pytest.raises(ValueError, match=r"member 1 has a mask for .*layers=2.*layers=1"):
-        share_before([one_tower((0,)), one_tower((0,), (1,))], 1)
-    with pytest.raises(ValueError, match="layer must be at least 0, got -1"):
-        share_before([one_tower((0,))], -1)
 
 
 @st.composite
@@ -290,7 +260,7 @@ def test_random_trunks_are_drawn_too():
 def test_refuses_more_heads_than_there_are():
     shape = {"t": TowerShape(1, 2)}
 
-    with pytest.raises(ValueError, match="cannot remove 3 heads out of a pool of 2"):
+    with pytest.raises(ValueError, match="removing 3 of the 2 pool heads gives 0"):
         random_masks(shape, removals=3, sampling=Sampling(members=1, seed=0))
     with pytest.raises(ValueError, match="keeping 3 heads of each layer from 0 on gives 0"):
         random_masks_per_layer(shape, keep=3, sampling=Sampling(members=1, seed=0))
@@ -392,9 +362,6 @@ def test_equal_scores_give_an_empty_layer_its_lowest_head_back():
             2,
             "members 0 and 1 would keep the same heads: the largest of 1 clusters has 1 heads",
         ),
-        ([[HeadId("t", 0, 0)], []], 1, "a cluster has no head"),
-        ([[HeadId("t", 0, 5)]], 1, "there is no head 5"),
-        ([[HeadId("t", 0, 0)], [HeadId("t", 0, 0)]], 1, "cannot be removed twice"),
     ],
 )
 def test_refuses_clusters_that_give_no_members(clusters, members, message):

@@ -4,7 +4,7 @@ import pytest
 
 from hydractl.evaluation import cost
 from hydractl.families import registry
-from hydractl.stages.prune import run as pruning
+from hydractl.pruning import members as pruning
 from hydractl.training import frozen_encoder
 from support.hints.material import link_material, make_material
 

@@ -11,11 +11,11 @@ from hydractl.checkpoint import write_tensors
 from hydractl.families.load import open_model
 from hydractl.families.tower import largest_difference
 from hydractl.hub.layout import files_of, is_stock
-from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.head_mask import HeadMask
 from hydractl.manifest.header import Kind, Preprocess, Tokenization
 from hydractl.output.publish import Folder, OutputLock
 from hydractl.prediction.loaded_model import load
+from hydractl.provenance.output import Output
 from support.builders import Sample, base
 from support.pairs import pair
 from support.text_folders import save_tokenizer
@@ -31,7 +31,7 @@ every_variant = pytest.mark.parametrize(
 
 
 def written(sample, folder):
-    with publish_models(OutputLock(force=False)) as begin:
+    with Output(OutputLock(force=False)).publish() as begin:
         write_tensors(begin(Folder(folder), sample.header), sample.state, header=sample.header)
     return folder
 

@@ -14,8 +14,7 @@ import pytest
 
 from hydractl.checkpoint import ScratchFolder
 from hydractl.errors import OutputError, OutputExists
-from hydractl.output.paths import check_output
-from hydractl.output.publish import is_stream, publish, publish_text, scratch_beside
+from hydractl.output.publish import check_output, is_stream, publish, publish_text, scratch_beside
 
 
 def names(folder):

@@ -10,8 +10,7 @@ import threading
 import pytest
 
 from hydractl.errors import OutputError, OutputExists
-from hydractl.output.paths import check_output
-from hydractl.output.publish import claimed, publish_together
+from hydractl.output.publish import check_output, claimed, publish_together
 from hydractl.progress import reporting
 from support.heard import Heard, cut_between_names
 

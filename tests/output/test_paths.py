@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 
 from hydractl.errors import OutputError, UsageError
-from hydractl.output.paths import WEIGHTS, OutputKind, check_folder, is_folder, output
-from hydractl.output.publish import Folder, OutputLock, claimed, publish_together
+from hydractl.output.publish import (
+    WEIGHTS,
+    Folder,
+    OutputKind,
+    OutputLock,
+    check_folder,
+    claimed,
+    is_folder,
+    output,
+    publish_together,
+)
 from support.heard import cut_between_names
 
 

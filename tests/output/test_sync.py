@@ -10,8 +10,7 @@ import torch
 
 from hydractl.errors import OutputError, OutputExists
 from hydractl.output import publish as module
-from hydractl.output.paths import check_output
-from hydractl.output.publish import Folder, claimed, make_folder, publish_text, publish_together
+from hydractl.output.publish import Folder, check_output, claimed, make_folder, publish_text, publish_together
 from hydractl.training.resume import Position, Snapshot, StateFolder
 from support.disk import Disk
 
@@ -124,8 +123,8 @@ def test_an_empty_output_counts_as_missing(tmp_path):
     path.touch()
 
     check_output(path, force=False)
-    with claimed(path, force=False) as claim:
-        publish_text(path, "{}", claim)
+    with claimed(path, force=False) as claim, publish_together(claim) as begin:
+        begin(path).write(b"{}")
     assert path.read_text() == "{}"
 
     with pytest.raises(OutputExists):

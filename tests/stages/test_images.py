@@ -11,6 +11,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.output.publish import OutputLock
 from hydractl.progress import reporting
+from hydractl.provenance.output import Output
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.finetune.config import FinetuneConfig
@@ -85,16 +86,17 @@ def test_what_was_trained_with_is_assumed_no_more(tmp_path, folder, member):
 def test_what_is_said_of_images_holds(tmp_path, folder):
     images = Images(mean=(0.25,), std=(0.125,))
     with reporting(heard := Told()):
-        work = prepare(tuning(tmp_path / "out.st", folder, images=images), OutputLock(force=False))
+        work = prepare(tuning(tmp_path / "out.st", folder, images=images), Output(OutputLock(force=False)))
     assert (work.how.mean, work.how.std, work.header.assumed, heard.told) == ((0.25,), (0.125,), False, 0)
 
     with pytest.raises(UsageError, match=r"`--img-size`: .* does not accept images of 12x16 pixels"):
         prepare(
-            tuning(tmp_path / "out.st", folder, images=Images(img_size=(12, 16))), OutputLock(force=False)
+            tuning(tmp_path / "out.st", folder, images=Images(img_size=(12, 16))),
+            Output(OutputLock(force=False)),
         )
     dino = base(variant("transformers-dinov2-plain")).save(tmp_path / "dino.st")
     found = prepare(
-        tuning(tmp_path / "out.st", dino, images=Images(img_size=(12, 16))), OutputLock(force=False)
+        tuning(tmp_path / "out.st", dino, images=Images(img_size=(12, 16))), Output(OutputLock(force=False))
     )
     assert found.how.input_size == (1, 12, 16)
 
@@ -103,7 +105,9 @@ def test_texts_have_no_means(tmp_path):
     bert = base(variant("transformers-bert-plain")).save(tmp_path / "bert.st")
     for images, option in ((Images(mean=(0.5,)), "--mean"), (Images(img_size=(8, 8)), "--img-size")):
         with pytest.raises(UsageError, match=f"`{option}` is for images"):
-            prepare(replace(tuning(tmp_path / "out.st", bert), images=images), OutputLock(force=False))
+            prepare(
+                replace(tuning(tmp_path / "out.st", bert), images=images), Output(OutputLock(force=False))
+            )
 
 
 @pytest.mark.parametrize("text", ["", "0", "8x", "8x0", "8x8x8", "eight"])

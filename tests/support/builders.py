@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import support.trunks  # noqa: F401 - registers architectures
-from hydractl.checkpoint import write_tensors
+from hydractl.checkpoint import spec_of, write_tensors
 from hydractl.families.load import check_tensors
 from hydractl.families.registry import FAMILIES, expected_specs, with_problem_type
 from hydractl.families.tower import probe_inputs
@@ -19,7 +19,6 @@ from hydractl.heads.masks import full_mask
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep
 from hydractl.manifest.header import Header, Kind
 from hydractl.model_inputs import WORDS, map_inputs
-from hydractl.tensor_spec import spec_of
 from support.variants import LIBRARY, PLAIN, Variant
 
 if TYPE_CHECKING:
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from hydractl.checkpoint import TensorSpec
     from hydractl.families.base import Family
     from hydractl.families.tower import Model
     from hydractl.model_inputs import Inputs
-    from hydractl.tensor_spec import TensorSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -9,7 +9,7 @@ from hydractl.errors import UsageError
 from hydractl.families.base import place_of
 from hydractl.families.registry import family_for_name
 from hydractl.heads.masks import full_mask
-from hydractl.parsing import words
+from hydractl.settings import words
 from hydractl.training.optimizers import trainable
 from hydractl.training.recipe import PARTS, RECIPES, Recipe, parse_rates, parse_warmup, recipe_of
 

@@ -12,7 +12,7 @@ from hydractl.cli.command import QUIET, command
 from hydractl.cli.output import Terminal, line, model_cell, size, table
 from hydractl.data.presets import PREFIX
 from hydractl.errors import harmless_line
-from hydractl.manifest.temperature import Temperature
+from hydractl.manifest.header import Temperature
 from hydractl.messages import abridged, count, counted, quoted
 from hydractl.reporting.lineage import Node, lineage, pairs, plain, short
 from hydractl.stages.datasets import Data, DataConfig, DataReport, KnownDataset, run_data
@@ -321,7 +321,7 @@ def show_scores(file: str, scores: HeadScores, out: Console) -> None:
         ("tool", scores.tool),
     ]
     out.print(facts(rows))
-    ranked = ranks(scores, file=file)
+    ranked = ranks(scores)
     total = sum(len(row) for tower in ranked.values() for row in tower)
     has_kept_heads = any(rank is None for tower in ranked.values() for row in tower for rank in row)
     meaning = (

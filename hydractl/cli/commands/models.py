@@ -8,26 +8,25 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, model_cell, size, table
-from hydractl.manifest.temperature import Temperature
+from hydractl.manifest.header import Temperature
 from hydractl.messages import count, counted
-from hydractl.output.paths import is_folder
-from hydractl.output.publish import STDOUT
-from hydractl.provenance.outputs import check_outputs
+from hydractl.output.publish import STDOUT, is_folder
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from hydractl.manifest.head_mask import HeadScores
+    from hydractl.prediction.merging import Measured, Quality
+    from hydractl.pruning.diverse import DiverseReport
+    from hydractl.pruning.members import Size
     from hydractl.stages.finetune.config import FinetuneConfig
     from hydractl.stages.finetune.run import FinetuneReport
     from hydractl.stages.fuse.config import FuseConfig
-    from hydractl.stages.fuse.result import Measured, Quality
     from hydractl.stages.fuse.run import FuseReport
     from hydractl.stages.importing.config import ImportConfig
     from hydractl.stages.importing.run import ImportReport
     from hydractl.stages.prune.config import PruneConfig
-    from hydractl.stages.prune.diverse import DiverseReport
-    from hydractl.stages.prune.run import PruneReport, Size
+    from hydractl.stages.prune.run import PruneReport
     from hydractl.stages.score.config import ScoreConfig, ScoreReport
 
 
@@ -46,21 +45,23 @@ def import_weights(config: ImportConfig, terminal: Terminal) -> None:
       hydractl import weights.pth --arch vit_tiny_patch16_224 \
         --labels cat,dog -o base.st
     """
-    from hydractl.provenance.up_to_date import check_up_to_date
+    from hydractl.output.publish import OutputLock
+    from hydractl.provenance.output import Output
     from hydractl.stages.importing.run import ImportReport, ImportReports, run_import
 
     progress = terminal.progress()
     if len(config.sources) > 1:  # before the first is written
-        files = [path for path in config.output_files() if not is_folder(path)]
-        check_outputs(files, force=config.force or config.if_changed, files=map(Path, config.sources))
+        paths = [path for path in config.output_files() if not is_folder(path)]
+        lock = OutputLock(force=config.force or config.if_changed)
+        Output(lock).check(*paths, files=map(Path, config.sources))
     reports, unchanged_paths = list[ImportReport](), list[Path]()
     for single_config in config.one_by_one():
-        state = check_up_to_date(single_config) if single_config.if_changed else None
-        if state is not None and state.reason is None:
-            unchanged_paths += state.paths
-            continue
-        if state is not None:
-            progress.step(f"Not up to date: {state.reason}")
+        if single_config.if_changed:
+            reason = Output.outdated(single_config)
+            if reason is None:
+                unchanged_paths += single_config.output_files()
+                continue
+            progress.step(f"Not up to date: {reason}")
         reports.append(run_import(single_config, progress))
     if not reports:
         terminal.up_to_date(unchanged_paths)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from hydractl.checkpoint import common_dtype
 from hydractl.errors import EDITED, CheckpointError, UnsupportedModelError, reason_of
 from hydractl.families.base import (
     COMMON_RULES,
@@ -36,7 +37,6 @@ from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokeni
 from hydractl.messages import counted, quoted
 from hydractl.strict_json import compact, parse, plain
 from hydractl.tasks import TOKENS
-from hydractl.tensor_spec import common_dtype
 
 if TYPE_CHECKING:
     import torch

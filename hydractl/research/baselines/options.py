@@ -14,7 +14,6 @@ from hydractl.data.presets import PREFIX
 from hydractl.data.reference import KEYS, DataRef, split_source
 from hydractl.errors import UsageError
 from hydractl.evaluation.options import NamedModels, RowSyntax, continues_options, model_name, split_models
-from hydractl.parsing import number, whole_number, written
 from hydractl.provenance.command_config import shaping_settings
 from hydractl.settings import (
     LARGEST_SEED,
@@ -23,8 +22,11 @@ from hydractl.settings import (
     Setting,
     by_default,
     check,
+    number,
     required,
     setting,
+    whole_number,
+    written,
 )
 
 DATA, VAL = "data", "val"

@@ -14,12 +14,22 @@ from hydractl.errors import UsageError
 from hydractl.evaluation.options import OOD_SETS, ROWS, NamedData, NamedModels, model_name
 from hydractl.messages import did_you_mean, listed
 from hydractl.output.publish import Folder
-from hydractl.parsing import made_of
 from hydractl.prediction.class_names import NOTHING_NAMED, Naming
 from hydractl.provenance.command_config import CommandConfig
 from hydractl.research.baselines.options import BayesVlmOptions
 from hydractl.research.bench.rows import PLANS, SHARED_DEFAULT, TEST, Rival, SharedSettings
-from hydractl.settings import Option, OptionGroup, Role, Setting, by_default, check, flag, required, setting
+from hydractl.settings import (
+    Option,
+    OptionGroup,
+    Role,
+    Setting,
+    by_default,
+    check,
+    flag,
+    made_of,
+    required,
+    setting,
+)
 from hydractl.stages import options as shared
 from hydractl.stages.finetune.config import RECIPE
 from hydractl.training.recipe import Recipe, recipe_of

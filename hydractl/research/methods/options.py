@@ -12,9 +12,18 @@ from typing_extensions import override
 
 from hydractl.errors import UsageError
 from hydractl.messages import did_you_mean
-from hydractl.parsing import number, whole_number, written
 from hydractl.plugins import load
-from hydractl.settings import CheckedSettings, Setting, by_default, check, required, setting
+from hydractl.settings import (
+    CheckedSettings,
+    Setting,
+    by_default,
+    check,
+    number,
+    required,
+    setting,
+    whole_number,
+    written,
+)
 from hydractl.stages import options as shared
 from hydractl.training.recipe import SEEDS, TRAINED_PARTS, FinetuneExtension
 

@@ -30,10 +30,9 @@ from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.header import Header, samples_of
 from hydractl.metrics.per_sample import question_losses
 from hydractl.model_inputs import Inputs, map_inputs
-from hydractl.output.publish import Digested, OutputLock, is_stream, publish_together
+from hydractl.output.publish import Digested, is_stream
 from hydractl.processes.distributed import world_size
-from hydractl.provenance.outputs import check_outputs
-from hydractl.provenance.up_to_date import make_step, scored_data
+from hydractl.provenance.output import Output, make_step, scored_data
 from hydractl.research.scores.options import GateSettings, TrainedWeights
 from hydractl.runtime import digest_text, versions
 from hydractl.scoring.attention_hooks import Gated
@@ -320,7 +319,7 @@ class GateRun(MethodRun):
         self.trained = next((e.trained for e in config.extensions if isinstance(e, TrainedWeights)), None)
 
     @override
-    def check(self, claim: OutputLock) -> None:
+    def check(self, output: Output) -> None:
         config, trained = self.config, self.trained
         if cast("GateSettings", config.settings).trains_weights and self.opened.header.prompting is not None:
             raise UsageError(
@@ -333,9 +332,8 @@ class GateRun(MethodRun):
                 f"{'is a stream' if is_stream(trained) else 'is also the output file of the scores'}",
                 hint="name another file",
             )
-        check_outputs(
-            [trained] if trained else [],
-            force=claim.may_replace,
+        output.check(
+            trained,
             models=[self.opened],
             data=config.references.values(),
             option="--trained",
@@ -375,7 +373,7 @@ class GateRun(MethodRun):
         )
 
     @override
-    def publish(self, out: Path, scores: HeadScores, ranking: Ranking, claim: OutputLock) -> HeadScores:
+    def publish(self, out: Path, scores: HeadScores, ranking: Ranking, output: Output) -> HeadScores:
         """Write the scores, and with `--trained` the trained weights; the scores are then of the trained base.
 
         Raises:
@@ -383,14 +381,14 @@ class GateRun(MethodRun):
             OutputError: If a file cannot be written.
         """
         if self.trained is None or ranking.weights is None:
-            return super().publish(out, scores, ranking, claim)
+            return super().publish(out, scores, ranking, output)
         tensors = stored_tensors(
             self.opened.checkpoint,
             ranking.weights,
             trained=ranking.weights.keys(),
             hint="lower `--weights-lr`",
         )
-        with publish_together(claim) as begin:
+        with output.publish() as begin:
             digested = Digested(begin(self.trained))
             write_tensors(digested, tensors, header=self._header(scores))
             model = Fingerprint(reference=self.trained.name, sha256=digested.digest)

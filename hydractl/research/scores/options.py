@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from hydractl.errors import UsageError
-from hydractl.output.paths import WEIGHTS
+from hydractl.output.publish import WEIGHTS
 from hydractl.scoring.settings import GRADIENTS, NORMALIZE, BudgetMeaning, Method, Settings
 from hydractl.settings import Constraint, Extension, Role, Setting, by_default, check, setting
 

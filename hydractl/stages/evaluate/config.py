@@ -25,7 +25,7 @@ from hydractl.manifest.terms import MOST_EXAMPLES, Guarantee, Risk, SetMethod, S
 from hydractl.metrics import ood_scores
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, choose_metrics, needing
-from hydractl.output.paths import PREDICTIONS, REPORT
+from hydractl.output.publish import PREDICTIONS, REPORT
 from hydractl.plugins import added
 from hydractl.prediction.class_names import NOTHING_NAMED, Naming
 from hydractl.processes.distributed import refuse_shared_input

@@ -45,12 +45,10 @@ from hydractl.evaluation.rows import (
     with_curves,
 )
 from hydractl.families.load import OpenModel, fingerprint_of
-from hydractl.hub.model_outputs import publish_models
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.guarantees import Examples, SetNumbers
-from hydractl.manifest.header import FittedScores, Header, samples_of
+from hydractl.manifest.header import FittedScores, Header, Temperature, samples_of
 from hydractl.manifest.report import Report, Row, StoredScores
-from hydractl.manifest.temperature import Temperature
 from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.compute import Measurement, RowNumbers, answered, means, measure_all
 from hydractl.metrics.metric_spec import WHERE_PRESENT, MetricNeeds
@@ -59,16 +57,15 @@ from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
 from hydractl.metrics.resampling import Resampling, present
 from hydractl.metrics.selective import fewest
-from hydractl.output.publish import OutputLock, is_stream
+from hydractl.output.publish import is_stream
 from hydractl.prediction.answers import write_predictions
 from hydractl.prediction.class_names import NOTHING_NAMED
 from hydractl.prediction.feature_ood import Predictor, Scores, default_score, with_ood_scores
 from hydractl.prediction.open_inputs import open_reader
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import stage
-from hydractl.provenance import outputs
 from hydractl.provenance.command_config import config_digest, input_refs
-from hydractl.provenance.up_to_date import make_step
+from hydractl.provenance.output import Output, make_step
 from hydractl.runtime import torch_dtype, versions
 from hydractl.settings import Role
 from hydractl.stages.evaluate.config import EvalConfig
@@ -146,9 +143,11 @@ def run_eval(config: EvalConfig) -> EvalReport:
     paths = [path for path in (config.save_predictions, config.out, config.store) if path is not None]
     with (
         start_team(device) as team,
-        outputs.claim(config, [config.out, config.save_predictions, config.store] * team.leads) as lock,
+        Output.claim(
+            config, [config.out, config.save_predictions, config.store], writes=team.leads
+        ) as output,
     ):
-        given, opened = config, _open_models(config, lock if team.leads else None)
+        given, opened = config, _open_models(config, output)
         measurers = [begun for extension in config.extensions if (begun := extension.begin(config, opened))]
         config = _with_default_score(config, opened)
         run = _open_data(config, opened, measurers, device, team)
@@ -165,18 +164,13 @@ def run_eval(config: EvalConfig) -> EvalReport:
             document = Report.from_json(team.broadcast(""), where="the report of rank 0")
         else:
             document = _document(config, run, results, measurers, config_digest(given))
-            _write(given, config, run, results, document, lock)
+            _write(given, config, run, results, document, output)
             team.broadcast(document.to_json())  # after the files: the others end with it
     return EvalReport(document=document, paths=tuple(paths), config=given)
 
 
-def _open_models(config: EvalConfig, lock: OutputLock | None) -> list[list[OpenModel]]:
-    """Open the models of each row, and refuse those that do not fit the options or each other, before data are opened.
-
-    Args:
-        config: The configuration.
-        lock: The lock of the outputs; None in processes that do not lead.
-    """
+def _open_models(config: EvalConfig, output: Output) -> list[list[OpenModel]]:
+    """Open the models of each row, and refuse those that do not fit the options or each other, before data are opened."""
     opened = [
         [
             open_reader(m, arch=config.arch if row == 0 else None, max_length=config.max_length)
@@ -185,19 +179,17 @@ def _open_models(config: EvalConfig, lock: OutputLock | None) -> list[list[OpenM
         for row, named in enumerate(config.rows)
     ]
     models = [*chain.from_iterable(opened)]
-    if lock is not None:
-        _check_outputs(config, models, lock)
+    _check_outputs(config, models, output)
     check_alike(models, names_classes=bool(config.naming.names))
     _check_task(config, models[0])
     return opened
 
 
-def _check_outputs(config: EvalConfig, models: Sequence[OpenModel], lock: OutputLock) -> None:
+def _check_outputs(config: EvalConfig, models: Sequence[OpenModel], output: Output) -> None:
     """Refuse outputs that must not be written."""
     for path, option in ((config.out, "-o"), (config.save_predictions, "--save-predictions")):
-        outputs.check_outputs(
-            [] if path is None else [path],
-            force=lock.may_replace,
+        output.check(
+            path,
             models=models,
             data=[config.data, *config.others],
             files=[
@@ -206,8 +198,7 @@ def _check_outputs(config: EvalConfig, models: Sequence[OpenModel], lock: Output
             ],
             option=option,
         )
-    if config.store is not None:
-        outputs.check_models([config.store], lock, models=models, option="--store")
+    output.check(config.store, models=models, option="--store", folders=True)
 
 
 def _check_task(config: EvalConfig, first: OpenModel) -> None:
@@ -541,24 +532,24 @@ def _write(
     run: Evaluation,
     results: Results,
     document: Report,
-    lock: OutputLock,
+    output: Output,
 ) -> None:
     """Write all files or none. `given` has the options as the user gave them, `config` the default OOD score too."""
     opened, header = run.opened[0][0], run.opened[0][0].header
     if given.store is not None:
         header = _header_of_copy(given, run, results)
-    with publish_models(lock) as begin:
+    with output.publish() as begin:
         if given.store is not None:
             write_copy(begin(given.store, header), opened.checkpoint, header, results.scores)
         if given.save_predictions is not None:
             write_predictions(
-                begin(given.save_predictions, None),
+                begin(given.save_predictions),
                 results.predictions,
                 {ID_NAME: run.data.labels},
                 with_logits=any(score in SCORES and SCORES[score].raw for score in config.scores),
             )
         if given.out is not None:
-            begin(given.out, None).write(document.to_json().encode())
+            begin(given.out).write(document.to_json().encode())
 
 
 def _header_of_copy(config: EvalConfig, run: Evaluation, results: Results) -> Header:

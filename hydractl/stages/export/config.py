@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from hydractl.output.paths import DOCUMENT, OutputKind, is_folder, output
+from hydractl.output.publish import DOCUMENT, OutputKind, is_folder, output
 from hydractl.prediction.class_names import NOTHING_NAMED, Naming
 from hydractl.provenance.command_config import IF_CHANGED_BESIDE, CommandConfig
 from hydractl.settings import CheckedSettings, Constraint, Role, Setting, by_default, flag, required, setting

@@ -25,8 +25,7 @@ from hydractl.exporting.comparison import (
 from hydractl.exporting.formats import FILTERS, IMAGES, ExportModule, Pixels, Source, script
 from hydractl.families.base import problem_type_of
 from hydractl.families.load import OpenModel
-from hydractl.fusion.build import load_any
-from hydractl.hub.model_outputs import publish_models
+from hydractl.fusion.hydra import load_any
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Header, Preprocess, Tokenization
@@ -34,14 +33,12 @@ from hydractl.manifest.report import Report
 from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.ood_scores import means_the_same
 from hydractl.metrics.selective import HALF
-from hydractl.output.publish import OutputLock, publish_together
 from hydractl.prediction.class_names import Classes, settle, with_class_names
 from hydractl.prediction.feature_ood import WithDefaultScore
 from hydractl.prediction.open_inputs import labels_of, open_reader, open_sets
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import stage
-from hydractl.provenance.outputs import check_models, check_outputs, claim
-from hydractl.provenance.up_to_date import begin_with_sidecar, check_sidecar, make_step, sidecar_step
+from hydractl.provenance.output import Output, make_step, sidecar_step
 from hydractl.stages.export.config import ONNX, ExportConfig
 
 EXAMPLES = 2
@@ -91,9 +88,9 @@ def run_export(config: ExportConfig) -> ExportReport:
     formats.require_torch()
     if config.form == ONNX:
         formats.onnx_libraries()
-    with claim(config, [config.out, config.report]) as output_lock:
+    with Output.claim(config, [config.out, config.report]) as output:
         opened = open_reader(config.model, arch=config.arch, seed=config.seed, reads=config.data is not None)
-        _check(config, opened, output_lock)
+        _check(config, opened, output)
         classes = config.naming.classes(opened)
         if classes is None and opened.header.prompting is not None:
             raise UsageError(
@@ -150,7 +147,7 @@ def run_export(config: ExportConfig) -> ExportReport:
         written = {config.out: content, config.script: script_text}
         if config.report is not None and report is not None:
             written[config.report] = report.to_json().encode()
-        _publish(config, opened, written, output_lock)
+        _publish(config, opened, written, output)
         answers = program(source.example)
         return ExportReport(
             paths=tuple(written),
@@ -174,9 +171,9 @@ def _export_folder(config: ExportConfig) -> ExportReport:
         OutputExists: If the folder contains a model that may not be replaced.
         OutputError: If it cannot be written.
     """
-    with claim(config, [config.out]) as output_lock:
+    with Output.claim(config, [config.out]) as output:
         opened = open_reader(config.model, arch=config.arch)
-        check_models([config.out], output_lock, models=[opened], files=[config.naming.file])
+        output.check(config.out, models=[opened], files=[config.naming.file], folders=True)
         step = make_step(
             config,
             family=opened.family,
@@ -189,7 +186,7 @@ def _export_folder(config: ExportConfig) -> ExportReport:
         )
         named, checkpoint = with_class_names(opened.header, config.naming.classes(opened)), opened.checkpoint
         header = named.model_copy(update={"base": opened.base, "made_by": step})
-        with publish_models(output_lock) as begin:
+        with output.publish() as begin:
             write_checkpoint(
                 begin(config.out, header),
                 checkpoint.specs | checkpoint.beside,
@@ -207,18 +204,16 @@ def _export_folder(config: ExportConfig) -> ExportReport:
     )
 
 
-def _check(config: ExportConfig, opened: OpenModel, output_lock: OutputLock) -> None:
+def _check(config: ExportConfig, opened: OpenModel, output: Output) -> None:
     """Raise if outputs cannot be written, or the model cannot take pixels."""
     for path, option in ((config.out, "-o"), (config.script, "-o"), (config.report, "--report")):
-        if path is not None and config.if_changed:
-            check_sidecar(path)
-        check_outputs(
-            [] if path is None else [path],
-            force=output_lock.may_replace,
+        output.check(
+            path,
             models=[opened],
             data=[config.data, config.ood],
             files=[config.naming.file],
             option=option,
+            sidecars=config.if_changed,
         )
     how = opened.header.preprocess
     if config.with_preprocess and isinstance(how, Tokenization):
@@ -280,9 +275,7 @@ def _unfit(config: ExportConfig, threshold: Threshold, module: ExportModule, hea
     return None if means_the_same(score, threshold.version) else earlier
 
 
-def _publish(
-    config: ExportConfig, opened: OpenModel, written: dict[Path, bytes], output_lock: OutputLock
-) -> None:
+def _publish(config: ExportConfig, opened: OpenModel, written: dict[Path, bytes], output: Output) -> None:
     """Write all files, with a sidecar of their provenance if `--if-changed` needs one."""
     step = sidecar_step(
         config,
@@ -292,10 +285,9 @@ def _publish(
         seed=config.seed,
         libraries=formats.LIBRARIES if config.form == ONNX else (),
     )
-    with publish_together(output_lock) as begin:
+    with output.publish() as begin:
         for path, content in written.items():
-            with begin_with_sidecar(begin, path, step) as file:
-                file.write(content)
+            begin(path, made_by=step).write(content)
 
 
 def _metadata(

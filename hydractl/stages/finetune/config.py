@@ -12,7 +12,6 @@ from typing_extensions import override
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.output.publish import is_stream
-from hydractl.parsing import words
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.provenance.command_config import IF_CHANGED, CommandConfig
 from hydractl.settings import (
@@ -29,6 +28,7 @@ from hydractl.settings import (
     flag,
     required,
     setting,
+    words,
 )
 from hydractl.stages import options as shared
 from hydractl.training.recipe import RECIPES, SEEDS, FinetuneExtension, Recipe, recipe_of

@@ -18,16 +18,13 @@ from hydractl.data.open_dataset import open_items
 from hydractl.errors import CheckFailed, HubError, HydraError, InputError, UsageError
 from hydractl.families.finite import check_finite, check_weights
 from hydractl.families.load import check_tensors
-from hydractl.fusion.build import stored_specs
-from hydractl.hub.model_outputs import publish_models
+from hydractl.fusion.hydra import stored_specs
 from hydractl.manifest.header import Header, InputFile, Kind, samples_of
-from hydractl.output.publish import OutputLock
 from hydractl.plugins import load
 from hydractl.prediction.open_inputs import warn_assumed
 from hydractl.processes.distributed import follow_leader, rank
 from hydractl.progress import stage
-from hydractl.provenance.outputs import check_models, claim, resumable, resume_hint
-from hydractl.provenance.up_to_date import make_step
+from hydractl.provenance.output import Output, make_step, resumable, resume_hint
 from hydractl.runtime import digest_text, pick_device, versions
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.training.accelerator import launcher_uses_fsdp, start_engine
@@ -118,9 +115,9 @@ def run_finetune(config: FinetuneConfig) -> FinetuneReport:
         _check_sharding(config)
     with (
         resumable(config.out, force=config.force),
-        claim(config, config.outputs() if leads else []) as output_lock,
+        Output.claim(config, config.outputs(), writes=leads) as output,
     ):
-        work = prepare(config, output_lock)
+        work = prepare(config, output)
         inputs = work.inputs()
         follow_leader("claim")
         # training cannot repair weights that are not finite
@@ -185,7 +182,7 @@ def run_finetune(config: FinetuneConfig) -> FinetuneReport:
             )
             if engine.leads:
                 header = _trained_header(config, work, inputs, report)
-                with publish_models(output_lock) as begin:
+                with output.publish() as begin:
                     for path, own_tensors in zip(report.paths, tensors, strict=True):
                         write_tensors(begin(path, header), own_tensors, header=header)
                 if folder is not None:
@@ -194,7 +191,7 @@ def run_finetune(config: FinetuneConfig) -> FinetuneReport:
             return report
 
 
-def prepare(config: FinetuneConfig, output_lock: OutputLock) -> TrainingPlan:
+def prepare(config: FinetuneConfig, output: Output) -> TrainingPlan:
     """Open the inputs, and check everything that headers and labels can tell, and whether the output may be written.
 
     Raises:
@@ -212,7 +209,8 @@ def prepare(config: FinetuneConfig, output_lock: OutputLock) -> TrainingPlan:
         image_options=config.images.options(),
     )
     teachers = open_teachers(config.teacher)
-    check_models(config.outputs(), output_lock, models=[opened, *teachers], data=[config.data, config.val])
+    data = [config.data, config.val]
+    output.check(*config.outputs(), models=[opened, *teachers], data=data, folders=True)
     check_reads(opened.header.preprocess, model=config.model)
     warn_assumed(opened)
     open_set = partial(open_items, workers=config.num_workers, skip_bad=config.skip_bad)

@@ -4,271 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from hydractl import progress
-from hydractl.checkpoint import digest_together, write_checkpoint
-from hydractl.data.labels import has_default_names
-from hydractl.data.preprocess import reading_differences
-from hydractl.errors import EDITED, CheckFailed, CheckpointError, UsageError
+from hydractl.checkpoint import digest_together, spec_of, tensor_bytes, write_checkpoint
 from hydractl.families.finite import check_weights, warn_refusing
 from hydractl.families.load import OpenModel, check_tensors, open_model
-from hydractl.families.registry import architecture_differences, expected_specs
-from hydractl.families.tower import TOLERANCE, largest_difference, probe_inputs
-from hydractl.fusion.build import hydra_logits, member_logits
-from hydractl.fusion.plan import Fusion, unpruned_shape
-from hydractl.hub.model_outputs import publish_models
-from hydractl.manifest.header import Fate, Header, Kind
-from hydractl.manifest.temperature import Temperature, TemperatureFields
-from hydractl.messages import counted, quoted
-from hydractl.metrics.per_sample import ensemble_log_probs
-from hydractl.output.publish import OutputLock, is_stream
-from hydractl.prediction.class_names import with_classes
-from hydractl.processes.distributed import require_one_process, start_team
-from hydractl.progress import stage
-from hydractl.provenance.outputs import check_models, claim
-from hydractl.stages.fuse.config import FuseConfig, Measuring
-from hydractl.stages.fuse.result import (
-    UNKNOWN_DIGEST,
-    Measured,
-    MergeEvaluator,
-    Outcome,
-    ScoreFitter,
-    make_header,
+from hydractl.families.registry import expected_specs
+from hydractl.fusion.hydra import Gap, verify
+from hydractl.fusion.members import (
+    check_members,
+    check_merge_trunk,
+    check_one_start,
+    check_own_from,
+    common_temperature,
+    largest_trunk,
+    warn_of_copies,
 )
-from hydractl.tensor_spec import spec_of, tensor_bytes
+from hydractl.fusion.plan import Fusion
+from hydractl.manifest.header import (
+    Fate,
+    FittedScores,
+    Header,
+    InputFile,
+    Temperature,
+    TemperatureFields,
+    samples_of,
+)
+from hydractl.messages import counted
+from hydractl.output.publish import is_stream
+from hydractl.prediction.answers import Execution
+from hydractl.prediction.class_names import Naming, with_classes
+from hydractl.prediction.feature_ood import Scores
+from hydractl.prediction.merging import DensityFitter, Measured, MergeEvaluator
+from hydractl.processes.distributed import ProcessGroup, require_one_process, start_team
+from hydractl.progress import stage
+from hydractl.provenance.output import Output, make_step
+from hydractl.stages.fuse.config import FuseConfig
 
-
-def check_members(config: FuseConfig, members: Sequence[OpenModel]) -> None:
-    """Refuse members that cannot be fused as configured, from their headers alone.
-
-    Raises:
-        CheckpointError: Naming the first that does not belong to the others.
-        UsageError: If no tower has a block that is named, or members own what nothing trains.
-    """
-    first = members[0]
-    for member in members:
-        _check_architecture(member, first)
-        _check_reading(member, first)
-        _check_specs(member, first)
-    if not config.verify:  # which would find it out; all members have the same tensors
-        check_tensors(first.reference, first.checkpoint.specs, expected_specs(first.family, first.header))
-    _check_own_from(first, config.own_from)
-    _check_merge_trunk(config, members)
-    if config.merges and not config.force_merge:
-        _check_one_start(members)
-
-
-def merge_trunk_of(config: FuseConfig, members: Sequence[OpenModel]) -> int:
-    """Return before which block tensors are averaged: with `auto` the last one before which all keep the same heads."""
-    if not config.auto:
-        return int(config.merge_trunk or 0)
-    own_from = inf if config.own_from is None else config.own_from
-    return int(
-        min([_depth_of(members[0]), own_from, *(_first_difference(m, members[0])[1] for m in members)])
-    )
-
-
-def starting_temperature(measuring: Measuring, members: Sequence[OpenModel]) -> Temperature:
-    """Return the temperature that is given, or that all members store, as a hydra has one; 1 where one is to be fitted.
-
-    Raises:
-        CheckpointError: If they store different ones.
-    """
-    if measuring.given_temperature or measuring.temperature_data:
-        return Temperature(measuring.given_temperature or 1.0)
-    first = members[0]
-    for member in members:
-        if member.header.scale != first.header.scale:
-            raise CheckpointError(
-                f"{member.reference}: stores the temperature {member.header.scale}, {first.reference} "
-                f"{first.header.scale}; the members of a hydra share one temperature",
-                hint="add `--temperature val/` to fit one, or `--temperature 1` to use none",
-            )
-    return first.header.scale
-
-
-def _check_architecture(member: OpenModel, first: OpenModel) -> None:
-    where, ours, theirs = member.reference, member.header.architecture, first.header.architecture
-    if member.header.kind == Kind.HYDRA:
-        raise CheckpointError(f"{where}: is already a hydra", hint="fuse its members instead")
-    different = architecture_differences(ours, theirs)
-    if different and (ours.library, ours.name) != (theirs.library, theirs.name):
-        raise CheckpointError(
-            f"{where}: is a {ours.name} of {ours.library}, {first.reference} a {theirs.name} of {theirs.library}",
-            hint="all members must have the same architecture",
-        )
-    if ours.num_classes != theirs.num_classes:
-        raise CheckpointError(
-            f"{where}: has {ours.num_classes} classes, {first.reference} has {theirs.num_classes}",
-            hint=(
-                "fine-tune all members on data with the same classes; `hydractl finetune` replaces the classifiers"
-            ),
-        )
-    if different:
-        raise CheckpointError(
-            f"{where}: is a {ours.name} with {', '.join(different)}, {first.reference} a {theirs.name}",
-            hint="all members must have the same architecture",
-        )
-
-
-def _check_reading(member: OpenModel, first: OpenModel) -> None:
-    """Refuse a member that takes its inputs, or counts its classes, otherwise than the first."""
-    ours, theirs = member.header, first.header
-    reads = reading_differences(ours.preprocess, theirs.preprocess)
-    different = {
-        "has other preprocessing": reads,
-        "has another tokenizer or other templates": ours.prompting != theirs.prompting,
-        "has other class labels, or another order of them,": ours.labels != theirs.labels,
-    }
-    for problem, differs in different.items():
-        if differs:
-            raise CheckpointError(
-                f"{member.reference}: {problem} than {first.reference}"
-                + (f": other {quoted(reads)}" if differs is reads else ""),
-                hint="one of them has no class names: `import --labels a,b,c` and `make --labels a,b,c` name those of imported weights"
-                if has_default_names(ours.labels) != has_default_names(theirs.labels) and not reads
-                else "`hydractl inspect` shows both",
-            )
-
-
-def _check_specs(member: OpenModel, first: OpenModel) -> None:
-    """Refuse a member whose tensors differ from the first's by more than the heads that their masks drop."""
-    if differing := member.checkpoint.specs.keys() ^ first.checkpoint.specs.keys():
-        raise CheckpointError(
-            f"{member.reference}: tensor `{min(differing)}` exists in only one of this member and {first.reference}"
-        )
-    for name, spec in member.checkpoint.specs.items():
-        first_spec = first.checkpoint.specs[name]
-        if spec.dtype != first_spec.dtype:
-            raise CheckpointError(
-                f"{member.reference}: tensor `{name}` is {spec.dtype}, in {first.reference} it is {first_spec.dtype}",
-                hint="prune with the same `--dtype` for all members",
-            )
-        if _unpruned(member, name) != _unpruned(first, name):
-            raise CheckpointError(
-                f"{member.reference}: tensor `{name}` has shape {spec.shape}, in {first.reference} {first_spec.shape}"
-            )
-
-
-def _unpruned(member: OpenModel, name: str) -> tuple[int, ...]:
-    header, spec = member.header, member.checkpoint.specs[name]
-    try:
-        return unpruned_shape(member.family, header.architecture, header.masks[0], name, spec)
-    except ValueError as error:
-        raise CheckpointError(
-            f"{member.reference}: {error}", hint=f"{EDITED}; prune the base again"
-        ) from error
-
-
-def _check_own_from(first: OpenModel, own_from: int | None) -> None:
-    """Refuse `--own-from` where there is no such block, or nothing to train.
-
-    Raises:
-        UsageError: If it is so.
-    """
-    if own_from is not None and first.header.prompting is not None:
-        raise UsageError(
-            f"`--own-from {own_from}`: {first.reference} is a zero-shot model, which cannot be trained",
-            hint="leave it out; tensors that differ between members are stored for each member anyway",
-        )
-    depth = _depth_of(first)
-    if own_from is not None and own_from > depth:
-        raise UsageError(
-            f"`--own-from {own_from}`: {first.reference} has {counted(depth, 'block')}",
-            hint=f"`--own-from {depth}` gives each member its own readout and head",
-        )
-
-
-def _check_merge_trunk(config: FuseConfig, members: Sequence[OpenModel]) -> None:
-    """Refuse to average blocks that do not exist, or in which members keep other heads. `auto` averages fewer blocks instead.
-
-    Raises:
-        UsageError: If no tower has so many blocks.
-        CheckpointError: If members keep other heads before that block; it has the way out.
-    """
-    first, depth = members[0], _depth_of(members[0])
-    merge_trunk = merge_trunk_of(config, members)
-    if merge_trunk > depth:
-        raise UsageError(
-            f"`--merge-trunk {merge_trunk}`: must be in 0..{depth}; the model has {counted(depth, 'block')}",
-            hint=f"`--merge-trunk {depth}` merges everything except readout and classifier",
-        )
-    for member in members[1:]:
-        tower, layer = _first_difference(member, first)
-        if layer < merge_trunk:
-            where = f"block {layer}" + (f" of tower {tower}" if len(first.header.masks[0]) > 1 else "")
-            raise CheckpointError(
-                f"{member.reference}: keeps other heads than {first.reference} in {where}, so "
-                "their weights cannot be averaged",
-                hint=(
-                    f"prune with `--diverge-from {min(merge_trunk, depth - 1)}`, so that members keep the same heads before that block"
-                )
-                + (f", or merge less: `--merge-trunk {layer}`" if layer else ""),
-            )
-
-
-def _first_difference(member: OpenModel, first: OpenModel) -> tuple[str, float]:
-    """Return the tower and layer of the earliest block where heads differ; infinity where none do."""
-    places = [("", inf)]
-    for name, tower in first.header.masks[0].items():
-        pairs = enumerate(zip(tower.keep, member.header.masks[0][name].keep, strict=True))
-        places += [(name, layer) for layer, (ours, theirs) in pairs if ours != theirs]
-    return min(places, key=lambda place: place[1])
-
-
-def _depth_of(member: OpenModel) -> int:
-    """Return how many blocks the deepest tower has."""
-    return max(tower.layers for tower in member.header.architecture.towers.values())
-
-
-def _check_one_start(members: Sequence[OpenModel]) -> None:
-    """Refuse to average members that were not made of one set of weights.
-
-    Means of models tuned from one start work, as all lie in one basin (Wortsman et al. 2022); of others they do not.
-
-    Raises:
-        CheckpointError: Naming the first that has another base, with what to type to insist.
-    """
-    first = members[0]
-    for member in members[1:]:
-        if _origin(member) != _origin(first):
-            untold = next((m for m in (member, first) if not m.header.base and not m.header.made_by), None)
-            doubt = (
-                f" ({untold.reference} does not record which weights it was trained from)" if untold else ""
-            )
-            raise CheckpointError(
-                f"{member.reference}: comes from another base than {first.reference}{doubt}; averaging "
-                "unrelated weights gives a useless model",
-                hint="if all were trained from the same weights, add `--force-merge`; to fuse "
-                "unrelated models, use `--mlp keep` without `--merge-trunk`",
-            )
-
-
-def _origin(member: OpenModel) -> str:
-    """Return the digest of the base that a member was made of; a base is its own."""
-    return member.header.base or member.checkpoint.digest
-
-
-MAX_SHOWN = 3
-LATER = "members are still identical: the hydra predicts like one model until `finetune` trains it"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
-    """Difference between a hydra and its members on the same random batch.
-
-    Attributes:
-        logits: Largest difference of a member's logits, in units of max(1, largest logit).
-        probabilities: Largest difference of the ensemble's probabilities.
-    """
-
-    logits: float
-    probabilities: float
+UNKNOWN_DIGEST = f"sha256:{'0' * 64}"
+"""Placeholder with the length of a digest, until the digest is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +85,18 @@ class FuseReport(TemperatureFields):
         return (self.path,)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """Contents of the output: fused tensors, temperature and OOD scores, with their measurements and data."""
+
+    fusion: Fusion
+    temperature: Temperature
+    measured: Measured | None = None
+    scores: Scores | None = None
+    fitted: FittedScores | None = None
+    sources: tuple[InputFile, ...] = ()
+
+
 @stage
 def run_fuse(config: FuseConfig) -> FuseReport:
     """Fuse members into a hydra.
@@ -323,55 +111,65 @@ def run_fuse(config: FuseConfig) -> FuseReport:
         UsageError: If there are several processes but no shared work.
         Interrupted: If another process of the run ended unexpectedly.
     """
-    if not config.measuring.refs:
+    measuring = config.measuring
+    if not measuring.refs:
         require_one_process("fuse")
     with (
         start_team() as team,
-        claim(config, [config.out] * team.leads) as output_lock,
+        Output.claim(config, [config.out], writes=team.leads) as output,
         ThreadPoolExecutor(max_workers=1) as pool,
     ):
-        members = _open_members(config, output_lock if team.leads else None)
-        temperature = starting_temperature(config.measuring, members)
-        members = _name_classes(config, members)
-        evaluator = MergeEvaluator(config, members, temperature, team) if config.measuring.labelled else None
+        members: Sequence[OpenModel] = [open_model(model) for model in config.models]
+        files = [config.naming.file]
+        output.check(config.out, models=members, data=measuring.refs, files=files, folders=True)
+        merge_trunk = _check(config, members)
+        warn_refusing(members)
+        temperature = (
+            Temperature(measuring.given_temperature or 1.0)
+            if measuring.given_temperature or measuring.temperature_data
+            else common_temperature(members)
+        )
+        members = _with_classes(members, config.naming)
+        evaluator, fitter = _open_data(config, members, team)
         members = evaluator.members if evaluator else members
-        fitter = ScoreFitter.open(config, members, team)
-        # The lineage wants the members' digests. A file is written while they are computed, and its header last;
-        # a pipe has to wait for them.
+        # The lineage needs the digests of the members. A file is written while they are computed, and its header last.
+        # A stream is written after them.
         hashing = pool.submit(digest_together, [m.checkpoint for m in members])
-        fusion = _compare(config, members)
-        outcome = evaluator.choose(fusion) if evaluator else Outcome(fusion=fusion, temperature=temperature)
-        outcome = fitter.add(outcome) if fitter else outcome
-        _warn_of_no_effect(config, outcome.fusion)
+        fusion = _plan(config, members, merge_trunk)
+        contents = _measure(config, fusion, temperature, evaluator, fitter)
+        _warn_of_no_effect(config, contents.fusion)
         if config.verify or is_stream(config.out):
             hashing.result()
-        gap = _verify(config, members, outcome) if config.verify and team.leads else None
+        gap = None
+        if config.verify and team.leads:
+            progress.step("Comparing hydra and members on a random batch")
+            gap = verify(contents.fusion, seed=config.seed, where=str(config.out))
         if team.leads:
-            _write(config, members, outcome, hashing, output_lock)
-        team.broadcast("")  # the others end when it is there
-    _warn_of_copies(members, outcome.fusion)
-    return _report(config, members, outcome, gap)
+            _write(config, contents, hashing, output)
+        team.broadcast("")  # the other processes end when the output exists
+    if not all(fusion.same.values()) and Fate.GROUPED in contents.fusion.fates.values():
+        warn_of_copies(members)
+    return _report(config, contents, gap)
 
 
-def _open_members(config: FuseConfig, output_lock: OutputLock | None) -> Sequence[OpenModel]:
-    """Return members that belong together; who writes, and has the lock, checks that their files stay as they are."""
-    members = [open_model(model) for model in config.models]
-    if output_lock is not None:
-        check_models(
-            [config.out],
-            output_lock,
-            models=members,
-            data=config.measuring.refs,
-            files=[config.naming.file],
-        )
-    check_members(config, members)
-    warn_refusing(members)
-    return members
+def _check(config: FuseConfig, members: Sequence[OpenModel]) -> int:
+    """Check from the headers that members can be fused as configured; return the block before which tensors are averaged."""
+    check_members(members)
+    first = members[0]
+    if not config.verify:  # which checks the tensors of all members
+        check_tensors(first.reference, first.checkpoint.specs, expected_specs(first.family, first.header))
+    if config.own_from is not None:
+        check_own_from(first, config.own_from)
+    merge_trunk = largest_trunk(members, config.own_from) if config.auto else int(config.merge_trunk or 0)
+    check_merge_trunk(members, merge_trunk)
+    if config.merges and not config.force_merge:
+        check_one_start(members)
+    return merge_trunk
 
 
-def _name_classes(config: FuseConfig, members: Sequence[OpenModel]) -> Sequence[OpenModel]:
-    """Return zero-shot members that store the classes which are named, any others as they are."""
-    classes = config.naming.classes(members[0])
+def _with_classes(members: Sequence[OpenModel], naming: Naming) -> Sequence[OpenModel]:
+    """Return zero-shot members with the embeddings of the named classes; other members are returned unchanged."""
+    classes = naming.classes(members[0])
     if classes is not None:
         progress.step(f"Encoding the names of {counted(len(classes.names), 'class', 'classes')}")
         return [with_classes(m, classes) for m in members]
@@ -382,38 +180,81 @@ def _name_classes(config: FuseConfig, members: Sequence[OpenModel]) -> Sequence[
     return members
 
 
-def _compare(config: FuseConfig, members: Sequence[OpenModel]) -> Fusion:
-    """Return what becomes of each tensor; refuse weights that are not numbers."""
-    progress.step(f"Comparing {counted(len(members), 'member')}")
-    if config.auto and not merge_trunk_of(config, members):
-        progress.warn("members keep different heads in block 0, so no block is merged")
-    fusion = Fusion(
-        members,
-        mlp=config.mlps,
-        merge_trunk=merge_trunk_of(config, members),
-        own_from=config.own_from,
+def _open_data(
+    config: FuseConfig, members: Sequence[OpenModel], team: ProcessGroup
+) -> tuple[MergeEvaluator | None, DensityFitter | None]:
+    """Open the data of measurement and calibration, and those of the OOD score; None without them."""
+    measuring, evaluator, fitter = config.measuring, None, None
+    execution = Execution(
+        batch_size=measuring.batch_size,
+        workers=measuring.num_workers,
+        max_length=measuring.max_length,
+        device=measuring.device,
+        team=team,
     )
+    if measuring.labelled:
+        evaluator = MergeEvaluator(members, measuring.labelled, execution)
+        members = evaluator.members
+    if measuring.fit is not None and measuring.val is not None:
+        fitter = DensityFitter.open(members[0], measuring.fit, measuring.val, execution)
+    return evaluator, fitter
+
+
+def _plan(config: FuseConfig, members: Sequence[OpenModel], merge_trunk: int) -> Fusion:
+    """Determine the fate of each tensor; weights that are not finite are refused."""
+    progress.step(f"Comparing {counted(len(members), 'member')}")
+    if config.auto and not merge_trunk:
+        progress.warn("members keep different heads in block 0, so no block is merged")
+    fusion = Fusion(members, mlp=config.mlps, merge_trunk=merge_trunk, own_from=config.own_from)
     check_weights(members[0])
-    for member in members[1:]:  # of tensors that are equal in all members one is read
+    for member in members[1:]:  # tensors that are equal in all members are read once
         check_weights(member, [name for name, identical in fusion.same.items() if not identical])
     return fusion
 
 
+def _measure(
+    config: FuseConfig,
+    fusion: Fusion,
+    temperature: Temperature,
+    evaluator: MergeEvaluator | None,
+    fitter: DensityFitter | None,
+) -> Contents:
+    """Choose the merged blocks, fit temperature and OOD score, and measure, as far as there are data."""
+    measuring, measured = config.measuring, None
+    fit_on = measuring.temperature_data
+    if evaluator is not None and measuring.data is not None:
+        max_loss = (config.max_loss or 0.0) if config.auto else None
+        fusion, temperature, measured = evaluator.choose(
+            fusion, measuring.data, fit_on or temperature, max_loss=max_loss
+        )
+    elif evaluator is not None and fit_on is not None:
+        temperature = evaluator.temperature_of(fusion, fit_on)
+    contents = Contents(
+        fusion=fusion,
+        temperature=temperature,
+        measured=measured,
+        sources=evaluator.sources if evaluator else (),
+    )
+    if fitter is None:
+        return contents
+    scores, fitted = fitter.fit(fusion, temperature)
+    return replace(contents, scores=scores, fitted=fitted, sources=(*contents.sources, *fitter.sources))
+
+
 def _warn_of_no_effect(config: FuseConfig, fusion: Fusion) -> None:
-    """Say what of a fusion may not be what was meant."""
-    averages = Fate.MERGED in fusion.fates.values()
-    if reason := _sameness(fusion, count=len(config.models)):
+    """Warn of options that have no effect on these members."""
+    if reason := fusion.sameness:
         progress.warn(reason)
     elif config.merge_trunk == 0 and config.mlp is None:
         progress.warn(
             "`--merge-trunk 0` averages nothing, not even MLPs: every tensor that differs is stored "
             "for each member; leave it out or add `--mlp merge` to average MLPs"
         )
-    elif config.merge_trunk and not config.auto and not averages:
+    elif config.merge_trunk and not config.auto and not fusion.averages:
         progress.warn(
             f"`--merge-trunk {config.merge_trunk}` averages nothing, because members are equal before that block"
         )
-    elif config.mlp == "merge" and not averages:
+    elif config.mlp == "merge" and not fusion.averages:
         before = "" if config.own_from is None else f" before block {config.own_from}"
         progress.warn(f"`--mlp merge` averages nothing, because MLPs are equal{before}")
     if fusion.own_from is not None and not fusion.owns_more:
@@ -422,109 +263,78 @@ def _warn_of_no_effect(config: FuseConfig, fusion: Fusion) -> None:
         )
 
 
-def _sameness(fusion: Fusion, *, count: int) -> str | None:
-    """Return why a hydra answers as one model does, or None if its members may disagree."""
-    fates = set(fusion.fates.values())
-    if count == 1:
-        return "there is only one member: the hydra predicts like one model"
-    if Fate.GROUPED in fates:
-        return LATER if all(fusion.same.values()) else None
-    if Fate.MERGED in fates:
-        averaged, instead = (
-            ("MLPs", "`--mlp keep`") if not fusion.merge_trunk else ("tensors", "a lower `--merge-trunk`")
-        )
-        return (
-            f"members differ only in averaged {averaged}, so the hydra predicts like one model; use "
-            f"{instead} to keep them separate"
-        )
-    return "members are identical: the hydra predicts like one model"
+def _header(config: FuseConfig, contents: Contents, *, digest: str | None = None) -> Header:
+    """Return the header of the hydra; `digest` replaces the digests of the members."""
+    fusion, measured, measuring = contents.fusion, contents.measured, config.measuring
+    step = make_step(
+        config,
+        family=fusion.family,
+        options={
+            "mlp": config.mlps,
+            "merge_trunk": config.merge_trunk,
+            "own_from": config.own_from,
+            "max_loss": config.max_loss,
+            "temperature": measuring.given_temperature,
+            "fitted": None if contents.fitted is None else contents.fitted.scores,
+            "max_length": measuring.max_length,
+            "force_merge": config.force_merge or None,
+            "classes": config.naming.names or None,
+            "templates": config.naming.templates or None,
+        },
+        inputs=[*(m.as_input(digest=digest) for m in fusion.members), *contents.sources],
+        seed=config.seed if config.verify else None,
+        results=({"verified": True} if config.verify else {})
+        | ({} if measured is None else measured.results())
+        | ({} if measuring.temperature_data is None else {"temperature": contents.temperature.common}),
+    )
+    update: dict[str, object] = {
+        **contents.temperature.fields,
+        "fitted": contents.fitted,
+        "samples": samples_of(contents.sources, *(m.header for m in fusion.members)),
+        "made_by": step,
+    }
+    return fusion.header.model_copy(update=update)
 
 
-def _verify(config: FuseConfig, members: Sequence[OpenModel], outcome: Outcome) -> Gap:
-    """Run hydra and members on one batch in fp32; without averaged tensors they must agree."""
-    progress.step("Comparing hydra and members on a random batch")
-    fusion, header = outcome.fusion, make_header(config, members, outcome)
-    inputs = probe_inputs(header, seed=config.seed)
-    # first, as these say which member is not what its header says
-    expected = torch.cat([member_logits(m, inputs) for m in members])
-    logits = hydra_logits(fusion, header, inputs, where=str(config.out))
-    difference = largest_difference(logits, expected)
-    of_hydra, of_members = (ensemble_log_probs(z.log_softmax(-1)).exp() for z in (logits, expected))
-    may_differ = Fate.MERGED in fusion.fates.values() and difference != float("inf")
-    if not difference <= TOLERANCE and not may_differ:
-        raise CheckFailed(
-            f"the hydra differs from its members by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",
-            hint="very large weights may overflow; `--no-verify` skips the check",
-        )
-    return Gap(logits=difference, probabilities=(of_hydra - of_members).abs().max().item())
-
-
-def _write(
-    config: FuseConfig,
-    members: Sequence[OpenModel],
-    outcome: Outcome,
-    hashing: Future[None],
-    output_lock: OutputLock,
-) -> None:
-    """Publish the hydra; of members whose digests are not known yet, these come last."""
+def _write(config: FuseConfig, contents: Contents, hashing: Future[None], output: Output) -> None:
+    """Publish the hydra. Digests of members that are not known yet are written at the end."""
     progress.step(f"Writing {config.out}")
     digest = None if hashing.done() else UNKNOWN_DIGEST
 
     def final() -> Header:
         hashing.result()
-        return make_header(config, members, outcome)
+        return _header(config, contents)
 
-    with publish_models(output_lock) as begin:
-        header = make_header(config, members, outcome, digest=digest)
-        beside = outcome.beside()
+    fusion, header = contents.fusion, _header(config, contents, digest=digest)
+    beside = {} if contents.scores is None else contents.scores.tensors()
+    with output.publish() as begin:
         write_checkpoint(
             begin(config.out, header),
-            outcome.fusion.specs | {name: spec_of(tensor) for name, tensor in beside.items()},
-            lambda name: [tensor_bytes(beside[name])] if name in beside else outcome.fusion.chunks(name),
+            fusion.specs | {name: spec_of(tensor) for name, tensor in beside.items()},
+            lambda name: [tensor_bytes(beside[name])] if name in beside else fusion.chunks(name),
             header=header,
             final=final if digest else None,
         )
 
 
-def _warn_of_copies(members: Sequence[OpenModel], fusion: Fusion) -> None:
-    """Say which members hold the weights of an earlier one, where it has not been said."""
-    if all(fusion.same.values()) or Fate.GROUPED not in fusion.fates.values():
-        return
-    first: dict[str, OpenModel] = {}
-    originals = [first.setdefault(member.checkpoint.digest, member) for member in members]
-    copies = [(m.reference, o.reference) for m, o in zip(members, originals, strict=True) if m is not o]
-    if len(copies) == 1:
-        copy, original = copies[0]
-        progress.warn(f"{original} and {copy} have the same weights, so their prediction counts twice")
-    elif copies:
-        copy_texts = [f"{copy} has those of {original}" for copy, original in copies[:MAX_SHOWN]]
-        copy_texts += ["..."] * (len(copies) > MAX_SHOWN)
-        progress.warn(
-            f"{len(copies)} of {len(members)} members have the same weights as an earlier one, so "
-            f"their prediction counts several times: {', '.join(copy_texts)}"
-        )
-
-
-def _report(
-    config: FuseConfig, members: Sequence[OpenModel], outcome: Outcome, gap: Gap | None
-) -> FuseReport:
-    fusion = outcome.fusion
-    names = {
-        fate.value: [name for name, fate_of_name in fusion.fates.items() if fate_of_name == fate]
-        for fate in Fate
-    }
+def _report(config: FuseConfig, contents: Contents, gap: Gap | None) -> FuseReport:
+    fusion = contents.fusion
+    tensors, stored_bytes = ({fate.value: 0 for fate in Fate} for _ in range(2))
+    for name, fate in fusion.fates.items():
+        tensors[fate] += 1
+        stored_bytes[fate] += fusion.specs[name].size_bytes
     return FuseReport(
         path=config.out,
-        members=len(members),
+        members=len(fusion.members),
         layers=sum(tower.layers for tower in fusion.towers.values()),
         trunk=fusion.plan.trunk,
         merge_trunk=fusion.merge_trunk,
-        **outcome.temperature.fields,
-        tensors={fate: len(named) for fate, named in names.items()},
-        stored_bytes={fate: sum(fusion.specs[n].size_bytes for n in named) for fate, named in names.items()},
-        members_bytes=sum(m.checkpoint.size_bytes for m in members),
+        **contents.temperature.fields,
+        tensors=tensors,
+        stored_bytes=stored_bytes,
+        members_bytes=sum(m.checkpoint.size_bytes for m in fusion.members),
         gap=gap,
-        measured=outcome.measured,
-        ood_scores=() if outcome.fitted is None else outcome.fitted.scores,
-        ood_scores_bytes=0 if outcome.scores is None else outcome.scores.size,
+        measured=contents.measured,
+        ood_scores=() if contents.fitted is None else contents.fitted.scores,
+        ood_scores_bytes=0 if contents.scores is None else contents.scores.size,
     )

@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from hydractl.errors import UsageError
 from hydractl.model_source import arch_folder
-from hydractl.parsing import configured, made_of
 from hydractl.prediction.class_names import FORMS
 from hydractl.provenance.command_config import IF_CHANGED, CommandConfig
 from hydractl.settings import (
@@ -22,7 +21,9 @@ from hydractl.settings import (
     Setting,
     by_default,
     check,
+    configured,
     flag,
+    made_of,
     options_of,
     required,
     setting,

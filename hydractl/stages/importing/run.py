@@ -12,7 +12,6 @@ from hydractl.families.base import Described
 from hydractl.families.finite import check_finite
 from hydractl.families.registry import FAMILIES, base_header
 from hydractl.heads.budget import total_heads
-from hydractl.hub.model_outputs import publish_models
 from hydractl.importing.architecture import describe, resolve, with_preprocessing
 from hydractl.importing.tensor_names import MatchedTensors, OtherClassesError, match_tensors
 from hydractl.importing.weights import Weights, read_weights, renamed, weight_files
@@ -22,8 +21,7 @@ from hydractl.model_source import folder_files, parse_arch
 from hydractl.prediction.class_names import POOLED, read_names
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import stage
-from hydractl.provenance.outputs import check_models, claim
-from hydractl.provenance.up_to_date import make_step
+from hydractl.provenance.output import Output, make_step
 from hydractl.runtime import digest_files
 from hydractl.stages.importing.config import ImportConfig
 
@@ -78,12 +76,12 @@ def run_import(config: ImportConfig) -> ImportReport:
         OutputExists: If the output already exists.
     """
     require_one_process("import")
-    with claim(config, [config.out]) as output_lock:
+    with Output.claim(config, [config.out]) as output:
         files = weight_files(config.source)
         labels, label_file = (
             ((), None) if config.labels is None else read_names(config.labels, option="--labels")
         )
-        check_models([config.out], output_lock, files=[*files, *_files_beside(config), label_file])
+        output.check(config.out, files=[*files, *_files_beside(config), label_file], folders=True)
         progress.step(f"Reading {config.source}")
         weights = read_weights(files, ema=config.ema, key=config.weights_key)
         weights = renamed(weights, config.rename, where=config.source)
@@ -127,7 +125,7 @@ def run_import(config: ImportConfig) -> ImportReport:
         )
         header = header.model_copy(update={"made_by": step})
         progress.step(f"Writing {config.out}")
-        with publish_models(output_lock) as begin:
+        with output.publish() as begin:
             write_tensors(begin(config.out, header), fitted.tensors, header=header)
         return ImportReport(
             path=config.out,

@@ -12,13 +12,11 @@ from typing_extensions import override
 from hydractl.data.reference import BUILT_IN, LINES, DataRef, image_path, is_file
 from hydractl.errors import UsageError
 from hydractl.metrics import ood_scores
-from hydractl.output.paths import OutputKind
-from hydractl.output.publish import STDOUT, is_stream
-from hydractl.parsing import number
+from hydractl.output.publish import STDOUT, OutputKind, is_stream
 from hydractl.prediction.class_names import NOTHING_NAMED, Naming
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.provenance.command_config import IF_CHANGED_BESIDE, CommandConfig, InputRef
-from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
+from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, number, required, setting
 from hydractl.stages import options as shared
 
 FORMS = (".jsonl", ".csv", ".parquet")

@@ -18,14 +18,14 @@ from hydractl.data.reference import LINES, DataRef, image_path
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, InputError, UsageError
 from hydractl.families.load import OpenModel, digest_weights
-from hydractl.fusion.build import load_any
+from hydractl.fusion.hydra import load_any
 from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Header, Step
 from hydractl.manifest.report import Report
 from hydractl.messages import counted
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, is_fitted
 from hydractl.metrics.registry import FIT
-from hydractl.output.publish import OutputLock, is_stream, publish, publish_together
+from hydractl.output.publish import is_stream
 from hydractl.prediction.answers import answers, inputs_of, window
 from hydractl.prediction.class_names import Classes, settle, with_class_names
 from hydractl.prediction.feature_ood import FitOn, Predictor, check_threshold, default_score, with_ood_scores
@@ -44,8 +44,7 @@ from hydractl.prediction.writers import (
 )
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import stage
-from hydractl.provenance.outputs import check_outputs, claim
-from hydractl.provenance.up_to_date import begin_with_sidecar, check_sidecar, sidecar_step
+from hydractl.provenance.output import Output, sidecar_step
 from hydractl.runtime import torch_dtype
 from hydractl.stages.predict.config import NO_THRESHOLD, PredictConfig, check_bound
 from hydractl.strict_json import read_text
@@ -95,11 +94,10 @@ def run_predict(config: PredictConfig) -> PredictReport:
     device = answering_device(config.device)
     with (
         start_team(device) as team,
-        claim(config, [config.out] * team.leads) as lock,
+        Output.claim(config, [config.out], writes=team.leads) as output,
     ):
         opened = open_reader(config.model, arch=config.arch, max_length=config.max_length)
-        if team.leads:
-            _check_outputs(config, opened, lock)
+        _check_outputs(config, opened, output)
         warn(opened)
         decisions = _decide(config, opened)
         formatter = decisions.formatter
@@ -120,7 +118,7 @@ def run_predict(config: PredictConfig) -> PredictReport:
         numbers: Counter[str] = Counter()
         streamed = is_stream(config.out)
         columns = {} if streamed else formatter.columns(sources)
-        for line in _written(config, blocks, columns, lock, made_by) if team.leads else ():
+        for line in _written(config, blocks, columns, output, made_by) if team.leads else ():
             numbers["inputs"] += 1
             if ERROR in line:
                 numbers[ERROR] += 1
@@ -144,13 +142,10 @@ def run_predict(config: PredictConfig) -> PredictReport:
         )
 
 
-def _check_outputs(config: PredictConfig, opened: OpenModel, lock: OutputLock) -> None:
-    if config.if_changed:
-        check_sidecar(config.out)
+def _check_outputs(config: PredictConfig, opened: OpenModel, output: Output) -> None:
     references = [reference for reference in config.data if reference != LINES]
-    check_outputs(
-        [config.out],
-        force=lock.may_replace,
+    output.check(
+        config.out,
         models=[opened],
         data=[DataRef.parse(reference) for reference in references if image_path(reference) is None],
         files=[
@@ -158,6 +153,7 @@ def _check_outputs(config: PredictConfig, opened: OpenModel, lock: OutputLock) -
             config.threshold if isinstance(config.threshold, Path) else None,
             *map(image_path, references),
         ],
+        sidecars=config.if_changed,
     )
 
 
@@ -396,22 +392,23 @@ def _written(
     config: PredictConfig,
     blocks: Iterator[list[Line]],
     columns: dict[str, type],
-    lock: OutputLock,
+    output: Output,
     made_by: Step | None,
 ) -> Iterator[Line]:
     """Write lines, and yield them: to a stream as they come; to a file at least `AT_ONCE` at a time, with its lineage beside it."""
     if is_stream(config.out):
-        with publish(config.out, lock) as file:
-            stream = JSONLines(file, {})
+        with output.publish() as begin:
+            stream = JSONLines(file := begin(config.out), {})
             for lines in blocks:
                 stream.write(lines)
                 file.flush()
                 yield from lines
         return
     with (
-        publish_together(lock) as begin,
-        begin_with_sidecar(begin, config.out, made_by) as file,
-        closing(WRITERS[config.form](file, columns)) as writer,  # an interrupted Parquet writer, too
+        output.publish() as begin,
+        closing(
+            WRITERS[config.form](begin(config.out, made_by=made_by), columns)
+        ) as writer,  # an interrupted Parquet writer, too
     ):
         pending: list[Line] = []
         for lines in blocks:

@@ -2,48 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydractl import progress
 from hydractl.checkpoint import write_checkpoint
-from hydractl.errors import CheckFailed, CheckpointError
+from hydractl.errors import CheckpointError
 from hydractl.families.finite import check_weights, warn_temperature
-from hydractl.families.load import OpenModel, build_checked, check_tensors, open_model
+from hydractl.families.load import OpenModel, check_tensors, open_model
 from hydractl.families.registry import expected_specs
-from hydractl.families.tower import TOLERANCE, Model, blank_inputs, largest_difference, probe_inputs
-from hydractl.fusion.build import hollow, streamed_logits
-from hydractl.fusion.plan import pruned_spec
+from hydractl.families.tower import TOLERANCE
 from hydractl.heads.budget import total_heads
-from hydractl.heads.masks import total_kept
-from hydractl.hub.model_outputs import publish_models
-from hydractl.manifest.head_mask import Mask
+from hydractl.heads.masks import Sampling, total_kept
+from hydractl.manifest.head_mask import HeadScores, Mask
 from hydractl.manifest.header import Header, Kind, samples_of
 from hydractl.messages import quoted
-from hydractl.metrics.cost import macs_of
-from hydractl.model_inputs import Inputs
-from hydractl.output.publish import OutputLock
+from hydractl.prediction.answers import Execution
 from hydractl.prediction.open_inputs import warn_of_folder
-from hydractl.processes.distributed import require_one_process, start_team
+from hydractl.processes.distributed import ProcessGroup, require_one_process, start_team
 from hydractl.progress import stage
-from hydractl.provenance.outputs import check_models, claim
-from hydractl.provenance.up_to_date import make_step
+from hydractl.provenance.output import Output, make_step
+from hydractl.pruning.diverse import DiverseChoice, DiverseReport, choose, open_validation, yardstick_for
+from hydractl.pruning.masks import Chosen, choose_masks, read_masks, read_scores
+from hydractl.pruning.members import Member, Size, size_of, stored_specs, verify_members
+from hydractl.pruning.strategies import Strategy
 from hydractl.runtime import torch_dtype
-from hydractl.stages.prune.config import PruneConfig, mask_path
-from hydractl.stages.prune.diverse import DiverseReport
-from hydractl.stages.prune.masks import Chosen, Plan, choose_masks
-from hydractl.tensor_spec import TensorSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """Cost of a model: parameters, multiply-accumulates per sample, bytes of its tensors."""
-
-    parameters: int
-    macs: int
-    size_bytes: int
+from hydractl.stages.prune.config import NEEDS_POOL, PruneConfig, mask_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,46 +85,56 @@ def run_prune(config: PruneConfig) -> PruneReport:
     """
     if config.diverse is None:
         require_one_process("prune")
-    with (
-        start_team() as team,
-        claim(config, config.outputs() * team.leads) as output_lock,
-    ):
-        opened = _open_base(config, output_lock if team.leads else None)
-        choice = choose_masks(config, opened, team)
-        if config.diverse is None:  # `diverse` checks them before it runs candidates
+    with start_team() as team, Output.claim(config, config.outputs(), writes=team.leads) as output:
+        opened = _open_base(config, output)
+        choice = read_masks(config.masks, opened) if config.masks else _choose(config, opened, team)
+        if config.diverse is None:  # `diverse` checks weights before it runs candidates
             check_weights(opened)
-        plans = _plan_members(config, opened, choice)
-        for plan in plans:
-            if empty := [name for name, tower in plan.mask.towers.items() if not any(tower.keep)]:
-                progress.warn(f"{plan.path}: no head remains in {quoted(empty)}")
-        verifies = config.verify and team.leads
-        differences = _verify(opened, plans) if verifies else [None] * len(plans)
+        specs = opened.checkpoint.specs
         members = [
+            Member(
+                opened=opened,
+                mask=mask,
+                path=path,
+                sources=sources,
+                specs=stored_specs(opened, mask.towers, specs, config.dtype),
+            )
+            for mask, path, sources in zip(choice.masks, config.outputs(), choice.sources, strict=True)
+        ]
+        for member in members:
+            if empty := [name for name, tower in member.mask.towers.items() if not any(tower.keep)]:
+                progress.warn(f"{member.path}: no head remains in {quoted(empty)}")
+        differences: Sequence[float | None] = [None] * len(members)
+        if config.verify and team.leads:
+            named = "member equals" if len(members) == 1 else "members equal"
+            progress.step(f"Checking that {len(members)} pruned {named} the masked base")
+            differences = verify_members(members)
+        written = [
             PrunedMember(
-                path=plan.path,
-                mask_path=mask_path(plan.path),
-                heads_kept=total_kept(plan.mask.towers),
-                heads_removed=total_heads(plan.mask.towers) - total_kept(plan.mask.towers),
-                size=_size(opened, plan.mask.towers, plan.specs),
+                path=member.path,
+                mask_path=mask_path(member.path),
+                heads_kept=total_kept(member.mask.towers),
+                heads_removed=total_heads(member.mask.towers) - total_kept(member.mask.towers),
+                size=size_of(opened, member.mask.towers, member.specs),
                 largest_difference=difference,
             )
-            for plan, difference in zip(plans, differences, strict=True)
+            for member, difference in zip(members, differences, strict=True)
         ]
         if team.leads:
-            _write(config, plans, output_lock)
-        team.broadcast("")  # the others end when it is there
+            _write(config, members, output)
+        team.broadcast("")  # the other processes end when the outputs exist
     return PruneReport(
         model=config.model,
         heads=total_heads(opened.header.architecture.towers),
-        base=_size(opened, opened.header.masks[0], opened.checkpoint.specs),
-        members=tuple(members),
+        base=size_of(opened, opened.header.masks[0], specs),
+        members=tuple(written),
         found=choice.remarks,
         diverse=choice.diverse,
     )
 
 
-def _open_base(config: PruneConfig, output_lock: OutputLock | None) -> OpenModel:
-    """Return the base; who writes, and has the lock, checks that no output is something that is read."""
+def _open_base(config: PruneConfig, output: Output) -> OpenModel:
+    """Open the base, and check it and the outputs."""
     opened = open_model(config.model, arch=config.arch)
     if opened.header.kind != Kind.BASE:
         raise CheckpointError(
@@ -149,83 +144,88 @@ def _open_base(config: PruneConfig, output_lock: OutputLock | None) -> OpenModel
     check_tensors(config.model, opened.checkpoint.specs, expected_specs(opened.family, opened.header))
     if config.dtype is not None:
         torch_dtype(config.dtype)  # refuses one that there is not
-    if output_lock is not None:
-        diverse = config.diverse
-        check_models(
-            config.output_files(),
-            output_lock,
-            models=[opened],
-            data=[diverse.data, diverse.ood] if diverse else [],
-            files=[*config.scores, *config.masks, diverse.naming.file if diverse else None],
-        )
+    diverse = config.diverse
+    output.check(
+        *config.output_files(),
+        models=[opened],
+        data=[diverse.data, diverse.ood] if diverse else [],
+        files=[*config.scores, *config.masks, diverse.naming.file if diverse else None],
+        folders=True,
+    )
     warn_temperature(opened)
     warn_of_folder(opened)
     return opened
 
 
-def _plan_members(config: PruneConfig, opened: OpenModel, choice: Chosen) -> list[Plan]:
-    """Return what is written of the base for each mask, in the dtype that is wanted."""
-    specs, family, architecture = opened.checkpoint.specs, opened.family, opened.header.architecture
-    if config.dtype is not None:
-        name, exact = config.dtype.upper().replace("FP", "F"), family.exact
-        specs = {
-            k: TensorSpec("F32" if k in exact else name, s.shape) if s.is_floating else s
-            for k, s in specs.items()
-        }
-    return [
-        Plan(
-            opened=opened,
-            mask=mask,
-            path=path,
-            sources=sources,
-            specs={n: pruned_spec(family, architecture, mask.towers, n, spec) for n, spec in specs.items()},
+def _choose(config: PruneConfig, opened: OpenModel, team: ProcessGroup) -> Chosen:
+    """Select the heads of all members by scores, or at random."""
+    scores = [(path, read_scores(path, opened)) for path in config.scores]
+    diverse, budget, count = config.diverse, config.budget, config.members
+
+    def compare(scores_of_file: HeadScores, draws: Sequence[Mask]) -> DiverseChoice:
+        if diverse is None:
+            raise ValueError("`diverse` requires data")
+        execution = Execution(
+            batch_size=diverse.batch_size,
+            workers=diverse.num_workers,
+            max_length=diverse.max_length,
+            device=diverse.device,
+            team=team,
         )
-        for mask, path, sources in zip(choice.masks, config.outputs(), choice.sources, strict=True)
-    ]
-
-
-def _verify(opened: OpenModel, plans: Sequence[Plan]) -> Sequence[float | None]:
-    """Compare each member as it is stored with the masked base in the same dtype, in fp32: slicing rounds nothing."""
-    progress.step(
-        f"Checking that {len(plans)} pruned {'member equals' if len(plans) == 1 else 'members equal'} the masked base"
-    )
-    base_model = build_checked(
-        opened.family, opened.header, hollow(opened.checkpoint.specs), where=opened.reference
-    )
-    inputs = probe_inputs(opened.header)
-    return [_verify_member(base_model, plan, inputs, where=f"member {i}") for i, plan in enumerate(plans)]
-
-
-def _verify_member(base_model: Model, plan: Plan, inputs: Inputs, *, where: str) -> float:
-    """Return how far a member is from the masked base."""
-    header = plan.opened.header.model_copy(update={"kind": Kind.MEMBER, "masks": (plan.mask.towers,)})
-    pruned = build_checked(plan.opened.family, header, hollow(plan.specs), where=where)
-    difference = largest_difference(
-        streamed_logits(pruned, lambda name: [plan.tensor(name)], inputs),
-        streamed_logits(base_model, lambda name: [plan.masked(name)], inputs),
-    )
-    if not difference <= TOLERANCE:
-        raise CheckFailed(
-            f"{where} differs from the masked base by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",
-            hint="very large weights may overflow; `--no-verify` skips the check",
+        data = open_validation(
+            opened,
+            {"id": diverse.data, "ood": diverse.ood},
+            yardstick_for(scores_of_file, has_ood=diverse.ood is not None),
+            naming=diverse.naming,
+            candidates=len(draws),
+            execution=execution,
         )
-    return difference
+        return choose(draws, data, members=config.members, diversity=diverse.diversity)
+
+    return choose_masks(
+        opened,
+        scores,
+        _strategy(config, [scores_of_file for _, scores_of_file in scores]),
+        budget=budget and replace(budget, whole_groups=config.whole_groups),
+        sampling=Sampling(
+            pool=config.pool,
+            members=diverse.candidates if diverse else count,
+            seed=config.seed,
+            diverge_from=config.diverge_from,
+        ),
+        compare=compare if diverse else None,
+    )
 
 
-def _write(config: PruneConfig, plans: Sequence[Plan], output_lock: OutputLock) -> None:
-    """Publish all members when all of them are written, or none."""
-    with publish_models(output_lock) as begin:
-        for i, plan in enumerate(plans):
-            progress.step(f"Writing {plan.path}")
-            header = _member_header(config, plan, member=i)
-            write_checkpoint(begin(plan.path, header), plan.specs, plan.chunks, header=header)
-            if beside := mask_path(plan.path):
-                begin(beside, header).write(plan.mask.to_json().encode())
+def _strategy(config: PruneConfig, scores: Sequence[HeadScores]) -> Strategy:
+    """Return the given strategy, or the one that other options and the scores imply."""
+    if config.strategy is not None:
+        return config.strategy
+    if len(scores) > 1:
+        return Strategy.OBJECTIVES
+    if config.pool is not None:
+        return Strategy.SAMPLE
+    if config.auto and scores[0].clusters is not None:
+        return Strategy.CLUSTERS
+    if config.members > 1:
+        raise NEEDS_POOL.refusal(config, "members", "needs")
+    return Strategy.BEST
 
 
-def _member_header(config: PruneConfig, plan: Plan, *, member: int) -> Header:
-    opened, mask = plan.opened, plan.mask
-    origin = None if config.masks else mask.origin  # what a mask file says of itself may have been edited
+def _write(config: PruneConfig, members: Sequence[Member], output: Output) -> None:
+    """Publish all members with their masks."""
+    with output.publish() as begin:
+        for i, member in enumerate(members):
+            progress.step(f"Writing {member.path}")
+            header = _header(config, member, number=i)
+            write_checkpoint(begin(member.path, header), member.specs, member.chunks, header=header)
+            if beside := mask_path(member.path):
+                begin(beside).write(member.mask.to_json().encode())
+
+
+def _header(config: PruneConfig, member: Member, *, number: int) -> Header:
+    opened, mask = member.opened, member.mask
+    origin = None if config.masks else mask.origin  # the origin in a mask file may have been edited
     step = make_step(
         config,
         family=opened.family,
@@ -233,9 +233,9 @@ def _member_header(config: PruneConfig, plan: Plan, *, member: int) -> Header:
             "strategy": origin.strategy if origin else "mask",
             "dtype": config.dtype,
             **(dict(origin.budget.items()) if origin else {}),
-            "member": member,
+            "member": number,
         },
-        inputs=[opened.as_input(), *plan.sources],
+        inputs=[opened.as_input(), *member.sources],
         seed=origin.seed if origin else None,
         results={"verified": config.verify, "tolerance": TOLERANCE} if config.verify else {},
     )
@@ -247,22 +247,4 @@ def _member_header(config: PruneConfig, plan: Plan, *, member: int) -> Header:
             "samples": samples_of((), opened.header, mask),
             "made_by": step,
         }
-    )
-
-
-def _size(opened: OpenModel, mask: Mask, specs: Mapping[str, TensorSpec]) -> Size:
-    """Count parameters and bytes from the shapes, and MACs by running the model without data on the meta device."""
-    model = opened.family.build(opened.header.architecture, mask, None)
-    parameters = sum(p.numel() for p in model.parameters())
-    stored = sum(prod(spec.shape) for spec in specs.values())
-    model_elements = sum(tensor.numel() for tensor in model.library_state().values())
-    if stored != model_elements:
-        raise CheckpointError(
-            f"{opened.reference}: the shapes of its tensors give {stored} elements, but the model has {model_elements}"
-        )
-    model.answer.expect(1)  # a zero-shot model costs what its vision side costs
-    return Size(
-        parameters=parameters,
-        macs=macs_of(model, blank_inputs(opened.header.preprocess, 1, device="meta")),
-        size_bytes=sum(s.size_bytes for s in specs.values()),
     )

@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from hydractl.hub.names import check_branch, check_license, check_repository
-from hydractl.parsing import bytes_of
 from hydractl.provenance.command_config import CommandConfig
-from hydractl.settings import Constraint, Setting, by_default, check, flag, required, setting
+from hydractl.settings import Constraint, Setting, by_default, bytes_of, check, flag, required, setting
 from hydractl.stages import options as shared
 
 MAIN = "main"

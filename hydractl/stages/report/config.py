@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from hydractl.output.paths import OutputKind
-from hydractl.output.publish import Folder
+from hydractl.output.publish import Folder, OutputKind
 from hydractl.provenance.command_config import IF_CHANGED, CommandConfig
 from hydractl.reporting.report_values import SEEDS, SETS
 from hydractl.settings import CheckedSettings, Constraint, Role, Setting, flag, required, setting

@@ -11,12 +11,10 @@ from urllib.parse import quote
 from hydractl import progress
 from hydractl.errors import InputError, UsageError
 from hydractl.manifest.report import Report
-from hydractl.output.paths import check_folder
-from hydractl.output.publish import OutputLock, has_content, is_stream, publish_together
+from hydractl.output.publish import check_folder, has_content, is_stream
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import stage
-from hydractl.provenance.outputs import check_outputs, claim
-from hydractl.provenance.up_to_date import ForeignOutputError, check_comparable
+from hydractl.provenance.output import ForeignOutputError, Output, check_comparable
 from hydractl.reporting.chart import Figure
 from hydractl.reporting.comparison import Compared, distinct_names
 from hydractl.reporting.figures import figures
@@ -65,26 +63,25 @@ def run_report(config: ReportConfig) -> ReportReport:
     require_one_process("report")
     if config.if_changed:
         check_comparable(config)
-    with claim(config, [config.out, config.figures], force=config.force or config.if_changed) as output_lock:
-        _check([] if config.out is None else [config.out], config, output_lock)
+    force = config.force or config.if_changed
+    with Output.claim(config, [config.out, config.figures], force=force) as output:
+        _check([] if config.out is None else [config.out], config, output)
         if config.figures is not None:
             check_folder(config.figures)
         compared = Compared.of(_read(config.files), over=config.over)
-        files = _files(config, compared, output_lock)
+        files = _files(config, compared, output)
         if config.if_changed and all(path.exists() and path.read_bytes() == files[path] for path in files):
             return ReportReport(compared=compared, paths=tuple(files), up_to_date=True)
-        with publish_together(output_lock) as begin:
+        with output.publish() as begin:
             for path, content in files.items():
                 begin(path).write(content)
         return ReportReport(compared=compared, paths=tuple(files))
 
 
-def _check(
-    paths: Sequence[Path], config: ReportConfig, output_lock: OutputLock, *, option: str = "-o"
-) -> None:
+def _check(paths: Sequence[Path], config: ReportConfig, output: Output, *, option: str = "-o") -> None:
     """Refuse outputs that must not be written; `--if-changed` replaces none but a report's."""
     inputs = [path for path in config.files if path != STDIN]
-    check_outputs(paths, force=output_lock.may_replace, files=inputs, option=option)
+    output.check(*paths, files=inputs, option=option)
     for path in paths:
         if config.if_changed and has_content(path) and MARK.encode() not in path.read_bytes():
             raise ForeignOutputError(
@@ -107,10 +104,10 @@ def _read(paths: Sequence[Path]) -> dict[str, Report]:
     return dict(zip(names, reports, strict=True))
 
 
-def _files(config: ReportConfig, compared: Compared, output_lock: OutputLock) -> dict[Path, bytes]:
+def _files(config: ReportConfig, compared: Compared, output: Output) -> dict[Path, bytes]:
     """Return the content of every output."""
     figure_list = tuple(figures(compared))
-    files = {} if config.figures is None else _pictures(config, config.figures, figure_list, output_lock)
+    files = {} if config.figures is None else _pictures(config, config.figures, figure_list, output)
     if config.out is not None:
         is_html = config.form == PAGE
         text = page(compared, figure_list) if is_html else markdown(compared, figure_list, _folder(config))
@@ -119,7 +116,7 @@ def _files(config: ReportConfig, compared: Compared, output_lock: OutputLock) ->
 
 
 def _pictures(
-    config: ReportConfig, folder: Path, figure_list: Sequence[Figure], output_lock: OutputLock
+    config: ReportConfig, folder: Path, figure_list: Sequence[Figure], output: Output
 ) -> dict[Path, bytes]:
     if not figure_list:
         raise UsageError(
@@ -136,7 +133,7 @@ def _pictures(
         for suffix, draw in kinds.items()
     ]
     if folder.is_dir():
-        _check([path for path, _, _ in places], config, output_lock, option="--figures")
+        _check([path for path, _, _ in places], config, output, option="--figures")
     tracked = progress.track(places, label="figures", total=len(places))
     return {path: draw(figure.sheet()) for path, figure, draw in tracked}
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import override
 
 from hydractl.heads.budget import HeadBudget
-from hydractl.parsing import bytes_of
 from hydractl.prediction.class_names import NOTHING_NAMED, Naming
 from hydractl.processes.distributed import refuse_shared_input
 from hydractl.provenance.command_config import IF_CHANGED, CommandConfig
@@ -24,6 +23,7 @@ from hydractl.settings import (
     Role,
     Setting,
     by_default,
+    bytes_of,
     check,
     check_extensions,
     extension_field,

@@ -17,8 +17,7 @@ from hydractl.plugins import load
 from hydractl.prediction.open_inputs import labels_of, open_sets
 from hydractl.processes.distributed import own_device, start_team
 from hydractl.progress import stage
-from hydractl.provenance.outputs import check_outputs, claim, resumable
-from hydractl.provenance.up_to_date import TOOL, make_step
+from hydractl.provenance.output import TOOL, Output, make_step, resumable
 from hydractl.pruning.selection import quota_of
 from hydractl.scoring.inputs import (
     check_budget,
@@ -52,21 +51,20 @@ def run_score(config: ScoreConfig) -> ScoreReport:
     with (
         resumable(config.out, force=config.force),
         start_team(device) as team,
-        claim(config, [config.out] * team.leads) as output_lock,
+        Output.claim(config, [config.out], writes=team.leads) as output,
     ):
         opened = open_base(
             config.model, entry, arch=config.arch, seed=config.seed, max_length=config.max_length
         )
         method_run: MethodRun = load(entry.method_run)(config, opened) if entry.method_run else MethodRun()
         if team.leads:  # once: another process may come here when the first one has written
-            check_outputs(
-                [config.out],
-                force=output_lock.may_replace,
+            output.check(
+                config.out,
                 models=[opened],
                 data=config.references.values(),
                 files=[config.naming.file],
             )
-            method_run.check(output_lock)
+            method_run.check(output)
         inputs = _open_inputs(config, opened)
         document = _describe(config, inputs, data_files(inputs, team))
         journal = open_journal(
@@ -109,7 +107,7 @@ def run_score(config: ScoreConfig) -> ScoreReport:
         made_by = step.model_dump(include={"results", "versions", "config_digest", "argv"})
         scores = document.model_copy(update=ranking.recorded() | made_by)
         if team.leads:
-            scores = method_run.publish(config.out, scores, ranking, output_lock)
+            scores = method_run.publish(config.out, scores, ranking, output)
             journal.discard()
             method_run.clear_state()
     return ScoreReport(

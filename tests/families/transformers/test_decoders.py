@@ -19,10 +19,11 @@ from hydractl.families.transformers.hf_models import REFUSED
 from hydractl.heads.budget import HeadBudget
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerHeads, TowerScores
+from hydractl.pruning.strategies import Strategy
 from hydractl.scoring.methods import METHODS
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
-from hydractl.stages.prune.config import PruneConfig, Strategy
+from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score

@@ -19,7 +19,7 @@ from hydractl.manifest.report import Report, Row
 from hydractl.metrics.compute import Measurement
 from hydractl.metrics.resampling import Resampling
 from hydractl.prediction.open_inputs import Identity
-from hydractl.provenance.up_to_date import scores_step
+from hydractl.provenance.output import scores_step
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig

@@ -10,8 +10,7 @@ from hydractl.evaluation.options import NamedData, NamedModels, model_name
 from hydractl.families.load import open_model
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, TEMPERATURE, choose_metrics, needing
-from hydractl.parsing import configured
-from hydractl.settings import options_of
+from hydractl.settings import configured, options_of
 from hydractl.stages.evaluate.config import EvalConfig
 from support.builders import base
 

@@ -18,6 +18,7 @@ from hydractl.families.load import load_model, open_model
 from hydractl.manifest.header import Kind
 from hydractl.output.publish import OutputLock
 from hydractl.progress import reporting
+from hydractl.provenance.output import Output
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import prepare, run_finetune
 from hydractl.training.recipe import Recipe
@@ -44,7 +45,7 @@ def config(out, model, classes="0-2", **changes):
 
 def prepared(given):
     with reporting(heard := Heard()):
-        return prepare(given, OutputLock(force=False)), heard
+        return prepare(given, Output(OutputLock(force=False))), heard
 
 
 @pytest.fixture(scope="module")

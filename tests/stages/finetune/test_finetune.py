@@ -26,6 +26,7 @@ from hydractl.families.base import place_of
 from hydractl.families.load import load_model, open_model
 from hydractl.manifest.header import Kind
 from hydractl.output.publish import OutputLock, claimed
+from hydractl.provenance.output import Output
 from hydractl.stages.finetune import run as stage
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import prepare, run_finetune
@@ -481,7 +482,9 @@ def test_validation_on_what_is_learnt_is_warned_about(tmp_path, val, said, heard
     everything = DataRef.parse("digits::split=train,classes=0-6")
     data = DataRef.parse(TRAIN) if "60" in val else everything
 
-    prepare(config(tmp_path / "out.st", data=data, val=DataRef.parse(val)), OutputLock(force=False)).inputs()
+    prepare(
+        config(tmp_path / "out.st", data=data, val=DataRef.parse(val)), Output(OutputLock(force=False))
+    ).inputs()
 
     lost = (
         "validation accuracy and NLL will be too good, and the learning rate and weights are selected on data that the "

@@ -17,12 +17,13 @@ from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.header import Fate, Kind
 from hydractl.prediction.loaded_model import load
 from hydractl.progress import SILENT
+from hydractl.pruning.strategies import Strategy
 from hydractl.reporting.lineage import member_names
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.stages.prune.config import PruneConfig, Strategy
+from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from hydractl.training.recipe import Recipe
 from support.builders import base

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hydractl.checkpoint import Checkpoint
+from hydractl.checkpoint import Checkpoint, Span
 from hydractl.errors import CheckFailed, CheckpointError, HydraError, OutputExists, UsageError
 from hydractl.families.load import open_model
 from hydractl.manifest.guarantees import Threshold
@@ -18,7 +18,6 @@ from hydractl.manifest.header import Fate, Kind, Preprocess
 from hydractl.prediction.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.tensor_spec import Span
 from support.builders import DTYPES, Sample, base, sha
 from support.heard import Heard
 from support.variants import PLAIN, variant
@@ -466,7 +465,7 @@ def test_a_member_that_changes_while_it_is_read_leaves_nothing(tmp_path, monkeyp
     def cut(*_args: object, **_kwargs: object):
         os.truncate(paths[0], 2000)
 
-    monkeypatch.setattr("hydractl.stages.fuse.run._verify", cut)
+    monkeypatch.setattr("hydractl.stages.fuse.run.verify", cut)
     with pytest.raises(CheckpointError, match="ends early"):
         fuse(paths, tmp_path / "hydra.st")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["0.st", "1.st", "2.st"]

@@ -17,11 +17,11 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
 from hydractl.evaluation.options import NamedModels
 from hydractl.families.load import open_model
+from hydractl.prediction import merging
 from hydractl.prediction.inference import PreparedData
 from hydractl.prediction.loaded_model import load
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.fuse import result
 from hydractl.stages.fuse.config import FuseConfig, Measuring
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.inspect.config import InspectConfig
@@ -125,9 +125,9 @@ def test_auto_merges_as_much_as_may_be(members, losses, tmp_path):
 
 def test_where_merging_costs_too_much_nothing_is_merged(members, losses, tmp_path, monkeypatch):
     """Members are asked once each, hydras once each, and the one that equals its members not at all."""
-    asked, predict = [], result.predict
+    asked, predict = [], merging.predict
     monkeypatch.setattr(
-        result, "predict", lambda model, *a, **k: asked.append(model.name) or predict(model, *a, **k)
+        merging, "predict", lambda model, *a, **k: asked.append(model.name) or predict(model, *a, **k)
     )
     assert min(losses.values()) > 0
     ear = Heard()

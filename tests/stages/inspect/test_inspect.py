@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hydractl
-from hydractl.checkpoint import write_checkpoint
+from hydractl.checkpoint import TensorSpec, write_checkpoint
 from hydractl.errors import CheckpointError, HydraError, InputError, ManifestError, UsageError
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.document import Fingerprint
@@ -24,7 +24,6 @@ from hydractl.pruning.selection import ranks
 from hydractl.reporting.file_contents import CheckpointReport, Predicted, SavedPredictions, Tally
 from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.inspect.run import DocumentReport, run_inspect
-from hydractl.tensor_spec import TensorSpec
 
 SHA = "sha256:" + "ab" * 32
 ARCHITECTURE = Architecture(

@@ -19,11 +19,12 @@ from hydractl.metrics.ood_ranking import auroc
 from hydractl.metrics.per_sample import places
 from hydractl.prediction.class_names import Classes, Naming, ask
 from hydractl.prediction.feature_ood import FeatureExtractor
+from hydractl.pruning import diverse
+from hydractl.pruning.strategies import Diversity, Strategy
 from hydractl.scoring.circuit.ablation import Circuit
 from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.scoring.settings import CircuitSettings
-from hydractl.stages.prune import diverse
-from hydractl.stages.prune.config import DiverseConfig, Diversity, PruneConfig, Strategy
+from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.prune.run import run_prune
 from support.builders import base, sha
 from support.pairs import pair

@@ -11,7 +11,8 @@ from hydractl.errors import ManifestError, UsageError
 from hydractl.families.load import open_model
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import HeadMask, HeadName, Removal
-from hydractl.stages.prune.config import DiverseConfig, Diversity, PruneConfig, Strategy
+from hydractl.pruning.strategies import Diversity, Strategy
+from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.prune.run import run_prune
 from support.builders import base, mask_file, scores_file
 from support.heard import Heard

@@ -1,32 +1,43 @@
-"""Provenance of outputs: the step that a command records, and the comparison of an output with it (`--if-changed`).
+"""Outputs of commands: where they may go, how they were made, whether they are up to date (`--if-changed`), and their publication.
 
-One record, `manifest.header.Step`, serves checkpoints, scores, reports, files beside an output, lineage and cards. A step stores the
-digest of the command's configuration, the digests of its inputs in the order of the settings that name them, and versions.
-`--if-changed` determines all of them again from the configuration. Importing this module does not load torch.
+One record, `manifest.header.Step`, serves checkpoints, scores, reports, sidecars, lineage and cards. A step stores the digest of the
+command's configuration, the digests of its inputs in the order of the settings that name them, and versions. `--if-changed` determines
+all of them again from the configuration. Importing this module does not load torch.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.data.reference import DataRef
-from hydractl.errors import VALUE, HydraError, InputError, OutputExists, UsageError, shortened
+from hydractl.data.reference import DataRef, SourceKind
+from hydractl.errors import VALUE, HydraError, InputError, Interrupted, OutputExists, UsageError, shortened
 from hydractl.manifest.document import Document, OptionValue
 from hydractl.manifest.head_mask import HeadMask, HeadScores, Mask
-from hydractl.manifest.header import InputFile, SampledFile, Sidecar, Step
+from hydractl.manifest.header import Header, InputFile, SampledFile, Sidecar, Step
 from hydractl.manifest.report import DOCUMENTS, Report
 from hydractl.manifest.terms import ID_NAME
 from hydractl.messages import quoted
 from hydractl.metrics.registry import FIT, TEMPERATURE, VAL
 from hydractl.model_source import WEIGHTS
-from hydractl.output.paths import is_folder
-from hydractl.output.publish import Digested, Sink, has_content, is_stream
+from hydractl.output.publish import (
+    Digested,
+    OutputLock,
+    Sink,
+    check_folder,
+    check_output,
+    claimed,
+    has_content,
+    is_folder,
+    is_stream,
+    publish_together,
+)
+from hydractl.processes.distributed import HINT
 from hydractl.provenance.command_config import (
     IF_CHANGED_BESIDE,
     CommandConfig,
@@ -87,21 +98,8 @@ class ForeignOutputError(OutputExists):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpToDate:
-    """Result of `--if-changed`.
-
-    Attributes:
-        paths: All outputs.
-        reason: Why they must be rebuilt. None if they are up to date.
-    """
-
-    paths: tuple[Path, ...]
-    reason: str | None
-
-
 def make_step(
-    config: CommandConfig,
+    command: CommandConfig,
     *,
     family: Family,
     options: Mapping[str, OptionValue],
@@ -112,7 +110,7 @@ def make_step(
     """Return the record of one stage.
 
     Args:
-        config: Configuration of the command.
+        command: Configuration of the command.
         family: Family of the model. The versions of its library are recorded.
         options: Options that shape the output, never paths. Options with value None are left out.
         inputs: Files and data sets that the stage read.
@@ -120,19 +118,19 @@ def make_step(
         results: Numbers that the stage measured.
     """
     return Step(
-        command=config.COMMAND,
+        command=command.COMMAND,
         options={k: v for k, v in options.items() if v is not None},
         inputs=tuple(inputs),
         seed=seed,
         results=dict(results or {}),
         versions={"hydractl": __version__, **versions("torch", "safetensors", family.library)},
-        config_digest=config_digest(config),
-        argv=recorded_argv(config),
+        config_digest=config_digest(command),
+        argv=recorded_argv(command),
     )
 
 
 def sidecar_step(
-    config: CommandConfig,
+    command: CommandConfig,
     out: Path,
     *,
     opened: OpenModel,
@@ -143,7 +141,7 @@ def sidecar_step(
     """Return the step for the file beside an output that cannot store its own record.
 
     Args:
-        config: As in `make_step`.
+        command: As in `make_step`.
         out: The output.
         opened: The model, which is the first input.
         options: As in `make_step`.
@@ -153,12 +151,12 @@ def sidecar_step(
     Returns:
         None if the user has not asked for the file (`--if-changed`) and none exists, or if an input or the output is a stream.
     """
-    _, *read = input_refs(config)
+    _, *read = input_refs(command)
     streams = is_stream(out) or any(ref.is_stream for ref in read)
-    if streams or not (config.if_changed or has_sidecar(out)):
+    if streams or not (command.if_changed or has_sidecar(out)):
         return None
     inputs = [opened.as_input(), *(InputFile(name=ref.name, sha256=ref.digest()) for ref in read)]
-    step = make_step(config, family=opened.family, options=options, inputs=inputs, seed=seed)
+    step = make_step(command, family=opened.family, options=options, inputs=inputs, seed=seed)
     return step.model_copy(update={"versions": step.versions | versions(*libraries)})
 
 
@@ -168,30 +166,6 @@ def has_sidecar(path: Path) -> bool:
         return bool(Sidecar.read(Sidecar.path_of(path)))
     except InputError:
         return False
-
-
-def check_sidecar(path: Path) -> None:
-    """Check, before any work, that no other file has the name of an output's sidecar.
-
-    Raises:
-        OutputExists: If such a file exists.
-    """
-    beside = Sidecar.path_of(path)
-    if (beside.is_symlink() or has_content(beside)) and not has_sidecar(path):
-        raise OutputExists(
-            f"{beside}: the record of how {path.name} was made goes here, but the existing file is not from hydractl",
-            hint="move it to another place, or choose another name with `-o`",
-        )
-
-
-@contextmanager
-def begin_with_sidecar(begin: Callable[[Path], Sink], path: Path, made_by: Step | None) -> Iterator[Digested]:
-    """Begin an output, and write its sidecar at the end of the block if `made_by` is given. Both are published together."""
-    sidecar = None if made_by is None else begin(Sidecar.path_of(path))
-    file = Digested(begin(path))
-    yield file
-    if sidecar is not None and made_by is not None:
-        sidecar.write(Sidecar(sha256=file.digest, made_by=made_by).to_json().encode())
 
 
 def document_input(path: Path, digest: str | None = None, *, made_by: Step | None = None) -> InputFile:
@@ -290,71 +264,41 @@ def read_record(path: Path, command: str, *, beside: bool = False) -> OutputReco
     raise ForeignOutputError(path, finding, command=command, hint=hint)
 
 
-def check_up_to_date(config: CommandConfig) -> UpToDate:
-    """Compare outputs with the configuration of a command and its inputs.
-
-    Raises:
-        UsageError: If there is no output to compare, or one is a stream.
-        OutputExists: If an output's file was made by another command.
-    """
-    records = _output_records(config)
-    missing = next((path for path, record in records.items() if record is None), None)
-    if missing is not None:
-        return UpToDate(paths=(*records,), reason=f"{missing} is missing or empty")
-    try:
-        reason = _reason(config, [record for record in records.values() if record is not None])
-    except HydraError:  # the command's own error names the input and the reason
-        reason = "an input cannot be read"
-    return UpToDate(paths=(*records,), reason=reason)
-
-
-def may_replace_outputs(config: CommandConfig) -> bool:
-    """Return whether outputs may be replaced: by `--force`, or because the same command made them.
-
-    Raises:
-        UsageError: As `check_up_to_date`.
-        OutputExists: As `check_up_to_date`.
-    """
-    if config.if_changed:
-        _output_records(config)
-    return config.force or config.if_changed
-
-
-def check_comparable(config: CommandConfig) -> tuple[Path, ...]:
+def check_comparable(command: CommandConfig) -> tuple[Path, ...]:
     """Return the paths of all outputs that `--if-changed` compares.
 
     Raises:
         UsageError: If there is no output to compare, or one is a stream.
     """
-    if config.force:
+    if command.force:
         raise UsageError("`--force` and `--if-changed` exclude each other", hint="leave one of them out")
-    paths = config.output_files()
+    paths = command.output_files()
     streams = [str(path) for path in paths if is_stream(path)]
-    streams += [str(input_ref.ref) for input_ref in input_refs(config) if input_ref.is_stream]
+    streams += [str(input_ref.ref) for input_ref in input_refs(command) if input_ref.is_stream]
     if streams:
         raise UsageError(
             f"`--if-changed` and `{streams[0]}` exclude each other: a stream cannot be compared",
             hint="use a file, or leave out `--if-changed`",
         )
-    if config.out is None:
+    if command.out is None:
         raise UsageError("`--if-changed` needs an output to compare with", hint="add `-o FILE`")
     return paths
 
 
-def _output_records(config: CommandConfig) -> dict[Path, OutputRecord | None]:
+def _output_records(command: CommandConfig) -> dict[Path, OutputRecord | None]:
     """Read the record stored in each output. The value is None for missing files."""
-    beside = IF_CHANGED_BESIDE in declared(type(config)).values()
-    return {path: read_record(path, config.COMMAND, beside=beside) for path in check_comparable(config)}
+    beside = IF_CHANGED_BESIDE in declared(type(command)).values()
+    return {path: read_record(path, command.COMMAND, beside=beside) for path in check_comparable(command)}
 
 
-def _reason(config: CommandConfig, outputs: Sequence[OutputRecord]) -> str | None:
+def _reason(command: CommandConfig, outputs: Sequence[OutputRecord]) -> str | None:
     """Return why outputs must be rebuilt. None if they are up to date."""
     complete = [output for output in outputs if output.complete]
-    digest = config_digest(config)
+    digest = config_digest(command)
     for output in outputs:
         recorded = output.step.config_digest
         if recorded != digest and (output.complete or recorded):
-            return "it was made with other options" + _other_options(output.step.argv, recorded_argv(config))
+            return "it was made with other options" + _other_options(output.step.argv, recorded_argv(command))
     for name, version in (pair for output in complete for pair in output.step.versions.items()):
         if (installed := _installed(name)) != version:
             return f"it was made with {name} {version}, but {installed} is installed"
@@ -363,12 +307,12 @@ def _reason(config: CommandConfig, outputs: Sequence[OutputRecord]) -> str | Non
     if not all(o.intact and o.rows <= rows and all(mask in masks for mask in o.masks) for o in outputs):
         return "its files have changed since they were written"
     if len(complete) == 1:
-        return _other_input(config, [source.sha256 for source in complete[0].step.inputs])
+        return _other_input(command, [source.sha256 for source in complete[0].step.inputs])
     # scores may be of the weights that the same command wrote; the weights' record then has the inputs
     written = {digest_file(output.path) for output in complete}
     complete.sort(key=lambda output: not output.masks)
     sources = dict.fromkeys(source.sha256 for output in complete for source in output.step.inputs)
-    return _other_input(config, [digest for digest in sources if digest not in written])
+    return _other_input(command, [digest for digest in sources if digest not in written])
 
 
 def _other_options(before: Sequence[str] | None, after: Sequence[str] | None) -> str:
@@ -393,11 +337,11 @@ def _options(argv: Sequence[str]) -> list[str]:
     return options
 
 
-def _other_input(config: CommandConfig, recorded: Sequence[str]) -> str | None:
+def _other_input(command: CommandConfig, recorded: Sequence[str]) -> str | None:
     """Return the first input that differs from the recorded digests. An input that is named twice may be recorded once."""
     visited: set[str] = set()
     place = 0
-    for ref in input_refs(config):
+    for ref in input_refs(command):
         named = {f"{ref.role} {ref.ref}"}
         digests = named if ref.is_generated else named | ref.digests()
         if place < len(recorded) and (ref.is_generated or recorded[place] in digests):
@@ -474,3 +418,226 @@ def _of_document(document: Document, path: Path) -> OutputRecord:
         step = Step(command="prune", options={})
         return OutputRecord(path=path, step=step, complete=False, masks=(document.towers,))
     raise InputError(f"{path}: does not record how it was made")
+
+
+Begin = Callable[..., "Sink"]
+"""Opens one output of a publication; see `Output.publish`."""
+
+
+class Output:
+    """The outputs of one command.
+
+    `claim` locks them, so one command at a time writes them. `check` compares their paths with the files that the command reads,
+    before any work. `publish` writes all outputs or none, each complete, together with the records of how they were made.
+    `outdated` reads these records again.
+    """
+
+    @staticmethod
+    def outdated(command: CommandConfig) -> str | None:
+        """Return why the outputs of a command must be rebuilt (`--if-changed`), or None if they are up to date.
+
+        Raises:
+            UsageError: If there is no output to compare, or one is a stream.
+            OutputExists: If another command made the file at an output's path.
+        """
+        records = _output_records(command)
+        missing = next((path for path, record in records.items() if record is None), None)
+        if missing is not None:
+            return f"{missing} is missing or empty"
+        try:
+            return _reason(command, [record for record in records.values() if record is not None])
+        except HydraError:  # the command's own error names the input and the reason
+            return "an input cannot be read"
+
+    def __init__(self, lock: OutputLock | None) -> None:
+        """Hold a lock. None for a process that writes nothing: `check` then accepts everything."""
+        self.lock = lock
+
+    @classmethod
+    @contextmanager
+    def claim(
+        cls,
+        command: CommandConfig,
+        paths: Iterable[Path | None],
+        *,
+        writes: bool = True,
+        force: bool | None = None,
+    ) -> Iterator[Output]:
+        """Lock the outputs of a command while the block runs; see `claimed`.
+
+        Args:
+            command: Configuration of the command.
+            paths: The outputs. The first that is not a stream has the lock.
+            writes: Whether this process writes them.
+            force: Whether existing files may be replaced. None: with `--force`, or if the same command made them (`--if-changed`).
+
+        Raises:
+            UsageError: As `outdated`.
+            OutputExists: As `outdated` and `claimed`.
+        """
+        if force is None:
+            force = command.force or command.if_changed
+            if command.if_changed:
+                _output_records(command)
+        if not writes:
+            yield cls(None)
+            return
+        first = next((path for path in paths if path is not None and not is_stream(path)), None)
+        with claimed(first, force=force, wait=command.wait) as lock:
+            yield cls(lock)
+
+    def check(
+        self,
+        *paths: Path | None,
+        models: Iterable[OpenModel] = (),
+        data: Iterable[DataRef | str | None] = (),
+        files: Iterable[Path | None] = (),
+        option: str = "-o",
+        folders: bool = False,
+        sidecars: bool = False,
+    ) -> None:
+        """Check, before any work, that outputs can and may be written.
+
+        Args:
+            paths: The outputs; `-` is standard output.
+            models: Models that the command reads.
+            data: Data that the command reads: a file, or all files in a folder. Images that a table names are not compared.
+            files: Other files that the command reads: scores, masks, lists of names.
+            option: Option that names the outputs, for hints.
+            folders: Whether outputs are models, each in a file or a folder.
+            sidecars: Whether each output may get a sidecar.
+
+        Raises:
+            OutputExists: If an output is an input, or exists and may not be replaced.
+            OutputError: If an output cannot be written.
+            UsageError: If a reference to data is malformed.
+        """
+        if self.lock is None:
+            return
+        refs = [DataRef.parse(ref) if isinstance(ref, str) else ref for ref in data if ref is not None]
+        read_files = [
+            *(path for model in models for path in model.files),
+            *(Path(ref.source) for ref in refs if ref.kind is SourceKind.FILE),
+            *(path for path in files if path is not None),
+        ]
+        read_folders = [Path(ref.source) for ref in refs if ref.kind is SourceKind.FOLDER]
+        for path in filter(None, paths):
+            if sidecars:
+                _check_sidecar(path)
+            targets, in_folder = [path], folders and is_folder(path)
+            if in_folder:
+                check_folder(path)
+                targets = _model_files(path)
+            for target in targets:
+                force = in_folder or self.lock.may_replace(target)
+                check_output(target, force=force, inputs=read_files, folders=read_folders, option=option)
+            if in_folder and not self.lock.may_replace(path):
+                self._check_free(path, targets)
+
+    def _check_free(self, folder: Path, files: Iterable[Path]) -> None:
+        """Raise OutputExists if a folder contains files of a model that may not be replaced."""
+        for file in files:
+            if has_content(file) and self.lock is not None and not self.lock.may_replace(file):
+                raise OutputExists(
+                    f"{folder}: already contains a model (`{file.name}`)",
+                    hint="add `--force` to replace it, or choose another name with `-o`",
+                )
+
+    @contextmanager
+    def publish(self) -> Iterator[Begin]:
+        """Open outputs for writing, and publish all of them with their sidecars if the block ends without an error, or none.
+
+        The files of a replaced model in a folder that the new model does not have are removed.
+
+        Yields:
+            Function that opens an output by its path. For a model it takes the header too, whose provenance may not be final yet: the
+            weights in a folder come with the files that libraries read besides them. `made_by` is the step for a sidecar of an output
+            that cannot store its own record.
+        """
+        stale: list[Path] = []
+        sidecars: list[tuple[Sink, Digested, Step]] = []
+        with publish_together(self.lock or OutputLock(force=False)) as begin:
+
+            def begin_output(
+                path: Path, header: Header | None = None, *, made_by: Step | None = None
+            ) -> Sink:
+                if made_by is not None:
+                    sidecars.append((begin(Sidecar.path_of(path)), Digested(begin(path)), made_by))
+                    return sidecars[-1][1]
+                if header is None or not is_folder(path):
+                    return begin(path)
+                from hydractl.hub.layout import files_of  # noqa: PLC0415 - most outputs are files
+
+                files = files_of(header)
+                stale.extend(file for file in _model_files(path) if file.name not in {*files, WEIGHTS})
+                for name, content in files.items():
+                    begin(path / name).write(content)
+                return begin(path / WEIGHTS)
+
+            yield begin_output
+            for sidecar, file, step in sidecars:
+                sidecar.write(Sidecar(sha256=file.digest, made_by=step).to_json().encode())
+        for path in stale:
+            path.unlink()
+
+    def write(self, path: Path, content: bytes) -> None:
+        """Publish one output."""
+        with self.publish() as begin:
+            begin(path).write(content)
+
+
+def _check_sidecar(path: Path) -> None:
+    """Raise OutputExists if another file has the name of an output's sidecar."""
+    beside = Sidecar.path_of(path)
+    if (beside.is_symlink() or has_content(beside)) and not has_sidecar(path):
+        raise OutputExists(
+            f"{beside}: the record of how {path.name} was made goes here, but the existing file is not from hydractl",
+            hint="move it to another place, or choose another name with `-o`",
+        )
+
+
+def _model_files(folder: Path) -> list[Path]:
+    from hydractl.hub.layout import of_model  # noqa: PLC0415 - most outputs are files
+
+    return [*of_model(folder)]
+
+
+RESUME_SUFFIXES = (".journal", ".state")
+
+
+@contextmanager
+def resumable(out: Path, *, force: bool = False) -> Iterator[None]:
+    """Add a note or a hint to an interruption: where the progress is saved, and how to resume.
+
+    Args:
+        out: The output; a run keeps what it has done in a `.journal` or a `.state` beside it.
+        force: Whether the command drops what an earlier run kept.
+
+    Raises:
+        KeyboardInterrupt: With a note to print.
+        Interrupted: With a hint.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, Interrupted) as error:
+        if note := resume_hint(out, force=force):
+            error.add_note(note)
+            if isinstance(error, Interrupted):
+                error.hint = HINT.replace("run the same command again", note)
+        raise
+
+
+def resume_hint(out: Path, *, force: bool) -> str | None:
+    """Return what a run that ends now leaves beside its output and what goes on from there, None where it leaves nothing.
+
+    Args:
+        out: As in `resumable`.
+        force: Likewise.
+    """
+    resume_paths = [] if is_stream(out) else [out.with_name(out.name + suffix) for suffix in RESUME_SUFFIXES]
+    existing = [str(path) for path in resume_paths if path.exists()]
+    if not existing:
+        return None
+    moved = f"move {out} to another place, then " if force and out.exists() else ""
+    command_text = "the same command without `--force`" if force else "the same command"
+    return f"the progress is saved in {' and '.join(existing)}; {moved}{command_text} resumes it"

@@ -1,20 +1,21 @@
-"""The strategy `diverse`: of many drawn masks, those whose members disagree most on validation data.
+"""The strategy `diverse`: selects those of many drawn masks whose members disagree most on validation data.
 
 Axes: N candidates, S samples, C classes, M members, B batch.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
+from pydantic import TypeAdapter
 
 from hydractl import progress
-from hydractl.data.batches import BatchShare, encoded, limited
+from hydractl.data.batches import encoded, limited
+from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, ManifestError, UsageError
 from hydractl.families.attention import Attention
 from hydractl.families.load import OpenModel, load_model
@@ -27,17 +28,18 @@ from hydractl.messages import counted
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.ood_scores import MSP
 from hydractl.model_inputs import without_absent
-from hydractl.prediction.class_names import ask
+from hydractl.prediction.answers import Execution
+from hydractl.prediction.class_names import Naming, ask
 from hydractl.prediction.feature_ood import FeatureExtractor
 from hydractl.prediction.open_inputs import data_input, labels_of, open_sets
 from hydractl.processes.distributed import ProcessGroup, answering_device
+from hydractl.pruning.strategies import Diversity
 from hydractl.runtime import on_cpu
 from hydractl.scoring.attention_hooks import tapped
 from hydractl.scoring.circuit.outcomes import Outcomes, Yardstick, check_halves
 from hydractl.scoring.job import RepeatedBatches, Samples
 from hydractl.scoring.objective import AVERAGE, parse_objective
 from hydractl.scoring.settings import OBJECTIVE_SCORES
-from hydractl.stages.prune.config import DiverseConfig, Diversity
 
 ACCURACY = "acc"
 PREDICTION_BYTES = 8 << 30
@@ -46,20 +48,39 @@ PREDICTION_BYTES = 8 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """The data that candidates are compared on, as the model takes them, and who goes over them together, again and again."""
+    """Validation data, a base that runs on them, and the measure of candidates.
 
+    Attributes:
+        model: The base, on its device.
+        labelled: Batches of the labelled data, as a repeatable iterable.
+        ood: Batches of the OOD data; empty without them.
+        yardstick: Objective of the candidates.
+        sources: Lineage entries of the data.
+        team: The processes that share the batches.
+    """
+
+    model: Model
     labelled: Iterable[Samples]
     ood: Iterable[Samples]
+    yardstick: Yardstick
+    sources: tuple[InputFile, ...]
     team: ProcessGroup
 
 
-def yardstick_for(scores: HeadScores, config: DiverseConfig) -> Yardstick:
-    """Return what candidates are valued by."""
-    recorded = scores.objective or (ACCURACY if config.ood is None else AVERAGE)
+def yardstick_for(scores: HeadScores, *, has_ood: bool) -> Yardstick:
+    """Return the objective of candidates: that of the scores as far as the data allow.
+
+    Without OOD data it is the accuracy. Scores without an objective have `avg` with OOD data.
+
+    Raises:
+        UsageError: If there are OOD data that the objective does not use.
+        ManifestError: If the OOD score of the scores is unknown.
+    """
+    recorded = scores.objective or (AVERAGE if has_ood else ACCURACY)
     objective = parse_objective(recorded)
-    if config.ood is None and objective.needs_ood:
+    if not has_ood and objective.needs_ood:
         objective = parse_objective(ACCURACY)
-    if config.ood is not None and not objective.needs_ood:
+    if has_ood and not objective.needs_ood:
         raise UsageError(
             f"`--ood` has no effect: the objective of the scores is `{recorded}`, which uses no OOD data",
             hint="leave it out, or use circuit scores with `--objective avg`",
@@ -74,11 +95,7 @@ def yardstick_for(scores: HeadScores, config: DiverseConfig) -> Yardstick:
 
 
 def check_memory(candidates: int, samples: int, classes: int) -> None:
-    """Refuse what would hold more probabilities than fit into `PREDICTION_BYTES`.
-
-    Raises:
-        UsageError: With a number of samples that would fit.
-    """
+    """Raise UsageError if the candidates' probabilities need more than `PREDICTION_BYTES`."""
     bytes_needed = 8 * candidates * samples * classes
     if bytes_needed > PREDICTION_BYTES:
         raise UsageError(
@@ -88,13 +105,12 @@ def check_memory(candidates: int, samples: int, classes: int) -> None:
         )
 
 
-def run_candidates(
-    model: Model, draws: Sequence[Mask], data: Validation, yardstick: Yardstick
-) -> tuple[list[torch.Tensor], list[float]]:
-    """Return each of N candidates' probabilities (S, C), float64, on the CPU, and its objective.
+def run_candidates(draws: Sequence[Mask], data: Validation) -> tuple[list[torch.Tensor], list[float]]:
+    """Return the probabilities (S, C) of each of N candidates, float64, on the CPU, and its objective.
 
-    Samples come in the order of the batches, of all processes; the first alone keeps probabilities. A candidate runs with the heads that it drops cut out, which is what a member
-    of its mask computes; a tower that is always asked the same runs once a candidate, and once in all if it loses no heads.
+    Samples are in the order of the batches of all processes; only the first process stores probabilities. A candidate runs without
+    the heads that it drops, as a member with its mask does. A tower with constant inputs runs once for each candidate, or once if it
+    loses no heads.
 
     Raises:
         DataError: If a candidate answers with numbers that are not finite.
@@ -105,15 +121,15 @@ def run_candidates(
     with torch.inference_mode():
         for mask in progress.track(draws, label="Evaluating candidates", total=len(draws)):
             fixed_outputs = {name: answer for name, answer in fixed_outputs.items() if name not in mask}
-            with tapped(model, mask, _cut(mask)):
-                candidate_probs, value = _run_one(model, data, yardstick, fixed_outputs)
+            with tapped(data.model, mask, _cut(mask)):
+                candidate_probs, value = _run_one(data, fixed_outputs)
             probs += [candidate_probs] if data.team.leads else []
             values.append(value)
     return probs, values
 
 
 def _cut(mask: Mask) -> Callable[[str, int, Attention], Attention]:
-    """Return what puts attention with a mask's heads alone in the place of one with all."""
+    """Return a function that replaces attention with all heads by attention with the heads of a mask."""
 
     def cut(tower: str, layer: int, attention: Attention) -> Attention:
         return Attention([attention.groups()[0].select(mask[tower].keep[layer])])
@@ -121,31 +137,30 @@ def _cut(mask: Mask) -> Callable[[str, int, Attention], Attention]:
     return cut
 
 
-def _run_one(
-    model: Model, data: Validation, yardstick: Yardstick, fixed_outputs: dict[str, torch.Tensor]
-) -> tuple[torch.Tensor, float]:
+def _run_one(data: Validation, fixed_outputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, float]:
     """Return one candidate's probabilities (S, C), or of all labels or words of S samples, and its objective."""
-    probs, inside, outside = [], [], []
-    for answers, labels in data.team.iterate(_answers(model, data.labelled, yardstick, fixed_outputs)):
+    probs, inside, outside, yardstick = [], [], [], data.yardstick
+    for answers, labels in data.team.iterate(_answers(data, data.labelled, fixed_outputs)):
         logits = yardstick.logits(answers).double().flatten(0, -2)
         probs.append(logits[~logits[:, 0].isnan()].softmax(-1))
         inside.append(yardstick.outcomes(answers.unsqueeze(0), labels))
     if yardstick.objective.needs_ood:
         outside = [
             yardstick.outcomes(answers.unsqueeze(0), None)
-            for answers, *_ in data.team.iterate(_answers(model, data.ood, yardstick, fixed_outputs))
+            for answers, *_ in data.team.iterate(_answers(data, data.ood, fixed_outputs))
         ]
     value = yardstick.values(yardstick.fitted(Outcomes(_joined(inside), _joined(outside))))
     return torch.cat(probs), float(value[0])
 
 
 def _answers(
-    model: Model, batches: Iterable[Samples], yardstick: Yardstick, fixed_outputs: dict[str, torch.Tensor]
+    data: Validation, batches: Iterable[Samples], fixed_outputs: dict[str, torch.Tensor]
 ) -> Iterator[tuple[torch.Tensor, ...]]:
     """Yield for each batch its answers (B, C) or (B, C + D), and its labels (B,) if it has any, on the CPU.
 
-    The device is waited for once a batch. What a tower says that is always asked the same is kept in `fixed_outputs`.
+    The device is synchronized once a batch. Outputs of towers with constant inputs are stored in `fixed_outputs`.
     """
+    model = data.model
     for inputs, labels in batches:
         outputs = {}
         for name, tower_inputs in model.routed(inputs).items():
@@ -154,7 +169,9 @@ def _answers(
             )
             if name in model.answer.fixed:
                 fixed_outputs[name] = outputs[name]
-        tensors = on_cpu(yardstick.answers(model, outputs).squeeze(0), *(() if labels is None else (labels,)))
+        tensors = on_cpu(
+            data.yardstick.answers(model, outputs).squeeze(0), *(() if labels is None else (labels,))
+        )
         if not tensors[0].isfinite().all():
             raise DataError("a candidate has outputs that are not finite on these data")
         answers, *labels_of_batch = tensors
@@ -175,7 +192,7 @@ MEASURES: Mapping[Diversity, Callable[[torch.Tensor], float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A drawn mask: its place among the draws, from 0, and its objective on the validation data."""
+    """A drawn mask: its index among the draws (0-based), and its objective on the validation data."""
 
     draw: int
     objective: float
@@ -183,13 +200,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetDiversity:
-    """How much the members of one set, or of several on average, differ on the ID validation data.
+    """Diversity of the members of one set, or the mean of several sets, on the ID validation data.
 
     Attributes:
-        name: What the set is.
-        objective: Mean of the members'.
+        name: Name of the set.
+        objective: Mean objective of the members.
         mi: Mutual information, in nats.
-        disagreement: Share of pairs that predict different classes, in [0, 1].
+        disagreement: Fraction of pairs that predict different classes, in [0, 1].
     """
 
     name: str
@@ -200,13 +217,13 @@ class SetDiversity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiverseReport:
-    """What `diverse` chose out of what.
+    """Selection of `diverse`.
 
     Attributes:
-        objective: What candidates were valued by.
-        median: Of all candidates; none below it was chosen, unless fewer than members are as good.
-        chosen: In the order of their choice.
-        sets: The chosen ones, what `sample` draws, and the mean over as many sets of `sample` as the candidates make.
+        objective: Objective of the candidates.
+        median: Median objective of all candidates. Worse candidates are chosen only if too few are as good.
+        chosen: Chosen candidates in the order of their choice.
+        sets: The chosen set, the set that `sample` draws, and the mean of all sets of `sample` that the candidates make.
     """
 
     objective: str
@@ -214,75 +231,47 @@ class DiverseReport:
     chosen: tuple[Candidate, ...]
     sets: tuple[SetDiversity, ...]
 
-    @classmethod
-    def read(cls, text: str) -> DiverseReport:
-        """Return what `write` wrote."""
-        document = json.loads(text)
-        return cls(
-            objective=document["objective"],
-            median=document["median"],
-            chosen=tuple(Candidate(**fields) for fields in document["chosen"]),
-            sets=tuple(SetDiversity(**fields) for fields in document["sets"]),
-        )
-
-    def write(self) -> str:
-        """Return it as text."""
-        return json.dumps(asdict(self))
-
 
 class DiverseChoice(NamedTuple):
-    """What was chosen, what a mask's origin records of it, and the data that decided it."""
+    """The selection, the options that the origin of masks records, and the lineage entries of the data."""
 
     report: DiverseReport
     options: dict[str, OptionValue]
     sources: tuple[InputFile, ...]
 
 
-class Session(NamedTuple):
-    """Who works, and who hears of it."""
-
-    team: ProcessGroup
-
-
-def choose(
+def open_validation(
     opened: OpenModel,
-    scores: HeadScores,
-    draws: Sequence[Mask],
-    config: DiverseConfig,
+    references: Mapping[str, DataRef | str | None],
+    yardstick: Yardstick,
     *,
-    members: int,
-    session: Session,
-) -> DiverseChoice:
-    """Choose the draws whose members differ most, out of those that are no worse than the median draw.
-
-    Each draw is valued by the objective that the scores were searched by, as far as the data allow (without OOD data by
-    accuracy; where no objective is recorded by `avg` with OOD data). Candidates run in the base's own dtype with the
-    other heads cut out; their probabilities on the ID data, float64, are held in memory: 8 N S C bytes.
+    naming: Naming,
+    candidates: int,
+    execution: Execution,
+) -> Validation:
+    """Open validation data and load the base.
 
     Args:
         opened: The base.
-        scores: Whose order was drawn from.
-        draws: N masks, all different, of the towers that lose heads.
-        config: The data, and what to compare by.
-        members: M, at most N.
-        session: Who runs them; every process finds the same.
+        references: Labelled data `id` and OOD data `ood`.
+        yardstick: Objective of the candidates.
+        naming: Classes of a zero-shot model.
+        candidates: Number of candidates.
+        execution: How the base runs.
 
     Raises:
-        DataError: If the data do not fit the model, or it answers with numbers that are not finite.
-        UsageError: If OOD data are given that nothing reads, the model reads fewer tokens than `--max-length`, or the probabilities
-            would not fit into memory.
+        DataError: If the data do not fit the model.
+        UsageError: If the model reads fewer tokens than `--max-length`, or the probabilities would not fit into memory.
     """
-    team = session.team
-    yardstick = yardstick_for(scores, config)
-    name = yardstick.objective.text
-    how = limited(opened.header.preprocess, config.max_length, model=opened.reference)
+    team = execution.team
+    how = limited(opened.header.preprocess, execution.max_length, model=opened.reference)
     opened = replace(opened, header=opened.header.model_copy(update={"preprocess": how}))
-    sets = open_sets(opened, {"id": config.data, "ood": config.ood}, workers=config.num_workers)
-    classes = config.naming.classes(opened, data=sets["id"].class_names)
+    sets = open_sets(opened, references, workers=execution.workers)
+    classes = naming.classes(opened, data=sets["id"].class_names)
     labels, count = labels_of(opened, sets["id"], classes)
     several = opened.header.architecture.task.by_label
-    check_memory(len(draws), int((labels >= 0).sum()), 2 if several else count)
-    model = load_model(opened).to(answering_device(config.device))
+    check_memory(candidates, int((labels >= 0).sum()), 2 if several else count)
+    model = load_model(opened).to(answering_device(execution.device))
     ask(model, opened, classes)
     if yardstick.needs_features:
         check_halves(labels)
@@ -292,37 +281,63 @@ def choose(
     like = torch.empty(0, device=model.device, dtype=model.dtype)
     batches = {
         role: RepeatedBatches(
-            encoded(items, how, batch_size=config.batch_size, deal=BatchShare(team.rank, team.world)),
+            encoded(items, how, batch_size=execution.batch_size, deal=execution.share),
             labels if role == "id" else None,
             like,
         )
         for role, items in sets.items()
     }
-    data = Validation(labelled=batches["id"], ood=batches.get("ood", ()), team=team)
+    return Validation(
+        model=model,
+        labelled=batches["id"],
+        ood=batches.get("ood", ()),
+        yardstick=yardstick,
+        sources=tuple(data_input(items, team) for items in sets.values()),
+        team=team,
+    )
+
+
+def choose(draws: Sequence[Mask], data: Validation, *, members: int, diversity: Diversity) -> DiverseChoice:
+    """Choose the draws whose members differ most, among those that are no worse than the median draw.
+
+    Candidates run in the dtype of the base. Their probabilities on the ID data, float64, are stored in memory: 8 N S C bytes.
+
+    Args:
+        draws: N different masks of the towers that lose heads.
+        data: The data and the base.
+        members: Number of members M, at most N.
+        diversity: The diversity that is maximised.
+
+    Returns:
+        The choice, the same in every process.
+
+    Raises:
+        DataError: If a candidate has outputs that are not finite.
+    """
+    name = data.yardstick.objective.text
     progress.step(f"Evaluating {counted(len(draws), 'candidate')} by {name}")
-    probs, values = run_candidates(model, draws, data, yardstick)
-    report = ""
-    if team.leads:
+    probs, values = run_candidates(draws, data)
+    text = ""
+    if data.team.leads:
+        measure = MEASURES[diversity]
         chosen = choose_diverse(
-            values,
-            lambda candidates: MEASURES[config.diversity](stacked(probs, candidates)),
-            members=members,
+            values, lambda candidates: measure(stacked(probs, candidates)), members=members
         )
         report = DiverseReport(
             objective=name,
             median=statistics.median_low(values),
             chosen=tuple(Candidate(draw=i, objective=values[i]) for i in chosen),
             sets=_sets(probs, values, chosen),
-        ).write()
+        )
+        text = _REPORT.dump_json(report).decode()
     return DiverseChoice(
-        report=DiverseReport.read(team.broadcast(report)),
-        options={
-            "candidates": len(draws),
-            "diversity": config.diversity.value,
-            "objective": name,
-        },
-        sources=tuple(data_input(items, team) for items in sets.values()),
+        report=_REPORT.validate_json(data.team.broadcast(text)),
+        options={"candidates": len(draws), "diversity": diversity.value, "objective": name},
+        sources=data.sources,
     )
+
+
+_REPORT = TypeAdapter(DiverseReport)
 
 
 def _sets(

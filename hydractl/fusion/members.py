@@ -1,0 +1,233 @@
+"""Checks of models that are fused, from their headers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from hydractl import progress
+from hydractl.data.labels import has_default_names
+from hydractl.data.preprocess import reading_differences
+from hydractl.errors import EDITED, CheckpointError, UsageError
+from hydractl.families.load import OpenModel
+from hydractl.families.registry import architecture_differences
+from hydractl.fusion.plan import unpruned_shape
+from hydractl.manifest.header import Kind, Temperature
+from hydractl.messages import counted, quoted
+
+MAX_SHOWN = 3
+"""Maximum number of copies in a warning."""
+
+
+def check_members(members: Sequence[OpenModel]) -> None:
+    """Check that members have one architecture, read inputs alike, and have the same tensors apart from removed heads.
+
+    Raises:
+        CheckpointError: If they do not. The message names the first such member.
+    """
+    first = members[0]
+    for member in members:
+        _check_architecture(member, first)
+        _check_reading(member, first)
+        _check_specs(member, first)
+
+
+def _check_architecture(member: OpenModel, first: OpenModel) -> None:
+    where, ours, theirs = member.reference, member.header.architecture, first.header.architecture
+    if member.header.kind == Kind.HYDRA:
+        raise CheckpointError(f"{where}: is already a hydra", hint="fuse its members instead")
+    different = architecture_differences(ours, theirs)
+    if different and (ours.library, ours.name) != (theirs.library, theirs.name):
+        raise CheckpointError(
+            f"{where}: is a {ours.name} of {ours.library}, {first.reference} a {theirs.name} of {theirs.library}",
+            hint="all members must have the same architecture",
+        )
+    if ours.num_classes != theirs.num_classes:
+        raise CheckpointError(
+            f"{where}: has {ours.num_classes} classes, {first.reference} has {theirs.num_classes}",
+            hint=(
+                "fine-tune all members on data with the same classes; `hydractl finetune` replaces the classifiers"
+            ),
+        )
+    if different:
+        raise CheckpointError(
+            f"{where}: is a {ours.name} with {', '.join(different)}, {first.reference} a {theirs.name}",
+            hint="all members must have the same architecture",
+        )
+
+
+def _check_reading(member: OpenModel, first: OpenModel) -> None:
+    """Refuse a member that takes its inputs, or counts its classes, otherwise than the first."""
+    ours, theirs = member.header, first.header
+    reads = reading_differences(ours.preprocess, theirs.preprocess)
+    different = {
+        "has other preprocessing": reads,
+        "has another tokenizer or other templates": ours.prompting != theirs.prompting,
+        "has other class labels, or another order of them,": ours.labels != theirs.labels,
+    }
+    for problem, differs in different.items():
+        if differs:
+            raise CheckpointError(
+                f"{member.reference}: {problem} than {first.reference}"
+                + (f": other {quoted(reads)}" if differs is reads else ""),
+                hint="one of them has no class names: `import --labels a,b,c` and `make --labels a,b,c` name those of imported weights"
+                if has_default_names(ours.labels) != has_default_names(theirs.labels) and not reads
+                else "`hydractl inspect` shows both",
+            )
+
+
+def _check_specs(member: OpenModel, first: OpenModel) -> None:
+    """Refuse a member whose tensors differ from the first's by more than the heads that their masks drop."""
+    if differing := member.checkpoint.specs.keys() ^ first.checkpoint.specs.keys():
+        raise CheckpointError(
+            f"{member.reference}: tensor `{min(differing)}` exists in only one of this member and {first.reference}"
+        )
+    for name, spec in member.checkpoint.specs.items():
+        first_spec = first.checkpoint.specs[name]
+        if spec.dtype != first_spec.dtype:
+            raise CheckpointError(
+                f"{member.reference}: tensor `{name}` is {spec.dtype}, in {first.reference} it is {first_spec.dtype}",
+                hint="prune with the same `--dtype` for all members",
+            )
+        if _unpruned(member, name) != _unpruned(first, name):
+            raise CheckpointError(
+                f"{member.reference}: tensor `{name}` has shape {spec.shape}, in {first.reference} {first_spec.shape}"
+            )
+
+
+def _unpruned(member: OpenModel, name: str) -> tuple[int, ...]:
+    header, spec = member.header, member.checkpoint.specs[name]
+    try:
+        return unpruned_shape(member.family, header.architecture, header.masks[0], name, spec)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{member.reference}: {error}", hint=f"{EDITED}; prune the base again"
+        ) from error
+
+
+def check_own_from(first: OpenModel, own_from: int) -> None:
+    """Check that members can have their own copies of block `own_from` and all that follows.
+
+    Raises:
+        UsageError: If there is no such block, or the model cannot be trained.
+    """
+    if first.header.prompting is not None:
+        raise UsageError(
+            f"`--own-from {own_from}`: {first.reference} is a zero-shot model, which cannot be trained",
+            hint="leave it out; tensors that differ between members are stored for each member anyway",
+        )
+    depth = _depth_of(first)
+    if own_from > depth:
+        raise UsageError(
+            f"`--own-from {own_from}`: {first.reference} has {counted(depth, 'block')}",
+            hint=f"`--own-from {depth}` gives each member its own readout and head",
+        )
+
+
+def largest_trunk(members: Sequence[OpenModel], own_from: int | None) -> int:
+    """Return the number of first blocks in which all members keep the same heads, at most `own_from`."""
+    bounds = [_depth_of(members[0]), inf if own_from is None else own_from]
+    return int(min(*bounds, *(_first_difference(m, members[0])[1] for m in members)))
+
+
+def check_merge_trunk(members: Sequence[OpenModel], merge_trunk: int) -> None:
+    """Check that the tensors before block `merge_trunk` can be averaged.
+
+    Raises:
+        UsageError: If no tower has so many blocks.
+        CheckpointError: If members keep different heads before that block.
+    """
+    first, depth = members[0], _depth_of(members[0])
+    if merge_trunk > depth:
+        raise UsageError(
+            f"`--merge-trunk {merge_trunk}`: must be in 0..{depth}; the model has {counted(depth, 'block')}",
+            hint=f"`--merge-trunk {depth}` merges everything except readout and classifier",
+        )
+    for member in members[1:]:
+        tower, layer = _first_difference(member, first)
+        if layer < merge_trunk:
+            where = f"block {layer}" + (f" of tower {tower}" if len(first.header.masks[0]) > 1 else "")
+            raise CheckpointError(
+                f"{member.reference}: keeps other heads than {first.reference} in {where}, so "
+                "their weights cannot be averaged",
+                hint=(
+                    f"prune with `--diverge-from {min(merge_trunk, depth - 1)}`, so that members keep the same heads before that block"
+                )
+                + (f", or merge less: `--merge-trunk {layer}`" if layer else ""),
+            )
+
+
+def _first_difference(member: OpenModel, first: OpenModel) -> tuple[str, float]:
+    """Return the tower and layer of the earliest block where heads differ; infinity where none do."""
+    places = [("", inf)]
+    for name, tower in first.header.masks[0].items():
+        pairs = enumerate(zip(tower.keep, member.header.masks[0][name].keep, strict=True))
+        places += [(name, layer) for layer, (ours, theirs) in pairs if ours != theirs]
+    return min(places, key=lambda place: place[1])
+
+
+def _depth_of(member: OpenModel) -> int:
+    """Return how many blocks the deepest tower has."""
+    return max(tower.layers for tower in member.header.architecture.towers.values())
+
+
+def check_one_start(members: Sequence[OpenModel]) -> None:
+    """Check that all members were trained from one set of weights.
+
+    Means of models that were tuned from one start work (Wortsman et al. 2022), means of other models do not.
+
+    Raises:
+        CheckpointError: If a member has another base.
+    """
+    first = members[0]
+    for member in members[1:]:
+        if _origin(member) != _origin(first):
+            untold = next((m for m in (member, first) if not m.header.base and not m.header.made_by), None)
+            doubt = (
+                f" ({untold.reference} does not record which weights it was trained from)" if untold else ""
+            )
+            raise CheckpointError(
+                f"{member.reference}: comes from another base than {first.reference}{doubt}; averaging "
+                "unrelated weights gives a useless model",
+                hint="if all were trained from the same weights, add `--force-merge`; to fuse "
+                "unrelated models, use `--mlp keep` without `--merge-trunk`",
+            )
+
+
+def _origin(member: OpenModel) -> str:
+    """Return the digest of the base that a member was made of; a base is its own."""
+    return member.header.base or member.checkpoint.digest
+
+
+def common_temperature(members: Sequence[OpenModel]) -> Temperature:
+    """Return the temperature that all members store.
+
+    Raises:
+        CheckpointError: If they store different ones.
+    """
+    first = members[0]
+    for member in members:
+        if member.header.scale != first.header.scale:
+            raise CheckpointError(
+                f"{member.reference}: stores the temperature {member.header.scale}, {first.reference} "
+                f"{first.header.scale}; the members of a hydra share one temperature",
+                hint="add `--temperature val/` to fit one, or `--temperature 1` to use none",
+            )
+    return first.header.scale
+
+
+def warn_of_copies(members: Sequence[OpenModel]) -> None:
+    """Warn if members have the same weights as earlier ones."""
+    first: dict[str, OpenModel] = {}
+    originals = [first.setdefault(member.checkpoint.digest, member) for member in members]
+    copies = [(m.reference, o.reference) for m, o in zip(members, originals, strict=True) if m is not o]
+    if len(copies) == 1:
+        copy, original = copies[0]
+        progress.warn(f"{original} and {copy} have the same weights, so their prediction counts twice")
+    elif copies:
+        copy_texts = [f"{copy} has those of {original}" for copy, original in copies[:MAX_SHOWN]]
+        copy_texts += ["..."] * (len(copies) > MAX_SHOWN)
+        progress.warn(
+            f"{len(copies)} of {len(members)} members have the same weights as an earlier one, so "
+            f"their prediction counts several times: {', '.join(copy_texts)}"
+        )

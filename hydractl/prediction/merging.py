@@ -1,0 +1,334 @@
+"""The effect of merging on labelled data, and OOD scores of hydras that are not written yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from hydractl import progress
+from hydractl.data.batches import CACHE_BYTES, check_reads, limited
+from hydractl.data.labels import filled_names, has_default_names, match_classes
+from hydractl.data.open_dataset import open_items
+from hydractl.data.reference import DataRef
+from hydractl.errors import CheckFailed, UsageError
+from hydractl.families.load import OpenModel, load_model
+from hydractl.families.tower import Towers
+from hydractl.fusion.hydra import hydra_of
+from hydractl.fusion.plan import Fusion
+from hydractl.manifest.document import Fingerprint, OptionValue, pack
+from hydractl.manifest.header import FittedScores, InputFile, SampledFile, Temperature
+from hydractl.messages import counted
+from hydractl.metrics.diversity import mutual_information
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION
+from hydractl.metrics.per_sample import Responses, answers, ensemble_log_probs
+from hydractl.metrics.registry import FIT, VAL
+from hydractl.metrics.temperature import divisor, scale_log_probs
+from hydractl.prediction.answers import Execution, Scaling, inputs_of, predict
+from hydractl.prediction.feature_ood import FitOn, Predictor, Scores, fit_on, overlap_of_val
+from hydractl.prediction.inference import PreparedData, fits
+from hydractl.prediction.open_inputs import data_input, digests, identified, labels_of, warn
+from hydractl.processes.distributed import answering_device
+
+HYDRA, ENSEMBLE = "the hydra", "the members' ensemble"
+
+LogProbs = Mapping[DataRef, Tensor]
+"""Members' log-probabilities (M, N, C) on each data set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """Quality of the mean of the members' probabilities, with logits divided by `temperature`.
+
+    Attributes:
+        accuracy: Accuracy, in [0, 1].
+        nll: NLL, in nats.
+        temperature: Temperature of all members.
+        mutual_information: Disagreement of the members, in nats, mean over samples.
+    """
+
+    accuracy: float
+    nll: float
+    temperature: float
+    mutual_information: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A measured hydra.
+
+    Attributes:
+        merge_trunk: Block before which all tensors that differ are averaged.
+        hydra: Its quality.
+        loss: NLL of the hydra minus that of the members' ensemble, in nats.
+        agreement: Fraction of samples with the same prediction as the ensemble.
+    """
+
+    merge_trunk: int
+    hydra: Quality
+    loss: float
+    agreement: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Effect of merging on labelled data.
+
+    Attributes:
+        data: Name of the data.
+        samples: Number of samples.
+        members: Quality of the ensemble of the original members.
+        tried: Hydras in the order of evaluation; the last one is written.
+    """
+
+    data: str
+    samples: int
+    members: Quality
+    tried: tuple[Tried, ...]
+
+    def results(self) -> dict[str, OptionValue]:
+        """Return the values for the lineage."""
+        last = self.tried[-1]
+        return {
+            "merge_trunk": last.merge_trunk,
+            "validation_count": self.samples,
+            "validation_accuracy": last.hydra.accuracy,
+            "validation_nll": last.hydra.nll,
+            "mutual_information": last.hydra.mutual_information,
+            "members_accuracy": self.members.accuracy,
+            "members_nll": self.members.nll,
+            "members_mutual_information": self.members.mutual_information,
+            "agreement": last.agreement,
+        }
+
+
+class MergeEvaluator:
+    """Labelled data sets, opened once, on which members and hydras are measured.
+
+    Attributes:
+        members: The members. Missing class names are those of the first data set.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[OpenModel],
+        refs: Mapping[str, DataRef],
+        execution: Execution,
+    ) -> None:
+        """Open the data.
+
+        Args:
+            members: At least one, all with the same classes.
+            refs: The data, by the option that names them.
+            execution: How models run.
+
+        Raises:
+            DataError: If a set cannot be used, has no labels, or not those of the members.
+            UsageError: If nothing names the classes of a zero-shot model.
+        """
+        first = members[0]
+        check_reads(first.header.preprocess, model=first.reference)
+        warn(first)
+        if not first.header.num_classes:
+            raise UsageError(
+                f"{first.reference}: has no class names yet, so nothing can be measured",
+                hint="give the class names of the data: `--classes cat,dog`",
+            )
+        self.members, self.team = members, execution.team
+        self.device = answering_device(execution.device)
+        self.reads = limited(first.header.preprocess, execution.max_length, model=first.reference)
+        self.inputs: dict[DataRef, PreparedData] = {}
+        self.labels: dict[DataRef, Tensor] = {}
+        for option, ref in refs.items():
+            if ref in self.inputs:
+                continue
+            items = open_items(ref, self.reads, workers=execution.workers)
+            self.labels[ref], _ = labels_of(first, items, None, option=option)
+            self.inputs[ref] = PreparedData(
+                items,
+                batch_size=execution.batch_size,
+                limit_bytes=CACHE_BYTES // len(refs),
+                deal=execution.share,
+            )
+        items = next(iter(self.inputs.values())).dataset
+        labels, names = first.header.labels, items.class_names
+        if has_default_names(labels) and len(names) == first.header.num_classes and not items.numbered:
+            places = match_classes(items, labels, num_classes=len(names))  # `labels_of` warns
+            update = {"labels": filled_names((), names, places, len(names))}
+            self.members = [replace(m, header=m.header.model_copy(update=update)) for m in members]
+
+    def choose(
+        self, fusion: Fusion, data: DataRef, temperature: Temperature | DataRef, *, max_loss: float | None
+    ) -> tuple[Fusion, Temperature, Measured]:
+        """Return the hydra that merges most of those with an acceptable loss, its temperature, and what was measured.
+
+        The members are measured first, one by one; then one hydra at a time, with fewer and fewer merged blocks. A hydra without
+        averaged tensors equals its members and is not measured.
+
+        Args:
+            fusion: The fusion with the most merged blocks.
+            data: Data to measure on.
+            temperature: A temperature, or data to fit one on for each model.
+            max_loss: Largest acceptable loss, in nats. None accepts the first hydra.
+
+        Raises:
+            CheckFailed: If the loss of every hydra is larger.
+        """
+        # memory holds one member at a time
+        log_probs_by_member = [self._log_probs(partial(load_model, m), m.reference) for m in self.members]
+        member_log_probs = {
+            ref: torch.cat([by_set[ref] for by_set in log_probs_by_member]) for ref in self.inputs
+        }
+        of_members = self._scale(member_log_probs, ENSEMBLE, temperature)
+        before, predicted = self._quality(data, member_log_probs, of_members)
+        tried: list[Tried] = []
+        for merge_trunk in range(fusion.merge_trunk, -1, -1):
+            candidate = fusion.merging(merge_trunk)
+            quality, classes, scale = before, predicted, of_members
+            if candidate.averages:
+                name = HYDRA if max_loss is None else f"{HYDRA} merged before block {merge_trunk}"
+                log_probs = self._log_probs(partial(hydra_of, candidate, where=HYDRA), name)
+                scale = self._scale(log_probs, name, temperature)
+                quality, classes = self._quality(data, log_probs, scale)
+            agreement = float((classes == predicted).double().mean())
+            loss = quality.nll - before.nll
+            tried.append(Tried(merge_trunk=merge_trunk, hydra=quality, loss=loss, agreement=agreement))
+            progress.step(
+                f"{counted(merge_trunk, 'block')} merged: NLL {quality.nll:.4f}, {loss:+.4f} against "
+                f"{ENSEMBLE}; accuracy {quality.accuracy:.4f}, agreement {agreement:.4f}"
+            )
+            if max_loss is None or loss <= max_loss:
+                if max_loss is not None and fusion.merge_trunk and not merge_trunk:
+                    progress.warn(
+                        "merging any block costs more than allowed, so every member keeps its own blocks"
+                    )
+                items = self.inputs[data].dataset
+                measured = Measured(data=items.name, samples=items.total, members=before, tried=tuple(tried))
+                return candidate, scale, measured
+        least = min(tried, key=lambda trial: trial.loss)
+        raise CheckFailed(
+            f"every hydra loses more than {max_loss:g} nats; the best one, with `--merge-trunk "
+            f"{least.merge_trunk}`, loses {least.loss:.4g}; nothing was written",
+            hint=(
+                f"add `--max-loss {1.05 * least.loss:.2g}`, or leave out `--mlp merge` so that members keep their own MLPs"
+            ),
+        )
+
+    def temperature_of(self, fusion: Fusion, data: DataRef) -> Temperature:
+        """Fit the temperature of a hydra on data."""
+        return self._scale(self._log_probs(partial(hydra_of, fusion, where=HYDRA), HYDRA), HYDRA, data)
+
+    @property
+    def sources(self) -> tuple[InputFile, ...]:
+        """Lineage entries of the data sets."""
+        return tuple(data_input(inputs.dataset, self.team) for inputs in self.inputs.values())
+
+    def _log_probs(self, load: Callable[[], Towers], name: str) -> LogProbs:
+        """Run a model on all data sets.
+
+        Raises:
+            InputError: If its logits are not finite, or it does not fit into the memory of the device.
+        """
+        with fits(name, self.device):
+            model = load().to(self.device)
+        predictor = Predictor(model=model, name=name, reads=self.reads)
+        return {
+            ref: predict(predictor, inputs, team=self.team).log_probs for ref, inputs in self.inputs.items()
+        }
+
+    def _scale(self, log_probs: LogProbs, name: str, temperature: Temperature | DataRef) -> Temperature:
+        """Return the temperature, or fit one on data."""
+        if isinstance(temperature, Temperature):
+            return temperature
+        responses, labels = Responses(log_probs[temperature]), self.labels[temperature]
+        scaling = Scaling.fit(responses, labels, row=name, header=self.members[0].header)
+        return scaling.on_top_of(()).rounded()
+
+    def _quality(
+        self, ref: DataRef, log_probs_by_set: LogProbs, temperature: Temperature
+    ) -> tuple[Quality, Tensor]:
+        """Return the quality of an ensemble on a data set, and its predicted classes (N,). Each label or word is one sample."""
+        scaled = Responses(scale_log_probs(log_probs_by_set[ref], divisor(temperature)))
+        member_log_probs, labels = scaled.flattened().log_probs.double(), self.labels[ref]
+        log_probs = ensemble_log_probs(member_log_probs)
+        per_sample = answers(log_probs.exp(), labels[labels >= 0], log_probs=log_probs)
+        quality = Quality(
+            accuracy=float(per_sample["hits"].double().mean()),
+            nll=float(per_sample["nll"].mean()),
+            temperature=temperature.common,
+            mutual_information=mutual_information(member_log_probs.exp()),
+        )
+        return quality, log_probs.argmax(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DensityFitter:
+    """Data that the OOD score `energy+density` of a hydra is fitted on.
+
+    Attributes:
+        on: Labelled training data, and held-out data of the same classes.
+        sources: Lineage entries of the two.
+        execution: How models run.
+    """
+
+    on: FitOn
+    sources: tuple[SampledFile, SampledFile]
+    execution: Execution
+
+    @classmethod
+    def open(cls, model: OpenModel, fit: DataRef, val: DataRef, execution: Execution) -> Self:
+        """Open the data as a model reads them.
+
+        Raises:
+            DataError: If a set cannot be used, or the training data have no labels, or not those of the model.
+        """
+        check_reads(model.header.preprocess, model=model.reference)
+        team = execution.team
+        reads = limited(model.header.preprocess, execution.max_length, model=model.reference)
+        opened = [open_items(ref, reads, workers=execution.workers) for ref in (fit, val)]
+        labels, _ = labels_of(model, opened[0], None, option=f"--{FIT}")
+        training, held_out = (
+            inputs_of(items, name=name, batch_size=execution.batch_size, team=team)
+            for name, items in zip((FIT, VAL), opened, strict=True)
+        )
+        (fit_digest, fit_content), (val_digest, val_content) = (
+            identified(items, digests(items, team)) for items in opened
+        )
+        if doubt := overlap_of_val(val_content, fit_content):
+            progress.warn(doubt)
+        return cls(
+            on=FitOn(training, labels, held_out),
+            sources=(
+                SampledFile(name=opened[0].name, sha256=fit_digest, samples=pack(fit_content)),
+                SampledFile(name=opened[1].name, sha256=val_digest, samples=pack(val_content)),
+            ),
+            execution=execution,
+        )
+
+    def fit(self, fusion: Fusion, temperature: Temperature) -> tuple[Scores, FittedScores]:
+        """Fit the score of a hydra at its temperature; return its tensors and its entry in the header.
+
+        Raises:
+            DataError: If the score cannot be fitted on such data.
+            InputError: If the hydra does not fit into the memory of the device.
+        """
+        progress.step(f"Fitting the OOD score {ENERGY_DENSITY}")
+        device = answering_device(self.execution.device)
+        reads = limited(fusion.header.preprocess, self.execution.max_length, model=HYDRA)
+        with fits(HYDRA, device):
+            hydra = hydra_of(fusion, where=HYDRA).to(device)
+        hydra.set_temperature(temperature)
+        predictor = Predictor(model=hydra, name=HYDRA, reads=reads)
+        scores = fit_on(predictor, fusion.family, (ENERGY_DENSITY,), self.on, self.execution.team)
+        source = self.sources[0]
+        fitted = FittedScores(
+            scores=(ENERGY_DENSITY,),
+            data=Fingerprint(reference=source.name, sha256=source.sha256, count=len(self.on.inputs)),
+            temperature=scores.temperature,
+            version=VERSION,
+        )
+        return scores, fitted

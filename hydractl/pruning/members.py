@@ -1,0 +1,148 @@
+"""Members that are cut out of a base: their tensors, the comparison with the masked base, and their cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+
+from hydractl.checkpoint import Chunks, TensorSpec, tensor_bytes
+from hydractl.errors import CheckFailed, CheckpointError
+from hydractl.families.finite import as_stored
+from hydractl.families.load import OpenModel, build_checked
+from hydractl.families.tower import TOLERANCE, Model, blank_inputs, largest_difference, probe_inputs
+from hydractl.fusion.hydra import hollow, streamed_logits
+from hydractl.fusion.plan import prune_tensor, pruned_spec, zero_dropped
+from hydractl.manifest.head_mask import HeadMask, Mask
+from hydractl.manifest.header import InputFile, Kind
+from hydractl.metrics.cost import macs_of
+from hydractl.model_inputs import Inputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Cost of a model: parameters, multiply-accumulates per sample, bytes of its tensors."""
+
+    parameters: int
+    macs: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A member that is not written yet.
+
+    Attributes:
+        opened: The base.
+        mask: The heads that stay.
+        path: The output.
+        sources: Lineage entries of the mask.
+        specs: Dtypes and shapes of the stored tensors.
+    """
+
+    opened: OpenModel
+    mask: HeadMask
+    path: Path
+    sources: tuple[InputFile, ...]
+    specs: Mapping[str, TensorSpec]
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return a tensor as it is stored.
+
+        Raises:
+            CheckFailed: If a number is too large for the dtype.
+        """
+        opened, spec = self.opened, self.specs[name]
+        member_tensor = prune_tensor(
+            opened.family, opened.header.architecture, self.mask.towers, name, opened.checkpoint.tensor(name)
+        )
+        larger = spec.dtype == "F16" and "`--dtype bf16` or `--dtype fp32` can represent larger numbers"
+        return as_stored(
+            name, member_tensor, spec, hint=larger or "leave `--dtype` out to keep the stored numbers"
+        )
+
+    def masked(self, name: str) -> torch.Tensor:
+        """Return the tensor of the base that serves as reference: removed heads zeroed, numbers rounded to the stored dtype, in fp32.
+
+        Numbers that are too large for the stored dtype are not rounded: they belong to a removed head, or `tensor` raises.
+        """
+        opened, spec = self.opened, self.specs[name]
+        base_tensor = opened.checkpoint.tensor(name)
+        if spec.is_floating:
+            rounded, base_tensor = base_tensor.to(spec.torch_dtype).float(), base_tensor.float()
+            base_tensor = torch.where(rounded.isfinite(), rounded, base_tensor)
+        return zero_dropped(opened.family, opened.header.architecture, self.mask.towers, {name: base_tensor})[
+            name
+        ]
+
+    def chunks(self, name: str) -> Chunks:
+        """Return the bytes of a tensor; raises as `tensor`."""
+        stored = self.opened.checkpoint
+        return (
+            [stored.spans[name]]
+            if stored.specs[name] == self.specs[name]
+            else [tensor_bytes(self.tensor(name))]
+        )
+
+
+def stored_specs(
+    opened: OpenModel, mask: Mask, specs: Mapping[str, TensorSpec], dtype: str | None
+) -> dict[str, TensorSpec]:
+    """Return dtype and shape of the tensors of a member, in `dtype` if it is given."""
+    if dtype is not None:
+        name, exact = dtype.upper().replace("FP", "F"), opened.family.exact
+        specs = {
+            k: TensorSpec("F32" if k in exact else name, s.shape) if s.is_floating else s
+            for k, s in specs.items()
+        }
+    return {n: pruned_spec(opened.family, opened.header.architecture, mask, n, s) for n, s in specs.items()}
+
+
+def verify_members(members: Sequence[Member]) -> list[float]:
+    """Compare each member with the masked base on one random batch in fp32; return the largest differences.
+
+    Raises:
+        CheckFailed: If a difference exceeds the tolerance.
+    """
+    opened = members[0].opened
+    base_model = build_checked(
+        opened.family, opened.header, hollow(opened.checkpoint.specs), where=opened.reference
+    )
+    inputs = probe_inputs(opened.header)
+    return [_verify(member, base_model, inputs, where=f"member {i}") for i, member in enumerate(members)]
+
+
+def _verify(member: Member, base_model: Model, inputs: Inputs, *, where: str) -> float:
+    header = member.opened.header.model_copy(update={"kind": Kind.MEMBER, "masks": (member.mask.towers,)})
+    pruned = build_checked(member.opened.family, header, hollow(member.specs), where=where)
+    difference = largest_difference(
+        streamed_logits(pruned, lambda name: [member.tensor(name)], inputs),
+        streamed_logits(base_model, lambda name: [member.masked(name)], inputs),
+    )
+    if not difference <= TOLERANCE:
+        raise CheckFailed(
+            f"{where} differs from the masked base by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",
+            hint="very large weights may overflow; `--no-verify` skips the check",
+        )
+    return difference
+
+
+def size_of(opened: OpenModel, mask: Mask, specs: Mapping[str, TensorSpec]) -> Size:
+    """Count parameters and bytes from the shapes, and MACs by running the model without data on the meta device."""
+    model = opened.family.build(opened.header.architecture, mask, None)
+    parameters = sum(p.numel() for p in model.parameters())
+    stored = sum(prod(spec.shape) for spec in specs.values())
+    model_elements = sum(tensor.numel() for tensor in model.library_state().values())
+    if stored != model_elements:
+        raise CheckpointError(
+            f"{opened.reference}: the shapes of its tensors give {stored} elements, but the model has {model_elements}"
+        )
+    model.answer.expect(1)  # a zero-shot model costs what its vision side costs
+    return Size(
+        parameters=parameters,
+        macs=macs_of(model, blank_inputs(opened.header.preprocess, 1, device="meta")),
+        size_bytes=sum(s.size_bytes for s in specs.values()),
+    )

@@ -1,0 +1,68 @@
+"""Strategies that select the heads of members. Importing this module does not load torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class Strategy(StrEnum):
+    """Strategy that selects the heads of members."""
+
+    BEST = "best"
+    SAMPLE = "sample"
+    OBJECTIVES = "objectives"
+    CLUSTERS = "clusters"
+    RANDOM = "random"
+    DIVERSE = "diverse"
+
+
+class Diversity(StrEnum):
+    """What `diverse` maximises; see `hydractl.metrics.diversity`."""
+
+    MI = "mi"
+    DISAGREEMENT = "disagreement"
+    NONE = "none"
+    """No diversity, a control: the best sample and the first others that are good enough."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Summary of a strategy and the options that it takes.
+
+    Attributes:
+        summary: Description for the help text.
+        scores: Minimum and maximum number of scores files; None for any number.
+        pool: Whether a pool is required; otherwise it has no effect.
+        many: Whether `--members` gives the number of members.
+        per_layer: Whether `--per-layer` is supported.
+        budget: Whether a budget can be given.
+    """
+
+    summary: str
+    scores: tuple[int, int | None] = (1, 1)
+    pool: bool = False
+    many: bool = True
+    per_layer: bool = False
+    budget: bool = True
+
+
+RULES: Mapping[Strategy, Rules] = MappingProxyType(
+    {
+        Strategy.BEST: Rules(summary="the heads with the highest scores", many=False, per_layer=True),
+        Strategy.SAMPLE: Rules(summary="without random heads of the pool", pool=True),
+        Strategy.OBJECTIVES: Rules(
+            summary="one member per scores file", scores=(2, None), many=False, per_layer=True
+        ),
+        Strategy.CLUSTERS: Rules(
+            summary="one head of each cluster, the j-th best for member j", budget=False
+        ),
+        Strategy.RANDOM: Rules(summary="random heads, a control", scores=(0, 0), per_layer=True),
+        Strategy.DIVERSE: Rules(summary="the samples that disagree most on data", pool=True),
+    }
+)
+
+
+IMPLIED = Rules(summary="as other options imply", scores=(0, None), per_layer=True)
