@@ -157,7 +157,8 @@ class MergeEvaluator:
         items = next(iter(self.inputs.values())).dataset
         labels, names = first.header.labels, items.class_names
         if has_default_names(labels) and len(names) == first.header.num_classes and not items.numbered:
-            places = match_classes(items, labels, num_classes=len(names))  # `labels_of` warns
+            with progress.reporting(progress.SILENT):  # `labels_of` warns
+                places = match_classes(items, labels, num_classes=len(names))
             update = {"labels": filled_names((), names, places, len(names))}
             self.members = [replace(m, header=m.header.model_copy(update=update)) for m in members]
 

@@ -33,11 +33,11 @@ def test_the_second_command_follows_the_hint(place, row, request):
 
 
 def test_each_hint_has_a_row():
-    """A text that several files define has as many rows."""
+    """A text that several files define has at least as many rows."""
     rows, templates = Counter(row.hint for row in ROWS), hint_templates()
 
     assert sorted((templates - rows).elements()) == []
-    assert sorted((rows - templates).elements()) == [], "rows of hints that the code does not contain"
+    assert sorted({*rows} - {*templates}) == [], "rows of hints that the code does not contain"
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.test], ids=str)
