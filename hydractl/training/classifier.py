@@ -41,7 +41,7 @@ class ClassifierRequest:
     head_seed: int | None
 
 
-def fit_classifier(opened: OpenModel, items: Items, recipe: Recipe, asked: ClassifierRequest) -> OpenModel:
+def fit_classifier(opened: OpenModel, items: Items, recipe: Recipe, request: ClassifierRequest) -> OpenModel:
     """Return a model whose classifier has the classes of the data.
 
     The model's own classifier stays if it has as many classes, knows their names or has no names, and has the pooling asked for.
@@ -50,19 +50,19 @@ def fit_classifier(opened: OpenModel, items: Items, recipe: Recipe, asked: Class
         opened: The model.
         items: Training data.
         recipe: Recipe, with `reset_head` and the parts to train.
-        asked: The classifier that was asked for.
+        request: The classifier that was asked for.
 
     Raises:
         UsageError: If options contradict the model or one another.
         DataError: If the data have more classes than were asked for, or do not fit a classifier that is to be kept.
     """
-    before, pooling = opened.header.architecture, _pooling(opened, items, recipe, asked.pooling)
-    head_seed = asked.head_seed
+    before, pooling = opened.header.architecture, _pooling(opened, items, recipe, request.pooling)
+    head_seed = request.head_seed
     reads_as_asked = not opened.lacks and pooling == (before.pooling or DEFAULT_POOLING)
     if recipe.reset_head is False:
-        _check_kept(opened, items, asked, reads_as_asked=reads_as_asked)
+        _check_kept(opened, items, request, reads_as_asked=reads_as_asked)
         return opened
-    number = _number(opened, items, asked.number)
+    number = _number(opened, items, request.number)
     fits = (
         reads_as_asked
         and number == before.num_classes
@@ -97,7 +97,7 @@ def fit_classifier(opened: OpenModel, items: Items, recipe: Recipe, asked: Class
             replace(opened, header=member_header),
             number,
             labels=labels,
-            seed=asked.seed + i,
+            seed=request.seed + i,
             head_seed=None if head_seed is None else head_seed + i,
             pooling=pooling,
         )
@@ -168,7 +168,7 @@ def _pooling(opened: OpenModel, items: Items, recipe: Recipe, pooling: str | Non
     return header.architecture.pooling or DEFAULT_POOLING
 
 
-def _check_kept(opened: OpenModel, items: Items, asked: ClassifierRequest, *, reads_as_asked: bool) -> None:
+def _check_kept(opened: OpenModel, items: Items, request: ClassifierRequest, *, reads_as_asked: bool) -> None:
     """Refuse to keep a classifier that is missing, or is not the one that was asked for or that the data need.
 
     Classes are matched in order only if the classifier has no names: others would be trained under the names that it has.
@@ -189,14 +189,14 @@ def _check_kept(opened: OpenModel, items: Items, asked: ClassifierRequest, *, re
         (
             not reads_as_asked,
             UsageError(
-                f"`--keep-head`: the classifier of {name} does not fit `--pooling {asked.pooling}`",
+                f"`--keep-head`: the classifier of {name} does not fit `--pooling {request.pooling}`",
                 hint="leave one of them out",
             ),
         ),
         (
-            asked.number not in {None, architecture.num_classes},
+            request.number not in {None, architecture.num_classes},
             UsageError(
-                f"`--keep-head`: the classifier of {name} has {architecture.num_classes} classes, not {asked.number}",
+                f"`--keep-head`: the classifier of {name} has {architecture.num_classes} classes, not {request.number}",
                 hint="leave `--keep-head` or `--num-classes` out",
             ),
         ),

@@ -145,6 +145,9 @@ class Training:
     trains_all: ClassVar[bool] = True
     repeat: int = 1
 
+    def __post_init__(self) -> None:
+        """Set further attributes of a derived class."""
+
     def check_base(self) -> None:
         """Refuse a base, before it is fused, whose hydra cannot be trained this way."""
 

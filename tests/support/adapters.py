@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 from hydractl.plugins import load
 from hydractl.research.methods.options import TrainingOptions, method_reference
+from hydractl.training.recipe import Recipe
 
 
 def adapter_of(method, header):
     """Return the adapter of a method for a model with a header."""
     options = TrainingOptions(method=method_reference(method))
-    config = SimpleNamespace(model="base.st", seed=0, extensions=(options,), has_own_batches=False)
-    return load(options.training)(config, header)
+    return load(options.training)(
+        model="base.st", header=header, recipe=Recipe(), seed=0, own_batches=False, options=options
+    )

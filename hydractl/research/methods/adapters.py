@@ -154,6 +154,7 @@ class Adapter(SeededTraining):
 
     method: TrainingMethod
 
+    @override
     def __post_init__(self) -> None:
         self.members = len(self.header.masks)
         self.method = cast("TrainingMethod", self.options.trains_by)

@@ -344,10 +344,10 @@ class Circuit(ResumedPasses):
 
     def around(self, heads: Sequence[HeadId]) -> tuple[Tensor, dict[HeadId, Tensor]]:
         """Return the circuit's traits (1, S), and those after a change of each of some heads, by itself."""
-        now, after = torch.empty(0), dict[HeadId, Tensor]()
+        circuit_traits, after = torch.empty(0), dict[HeadId, Tensor]()
         for share in self._shares(heads):
             picks = self._picks(share)
-            *changed, now = self._without(picks, around=True)[1].split(1)
+            *changed, circuit_traits = self._without(picks, around=True)[1].split(1)
             ordered = (
                 HeadId(name, i, h)
                 for name, layers in picks.items()
@@ -355,7 +355,7 @@ class Circuit(ResumedPasses):
                 for h in hs
             )
             after |= zip(ordered, changed, strict=True)
-        return now, after
+        return circuit_traits, after
 
     def expected(self, traits: Tensor) -> list[float]:
         """Return the objective's values that follow from the traits (K, S) of some candidates."""

@@ -217,10 +217,10 @@ def prepare(config: FinetuneConfig, output: Output) -> TrainingPlan:
     items = open_set(config.data, opened.header.preprocess)
     check_training_labels(items, "--data")
     how = reading_of(opened, recipe, recipe_name=config.recipe_name, max_length=config.max_length)
-    asked = ClassifierRequest(
+    request = ClassifierRequest(
         number=config.num_classes, pooling=config.pooling, seed=config.seed, head_seed=config.head_seed
     )
-    opened = fit_classifier(opened, items, recipe, asked)
+    opened = fit_classifier(opened, items, recipe, request)
     items, how = by_words(opened, items, how)
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
     check_members(opened, how, own_batches=config.has_own_batches, repulsion=config.repulsion is not None)
