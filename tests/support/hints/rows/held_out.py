@@ -253,7 +253,7 @@ ROWS = (
         "--weights-lr 1e-4 -o o.json",
     ),
     Row(
-        "prediction/inference.py",
+        "prediction/feature_ood.py",
         "use OOD scores of logits, such as energy",
         "fuse multi --fit labels.jsonl --val labels.jsonl -o o.st",
         "fuse multi -o o.st",
@@ -271,7 +271,7 @@ ROWS = (
         "prune base.st --scores scores.json --remove NUMBER -o o.st",
     ),
     Row(
-        "prediction/inference.py",
+        "prediction/scaling.py",
         "give `--temperature` another value, or leave it out",
         "eval cold.st --data digits::classes=0-6,limit=9,split=test --no-latency --bootstrap 0 --temperature 500",
         "eval cold.st --data digits::classes=0-6,limit=9,split=test --no-latency --bootstrap 0 --temperature 1",

@@ -120,7 +120,7 @@ ROWS = (
         test="tests/fusion/test_feature_ood.py::test_a_file_without_room_is_refused_before_the_data_are_read",
     ),
     Row(
-        "prediction/inference.py",
+        "families/finite.py",
         "use `--dtype fp32`; if that does not help, the weights are damaged",
         "predict base.st images --dtype fp16",
         "predict base.st images --dtype fp32",

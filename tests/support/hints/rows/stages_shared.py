@@ -1,4 +1,4 @@
-"""Hints of `hydractl/stages/shared/`, `inspect/` and `report/`."""
+"""Hints of code that several stages share, and of `hydractl/stages/inspect/` and `report/`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from pathlib import Path
 
 from support.hints.table import Row
 
-SETTINGS, CHANGED, SELECTION, IMAGES, CLASSES = (
-    f"stages/shared/{name}.py"
-    for name in ("settings", "provenance", "mask_selection", "open_inputs", "zero_shot_classes")
-)
+SETTINGS, CHANGED, SELECTION = "stages/options.py", "provenance/up_to_date.py", "pruning/selection.py"
+IMAGES, CLASSES = "prediction/open_inputs.py", "prediction/class_names.py"
 REPORT, INSPECT, OPEN = "stages/report/config.py", "stages/inspect/config.py", "stages/inspect/run.py"
 PRUNE = "prune base.st --scores scores.json"
 EVAL = "eval base.st --data digits::classes=0-6,limit=9,split=test --no-latency --bootstrap 0"
