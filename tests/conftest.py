@@ -21,6 +21,9 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
+# Collection makes 20,000 items and loads all libraries, and few of their objects become garbage.
+gc.disable()
+
 FEW = 6
 """A law marked `spread` takes each sixth variant of a family, and one at least; `spread(every=8)` each eighth."""
 
@@ -145,6 +148,7 @@ def pytest_collection_finish(session):
     """Leave what the libraries are made of out of garbage collections: each training run asks for one of everything."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

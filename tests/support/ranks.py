@@ -50,15 +50,12 @@ def score_all(
 
 def main(jobs: str, out: str) -> None:
     """Do each scoring or command, and write down how it was refused if it was."""
-    import torch
-
     from hydractl.cli.app import main as run_command
     from hydractl.errors import UsageError
     from hydractl.heads.budget import HeadBudget
     from hydractl.stages.score.config import ScoreConfig
     from hydractl.stages.score.run import run_score
 
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # whoever was forked has read it before
     for name, settings in json.loads(Path(jobs).read_text()).items():
         if "argv" in settings:
             words = [word.replace("{out}", f"{out}/{name}") for word in settings["argv"]]
@@ -72,4 +69,7 @@ def main(jobs: str, out: str) -> None:
 
 
 if __name__ == "__main__":
+    import torch
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # whoever was forked has read it before
     main(*sys.argv[1:])
