@@ -83,7 +83,8 @@ class MethodRun:
     ) -> HeadScores:
         """Write the scores and return them."""
         del opened, ranking
-        output.write(config.out, scores.to_json().encode())
+        with output.publish() as begin:
+            begin(config.out).write(scores.to_json().encode())
         return scores
 
     def clear_state(self) -> None:
