@@ -217,7 +217,10 @@ def members_of(header: Header, states: Sequence[Mapping[str, torch.Tensor]], *, 
     members = []
     for member_header, state in zip(member_headers(header), states, strict=True):
         # one parameter object for a tensor that several members hold: that is how `Hydra` finds what to run once
-        parameters = {k: parameters_by_id.setdefault(id(v), _parameter(v)) for k, v in state.items()}
+        parameters = {
+            k: parameters_by_id.setdefault(id(v), nn.Parameter(v) if v.is_floating_point() else v)
+            for k, v in state.items()
+        }
         members.append(build_checked(family, member_header, parameters, where=where))
     return members
 
@@ -266,10 +269,6 @@ def load_any(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model | 
         )
     model.set_temperature(opened.header.scale)
     return model
-
-
-def _parameter(tensor: torch.Tensor) -> torch.Tensor:
-    return nn.Parameter(tensor) if tensor.is_floating_point() else tensor
 
 
 Read: TypeAlias = "Callable[[str], Sequence[torch.Tensor]]"

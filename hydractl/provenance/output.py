@@ -522,8 +522,12 @@ class Output:
         ]
         read_folders = [Path(ref.source) for ref in refs if ref.kind is SourceKind.FOLDER]
         for path in filter(None, paths):
-            if sidecars:
-                _check_sidecar(path)
+            beside = Sidecar.path_of(path) if sidecars else None
+            if beside and (beside.is_symlink() or has_content(beside)) and not has_sidecar(path):
+                raise OutputExists(
+                    f"{beside}: the record of how {path.name} was made goes here, but the existing file is not from hydractl",
+                    hint="move it to another place, or choose another name with `-o`",
+                )
             targets, in_folder = [path], folders and is_folder(path)
             if in_folder:
                 check_folder(path)
@@ -579,21 +583,6 @@ class Output:
                 sidecar.write(Sidecar(sha256=file.digest, made_by=step).to_json().encode())
         for path in stale:
             path.unlink()
-
-    def write(self, path: Path, content: bytes) -> None:
-        """Publish one output."""
-        with self.publish() as begin:
-            begin(path).write(content)
-
-
-def _check_sidecar(path: Path) -> None:
-    """Raise OutputExists if another file has the name of an output's sidecar."""
-    beside = Sidecar.path_of(path)
-    if (beside.is_symlink() or has_content(beside)) and not has_sidecar(path):
-        raise OutputExists(
-            f"{beside}: the record of how {path.name} was made goes here, but the existing file is not from hydractl",
-            hint="move it to another place, or choose another name with `-o`",
-        )
 
 
 def _model_files(folder: Path) -> list[Path]:

@@ -238,7 +238,8 @@ class MethodRun:
     def publish(self, out: Path, scores: HeadScores, ranking: Ranking, output: Output) -> HeadScores:
         """Write the scores and return them."""
         del ranking
-        output.write(out, scores.to_json().encode())
+        with output.publish() as begin:
+            begin(out).write(scores.to_json().encode())
         return scores
 
     def clear_state(self) -> None:

@@ -38,10 +38,10 @@ def bench(config: BenchConfig, terminal: Terminal) -> None:
     base = base_of(config)
     with reporting(terminal.progress()):
         work, names = _planned(config, base)
-    text = written(stages(config, names, work), command="bench")
-    pipeline = read_back(plan, text, force=config.force or config.dry_run)
-    if not (terminal.as_json or terminal.quiet):
-        _say(config, names, work, measure(config, base))
+        text = written(stages(config, names, work), command="bench")
+        pipeline = read_back(plan, text, force=config.force or config.dry_run)
+        if not (terminal.as_json or terminal.quiet):
+            _say(config, names, work, measure(config, base))
     run_plan(plan, text, pipeline, terminal, dry_run=config.dry_run)
 
 
