@@ -304,10 +304,10 @@ class Checkpoint:
         spans: dict[str, Span] = {}
         metadata: dict[str, str] = {}
         for file in files:
-            found, places, meta = _read_header(file, where=str(path if spool else file))
-            if twice := specs.keys() & found.keys():
+            file_specs, places, meta = _read_header(file, where=str(path if spool else file))
+            if twice := specs.keys() & file_specs.keys():
                 raise CheckpointError(f"{file}: tensor `{min(twice)}` is also in another shard")
-            specs |= found
+            specs |= file_specs
             metadata |= meta
             spans |= places
         beside = {name: specs.pop(name) for name in [*specs] if name.startswith(BESIDE)}
@@ -355,13 +355,13 @@ class Checkpoint:
         """The bytes of all weights together."""
         return sum(spec.size_bytes for spec in self.specs.values())
 
-    def joined(self, other: Checkpoint) -> Checkpoint:
+    def joined(self, checkpoint: Checkpoint) -> Checkpoint:
         """Return a checkpoint with another's tensors and scratch folder too; it goes by its own name and digest still."""
         return replace(
             self,
-            specs={**self.specs, **other.specs},
-            spans={**self.spans, **other.spans},
-            scratch=other.scratch,
+            specs={**self.specs, **checkpoint.specs},
+            spans={**self.spans, **checkpoint.spans},
+            scratch=checkpoint.scratch,
             stands_for=self,
         )
 

@@ -269,13 +269,13 @@ def _in_folder(reference: str, folder: Path) -> Located:
     variants = [path for path in sorted(folder.glob("model.safetensors.index.*.json")) if is_index(path)]
     if len(variants) == 1:
         return _in_index(reference, variants[0], config=config)
-    found = variants or sorted([*folder.glob("*.safetensors"), *folder.glob("*.st")])
-    if len(found) == 1:
-        return Located(reference=reference, path=folder, weights=tuple(found), config=config)
-    if found:
-        names = ", ".join(f.name for f in found[:4])
+    weight_files = variants or sorted([*folder.glob("*.safetensors"), *folder.glob("*.st")])
+    if len(weight_files) == 1:
+        return Located(reference=reference, path=folder, weights=tuple(weight_files), config=config)
+    if weight_files:
+        names = ", ".join(f.name for f in weight_files[:4])
         raise CheckpointError(
-            f"{folder}: has {len(found)} "
+            f"{folder}: has {len(weight_files)} "
             f"{'indexes of shards' if variants else 'safetensors files and no index'}: {names}",
             hint="give one of them",
         )
@@ -377,8 +377,8 @@ def _config_in(folder: Path) -> dict[str, object] | None:
     One that holds a model in two libraries' layouts is not open_clip's, which one has to install.
     """
     check_no_adapter(folder)
-    own, open_clip = folder / "config.json", folder / OPEN_CLIP_CONFIG
-    is_ambiguous = own.is_file() and ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file())
+    config_file, open_clip = folder / "config.json", folder / OPEN_CLIP_CONFIG
+    is_ambiguous = config_file.is_file() and ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file())
     if open_clip.is_file() and not is_ambiguous:
         return read_object(open_clip)
-    return read_object(own) if own.is_file() else None
+    return read_object(config_file) if config_file.is_file() else None

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hydractl.data.datasets import ImageSet, Items, Reading, TextSet, of_kind
+from hydractl.data.datasets import Dataset, ImageSet, Reading, TextSet, of_kind
 from hydractl.data.preprocess import (
     EvalTransform,
     Normalised,
@@ -398,7 +398,7 @@ def shortened(how: Reading, max_length: int | None) -> Reading:
 
 
 def encoded(
-    items: Items,
+    dataset: Dataset,
     how: Reading,
     *,
     batch_size: int,
@@ -412,7 +412,7 @@ def encoded(
     that little is padded, unless `deal` says otherwise: `Batch.indices` says which items a batch holds.
 
     Args:
-        items: The data.
+        dataset: The data.
         how: Of the model.
         batch_size: At least 1.
         indices: Positions in the data, any order, repeats allowed; None for all of them once.
@@ -425,7 +425,7 @@ def encoded(
         ValueError: If `batch_size` or an index is out of range.
     """
     if isinstance(how, Tokenization):
-        texts = of_kind(items, TextSet)
+        texts = of_kind(dataset, TextSet)
         order = checked_order(len(texts), batch_size, indices)
         among = None if deal.among is None else deal.among * batch_size
         token_batches = TokenBatches.of(
@@ -435,7 +435,7 @@ def encoded(
             among=1 if deal.as_given else among,
         )
         return replace(token_batches, order=token_batches.order[deal.positions(len(order), batch_size)])
-    images = of_kind(items, ImageSet)
+    images = of_kind(dataset, ImageSet)
     order = checked_order(len(images), batch_size, indices)
     return tensor_cache(
         images,

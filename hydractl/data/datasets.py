@@ -1,6 +1,6 @@
 """Data sets: images or texts with labels and class names, from files or from a program.
 
-Every data set is an `Items`: its length, `labels`, `class_names`, and the digest of each item. `TextSet` holds texts;
+Every data set is an `Dataset`: its length, `labels`, `class_names`, and the digest of each item. `TextSet` holds texts;
 `ImageSet` reads images from an `ImageStore`. `data/batches.py` turns data sets into batches of a model's inputs.
 """
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from hydractl.data.preprocess import EvalTransform, PerItem
 
-T = TypeVar("T", bound="Items")
+T = TypeVar("T", bound="Dataset")
 LABELS_HINT = (
     "use one sub-folder per class in a folder; a column `label` in a table, or give its name with `::label=COLUMN`; "
     'write one column per label as one column of lists: `{"labels": ["delay"]}` (docs/multi-label.md has a command)'
@@ -83,7 +83,7 @@ ItemLabels: TypeAlias = "tuple[int, ...] | tuple[tuple[int, ...], ...]"
 
 
 class Labels(NamedTuple):
-    """What is said of the classes of items; as in `Items`."""
+    """What is said of the classes of items; as in `Dataset`."""
 
     class_names: tuple[str, ...] = ()
     labels: ItemLabels | None = None
@@ -92,7 +92,7 @@ class Labels(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Items(ABC):
+class Dataset(ABC):
     """Images or texts in a fixed order, with or without labels.
 
     Safe to read from several threads.
@@ -228,7 +228,7 @@ class Items(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TextSet(Items):
+class TextSet(Dataset):
     """Texts in memory; where they were read from does not count for their digests.
 
     Attributes:
@@ -362,7 +362,7 @@ class ImageStore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ImageSet(Items):
+class ImageSet(Dataset):
     """Images in a fixed order, with or without labels.
 
     Attributes:
@@ -465,7 +465,7 @@ def fingerprint_of(
     *,
     decoding: str,
 ) -> str:
-    """Return the fingerprint of so many items of such labels and digests; see `Items`."""
+    """Return the fingerprint of so many items of such labels and digests; see `Dataset`."""
     sha = hashlib.sha256(json.dumps([count, class_names, labels, *filter(None, [decoding])]).encode())
     for digest in digests:
         sha.update(digest[:-SAMPLE_BYTES])
@@ -481,7 +481,7 @@ def content_of(how: Reading) -> Content:
     return Content.TEXTS if isinstance(how, Tokenization) else Content.IMAGES
 
 
-def of_kind(items: Items, kind: type[T]) -> T:
+def of_kind(items: Dataset, kind: type[T]) -> T:
     """Return a data set as one of images or texts.
 
     Raises:
@@ -521,7 +521,7 @@ def is_text(item: object) -> TypeGuard[Text]:
     return is_pair or isinstance(item, str)
 
 
-def given_items(items: Sequence[Item], how: Reading, *, name: str = "the items") -> Items:
+def given_items(items: Sequence[Item], how: Reading, *, name: str = "the items") -> Dataset:
     """Return items of a program as a data set. For a model that reads images, a text is a path.
 
     Raises:

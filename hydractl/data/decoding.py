@@ -83,7 +83,7 @@ def image_sample(image: Image.Image, digest: bytes) -> bytes:
 
 
 def encoded_digest(data: bytes) -> bytes:
-    """Return the digest of an encoded image, as `Items.item_digest`. A damaged image is identified by its bytes."""
+    """Return the digest of an encoded image, as `Dataset.item_digest`. A damaged image is identified by its bytes."""
     digest = hashlib.sha256(data).digest()
     try:
         return digest + image_sample(_open(data), digest)

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from hydractl import progress
-from hydractl.data.datasets import LABELS_HINT, UNASKED, Items, columns_there
+from hydractl.data.datasets import LABELS_HINT, UNASKED, Dataset, columns_there
 from hydractl.data.reference import (
     ALPHABET,
     LEAST,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hydractl.manifest.header import Architecture
 
 
-T = TypeVar("T", bound=Items)
+T = TypeVar("T", bound=Dataset)
 
 _NUMERAL = re.compile(r"0|[1-9][0-9]{0,17}")
 _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
@@ -84,47 +84,54 @@ def select_classes(class_names: Sequence[str], selectors: Sequence[str]) -> tupl
     return tuple(sorted(chosen))
 
 
-def required_labels(items: Items, option: str, *, hint: str = LABELS_HINT) -> tuple[int, ...]:
+def required_labels(dataset: Dataset, option: str, *, hint: str = LABELS_HINT) -> tuple[int, ...]:
     """Return the data's labels, in the data's own classes.
 
     Args:
-        items: The data.
+        dataset: The data.
         option: Which option of the command line needs them.
         hint: What to do without.
 
     Raises:
         DataError: If there are none, or items have several, of labels or of words.
     """
-    check_labels(items, option, task=items.task if items.task.has_one_question else SINGLE_LABEL, hint=hint)
-    return cast("tuple[int, ...]", items.labels)
+    check_labels(
+        dataset, option, task=dataset.task if dataset.task.has_one_question else SINGLE_LABEL, hint=hint
+    )
+    return cast("tuple[int, ...]", dataset.labels)
 
 
-def check_labels(items: Items, option: str, *, task: Task, hint: str = LABELS_HINT) -> None:
+def check_labels(dataset: Dataset, option: str, *, task: Task, hint: str = LABELS_HINT) -> None:
     """Refuse data without labels, or with those of another task.
 
     Raises:
         DataError: If they have none of the task.
     """
-    if items.labels is None:
+    if dataset.labels is None:
         needs = "them" if task is SINGLE_LABEL else task.labels
         raise DataError(
-            f"{items.name}: has no labels, but `{option}` needs {needs}{columns_there(items.columns)}",
+            f"{dataset.name}: has no labels, but `{option}` needs {needs}{columns_there(dataset.columns)}",
             hint=hint,
         )
-    if items.task is not task:
+    if dataset.task is not task:
         raise DataError(
-            f"{items.name}: has {items.task.labels}, but `{option}` needs {task.labels}",
-            hint=task.hint.format(name=items.name),
+            f"{dataset.name}: has {dataset.task.labels}, but `{option}` needs {task.labels}",
+            hint=task.hint.format(name=dataset.name),
         )
 
 
 def model_labels(
-    items: Items, table: Sequence[int], option: str, *, architecture: Architecture, hint: str = LABELS_HINT
+    dataset: Dataset,
+    table: Sequence[int],
+    option: str,
+    *,
+    architecture: Architecture,
+    hint: str = LABELS_HINT,
 ) -> Tensor:
     """Return the labels of the data as a model counts classes.
 
     Args:
-        items: The data.
+        dataset: The data.
         table: For each class of the data the model's.
         option: Which option of the command line needs them.
         architecture: Of the model.
@@ -140,18 +147,18 @@ def model_labels(
     import torch  # noqa: PLC0415 - readers of labels do without it
 
     task = architecture.task
-    check_labels(items, option, task=task, hint=hint)
+    check_labels(dataset, option, task=task, hint=hint)
     if task.has_one_question:
-        return torch.tensor([table[label] for label in cast("tuple[int, ...]", items.labels)])
-    lists = cast("tuple[tuple[int, ...], ...]", items.labels)
+        return torch.tensor([table[label] for label in cast("tuple[int, ...]", dataset.labels)])
+    lists = cast("tuple[tuple[int, ...], ...]", dataset.labels)
     if task.by_word:
         by_word = torch.full((len(lists), max(map(len, lists))), UNASKED)
         for row, word_labels in zip(by_word, lists, strict=True):
             row[: len(word_labels)] = torch.tensor([table[label] for label in word_labels])
         return by_word
-    if items.is_selection and len(table) < architecture.num_classes:
+    if dataset.is_selection and len(table) < architecture.num_classes:
         raise DataError(
-            f"{items.name}: `classes=` selects {len(table)} of the {architecture.num_classes} labels of the model, and nothing "
+            f"{dataset.name}: `classes=` selects {len(table)} of the {architecture.num_classes} labels of the model, and nothing "
             "says whether the others apply",
             hint="leave `classes=` out",
         )
@@ -161,69 +168,69 @@ def model_labels(
     return labels
 
 
-def check_training_labels(items: Items, option: str) -> None:
+def check_training_labels(dataset: Dataset, option: str) -> None:
     """Refuse labels that a classifier cannot be trained on.
 
     Raises:
         DataError: If there are none, or all are the same.
     """
-    check_labels(items, option, task=items.task)
-    labels = items.labels or ()
-    if items.task.by_word:
+    check_labels(dataset, option, task=dataset.task)
+    labels = dataset.labels or ()
+    if dataset.task.by_word:
         labels = tuple(chain.from_iterable(cast("tuple[tuple[int, ...], ...]", labels)))
-    if len({*labels}) >= LEAST and len(items.class_names) >= LEAST:
+    if len({*labels}) >= LEAST and len(dataset.class_names) >= LEAST:
         return
     first = labels[0]
     problem = (
-        f"every label is `{items.class_names[first]}`"
+        f"every label is `{dataset.class_names[first]}`"
         if isinstance(first, int)
         else "all have the same labels"
     )
     raise DataError(
-        f"{items.name}: {problem}, but training needs at least two classes",
+        f"{dataset.name}: {problem}, but training needs at least two classes",
         hint=f"give data with several classes to `{option}`",
     )
 
 
-def apply_class_options(items: T, ref: DataRef) -> T:
+def apply_class_options(dataset: T, ref: DataRef) -> T:
     """Return items whose classes a reference chooses, renames and orders, in this turn.
 
     Raises:
         UsageError: If a range of classes runs backwards.
         DataError: If there are no labels, or no such classes, or two would have one name, or a name has no number to order by.
     """
-    if items.labels is None:
+    if dataset.labels is None:
         if ref.classes is None and ref.reads_classes:
-            required_labels(items, f"::{MAP}=" if ref.map else "::classes-by=")
-        return items if ref.classes is None else items.of_classes(())  # which are refused
-    names = tuple(map(normal, items.class_names))
+            required_labels(dataset, f"::{MAP}=" if ref.map else "::classes-by=")
+        return dataset if ref.classes is None else dataset.of_classes(())  # which are refused
+    names = tuple(map(normal, dataset.class_names))
     if (twice := first_twice(names)) is not None:
         raise DataError(
-            f"{items.name}: two classes have the name `{twice}`",
+            f"{dataset.name}: two classes have the name `{twice}`",
             hint="rename one; names are compared without surrounding spaces and in Unicode normal form",
         )
-    items = replace(items, class_names=names)
-    chosen = None if ref.classes is None else select_classes(items.class_names, ref.classes)
+    dataset = replace(dataset, class_names=names)
+    chosen = None if ref.classes is None else select_classes(dataset.class_names, ref.classes)
     if ref.map is not None:
-        items = _renamed(items, dict(ref.map))
+        dataset = _renamed(dataset, dict(ref.map))
     if chosen is not None:
-        items = items.of_classes(chosen)
-    return items if ref.classes_by is None else _ordered(items, ref.classes_by)
+        dataset = dataset.of_classes(chosen)
+    return dataset if ref.classes_by is None else _ordered(dataset, ref.classes_by)
 
 
-def _renamed(items: T, names: dict[str, str]) -> T:
+def _renamed(dataset: T, names: dict[str, str]) -> T:
     for old in names:
-        if old not in items.class_names:
-            _number_of(old, {}, items.class_names)
-    renamed = tuple(names.get(name, name) for name in items.class_names)
+        if old not in dataset.class_names:
+            _number_of(old, {}, dataset.class_names)
+    renamed = tuple(names.get(name, name) for name in dataset.class_names)
     if (twice := first_twice(renamed)) is not None:
-        raise DataError(f"{items.name}: `{MAP}=` gives two classes the name `{twice}`")
-    return replace(items, class_names=renamed, numbered=items.numbered and are_numerals(renamed))
+        raise DataError(f"{dataset.name}: `{MAP}=` gives two classes the name `{twice}`")
+    return replace(dataset, class_names=renamed, numbered=dataset.numbered and are_numerals(renamed))
 
 
-def _ordered(items: T, by: str) -> T:
+def _ordered(dataset: T, by: str) -> T:
     """Return items whose classes are counted in an order, in which they are to be taken."""
-    names = items.class_names
+    names = dataset.class_names
     order: Sequence[int] | None = range(len(names))
     if by == ALPHABET:
         order = sorted(range(len(names)), key=names.__getitem__)
@@ -231,13 +238,13 @@ def _ordered(items: T, by: str) -> T:
         order = by_number(names)
     if order is None:
         raise DataError(
-            f"{items.name}: `classes-by={by}`: needs class names that differ only in a number, "
+            f"{dataset.name}: `classes-by={by}`: needs class names that differ only in a number, "
             f"found {first_names(names)}",
             hint=f"write `classes-by={POSITION}` or `classes-by={ALPHABET}`",
         )
     if by == POSITION and order != range(len(names)):
-        progress.warn(f"{items.name}: {TWO_ORDERS}")
-    return replace(items.of_classes(order), numbered=False, by_position=True)
+        progress.warn(f"{dataset.name}: {TWO_ORDERS}")
+    return replace(dataset.of_classes(order), numbered=False, by_position=True)
 
 
 def first_names(names: Sequence[str]) -> str:
@@ -257,7 +264,7 @@ _BY_POSITION = f"add `::classes-by={POSITION}` to match classes by position and 
 
 
 def match_classes(
-    items: Items,
+    dataset: Dataset,
     model_labels: Sequence[str],
     *,
     num_classes: int,
@@ -273,11 +280,11 @@ def match_classes(
     model. Else `::classes-by=` insists on order, of the model's first classes if its classes have no names. Anything but
     a match by name is said through `progress.warn`.
 
-    Labels that are numbers and not names (`Items.numbered`) are never taken in order, and neither are the classes of a model
+    Labels that are numbers and not names (`Dataset.numbered`) are never taken in order, and neither are the classes of a model
     that is asked about texts: a class is there what its name says.
 
     Args:
-        items: The data.
+        dataset: The data.
         model_labels: The model's class names, one each; empty if it has none.
         num_classes: How many classes the model tells apart.
         by_text: Whether the names are what the model is asked about (zero-shot), or count as if they were: never in order.
@@ -289,9 +296,9 @@ def match_classes(
     Raises:
         DataError: If the classes do not fit.
     """
-    class_names = items.class_names
-    if items.by_position:
-        return _in_position(items, model_labels, num_classes)
+    class_names = dataset.class_names
+    if dataset.by_position:
+        return _in_position(dataset, model_labels, num_classes)
     matches, exactly = _by_name(class_names, model_labels)
     matched = tuple(place for place in matches if place is not None)
     if len(matched) == len(class_names):
@@ -300,25 +307,25 @@ def match_classes(
                 f"{called}: class names differ from the model's only in upper and lower case, so they count as equal"
             )
         return matched
-    high = next((name for name in class_names if items.numbered and int(name) >= num_classes), None)
+    high = next((name for name in class_names if dataset.numbered and int(name) >= num_classes), None)
     if high is not None:
         names = f", or use class names; the model has {first_names(model_labels)}" if model_labels else ""
         raise DataError(
             f"label {high} is out of range: the model has {num_classes} classes, 0 to {num_classes - 1}",
             hint=f"count the labels from 0{names}; for an `arch:` reference set the number of classes",
         )
-    indices = None if matched else _indices(items, model_labels, num_classes, by_text=by_text)
+    indices = None if matched else _indices(dataset, model_labels, num_classes, by_text=by_text)
     if indices is not None:
-        _warn_indices(items, model_labels, indices, called=called)
+        _warn_indices(dataset, model_labels, indices, called=called)
         return indices
     strange = [name for name, place in zip(class_names, matches, strict=True) if place is None]
     order = None if matched or by_text else _order(class_names, model_labels, num_classes)
     if order is None:
-        raise _unlike(items, strange, model_labels, num_classes=num_classes, by_text=by_text)
+        raise _unlike(dataset, strange, model_labels, num_classes=num_classes, by_text=by_text)
     reason = "the model has no class names" if nameless(model_labels) else f"{called} has numbered classes"
     progress.warn(
         f"{reason}: the {len(order)} classes of {called} are matched by position, from `{class_names[order[0]]}` "
-        f"as class 0 to `{class_names[order[-1]]}` as class {len(order) - 1}{_other_order(items)}; `hydractl import --labels` names them"
+        f"as class 0 to `{class_names[order[-1]]}` as class {len(order) - 1}{_other_order(dataset)}; `hydractl import --labels` names them"
     )
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
@@ -333,15 +340,15 @@ def has_default_names(model_labels: Sequence[str]) -> bool:
     return tuple(model_labels) == tuple(f"LABEL_{i}" for i in range(len(model_labels)))
 
 
-def names_agree(items: Items, model_labels: Sequence[str], num_classes: int) -> bool:
+def names_agree(dataset: Dataset, model_labels: Sequence[str], num_classes: int) -> bool:
     """Return whether the data's classes are the model's by name, number or order of the user, or the model's have no names."""
-    are_as_many = len(items.class_names) == num_classes
-    if (not model_labels or are_as_many) if items.by_position else (not model_labels and are_as_many):
+    are_as_many = len(dataset.class_names) == num_classes
+    if (not model_labels or are_as_many) if dataset.by_position else (not model_labels and are_as_many):
         return True
-    matches, _ = _by_name(items.class_names, model_labels)
+    matches, _ = _by_name(dataset.class_names, model_labels)
     if {*matches} - {None}:
         return None not in matches
-    return _indices(items, model_labels, num_classes, by_text=True) is not None
+    return _indices(dataset, model_labels, num_classes, by_text=True) is not None
 
 
 def new_names(class_names: Sequence[str], number: int) -> tuple[str, ...]:
@@ -373,12 +380,12 @@ def filled_names(
     return tuple(theirs.get(i, name) if name == _unnamed(i) else name for i, name in enumerate(model_names))
 
 
-def names_all(items: Items, model_labels: Sequence[str]) -> bool:
+def names_all(dataset: Dataset, model_labels: Sequence[str]) -> bool:
     """Return whether the data know every class of the model that has a name, and the model every class of the data."""
-    if not model_labels or not names_agree(items, model_labels, len(model_labels)):
+    if not model_labels or not names_agree(dataset, model_labels, len(model_labels)):
         return False
     with reporting(SILENT):
-        matched = {*match_classes(items, model_labels, num_classes=len(model_labels))}
+        matched = {*match_classes(dataset, model_labels, num_classes=len(model_labels))}
     return all(i in matched or name == _unnamed(i) for i, name in enumerate(model_labels))
 
 
@@ -406,15 +413,15 @@ def _by_name(class_names: Sequence[str], model_labels: Sequence[str]) -> tuple[l
 
 
 def _indices(
-    items: Items, model_labels: Sequence[str], num_classes: int, *, by_text: bool
+    dataset: Dataset, model_labels: Sequence[str], num_classes: int, *, by_text: bool
 ) -> tuple[int, ...] | None:
     """Return the numbers of the data's classes if they can be the model's class indices: it calls none by another number.
 
     Numbers within names are such only where the model's classes have no names, are as many, and it is not asked about texts.
     """
-    numbers = placeholders(items.class_names)
-    if numbers is None and nameless(model_labels) and not by_text and len(items.class_names) == num_classes:
-        numbers = counters(items.class_names)
+    numbers = placeholders(dataset.class_names)
+    if numbers is None and nameless(model_labels) and not by_text and len(dataset.class_names) == num_classes:
+        numbers = counters(dataset.class_names)
     if numbers is None or not numbers or max(numbers) >= num_classes:
         return None
     model_numbers = [placeholders([model_labels[number]]) for number in numbers] if model_labels else []
@@ -422,7 +429,7 @@ def _indices(
         model_number in {None, (number,)}
         for model_number, number in zip(model_numbers, numbers, strict=False)
     )
-    return numbers if items.numbered or agree else None
+    return numbers if dataset.numbered or agree else None
 
 
 def _order(class_names: Sequence[str], model_labels: Sequence[str], num_classes: int) -> list[int] | None:
@@ -436,35 +443,37 @@ def _order(class_names: Sequence[str], model_labels: Sequence[str], num_classes:
     return by_numbers if placeholders(class_names) is not None and not has_numbers else None
 
 
-def _in_position(items: Items, model_labels: Sequence[str], num_classes: int) -> tuple[int, ...]:
+def _in_position(dataset: Dataset, model_labels: Sequence[str], num_classes: int) -> tuple[int, ...]:
     """Return the data's classes in their order, which the user insists on, unless a name disproves it."""
-    count = len(items.class_names)
+    count = len(dataset.class_names)
     if count > num_classes or (count < num_classes and not nameless(model_labels)):
         raise DataError(
-            f"{items.name}: has {counted(count, 'class', 'classes')} and the model {num_classes}, so "
+            f"{dataset.name}: has {counted(count, 'class', 'classes')} and the model {num_classes}, so "
             "`classes-by=` cannot match them by position",
             hint=f"leave it out, and rename the data's classes to the model's: `::{MAP}=OLD:NEW,...`",
         )
-    matches, _ = _by_name(items.class_names, () if nameless(model_labels) else model_labels)
+    matches, _ = _by_name(dataset.class_names, () if nameless(model_labels) else model_labels)
     moved = next((i for i, place in enumerate(matches) if place not in {None, i}), None)
     if moved is not None:
         raise DataError(
-            f"{items.name}: its class {moved}, `{items.class_names[moved]}`, is class {matches[moved]} "
+            f"{dataset.name}: its class {moved}, `{dataset.class_names[moved]}`, is class {matches[moved]} "
             "of the model, so `classes-by=` cannot match classes by position",
             hint=f"leave it out, and rename the classes that differ: `::{MAP}=OLD:NEW,...`",
         )
     return tuple(range(count))
 
 
-def _warn_indices(items: Items, model_labels: Sequence[str], indices: Sequence[int], *, called: str) -> None:
+def _warn_indices(
+    dataset: Dataset, model_labels: Sequence[str], indices: Sequence[int], *, called: str
+) -> None:
     """Say that names are taken for indices, where they could be something else."""
     numbers = counters(
         model_labels
     )  # in its names, which count otherwise where the alphabet has ordered them
     at = next((i for i, index in enumerate(indices) if numbers and numbers[index] != index), 0)
-    name, index = items.class_names[at], indices[at]
-    other_order = _other_order(items)
-    if not model_labels and not other_order and are_numerals(items.class_names):
+    name, index = dataset.class_names[at], indices[at]
+    other_order = _other_order(dataset)
+    if not model_labels and not other_order and are_numerals(dataset.class_names):
         return
     class_text = f"`{model_labels[index]}`" if model_labels else f"class {index}"
     progress.warn(
@@ -473,18 +482,18 @@ def _warn_indices(items: Items, model_labels: Sequence[str], indices: Sequence[i
     )
 
 
-def _other_order(items: Items) -> str:
-    return f"; {TWO_ORDERS}" if has_two_orders(items.class_names) and not items.numbered else ""
+def _other_order(dataset: Dataset) -> str:
+    return f"; {TWO_ORDERS}" if has_two_orders(dataset.class_names) and not dataset.numbered else ""
 
 
 def _unlike(
-    items: Items, strange: Sequence[str], model_labels: Sequence[str], *, num_classes: int, by_text: bool
+    dataset: Dataset, strange: Sequence[str], model_labels: Sequence[str], *, num_classes: int, by_text: bool
 ) -> DataError:
     """Return the refusal of data of which the model does not know some classes, or none."""
-    class_names, count = items.class_names, len(items.class_names)
+    class_names, count = dataset.class_names, len(dataset.class_names)
     if nameless(model_labels) and not by_text:
         return DataError(
-            f"{items.name}: has {counted(count, 'class', 'classes')} and the model {num_classes} without names; the classes of the "
+            f"{dataset.name}: has {counted(count, 'class', 'classes')} and the model {num_classes} without names; the classes of the "
             f"data are {first_names(class_names)}",
             hint=f"add `::classes-by={POSITION}` if they are the first {count} classes of the model, or name the model's classes "
             "with `hydractl import --labels`"
@@ -501,11 +510,11 @@ def _unlike(
     elif count == num_classes and (not matched or near[0] == near[1]):
         hint += f"; or {_BY_POSITION}"
     return DataError(
-        f"{items.name}: {len(strange)} of {count} class names are not those of the model: "
+        f"{dataset.name}: {len(strange)} of {count} class names are not those of the model: "
         f"{first_names(strange)}; the model's other classes are {first_names(others) or 'none'}"
         if matched
         else (
-            f"{items.name}: no class name is in the model: the data have {first_names(class_names)}, "
+            f"{dataset.name}: no class name is in the model: the data have {first_names(class_names)}, "
             f"the model has {first_names(model_labels)}"
         ),
         hint=hint,

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from hydractl import progress
 from hydractl.data import toys
 from hydractl.data.batches import encoded
-from hydractl.data.datasets import Content, ImageSet, Items, Reading, T, content_of, samples_in
+from hydractl.data.datasets import Content, Dataset, ImageSet, Reading, T, content_of, samples_in
 from hydractl.data.labels import apply_class_options
 from hydractl.data.reference import (
     BUILT_IN_TEXTS,
@@ -28,7 +28,7 @@ from hydractl.manifest.header import Tokenization
 from hydractl.messages import counted
 from hydractl.tags import tag_scheme
 
-TOYS: Mapping[SourceKind, Callable[[DataRef], Items]] = MappingProxyType(
+TOYS: Mapping[SourceKind, Callable[[DataRef], Dataset]] = MappingProxyType(
     {
         SourceKind.DIGITS: toys.open_digits,
         SourceKind.SHAPES: toys.open_shapes,
@@ -61,7 +61,7 @@ def open_data(
     labelled: bool = True,
     skip_bad: bool = False,
     pairs: bool | None = None,
-) -> Items:
+) -> Dataset:
     """Return the images or texts that a data reference selects.
 
     The split comes first, then `classes`, `map` and `classes-by`, then `limit`, which spreads its items evenly over what is
@@ -84,35 +84,37 @@ def open_data(
     if isinstance(ref, str):
         ref = DataRef.parse(ref)
     _check_columns(ref, content)
-    items = _opened(ref, content, reads_labels=labelled or ref.reads_classes, pairs=pairs)
-    items = apply_class_options(items, ref)
-    if items.task.by_word:
-        progress.step(f"{items.name}: {tag_scheme(items.class_names)}")
-    if ref.limit is not None and ref.limit < len(items):
-        items = items.subset(toys.spread(len(items), ref.limit))
+    dataset = _opened(ref, content, reads_labels=labelled or ref.reads_classes, pairs=pairs)
+    dataset = apply_class_options(dataset, ref)
+    if dataset.task.by_word:
+        progress.step(f"{dataset.name}: {tag_scheme(dataset.class_names)}")
+    if ref.limit is not None and ref.limit < len(dataset):
+        dataset = dataset.subset(toys.spread(len(dataset), ref.limit))
     if ref.part_of is not None:
         number, parts = ref.part_of
-        items = items.subset([i for i in range(len(items)) if _part_of(items, i, parts) == number - 1])
-    if len(items) == 0:
+        dataset = dataset.subset(
+            [i for i in range(len(dataset)) if _part_of(dataset, i, parts) == number - 1]
+        )
+    if len(dataset) == 0:
         raise DataError(f"{ref}: selects no {content.singular}")
-    if isinstance(items, ImageSet) and not skip_bad:
-        items.store.check_there(items.places)
-    return _named(ref, items)
+    if isinstance(dataset, ImageSet) and not skip_bad:
+        dataset.store.check_there(dataset.places)
+    return _named(ref, dataset)
 
 
-def _part_of(items: Items, index: int, parts: int) -> int:
+def _part_of(dataset: Dataset, index: int, parts: int) -> int:
     """Return the part of an item, in 0..parts-1. Equal samples are in one part, and an unreadable image in the first."""
     try:
-        (sample,) = samples_in([items.item_digest(index)])
+        (sample,) = samples_in([dataset.item_digest(index)])
     except DataError:
         return 0
     return int(sample) * parts >> 64
 
 
-def _named(ref: DataRef, items: Items) -> Items:
-    if isinstance(items, ImageSet):
-        items = replace(
-            items, fast=ref.decode is not None, oriented=ref.exif is None, max_item=ref.max_item or MAX_ITEM
+def _named(ref: DataRef, dataset: Dataset) -> Dataset:
+    if isinstance(dataset, ImageSet):
+        dataset = replace(
+            dataset, fast=ref.decode is not None, oriented=ref.exif is None, max_item=ref.max_item or MAX_ITEM
         )
     else:
         for key in OF_IMAGES:
@@ -120,7 +122,7 @@ def _named(ref: DataRef, items: Items) -> Items:
                 raise UsageError(
                     f"`{key}={value}` is for images, but the model reads texts", hint="leave it out"
                 )
-    return items.subset(range(len(items)), name=ref.name)
+    return dataset.subset(range(len(dataset)), name=ref.name)
 
 
 def _check_columns(ref: DataRef, content: Content) -> None:
@@ -137,7 +139,7 @@ def _check_columns(ref: DataRef, content: Content) -> None:
         )
 
 
-def _opened(ref: DataRef, content: Content, *, reads_labels: bool, pairs: bool | None) -> Items:
+def _opened(ref: DataRef, content: Content, *, reads_labels: bool, pairs: bool | None) -> Dataset:
     if ref.kind in TOYS:
         toy_content = Content.TEXTS if ref.kind in BUILT_IN_TEXTS else Content.IMAGES
         if toy_content is not content:
@@ -196,7 +198,7 @@ def open_items(
     labelled: bool = True,
     workers: int | None = 0,
     skip_bad: bool = False,
-) -> Items:
+) -> Dataset:
     """Return the data that a reference selects, images or texts as the model reads them; as `open_data`.
 
     Args:
@@ -207,11 +209,11 @@ def open_items(
         skip_bad: Whether images that cannot be read are left out; `progress` hears how many, see `open_readable`.
     """
     if skip_bad:
-        items, left_out = open_readable(ref, how, labelled=labelled, workers=workers)
+        dataset, left_out = open_readable(ref, how, labelled=labelled, workers=workers)
         if left_out:
             progress.warn(left_out)
-        return items
-    items = crewed(
+        return dataset
+    dataset = crewed(
         open_data(
             ref,
             content=content_of(how),
@@ -221,13 +223,13 @@ def open_items(
         workers,
     )
     if not (isinstance(how, Tokenization) and how.by_word):
-        return items
-    return check_answerable(by_word(items, how))
+        return dataset
+    return check_answerable(by_word(dataset, how))
 
 
 def open_readable(
     ref: DataRef | str, how: Reading, *, labelled: bool = True, workers: int | None = 0
-) -> tuple[Items, str | None]:
+) -> tuple[Dataset, str | None]:
     """Return the images that a reference selects and the model can read, and a sentence on how many are left out, if any.
 
     Each image is decoded once; arguments as of `open_items`.
@@ -236,19 +238,19 @@ def open_readable(
         UsageError: If they are texts.
         DataError: If none can be read.
     """
-    items = open_lenient(ref, how, labelled=labelled, workers=workers)
+    dataset = open_lenient(ref, how, labelled=labelled, workers=workers)
     unreadable: dict[int, str] = {}
-    for batch in encoded(items, how, batch_size=64, limit_bytes=0):
+    for batch in encoded(dataset, how, batch_size=64, limit_bytes=0):
         unreadable.update(batch.bad)
-    items = replace(items, lenient=False)
+    dataset = replace(dataset, lenient=False)
     if not unreadable:
-        return items, None
+        return dataset, None
     first = f"the first is {unreadable[min(unreadable)]}"
-    if len(unreadable) == len(items):
-        raise DataError(f"{items.name}: all images are unreadable; {first}")
-    readable = items.subset([i for i in range(len(items)) if i not in unreadable])
-    left_out = f"skipped {len(unreadable)} of {counted(len(items), 'image')}, which are unreadable"
-    return readable, f"{items.name}: {left_out}; {first}"
+    if len(unreadable) == len(dataset):
+        raise DataError(f"{dataset.name}: all images are unreadable; {first}")
+    readable = dataset.subset([i for i in range(len(dataset)) if i not in unreadable])
+    left_out = f"skipped {len(unreadable)} of {counted(len(dataset), 'image')}, which are unreadable"
+    return readable, f"{dataset.name}: {left_out}; {first}"
 
 
 def open_lenient(
@@ -259,21 +261,21 @@ def open_lenient(
     Raises:
         UsageError: If they are texts.
     """
-    items = open_data(ref, content=content_of(how), labelled=labelled, skip_bad=True)
-    if not isinstance(items, ImageSet):
+    dataset = open_data(ref, content=content_of(how), labelled=labelled, skip_bad=True)
+    if not isinstance(dataset, ImageSet):
         raise UsageError("`--skip-bad` is for images, but the model reads texts", hint="leave it out")
-    return replace(crewed(items, workers), lenient=True)
+    return replace(crewed(dataset, workers), lenient=True)
 
 
-def lenient(items: Items) -> Items:
+def lenient(dataset: Dataset) -> Dataset:
     """Return images that may be unreadable, or the texts."""
-    return replace(items, lenient=True) if isinstance(items, ImageSet) else items
+    return replace(dataset, lenient=True) if isinstance(dataset, ImageSet) else dataset
 
 
-def crewed(items: T, workers: int | None) -> T:
+def crewed(dataset: T, workers: int | None) -> T:
     """Return items of which images are decoded by so many processes; None for what pays."""
     return (
-        replace(items, crew=WorkerPool.of(workers, images=len(items)))
-        if isinstance(items, ImageSet)
-        else items
+        replace(dataset, crew=WorkerPool.of(workers, images=len(dataset)))
+        if isinstance(dataset, ImageSet)
+        else dataset
     )

@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from hydractl import progress
-from hydractl.data.datasets import UNASKED, ItemLabels, Items, Text, TextSet, fingerprint_of, text_sample
+from hydractl.data.datasets import UNASKED, Dataset, ItemLabels, Text, TextSet, fingerprint_of, text_sample
 from hydractl.data.tokenize import CHUNK, Tokens, open_cutting, open_whole, tokenize, translated
 from hydractl.errors import DataError
 from hydractl.manifest.tokenizers import unknown_token
@@ -324,14 +324,14 @@ class Row(NamedTuple):
     places: tuple[int, ...]
 
 
-def by_word(items: Items, how: Tokenization) -> WordSet:
+def by_word(dataset: Dataset, how: Tokenization) -> WordSet:
     """Return texts as rows in which each word is answered once. Texts longer than the model reads become windows that overlap.
 
     Lists of words are tokenized word by word, as transformers' scripts for token classification do. Running texts have the
     words of the tokenizer, see `words_in`. Words without tokens are left out.
 
     Args:
-        items: Texts, not yet in windows.
+        dataset: Texts, not yet in windows.
         how: Of the model.
 
     Raises:
@@ -340,10 +340,12 @@ def by_word(items: Items, how: Tokenization) -> WordSet:
         UnsupportedModelError: If the tokenizer has no offsets.
         CheckpointError: As `tokenize`.
     """
-    if not isinstance(items, TextSet):
-        raise DataError(f"{items.name}: contains {items.content}, but the model reads {TextSet.content}")
-    texts, cutter = [_single(text, items.name) for text in items.texts], Cutter.of(how)
-    labelled, lists = (items.words, items.pieces or items.words) if isinstance(items, WordSet) else ((), ())
+    if not isinstance(dataset, TextSet):
+        raise DataError(f"{dataset.name}: contains {dataset.content}, but the model reads {TextSet.content}")
+    texts, cutter = [_single(text, dataset.name) for text in dataset.texts], Cutter.of(how)
+    labelled, lists = (
+        (dataset.words, dataset.pieces or dataset.words) if isinstance(dataset, WordSet) else ((), ())
+    )
     rows, unread = list[Row](), list[str]()
     for number, (text, encoding) in enumerate(
         zip(texts, cutter.encode(sources_of(texts, lists)), strict=True)
@@ -353,43 +355,43 @@ def by_word(items: Items, how: Tokenization) -> WordSet:
         if lists:
             place_of_span = {span: place for place, span in enumerate(labelled[number])}
             places = [place_of_span.pop(word.span, None) for word in words]
-            unread += [f"`{text[begin:end]}` in text {items.key(number)}" for begin, end in place_of_span]
+            unread += [f"`{text[begin:end]}` in text {dataset.key(number)}" for begin, end in place_of_span]
         of_text = [
             _row(number, window, words, places)
             for window in cutter.windows(text, words, encoding, in_words=bool(lists))
         ]
         answering = [row for row in of_text if row.words]
         # a labelled text whose words have no tokens is left out; all others keep a row
-        rows += answering or ([] if unread and labelled[number] and items.labels else of_text[:1])
+        rows += answering or ([] if unread and labelled[number] and dataset.labels else of_text[:1])
     numbers = [row.text for row in rows]
     documents = {number: i for i, number in enumerate(dict.fromkeys(numbers))}
     has_windows = len(rows) > len(documents)
     if has_windows:
         long = len({number for i, number in enumerate(numbers[1:]) if number == numbers[i]})
         progress.step(
-            f"{items.name}: {counted(long, 'text')} longer than {how.max_length} tokens, read in windows that overlap"
+            f"{dataset.name}: {counted(long, 'text')} longer than {how.max_length} tokens, read in windows that overlap"
         )
     if unread:
         progress.warn(
-            f"{items.name}: {counted(len(unread), 'word')} without tokens of the model, left out; the first is {unread[0]}"
+            f"{dataset.name}: {counted(len(unread), 'word')} without tokens of the model, left out; the first is {unread[0]}"
         )
     if not rows:
-        raise DataError(f"{items.name}: no word has a token of the model", hint=WORDS_HINT)
+        raise DataError(f"{dataset.name}: no word has a token of the model", hint=WORDS_HINT)
     shared = {
-        field.name: getattr(items, field.name)
+        field.name: getattr(dataset, field.name)
         for field in fields(TextSet)
         if field.name not in {"texts", "keys", "labels"}
     }
     return WordSet(
         **shared,
         texts=tuple(texts[row.text][row.begin : row.end] for row in rows),
-        keys=tuple(map(items.key, numbers)),
-        labels=_labels(items, rows),
+        keys=tuple(map(dataset.key, numbers)),
+        labels=_labels(dataset, rows),
         words=tuple(row.words for row in rows),
         pieces=tuple(row.pieces for row in rows) if lists else (),
         documents=tuple(documents[number] for number in numbers) if has_windows else (),
         offsets=tuple(row.begin for row in rows) if has_windows else (),
-        digests=tuple(map(items.item_digest, numbers)),
+        digests=tuple(map(dataset.item_digest, numbers)),
     )
 
 
@@ -426,10 +428,10 @@ def _row(number: int, window: Window, words: Sequence[Word], places: Sequence[in
     )
 
 
-def _labels(items: TextSet, rows: Sequence[Row]) -> ItemLabels | None:
-    if items.labels is None or not items.task.by_word:
-        return items.labels_at([row.text for row in rows])
-    labels = cast("tuple[tuple[int, ...], ...]", items.labels)
+def _labels(dataset: TextSet, rows: Sequence[Row]) -> ItemLabels | None:
+    if dataset.labels is None or not dataset.task.by_word:
+        return dataset.labels_at([row.text for row in rows])
+    labels = cast("tuple[tuple[int, ...], ...]", dataset.labels)
     return tuple(tuple(labels[row.text][place] for place in row.places) for row in rows)
 
 
@@ -460,7 +462,7 @@ class WordTokens(Tokens):
         return {**inputs, WORDS: starts}
 
 
-def tokens_of(items: TextSet, how: Tokenization) -> Tokens:
+def tokens_of(dataset: TextSet, how: Tokenization) -> Tokens:
     """Return texts as tokens, with the words of a `WordSet` where the model answers these.
 
     Raises:
@@ -468,33 +470,33 @@ def tokens_of(items: TextSet, how: Tokenization) -> Tokens:
         CheckpointError: As `tokenize`.
         UsageError: Likewise.
     """
-    if not how.by_word or not isinstance(items, WordSet):
-        return tokenize(items.texts, how, where=items.name)
+    if not how.by_word or not isinstance(dataset, WordSet):
+        return tokenize(dataset.texts, how, where=dataset.name)
     from_begin = how.model_copy(update={"truncation_side": "right"})
     cutter = Cutter.of(how)._replace(tokenizer=open_cutting(from_begin))
-    texts = [_single(text, items.name) for text in items.texts]
-    word_starts = torch.full((len(items), max(1, *map(len, items.words))), -1)
-    numbers = iter(range(len(items)))
+    texts = [_single(text, dataset.name) for text in dataset.texts]
+    word_starts = torch.full((len(dataset), max(1, *map(len, dataset.words))), -1)
+    numbers = iter(range(len(dataset)))
 
     def encode(sources: Sequence[str | list[str]]) -> list[Encoding]:
         encodings = cutter.encode_part(sources)
         for encoding, i in zip(encodings, numbers):  # noqa: B905 - the numbers go on with the next part
-            words = words_of_text(texts[i], items.pieces[i] if items.pieces else None, encoding, cutter)
-            spans = items.words[i]
+            words = words_of_text(texts[i], dataset.pieces[i] if dataset.pieces else None, encoding, cutter)
+            spans = dataset.words[i]
             remaining = iter(words)  # in the order of the spans
             starts = [next((word.token for word in remaining if word.span == span), -1) for span in spans]
-            if -1 in starts and not items.pieces:
+            if -1 in starts and not dataset.pieces:
                 starts = _tokens_at(spans, encoding)
             if -1 in starts:
                 begin, end = spans[starts.index(-1)]
                 raise DataError(
-                    f"{items.name}: text {items.key(i)}: the model has no token for the word `{texts[i][begin:end]}`, "
+                    f"{dataset.name}: text {dataset.key(i)}: the model has no token for the word `{texts[i][begin:end]}`, "
                     "which another model has",
                     hint="evaluate models with different tokenizers apart",
                 )
             word_starts[i, : len(spans)] = torch.tensor(starts, dtype=torch.int64)
         return encodings
 
-    tokens = tokenize(sources_of(texts, items.pieces), from_begin, where=items.name, encode=encode)
+    tokens = tokenize(sources_of(texts, dataset.pieces), from_begin, where=dataset.name, encode=encode)
     shared: dict[str, Any] = {field.name: getattr(tokens, field.name) for field in fields(Tokens)}
     return WordTokens(**shared | {"how": how}, word_starts=word_starts)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hydractl import progress
 from hydractl.data.batches import BATCHES, CACHE_BYTES, BatchShare
-from hydractl.data.datasets import LABELS_HINT, Items, TextSet, content_of
+from hydractl.data.datasets import LABELS_HINT, Dataset, TextSet, content_of
 from hydractl.data.labels import (
     are_numerals,
     check_labels,
@@ -88,7 +88,7 @@ class EvalData:
     def open(
         cls,
         refs: Mapping[str, DataRef],
-        open_set: Callable[[DataRef, list[str]], Items],
+        open_set: Callable[[DataRef, list[str]], Dataset],
         models: Sequence[OpenModel],
         naming: Naming,
         team: ProcessGroup,
@@ -121,13 +121,13 @@ class EvalData:
         limit = CACHE_BYTES // len(sets) if len(models) > 1 else 0
         prepared = {
             name: PreparedData(
-                items,
+                dataset,
                 batch_size=batch_size,
                 limit_bytes=limit,
                 name=name,
                 deal=BatchShare(team.rank, team.world, among=BATCHES),
             )
-            for name, items in sets.items()
+            for name, dataset in sets.items()
         }
         return cls(
             inputs=prepared,
@@ -135,7 +135,7 @@ class EvalData:
             alignment=alignment,
             labels=alignment.labels(tested),
             labels_of=labels,
-            identities={name: Identity.of(items, team) for name, items in sets.items()},
+            identities={name: Identity.of(dataset, team) for name, dataset in sets.items()},
             queries=_queries(tested, models),
             skipped=tuple(skipped),
         )
@@ -172,7 +172,7 @@ class ClassAlignment:
         name_by_class = {place: name for name, place in self._class_by_name.items()}
         return tuple(name_by_class.get(i, str(i)) for i in range(self._count))
 
-    def align(self, tested: Items, labelled: Mapping[str, Items]) -> dict[str, Tensor]:
+    def align(self, tested: Dataset, labelled: Mapping[str, Dataset]) -> dict[str, Tensor]:
         """Match the ID set's classes, and return the labels (N,) of the other sets by their names.
 
         Raises:
@@ -181,9 +181,9 @@ class ClassAlignment:
         check_labels(tested, "--data", task=self._architecture.task, hint=UNLABELLED)
         self._classes = self._matched(tested, by_text=self._by_text)
         self._class_by_name = dict(zip(tested.class_names, self._classes, strict=True))
-        return {option: self.aligned(option, items) for option, items in labelled.items()}
+        return {option: self.aligned(option, dataset) for option, dataset in labelled.items()}
 
-    def labels(self, tested: Items) -> Tensor:
+    def labels(self, tested: Dataset) -> Tensor:
         """Return the labels of the ID set, the models' classes, as `model_labels` has them; after `align`.
 
         Raises:
@@ -191,21 +191,21 @@ class ClassAlignment:
         """
         return self._labels(tested, self._classes, "--data")
 
-    def aligned(self, option: str, items: Items) -> Tensor:
+    def aligned(self, option: str, dataset: Dataset) -> Tensor:
         """Return the labels (N,) of another set, the models' classes; the ID set's classes are settled."""
         is_option = option in _WITHOUT_LABELS
         needs = f"--{option}" if is_option else option
-        called = f"{needs} {items.name}" if is_option else option  # what a row is made with is named by it
+        called = f"{needs} {dataset.name}" if is_option else option  # what a row is made with is named by it
         check_labels(
-            items, needs, task=self._architecture.task, hint=_WITHOUT_LABELS.get(option, LABELS_HINT)
+            dataset, needs, task=self._architecture.task, hint=_WITHOUT_LABELS.get(option, LABELS_HINT)
         )
-        strange = [name for name in items.class_names if name not in self._class_by_name]
+        strange = [name for name in dataset.class_names if name not in self._class_by_name]
         if not strange:
-            classes = tuple(self._class_by_name[name] for name in items.class_names)
-            return self._labels(items, classes, needs)
+            classes = tuple(self._class_by_name[name] for name in dataset.class_names)
+            return self._labels(dataset, classes, needs)
         if not (
             self._names
-            or items.by_position
+            or dataset.by_position
             or (are_numerals(strange) and all(int(name) < self._count for name in strange))
         ):
             raise DataError(
@@ -214,21 +214,21 @@ class ClassAlignment:
             )
         try:
             # in order such classes could be others than those of the same place in the ID set
-            classes = self._matched(items, by_text=self._by_text or nameless(self._names))
+            classes = self._matched(dataset, by_text=self._by_text or nameless(self._names))
         except DataError as error:
             raise DataError(f"`{called}`: {error.message}", hint=error.hint) from error
-        return self._labels(items, classes, needs)
+        return self._labels(dataset, classes, needs)
 
-    def _labels(self, items: Items, classes: Sequence[int], option: str) -> Tensor:
+    def _labels(self, dataset: Dataset, classes: Sequence[int], option: str) -> Tensor:
         """Return labels as `model_labels` does, of texts whose words are answered in windows those of the whole texts."""
-        labels = model_labels(items, classes, option, architecture=self._architecture)
-        return items.by_document(labels[None])[0] if isinstance(items, WordSet) else labels
+        labels = model_labels(dataset, classes, option, architecture=self._architecture)
+        return dataset.by_document(labels[None])[0] if isinstance(dataset, WordSet) else labels
 
-    def _matched(self, items: Items, *, by_text: bool) -> tuple[int, ...]:
-        return match_classes(items, self._names, num_classes=self._count, by_text=by_text)
+    def _matched(self, dataset: Dataset, *, by_text: bool) -> tuple[int, ...]:
+        return match_classes(dataset, self._names, num_classes=self._count, by_text=by_text)
 
 
-def _queries(tested: Items, models: Sequence[OpenModel]) -> torch.Tensor | None:
+def _queries(tested: Dataset, models: Sequence[OpenModel]) -> torch.Tensor | None:
     """Return the query of each pair of the ID set, (N,), if all models are rerankers: text classifiers with a single logit."""
     rerank = all(model.header.architecture.config.get("num_labels") == 1 for model in models)
     queries = tested.queries() if rerank and isinstance(tested, TextSet) else None

@@ -64,15 +64,15 @@ def fit_threshold(
         risk: The errors that the threshold allows.
         by_label: Thresholds on the probabilities of Q labels; None for models that answer the most probable class.
     """
-    known = predictions.scores.get(score)
+    precomputed = predictions.scores.get(score)
     hits = torch.empty(len(labels), dtype=torch.bool)
-    scores = torch.empty(len(labels)) if known is None else known
+    scores = torch.empty(len(labels)) if precomputed is None else precomputed
     begin = 0
     for part in predictions.split(at_once(predictions)):
         end = begin + part.shape[1]
         right = answered_classes(part, by_label) == labels[begin:end]
         hits[begin:end] = (right | (labels[begin:end] < 0)).view(len(right), -1).all(1)
-        if known is None:
+        if precomputed is None:
             scores[begin:end] = scored(part, score)
         begin = end
     selected = (
@@ -127,7 +127,7 @@ def stored_guarantees(
         refits_scores: Whether feature-based OOD scores are fitted again.
     """
     header, why = opened.header, why_lapses(opened, temperature, shortened=shortened)
-    kept: dict[str, Any] = {
+    changes: dict[str, Any] = {
         "threshold": row.threshold,
         "label_thresholds": row.label_thresholds,
         "prediction_sets": row.sets and row.sets.rule,
@@ -139,10 +139,10 @@ def stored_guarantees(
                 f"{opened.reference}: its threshold is not kept: it is not valid for {reason}; find one with `{THRESHOLD_OPTION}`"
             )
         else:
-            kept["threshold"] = header.threshold
+            changes["threshold"] = header.threshold
     if not row.label_thresholds and header.label_thresholds:
         if temperature == header.scale:
-            kept["label_thresholds"] = header.label_thresholds
+            changes["label_thresholds"] = header.label_thresholds
         else:
             progress.warn(
                 f"{opened.reference}: its label thresholds are not kept, as they are not valid for another temperature; "
@@ -152,7 +152,7 @@ def stored_guarantees(
         progress.warn(
             f"{opened.reference}: its prediction sets are not kept: they are not valid for {why}; fit them with `--sets`"
         )
-    return kept
+    return changes
 
 
 def write_copy(file: Sink, checkpoint: Checkpoint, header: Header, scores: Scores | None) -> None:

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from hydractl import progress
-from hydractl.data.datasets import ImageSet, Items, TextSet, of_kind
+from hydractl.data.datasets import Dataset, ImageSet, TextSet, of_kind
 from hydractl.data.preprocess import to_channels
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError, shortened
@@ -86,7 +86,7 @@ class Evaluation:
     opened: Sequence[Sequence[OpenModel]]
     data: EvalData
     measurement: Measurement
-    open_data: Callable[[DataRef, list[str]], Items]
+    open_data: Callable[[DataRef, list[str]], Dataset]
     device: torch.device
     team: ProcessGroup
     folder: Path
@@ -172,7 +172,7 @@ def scaling_of(
     name: str,
     predictors: Sequence[Predictor],
     opened: Sequence[OpenModel],
-    given: float | None,
+    number: float | None,
 ) -> Scaling:
     """Return the temperature of a row: fitted on the held-out split of the run, else the given number, else none."""
     if run.data.temperature_data is not None:
@@ -181,7 +181,7 @@ def scaling_of(
         if predictions is not None:
             header, stored = header_of(run, opened, Scaling()), stored_temperatures(opened)
             return Scaling.fit(predictions, labels, row=name, header=header, stored=stored)
-    return Scaling(temperature=None if given is None else Temperature(given))
+    return Scaling(temperature=None if number is None else Temperature(number))
 
 
 def stored_temperatures(opened: Sequence[OpenModel]) -> tuple[Temperature, ...]:
@@ -292,7 +292,7 @@ QUALITY = 90
 
 
 def examples_of(
-    items: Items,
+    dataset: Dataset,
     predictions: StoredPredictions,
     answers: Mapping[str, Tensor],
     labels: Tensor,
@@ -303,7 +303,7 @@ def examples_of(
     """Return the inputs that show where a row fails.
 
     Args:
-        items: The ID set.
+        dataset: The ID set.
         predictions: What the row says of it.
         answers: As `per_sample.answers`.
         labels: Shape (N,), int64, the models' classes.
@@ -314,7 +314,7 @@ def examples_of(
     disagreement = scored(predictions, DISAGREEMENT) if len(votes) > 1 else None
 
     def example(place: int) -> Example:
-        key = items.key(place)
+        key = dataset.key(place)
         return Example(
             name="/".join(Path(key).parts[-2:]) if isinstance(key, str) else f"row {key}",
             label=names[int(labels[place])],
@@ -322,8 +322,10 @@ def examples_of(
             confidence=float(answers["confidence"][place]),
             disagreement=None if disagreement is None else float(disagreement[place]),
             votes=tuple(names[vote] for vote in votes[:, place].tolist()),
-            text=_text(items, place) if isinstance(items, TextSet) else None,
-            picture=None if isinstance(items, TextSet) else _thumbnail(of_kind(items, ImageSet).image(place)),
+            text=_text(dataset, place) if isinstance(dataset, TextSet) else None,
+            picture=None
+            if isinstance(dataset, TextSet)
+            else _thumbnail(of_kind(dataset, ImageSet).image(place)),
         )
 
     return Examples(

@@ -12,7 +12,7 @@ from PIL import Image
 
 from hydractl import progress
 from hydractl.data.batches import Batch, encoded
-from hydractl.data.datasets import ImageSet, Items, of_kind
+from hydractl.data.datasets import Dataset, ImageSet, of_kind
 from hydractl.data.preprocess import eval_transform, to_channels
 from hydractl.errors import CheckFailed, InputError, reason_of
 from hydractl.exporting.formats import IMAGES, OUTPUTS, ExportModule, Named, Program, named
@@ -150,10 +150,10 @@ def require_near(difference: float, tolerance: float, *, inputs_name: str) -> No
         )
 
 
-def undecoded(items: ImageSet, how: Preprocess) -> Iterator[Batch[torch.Tensor]]:
+def undecoded(dataset: ImageSet, how: Preprocess) -> Iterator[Batch[torch.Tensor]]:
     """Yield images as pixels (1, H, W, C), uint8, one at a time because their sizes may differ."""
-    for i in range(len(items)):
-        pixels = np.array(to_channels(items.image(i), how.input_size[0], how.transparency))
+    for i in range(len(dataset)):
+        pixels = np.array(to_channels(dataset.image(i), how.input_size[0], how.transparency))
         yield Batch(torch.from_numpy(pixels).reshape(1, *pixels.shape[:2], -1), torch.tensor([i]))
 
 
@@ -169,23 +169,23 @@ class Trial:
     """
 
     opened: OpenModel
-    sets: Mapping[str, Items]
+    sets: Mapping[str, Dataset]
     labels: torch.Tensor
     batch_size: int
 
     def responses(self, model: Runnable, *, name: str, pixels: bool = False) -> dict[str, Responses]:
         """Return the predictions on each set; `pixels` if the model prepares images itself."""
         how, predictions = self.opened.header.preprocess, {}
-        for role, items in self.sets.items():
-            total = len(items) if pixels else -(-len(items) // self.batch_size)
+        for role, dataset in self.sets.items():
+            total = len(dataset) if pixels else -(-len(dataset) // self.batch_size)
             batches: Iterable[Batch[Inputs]] = (
-                undecoded(of_kind(items, ImageSet), how)
+                undecoded(of_kind(dataset, ImageSet), how)
                 if pixels and isinstance(how, Preprocess)
-                else encoded(items, how, batch_size=self.batch_size, limit_bytes=0)
+                else encoded(dataset, how, batch_size=self.batch_size, limit_bytes=0)
             )
             batches = progress.track(batches, label=name, total=total)
-            outputs = responses_of(model, batches, name=name, data=items.name)
-            predictions[role] = in_memory(collected(outputs, count=len(items)))
+            outputs = responses_of(model, batches, name=name, data=dataset.name)
+            predictions[role] = in_memory(collected(outputs, count=len(dataset)))
         return predictions
 
     def report(
@@ -219,8 +219,8 @@ class Trial:
         return Report(
             rows=tuple(rows),
             data={
-                role: Fingerprint(reference=items.name, sha256=items.fingerprint(), count=items.total)
-                for role, items in self.sets.items()
+                role: Fingerprint(reference=dataset.name, sha256=dataset.fingerprint(), count=dataset.total)
+                for role, dataset in self.sets.items()
             },
             far=(OOD,) if OOD in self.sets else (),
             definitions={name: METRICS[name].definition for name in METRICS if name in metric_names},

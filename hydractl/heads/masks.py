@@ -55,12 +55,12 @@ def dropped(mask: Mask) -> tuple[HeadId, ...]:
 
 def drop_heads(mask: Mask, heads: Iterable[HeadId]) -> dict[str, TowerKeep]:
     """Return a mask without some more heads; `mask` is unchanged."""
-    gone = set(heads)
+    removed = set(heads)
     return {
         tower: TowerKeep(
             num_heads=part.num_heads,
             keep=tuple(
-                tuple(head for head in kept_heads if (tower, layer, head) not in gone)
+                tuple(head for head in kept_heads if (tower, layer, head) not in removed)
                 for layer, kept_heads in enumerate(part.keep)
             ),
         )

@@ -80,20 +80,20 @@ def resolve(
     """
     if arch is not None and (folder := arch_folder(arch)) is not None:
         return Resolved(reference=arch, folder=folder)
-    typed_name, typed = ("", {}) if arch is None else parse_arch(arch)
+    typed_name, arch_options = ("", {}) if arch is None else parse_arch(arch)
     name = _name(typed_name, metadata, where=where)
     library = family_for_name(name).library
     sizes, saved = dict(metadata.sizes.get(library, {})), metadata.options.get(library, {})
     images = dict(metadata.images)
     if saved.get("dynamic_img_size") and (side := sizes.pop("img_size", None)) is not None:
         images["input_size"] = side
-    for key, value in typed.items():
+    for key, value in arch_options.items():
         if key in saved and _form(key, value) != _form(key, saved[key]):
             raise _contradiction(
                 where, f"--arch {name}::{key}={_as_text(value)}", f"{key}={_as_text(saved[key])}"
             )
-    options = {**sizes, **saved, **typed}
-    if metadata.complete and typed.keys() - (sizes.keys() | saved.keys()):
+    options = {**sizes, **saved, **arch_options}
+    if metadata.complete and arch_options.keys() - (sizes.keys() | saved.keys()):
         _check_heads(f"--arch {arch}", name, {**sizes, **saved}, options, where=where)
     if metadata.num_classes and not sets_classes and library in metadata.sizes:
         options.setdefault(CLASSES[library], metadata.num_classes)
@@ -102,7 +102,7 @@ def resolve(
             _check_statistics(key, image_options[key], images[key], where=where)
     options = {k: v for k, v in options.items() if v is not None}
     from_file = [] if typed_name else [name]
-    from_file += [f"{k}={_as_text(v)}" for k, v in {**options, **images}.items() if k not in typed]
+    from_file += [f"{k}={_as_text(v)}" for k, v in {**options, **images}.items() if k not in arch_options]
     return Resolved(
         reference=arch or name, name=name, options=options, images=images, from_file=tuple(from_file)
     )
@@ -135,15 +135,20 @@ def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str, separators=(",", ":"))
 
 
-def _contradiction(where: str, option_text: str, file_text: str) -> UsageError:
+def _contradiction(where: str, arch_options: str, file_text: str) -> UsageError:
     return UsageError(
-        f"`{option_text}`: the training script saved `{file_text}` in {where}",
+        f"`{arch_options}`: the training script saved `{file_text}` in {where}",
         hint="leave the option out to use the saved value; if that is wrong, save only the state dict",
     )
 
 
 def _check_heads(
-    option_text: str, name: str, saved: Mapping[str, object], options: Mapping[str, object], *, where: str
+    arch_options: str,
+    name: str,
+    saved: Mapping[str, object],
+    options: Mapping[str, object],
+    *,
+    where: str,
 ) -> None:
     """Raise if typed options change the heads of an architecture whose options the file states completely."""
     try:
@@ -153,12 +158,12 @@ def _check_heads(
         return
     if theirs != ours:
         heads = ", ".join(f"{tower.num_heads} heads of {tower.head_dim}" for tower in theirs.values())
-        raise _contradiction(where, option_text, heads)
+        raise _contradiction(where, arch_options, heads)
 
 
-def _check_statistics(key: str, typed: object, saved: object, *, where: str) -> None:
+def _check_statistics(key: str, statistics_given: object, saved: object, *, where: str) -> None:
     """Raise if a typed mean or standard deviation differs from the saved one; one number stands for all channels."""
-    numbers, saved_numbers = ([*x] if isinstance(x, list | tuple) else [x] for x in (typed, saved))
+    numbers, saved_numbers = ([*x] if isinstance(x, list | tuple) else [x] for x in (statistics_given, saved))
     same_length = len(numbers) == len(saved_numbers)
     if {*numbers} != {*saved_numbers} or (same_length and numbers != saved_numbers):
         typed_text = ",".join(f"{x:g}" for x in numbers)

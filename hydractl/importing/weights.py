@@ -70,11 +70,11 @@ def metadata_of(saved: Mapping[object, object]) -> Metadata:
     kwargs = {key: to_plain(item) for key, item in next(filter(None, option_sets), {}).items()}
     number = _first([kwargs, *holders], NUM_CLASSES)
     stated_options = {k: v for k, v in kwargs.items() if k not in {*NUM_CLASSES, *FILES} and v is not None}
-    known = [*holders, _synonyms(holders)]
+    known_keys = [*holders, _synonyms(holders)]
     return Metadata(
         arch=tuple(dict.fromkeys(_names(holders))),
-        sizes={library: _values(known, keys) for library, keys in SIZES.items()},
-        options={library: _values(known, keys) | stated_options for library, keys in UNSHAPED.items()},
+        sizes={library: _values(known_keys, keys) for library, keys in SIZES.items()},
+        options={library: _values(known_keys, keys) | stated_options for library, keys in UNSHAPED.items()},
         num_classes=number if isinstance(number, int) and number > 0 else None,
         images=_values(holders, IMAGES),
         complete=any(key in h for h in holders for key in KWARGS),

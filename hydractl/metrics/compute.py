@@ -236,8 +236,8 @@ def answered(predictions: StoredPredictions, labels: Tensor) -> dict[str, Tensor
 
 def scored(predictions: StoredPredictions, name: str) -> Tensor:
     """Return the OOD score of every sample, (N,), float64."""
-    if (known := predictions.scores.get(name)) is not None:
-        return known
+    if (precomputed := predictions.scores.get(name)) is not None:
+        return precomputed
     return torch.cat([_score(part, SCORES[name]) for part in predictions.split(at_once(predictions))])
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from hydractl import progress
 from hydractl.checkpoint import Chunks, TensorSpec, spec_of, tensor_bytes, write_checkpoint
 from hydractl.data.batches import BATCHES, Batch, BatchShare, encoded
-from hydractl.data.datasets import Items, TextSet
+from hydractl.data.datasets import Dataset, TextSet
 from hydractl.data.words import Span, WordSet, by_word, whole_words
 from hydractl.data.worker_pool import cores
 from hydractl.errors import InputError
@@ -120,10 +120,10 @@ def _batches(predictor: Predictor, inputs: PreparedData, team: ProcessGroup) -> 
     return team.iterate(predictor.responses(batches, data=inputs.name))
 
 
-def inputs_of(items: Items, *, name: str, batch_size: int, team: ProcessGroup) -> PreparedData:
+def inputs_of(dataset: Dataset, *, name: str, batch_size: int, team: ProcessGroup) -> PreparedData:
     """Return a data set that is read once."""
     deal = BatchShare(team.rank, team.world)
-    return PreparedData(items, batch_size=batch_size, limit_bytes=0, name=name, deal=deal)
+    return PreparedData(dataset, batch_size=batch_size, limit_bytes=0, name=name, deal=deal)
 
 
 LOG_PROBS, LOGSUMEXP, LABELS, SCORE_TENSORS = "log_probs", "logsumexp", "labels", "scores"
@@ -185,7 +185,7 @@ Answers = tuple[range, Responses, dict[int, str], list[tuple[str, list[Span]]] |
 
 
 def answers(
-    predictor: Predictor, items: Items, size: int, team: ProcessGroup, ticks: Iterator[object]
+    predictor: Predictor, dataset: Dataset, size: int, team: ProcessGroup, ticks: Iterator[object]
 ) -> Iterator[Answers]:
     """Yield the predictions on a data set, some batches at a time, in every process.
 
@@ -193,7 +193,7 @@ def answers(
 
     Args:
         predictor: The model, on the device of this process.
-        items: The data.
+        dataset: The data.
         size: Samples per forward pass.
         team: The processes, which share the batches.
         ticks: Advances with each batch of this process.
@@ -205,25 +205,25 @@ def answers(
     fills = predictor.model.device.type == "cpu" and torch.get_num_threads() >= cores()
     deal, how = BatchShare(team.rank, team.world, ahead=not fills), predictor.reads
     stream, step = None, window(size)
-    if not isinstance(items, TextSet):
-        stream = iter(encoded(items, how, batch_size=size, limit_bytes=0, deal=deal))
+    if not isinstance(dataset, TextSet):
+        stream = iter(encoded(dataset, how, batch_size=size, limit_bytes=0, deal=deal))
         step = size * BATCHES * team.world
-    for begin in range(0, len(items), step):
-        places = range(begin, min(begin + step, len(items)))
-        first, rows, texts, words = begin, items, None, None
-        if isinstance(items, TextSet):
-            first, rows = 0, (texts := items.subset(places))
+    for begin in range(0, len(dataset), step):
+        places = range(begin, min(begin + step, len(dataset)))
+        first, rows, texts, words = begin, dataset, None, None
+        if isinstance(dataset, TextSet):
+            first, rows = 0, (texts := dataset.subset(places))
             if isinstance(how, Tokenization) and how.by_word:
                 with reporting(SILENT):  # long texts are cut into windows block by block
                     rows = words = by_word(texts, how)
         count = len(places) if words is None else len(words)
         part = islice(stream, BATCHES) if stream else encoded(rows, how, batch_size=size, deal=deal)
         bad: dict[int, str] = {}
-        outputs = team.iterate(predictor.responses(_ticked(part, first, bad, ticks), data=items.name))
+        outputs = team.iterate(predictor.responses(_ticked(part, first, bad, ticks), data=dataset.name))
         responses = in_memory(collected(outputs, count=count, names=predictor.score_names))
         packed = torch.tensor(list(json.dumps(bad).encode()), dtype=torch.uint8)
-        for other in team.in_order([packed]):
-            bad |= {int(place): why for place, why in json.loads(bytes(other.tolist())).items()}
+        for share in team.in_order([packed]):
+            bad |= {int(place): why for place, why in json.loads(bytes(share.tolist())).items()}
         if texts is None or words is None:
             yield places, responses, bad, None
         else:

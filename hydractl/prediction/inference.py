@@ -16,7 +16,7 @@ import torch
 
 from hydractl import progress
 from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, BatchShare, encoded
-from hydractl.data.datasets import Items, Reading
+from hydractl.data.datasets import Dataset, Reading
 from hydractl.errors import InputError
 from hydractl.families.finite import NOT_FINITE
 from hydractl.manifest.header import MOST_MEMBERS
@@ -192,7 +192,7 @@ class PreparedData:
 
     def __init__(
         self,
-        dataset: Items,
+        dataset: Dataset,
         *,
         batch_size: int,
         limit_bytes: int = CACHE_BYTES,
@@ -218,9 +218,9 @@ class PreparedData:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def of(self, items: Items, *, name: str) -> PreparedData:
+    def of(self, dataset: Dataset, *, name: str) -> PreparedData:
         """Return other items, read as these are but not held."""
-        return PreparedData(items, batch_size=self.batch_size, limit_bytes=0, name=name, deal=self.deal)
+        return PreparedData(dataset, batch_size=self.batch_size, limit_bytes=0, name=name, deal=self.deal)
 
     def tracked(self, preprocess: Reading, name: str) -> Iterable[Batch[Inputs]]:
         """Return the batches that a model of some name takes, and let progress see them pass."""

@@ -146,19 +146,19 @@ class MergeEvaluator:
         for option, ref in refs.items():
             if ref in self.inputs:
                 continue
-            items = open_items(ref, self.reads, workers=execution.workers)
-            self.labels[ref], _ = labels_of(first, items, None, option=option)
+            dataset = open_items(ref, self.reads, workers=execution.workers)
+            self.labels[ref], _ = labels_of(first, dataset, None, option=option)
             self.inputs[ref] = PreparedData(
-                items,
+                dataset,
                 batch_size=execution.batch_size,
                 limit_bytes=CACHE_BYTES // len(refs),
                 deal=execution.share,
             )
-        items = next(iter(self.inputs.values())).dataset
-        labels, names = first.header.labels, items.class_names
-        if has_default_names(labels) and len(names) == first.header.num_classes and not items.numbered:
+        dataset = next(iter(self.inputs.values())).dataset
+        labels, names = first.header.labels, dataset.class_names
+        if has_default_names(labels) and len(names) == first.header.num_classes and not dataset.numbered:
             with progress.reporting(progress.SILENT):  # `labels_of` warns
-                places = match_classes(items, labels, num_classes=len(names))
+                places = match_classes(dataset, labels, num_classes=len(names))
             update = {"labels": filled_names((), names, places, len(names))}
             self.members = [replace(m, header=m.header.model_copy(update=update)) for m in members]
 
@@ -207,8 +207,10 @@ class MergeEvaluator:
                     progress.warn(
                         "merging any block costs more than allowed, so every member keeps its own blocks"
                     )
-                items = self.inputs[data].dataset
-                measured = Measured(data=items.name, samples=items.total, members=before, tried=tuple(tried))
+                dataset = self.inputs[data].dataset
+                measured = Measured(
+                    data=dataset.name, samples=dataset.total, members=before, tried=tuple(tried)
+                )
                 return candidate, scale, measured
         least = min(tried, key=lambda trial: trial.loss)
         raise CheckFailed(
@@ -293,11 +295,11 @@ class DensityFitter:
         opened = [open_items(ref, reads, workers=execution.workers) for ref in (fit, val)]
         labels, _ = labels_of(model, opened[0], None, option=f"--{FIT}")
         training, held_out = (
-            inputs_of(items, name=name, batch_size=execution.batch_size, team=team)
-            for name, items in zip((FIT, VAL), opened, strict=True)
+            inputs_of(dataset, name=name, batch_size=execution.batch_size, team=team)
+            for name, dataset in zip((FIT, VAL), opened, strict=True)
         )
         (fit_digest, fit_content), (val_digest, val_content) = (
-            identified(items, digests(items, team)) for items in opened
+            identified(dataset, digests(dataset, team)) for dataset in opened
         )
         if doubt := overlap_of_val(val_content, fit_content):
             progress.warn(doubt)

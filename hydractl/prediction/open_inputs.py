@@ -12,7 +12,7 @@ import torch
 
 from hydractl import progress
 from hydractl.data.batches import check_reads, limited
-from hydractl.data.datasets import LABELS_HINT, Items, samples_in
+from hydractl.data.datasets import LABELS_HINT, Dataset, samples_in
 from hydractl.data.decoding import SAMPLE_BYTES
 from hydractl.data.labels import check_labels, match_classes, model_labels
 from hydractl.data.open_dataset import open_items
@@ -144,7 +144,7 @@ def open_reader(
 
 def open_sets(
     opened: OpenModel, references: Mapping[str, str | DataRef | None], *, workers: int | None
-) -> dict[str, Items]:
+) -> dict[str, Dataset]:
     """Open the data that are given, by role, as the model reads them; `workers` as `open_items` has them.
 
     Raises:
@@ -174,7 +174,7 @@ def warn(opened: OpenModel) -> None:
 
 def labels_of(
     opened: OpenModel,
-    items: Items,
+    dataset: Dataset,
     classes: Classes | None,
     *,
     option: str = "--data",
@@ -184,7 +184,7 @@ def labels_of(
 
     Args:
         opened: The model.
-        items: The data.
+        dataset: The data.
         classes: What a zero-shot model is asked about.
         option: What names the data, for messages.
         hint: Advice for data without labels.
@@ -193,34 +193,34 @@ def labels_of(
         DataError: If there are none, or they do not fit the model.
     """
     architecture = opened.header.architecture
-    check_labels(items, option, task=architecture.task, hint=hint)
+    check_labels(dataset, option, task=architecture.task, hint=hint)
     names = classes.names if classes else opened.header.labels
     count = len(names) if classes else opened.header.num_classes
     by_text = opened.header.prompting is not None
-    called = "the data" if option == "--data" else f"`{option} {items.name}`"
-    table = match_classes(items, names, num_classes=count, by_text=by_text, called=called)
-    return model_labels(items, table, option, architecture=architecture), count
+    called = "the data" if option == "--data" else f"`{option} {dataset.name}`"
+    table = match_classes(dataset, names, num_classes=count, by_text=by_text, called=called)
+    return model_labels(dataset, table, option, architecture=architecture), count
 
 
-def digests(items: Items, team: ProcessGroup) -> Iterator[bytes]:
+def digests(dataset: Dataset, team: ProcessGroup) -> Iterator[bytes]:
     """Yield the digest of every item in order; each process reads its share of them.
 
     Raises:
         DataError: If an item cannot be read.
     """
-    read = b"".join(map(items.item_digest, range(team.rank, len(items), team.world)))
+    read = b"".join(map(dataset.item_digest, range(team.rank, len(dataset), team.world)))
     local_digests = torch.from_numpy(np.frombuffer(read, dtype=np.uint8).copy())
     shares = [share.numpy().tobytes() for share in team.in_order([local_digests])]
     size = sha256().digest_size + SAMPLE_BYTES
-    for i in range(len(items)):
+    for i in range(len(dataset)):
         place, share = divmod(i, team.world)
         yield shares[share][place * size : (place + 1) * size]
 
 
-def identified(items: Items, item_digests: Iterable[bytes]) -> tuple[str, np.ndarray]:
+def identified(dataset: Dataset, item_digests: Iterable[bytes]) -> tuple[str, np.ndarray]:
     """Return a set's fingerprint, and the digests of its samples as `DIGEST`, (S,), given the digests of all its items."""
     read = [*item_digests]
-    return items.fingerprint(read), samples_in([read[i] for i in items.firsts])
+    return dataset.fingerprint(read), samples_in([read[i] for i in dataset.firsts])
 
 
 class Identity(NamedTuple):
@@ -230,14 +230,14 @@ class Identity(NamedTuple):
     content: np.ndarray
 
     @classmethod
-    def of(cls, items: Items, team: ProcessGroup) -> Self:
+    def of(cls, dataset: Dataset, team: ProcessGroup) -> Self:
         """Read a data set. Each process reads its share.
 
         Raises:
             DataError: If an item cannot be read.
         """
-        sha256, content = identified(items, digests(items, team))
-        return cls(Fingerprint(reference=items.name, sha256=sha256, count=items.total), content)
+        sha256, content = identified(dataset, digests(dataset, team))
+        return cls(Fingerprint(reference=dataset.name, sha256=sha256, count=dataset.total), content)
 
     def as_input(self) -> SampledFile:
         """Return the lineage entry of the data set."""
@@ -245,28 +245,28 @@ class Identity(NamedTuple):
         return SampledFile(name=reference, sha256=sha256, samples=pack(self.content))
 
 
-def data_input(items: Items, team: ProcessGroup, drawn: torch.Tensor | None = None) -> SampledFile:
+def data_input(dataset: Dataset, team: ProcessGroup, indices: torch.Tensor | None = None) -> SampledFile:
     """Return the lineage entry of a data set, with the digests of its samples, or of the items `drawn` (N',).
 
     Raises:
         DataError: If an item cannot be read.
     """
-    read = [*digests(items, team)]
-    sha256, content = identified(items, read)
-    content = content if drawn is None else samples_in([read[i] for i in drawn])
-    return SampledFile(name=items.name, sha256=sha256, samples=pack(content))
+    read = [*digests(dataset, team)]
+    sha256, content = identified(dataset, read)
+    content = content if indices is None else samples_in([read[i] for i in indices])
+    return SampledFile(name=dataset.name, sha256=sha256, samples=pack(content))
 
 
-def overlap(option: str, content: np.ndarray, other: str, other_content: np.ndarray) -> str | None:
+def overlap(option: str, content: np.ndarray, second: str, other_content: np.ndarray) -> str | None:
     """Return how many samples of one option's data are in another's, in words; None if none are.
 
     Args:
         option: Names the data whose samples are counted.
         content: Digests of their items, as `DIGEST`.
-        other: Names the other data.
+        second: Names the other data.
         other_content: Digests of their items.
     """
     count = int(np.isin(content, other_content).sum())
     if count == len(content) == len(other_content):
-        return f"`{option}` and `{other}` have the same samples"
-    return f"{count} of {len(content)} samples of `{option}` are also in `{other}`" if count else None
+        return f"`{option}` and `{second}` have the same samples"
+    return f"{count} of {len(content)} samples of `{option}` are also in `{second}`" if count else None

@@ -9,7 +9,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from hydractl.data.datasets import Content, ImageSet, ImageStore, Items, Reading, TextSet, content_of
+from hydractl.data.datasets import Content, Dataset, ImageSet, ImageStore, Reading, TextSet, content_of
 from hydractl.data.open_dataset import crewed, lenient, open_items, open_lenient
 from hydractl.data.reference import LINES, SOURCES_HINT, DataRef, image_path, is_file
 from hydractl.data.worker_pool import WorkerPool
@@ -26,7 +26,7 @@ class Source(NamedTuple):
     """A set, and what lines call it where the number of a row does not tell which row it is."""
 
     name: str | None
-    items: Items
+    items: Dataset
 
 
 def open_sources(
@@ -48,7 +48,7 @@ def open_sources(
         how = how.model_copy(
             update={"by_word": False}
         )  # long texts are cut into windows as they are answered
-    sets: list[tuple[str, Items]] = []
+    sets: list[tuple[str, Dataset]] = []
     for files, group in groupby(references, is_file):
         names = list(group)
         if files:
@@ -80,7 +80,7 @@ def _files(paths: Sequence[Path], how: Reading) -> ImageSet:
     return ImageSet(store=store, places=range(len(paths)), name="image files")
 
 
-def lines(how: Reading, *, size: int, crew: WorkerPool | None, null: bool = False) -> Iterator[Items]:
+def lines(how: Reading, *, size: int, crew: WorkerPool | None, null: bool = False) -> Iterator[Dataset]:
     """Yield the lines of standard input, `size` at a time: texts, or paths of images, by their numbers from 0.
 
     A blank line is a text like any other; of paths blank lines do not count. Images are read by `crew`.

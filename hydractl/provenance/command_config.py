@@ -24,7 +24,7 @@ from hydractl.settings import KEY, Extension, Option, Role, Setting, made_of, op
 from hydractl.strict_json import compact
 
 if TYPE_CHECKING:
-    from hydractl.data.datasets import Items
+    from hydractl.data.datasets import Dataset
 
 
 ARCH = "arch:"
@@ -328,37 +328,39 @@ def _possible_digests(ref: DataRef, *, labelled: bool) -> frozenset[str]:
     readings = open_readings(ref, labelled=labelled)
     if labelled:
         return frozenset(map(_labelled_digest, readings))
-    return frozenset({digest_text(compact([_unlabelled_digest(items) for items in readings]))})
+    return frozenset({digest_text(compact([_unlabelled_digest(dataset) for dataset in readings]))})
 
 
-def _labelled_digest(items: Items) -> str:
-    digests = {i: digest for i, digest in enumerate(_item_digests(items)) if isinstance(digest, bytes)}
-    return items.subset([*digests]).fingerprint(digests.values())
+def _labelled_digest(dataset: Dataset) -> str:
+    digests = {i: digest for i, digest in enumerate(_item_digests(dataset)) if isinstance(digest, bytes)}
+    return dataset.subset([*digests]).fingerprint(digests.values())
 
 
-def _unlabelled_digest(items: Items) -> list[object]:
+def _unlabelled_digest(dataset: Dataset) -> list[object]:
     from hydractl.data.decoding import SAMPLE_BYTES  # noqa: PLC0415 - loads Pillow
 
-    digests = (d if isinstance(d, bytes) else d.encode() + bytes(SAMPLE_BYTES) for d in _item_digests(items))
-    content = replace(items, labels=None).fingerprint(digests)
-    return [content, [items.key(i) for i in range(len(items))]]
+    digests = (
+        d if isinstance(d, bytes) else d.encode() + bytes(SAMPLE_BYTES) for d in _item_digests(dataset)
+    )
+    content = replace(dataset, labels=None).fingerprint(digests)
+    return [content, [dataset.key(i) for i in range(len(dataset))]]
 
 
-def _item_digests(items: Items) -> Iterator[bytes | str]:
+def _item_digests(dataset: Dataset) -> Iterator[bytes | str]:
     """Yield the digest of each item, or why it cannot be read."""
-    for i in range(len(items)):
+    for i in range(len(dataset)):
         try:
-            yield items.item_digest(i)
+            yield dataset.item_digest(i)
         except HydraError as error:
             yield error.message
 
 
-def open_readings(ref: DataRef, *, labelled: bool) -> list[Items]:
+def open_readings(ref: DataRef, *, labelled: bool) -> list[Dataset]:
     """Return data as images, as texts, or as both."""
     from hydractl.data.datasets import Content  # noqa: PLC0415 - built-in data are told by their names
     from hydractl.data.open_dataset import open_data  # noqa: PLC0415 - as above
 
-    readings: list[Items] = []
+    readings: list[Dataset] = []
     refusals: list[HydraError] = []
     for content in [Content.TEXTS] if ref.text else [Content.IMAGES] if ref.image else [*Content]:
         try:

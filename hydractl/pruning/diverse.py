@@ -281,18 +281,18 @@ def open_validation(
     like = torch.empty(0, device=model.device, dtype=model.dtype)
     batches = {
         role: RepeatedBatches(
-            encoded(items, how, batch_size=execution.batch_size, deal=execution.share),
+            encoded(dataset, how, batch_size=execution.batch_size, deal=execution.share),
             labels if role == "id" else None,
             like,
         )
-        for role, items in sets.items()
+        for role, dataset in sets.items()
     }
     return Validation(
         model=model,
         labelled=batches["id"],
         ood=batches.get("ood", ()),
         yardstick=yardstick,
-        sources=tuple(data_input(items, team) for items in sets.values()),
+        sources=tuple(data_input(dataset, team) for dataset in sets.values()),
         team=team,
     )
 

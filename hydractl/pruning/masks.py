@@ -160,7 +160,7 @@ def _sample(material: Material) -> DrawnMasks:
     order = order_of(scores, material.shape)
     check_long_enough(order, path, required=pool, verb=f"`--pool {pool}` draws from")
     try:
-        drawn = sample_masks(
+        draws = sample_masks(
             order, material.shape, removals=material.quotas[0].removals, sampling=material.sampling
         )
     except ValueError as error:
@@ -168,7 +168,7 @@ def _sample(material: Material) -> DrawnMasks:
         raise UsageError(
             str(error), hint=f"give a larger `--pool`, fewer `{fewer}` or an earlier `--diverge-from`"
         ) from error
-    return DrawnMasks(masks=material.of_heads(drawn), options={"pool": pool}, seeded=True)
+    return DrawnMasks(masks=material.of_heads(draws), options={"pool": pool}, seeded=True)
 
 
 def _clusters(material: Material) -> DrawnMasks:
@@ -204,16 +204,16 @@ def _random(material: Material) -> DrawnMasks:
 
 def _diverse(material: Material) -> DrawnMasks:
     """Keep the most diverse of many draws."""
-    drawn = _sample(material)
+    draws = _sample(material)
     if material.compare is None:
         raise ValueError("`diverse` requires a comparison of candidates")
     check_weights(material.opened)
-    choice = material.compare(material.scores[0][1], drawn.masks)
+    choice = material.compare(material.scores[0][1], draws.masks)
     chosen = choice.report.chosen
     return replace(
-        drawn,
-        masks=[drawn.masks[candidate.draw] for candidate in chosen],
-        options={**drawn.options, **choice.options},
+        draws,
+        masks=[draws.masks[candidate.draw] for candidate in chosen],
+        options={**draws.options, **choice.options},
         member_options=[{"draw": c.draw, "objective_value": c.objective} for c in chosen],
         choice=choice,
     )
@@ -355,7 +355,7 @@ def choose_masks(
         opened=opened, scores=scores, shape=shape, quotas=quotas, sampling=sampling, compare=compare
     )
     grouped = budget is not None and budget.whole_groups
-    drawn = STRATEGIES[strategy](_in_groups(material, budget) if budget and grouped else material)
+    draws = STRATEGIES[strategy](_in_groups(material, budget) if budget and grouped else material)
     if budget is not None and any(s.clusters is not None for s in every):
         progress.warn("a budget selects heads by score only; `--keep auto` keeps one head of each cluster")
     remarks = [quota.remark for quota in quotas if quota.remark is not None]
@@ -372,19 +372,19 @@ def choose_masks(
         document_input(path, s.digest() if is_stream(path) else None, made_by=scores_step(s, opened))
         for path, s in scores
     )
-    data = () if drawn.choice is None else drawn.choice.sources
+    data = () if draws.choice is None else draws.choice.sources
     sources = tuple(
-        (*(files[i : i + 1] if len(files) > 1 else files), *data) for i in range(len(drawn.masks))
+        (*(files[i : i + 1] if len(files) > 1 else files), *data) for i in range(len(draws.masks))
     )
     masks = []
-    for i, mask in enumerate(drawn.masks):
+    for i, mask in enumerate(draws.masks):
         used = i if len(scores) > 1 else 0
         options: dict[str, OptionValue] = {
             **(quotas[used].options if quotas else {}),
             "per_layer": bool(quotas and quotas[used].keep is not None) or None,
             "whole_groups": grouped or None,
-            **drawn.options,
-            **(drawn.member_options[i] if drawn.member_options else {}),
+            **draws.options,
+            **(draws.member_options[i] if draws.member_options else {}),
             "diverge_from": sampling.diverge_from or None,
         }
         origin = MaskOrigin(
@@ -392,7 +392,7 @@ def choose_masks(
             method=every[used].method if every else None,
             scores=(every[used].digest(),) if every else (),
             budget={k: v for k, v in options.items() if v is not None},
-            seed=sampling.seed if drawn.seeded else None,
+            seed=sampling.seed if draws.seeded else None,
             member=i,
             tool=TOOL,
         )
@@ -409,7 +409,7 @@ def choose_masks(
         masks=tuple(masks),
         sources=sources,
         remarks=tuple(remarks),
-        diverse=None if drawn.choice is None else drawn.choice.report,
+        diverse=None if draws.choice is None else draws.choice.report,
     )
 
 

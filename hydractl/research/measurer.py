@@ -68,11 +68,11 @@ class ResearchMeasurer(RowMeasurer):
         labelled |= {str(o.val): f"{o.KIND}: val={o.val}" for o in options if o.val}
         contents = {}
         for name, ref in data_of(options).items():
-            items = run.open_data(ref, skipped)
-            labels = data.alignment.aligned(labelled[name], items) if name in labelled else torch.empty(0)
-            identity = Identity.of(items, run.team)
+            dataset = run.open_data(ref, skipped)
+            labels = data.alignment.aligned(labelled[name], dataset) if name in labelled else torch.empty(0)
+            identity = Identity.of(dataset, run.team)
             contents[name] = identity.content
-            self.fitted_on[name] = FittedData(items, identity.fingerprint, labels)
+            self.fitted_on[name] = FittedData(dataset, identity.fingerprint, labels)
         run.warn(skipped)
         if contents:
             run.warn(overlaps(options, data.identities[ID_NAME].content, contents))

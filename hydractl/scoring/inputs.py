@@ -8,7 +8,7 @@ import torch
 
 from hydractl import progress
 from hydractl.data.batches import BatchShare, encoded, epoch_order
-from hydractl.data.datasets import Items
+from hydractl.data.datasets import Dataset
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.finite import check_finite
 from hydractl.families.load import OpenModel, load_model
@@ -111,11 +111,11 @@ def check_budget(
         )
 
 
-def drawn_indices(items: Items | None, limit: int | None, *, seed: int) -> torch.Tensor | None:
+def drawn_indices(dataset: Dataset | None, limit: int | None, *, seed: int) -> torch.Tensor | None:
     """Return the positions of the samples that a limit draws, increasing; None for all."""
-    if items is None or limit is None or limit >= len(items):
+    if dataset is None or limit is None or limit >= len(dataset):
         return None
-    return epoch_order(len(items), seed=seed, epoch=0)[:limit].sort().values
+    return epoch_order(len(dataset), seed=seed, epoch=0)[:limit].sort().values
 
 
 def data_files(inputs: ScoreInputs, team: ProcessGroup) -> dict[str, SampledFile]:
@@ -125,8 +125,8 @@ def data_files(inputs: ScoreInputs, team: ProcessGroup) -> dict[str, SampledFile
         DataError: If an item cannot be read.
     """
     return {
-        role: data_input(items, team, inputs.drawn if role == "id" else None)
-        for role, items in inputs.sets.items()
+        role: data_input(dataset, team, inputs.drawn if role == "id" else None)
+        for role, dataset in inputs.sets.items()
     }
 
 
@@ -166,26 +166,26 @@ def open_job(
     Raises:
         DataError: If an item cannot be read, or the data are too few for the settings.
     """
-    opened, labels, drawn = inputs.opened, inputs.labels, inputs.drawn
+    opened, labels, indices = inputs.opened, inputs.labels, inputs.drawn
     like = torch.empty(0, device=model.device, dtype=model.dtype)
     deal = BatchShare(team.rank, team.world, as_given=method.as_given)
     batches = {
         role: RepeatedBatches(
             encoded(
-                items,
+                dataset,
                 opened.header.preprocess,
                 batch_size=batch_size,
-                indices=drawn if role == "id" else None,
+                indices=indices if role == "id" else None,
                 deal=deal,
             ),
             labels if role == "id" else None,
             like,
         )
-        for role, items in inputs.sets.items()
+        for role, dataset in inputs.sets.items()
     }
     features = None
     if settings.needs_features and labels is not None:
-        check_halves(labels if drawn is None else labels[drawn])
+        check_halves(labels if indices is None else labels[indices])
         features = FeatureExtractor.of(model, opened.family, name=opened.reference)
     return ScoreJob(
         model=model,

@@ -25,7 +25,7 @@ from hydractl.training.run_log import NO_LOG, RunLog
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hydractl.data.datasets import Items
+    from hydractl.data.datasets import Dataset
     from hydractl.families.load import OpenModel
     from hydractl.families.tower import Model
     from hydractl.manifest.document import OptionValue
@@ -209,7 +209,7 @@ class ScoreInputs(NamedTuple):
     scored: Mapping[str, TowerHeads]
     keep: int
     removals: int
-    sets: Mapping[str, Items]
+    sets: Mapping[str, Dataset]
     classes: Classes | None
     labels: torch.Tensor | None
     drawn: torch.Tensor | None

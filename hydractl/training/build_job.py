@@ -51,11 +51,11 @@ def open_job(
     training, recipe = work.training, work.recipe
     data: dict[str, Any] = {"batch_size": recipe.batch_size, "seed": training.seed}
     if features is not None:
-        items = ItemFeed(source=features, labels=work.train_labels, **data)
+        dataset = ItemFeed(source=features, labels=work.train_labels, **data)
     else:
         opened = ItemFeed.open(work.train, work.train_labels, work.how, augment=recipe.augment, **data)
-        items = replace(opened, mixing=work.mixing)
-    feed = training.open_feed(items, work.load, work.names, engine)
+        dataset = replace(opened, mixing=work.mixing)
+    feed = training.open_feed(dataset, work.load, work.names, engine)
     if isinstance(feed, ItemFeed) and training.own_batches:
         feed = MemberFeeds.of(feed, len(work.header.masks), work.how)
     if work.trains_head:
@@ -100,14 +100,16 @@ def measure_of(
         features: Stored features, if the model takes these; None for the data, which are decoded once if they fit in memory.
         engine: Device and processes.
     """
-    items, labels = work.val, work.val_labels
-    batches = encoded(items, work.how, batch_size=EVAL_BATCH) if features is None else features.val_batches()
-    if not isinstance(items, WordSet) or not work.header.architecture.task.by_word:
+    dataset, labels = work.val, work.val_labels
+    batches = (
+        encoded(dataset, work.how, batch_size=EVAL_BATCH) if features is None else features.val_batches()
+    )
+    if not isinstance(dataset, WordSet) or not work.header.architecture.task.by_word:
         return classifier_metrics(engine, batches, labels)
 
     def span_f1(classes: torch.Tensor) -> float:
         tags = torch.stack([classes.masked_fill(labels < 0, UNASKED), labels])
-        return span_f1_of(items.by_document(tags), work.header.class_names)
+        return span_f1_of(dataset.by_document(tags), work.header.class_names)
 
     return classifier_metrics(engine, batches, labels, span_f1)
 
@@ -167,8 +169,8 @@ def _stay_equal(subject: TrainableModel, job: Job, device: torch.device) -> bool
     ).sum().backward()
     return any(
         all(
-            tensor.grad is (other := second[n].grad)
-            or (tensor.grad is not None and other is not None and torch.equal(tensor.grad, other))
+            tensor.grad is (gradient := second[n].grad)
+            or (tensor.grad is not None and gradient is not None and torch.equal(tensor.grad, gradient))
             for n, tensor in first.items()
         )
         for first, second in twins

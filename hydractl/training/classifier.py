@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from hydractl import progress
 from hydractl.checkpoint import Checkpoint
-from hydractl.data.datasets import Items
+from hydractl.data.datasets import Dataset
 from hydractl.data.labels import match_classes, nameless, names_agree, names_all, new_names
 from hydractl.errors import DataError, UsageError
 from hydractl.families.base import DEFAULT_POOLING, Described, answering, place_of
@@ -41,14 +41,16 @@ class ClassifierRequest:
     head_seed: int | None
 
 
-def fit_classifier(opened: OpenModel, items: Items, recipe: Recipe, request: ClassifierRequest) -> OpenModel:
+def fit_classifier(
+    opened: OpenModel, dataset: Dataset, recipe: Recipe, request: ClassifierRequest
+) -> OpenModel:
     """Return a model whose classifier has the classes of the data.
 
     The model's own classifier stays if it has as many classes, knows their names or has no names, and has the pooling asked for.
 
     Args:
         opened: The model.
-        items: Training data.
+        dataset: Training data.
         recipe: Recipe, with `reset_head` and the parts to train.
         request: The classifier that was asked for.
 
@@ -56,18 +58,18 @@ def fit_classifier(opened: OpenModel, items: Items, recipe: Recipe, request: Cla
         UsageError: If options contradict the model or one another.
         DataError: If the data have more classes than were asked for, or do not fit a classifier that is to be kept.
     """
-    before, pooling = opened.header.architecture, _pooling(opened, items, recipe, request.pooling)
+    before, pooling = opened.header.architecture, _pooling(opened, dataset, recipe, request.pooling)
     head_seed = request.head_seed
     reads_as_asked = not opened.lacks and pooling == (before.pooling or DEFAULT_POOLING)
     if recipe.reset_head is False:
-        _check_kept(opened, items, request, reads_as_asked=reads_as_asked)
+        _check_kept(opened, dataset, request, reads_as_asked=reads_as_asked)
         return opened
-    number = _number(opened, items, request.number)
+    number = _number(opened, dataset, request.number)
     fits = (
         reads_as_asked
         and number == before.num_classes
-        and items.task is before.task
-        and names_agree(items, opened.header.labels, number)
+        and dataset.task is before.task
+        and names_agree(dataset, opened.header.labels, number)
     )
     draws_anew = head_seed is not None and (recipe.reset_head or opened.is_random)
     if recipe.trains_own_parts and (recipe.reset_head or not fits) and _shares_head(opened):
@@ -90,8 +92,8 @@ def fit_classifier(opened: OpenModel, items: Items, recipe: Recipe, request: Cla
             hint="add `head` to `--train`",
         )
     if not (fits and opened.is_random):
-        progress.step(_classifier_text(opened, number, items, fits=fits))
-    labels = opened.header.labels if fits else new_names(items.class_names, number)
+        progress.step(_classifier_text(opened, number, dataset, fits=fits))
+    labels = opened.header.labels if fits else new_names(dataset.class_names, number)
     members = [
         with_classifier(
             replace(opened, header=member_header),
@@ -101,7 +103,7 @@ def fit_classifier(opened: OpenModel, items: Items, recipe: Recipe, request: Cla
             head_seed=None if head_seed is None else head_seed + i,
             pooling=pooling,
         )
-        for i, member_header in enumerate(member_headers(_answering(opened.header, items.task)))
+        for i, member_header in enumerate(member_headers(_answering(opened.header, dataset.task)))
     ]
     return members[0] if opened.header.plan is None else _rejoined(opened, members)
 
@@ -147,9 +149,9 @@ def _shares_head(opened: OpenModel) -> bool:
     )
 
 
-def _pooling(opened: OpenModel, items: Items, recipe: Recipe, pooling: str | None) -> str:
+def _pooling(opened: OpenModel, dataset: Dataset, recipe: Recipe, pooling: str | None) -> str:
     """Return the pooling of the classifier: the one asked for, the folder's, or the model's."""
-    header, by_word = opened.header, items.task.by_word
+    header, by_word = opened.header, dataset.task.by_word
     if pooling not in {None, DEFAULT_POOLING} and by_word:
         raise UsageError(
             f"`--pooling {pooling}`: each word has a label, so its classifier pools nothing",
@@ -168,7 +170,9 @@ def _pooling(opened: OpenModel, items: Items, recipe: Recipe, pooling: str | Non
     return header.architecture.pooling or DEFAULT_POOLING
 
 
-def _check_kept(opened: OpenModel, items: Items, request: ClassifierRequest, *, reads_as_asked: bool) -> None:
+def _check_kept(
+    opened: OpenModel, dataset: Dataset, request: ClassifierRequest, *, reads_as_asked: bool
+) -> None:
     """Refuse to keep a classifier that is missing, or is not the one that was asked for or that the data need.
 
     Classes are matched in order only if the classifier has no names: others would be trained under the names that it has.
@@ -176,9 +180,9 @@ def _check_kept(opened: OpenModel, items: Items, request: ClassifierRequest, *, 
     name, labels, architecture = opened.reference, opened.header.labels, opened.header.architecture
     for refused, error in (
         (
-            architecture.task is not items.task,
+            architecture.task is not dataset.task,
             UsageError(
-                f"`--keep-head`: `--data {items.name}` has {items.task.labels}, but {name} answers {architecture.task.labels}",
+                f"`--keep-head`: `--data {dataset.name}` has {dataset.task.labels}, but {name} answers {architecture.task.labels}",
                 hint="leave `--keep-head` out for a new classifier",
             ),
         ),
@@ -206,19 +210,19 @@ def _check_kept(opened: OpenModel, items: Items, request: ClassifierRequest, *, 
     number = opened.header.num_classes
     try:
         with progress.reporting(progress.SILENT):  # messages follow when the labels are read
-            match_classes(items, labels, num_classes=number, by_text=not nameless(labels))
+            match_classes(dataset, labels, num_classes=number, by_text=not nameless(labels))
     except DataError as error:
         raise DataError(
-            f"`--keep-head`: `--data {items.name}` has {_classes(len(items.class_names), items.class_names)}, but "
+            f"`--keep-head`: `--data {dataset.name}` has {_classes(len(dataset.class_names), dataset.class_names)}, but "
             f"{name} has {_classes(number, labels)}",
             hint="leave `--keep-head` out for a new classifier, rename the data's classes to the "
             "model's with `::map=OLD:NEW,...`, or select some of them with `::classes=`",
         ) from error
 
 
-def _number(opened: OpenModel, items: Items, option_number: int | None) -> int:
+def _number(opened: OpenModel, dataset: Dataset, option_number: int | None) -> int:
     """Return the number of classes of the model: as many as were asked for, or as the data have."""
-    model_number, data_number, name = asked_number(opened), len(items.class_names), opened.reference
+    model_number, data_number, name = asked_number(opened), len(dataset.class_names), opened.reference
     key = CLASSES[opened.family.library]
     if option_number is not None and model_number not in {None, option_number}:
         raise UsageError(
@@ -228,22 +232,22 @@ def _number(opened: OpenModel, items: Items, option_number: int | None) -> int:
     number = option_number or model_number
     if number is not None and number < data_number:
         raise DataError(
-            f"{items.name}: has {data_number} classes, but "
+            f"{dataset.name}: has {data_number} classes, but "
             + (f"`{name}` has {number}" if option_number is None else f"`--num-classes {number}` is smaller"),
             hint=f"leave `{key}={number}` out, write `{key}={data_number}`, or select some of the "
             "classes with `::classes=`"
             if option_number is None
             else f"add `--num-classes {data_number}`, or select some of the classes with `::classes=`",
         )
-    stored_number = opened.header.num_classes if names_all(items, opened.header.labels) else None
+    stored_number = opened.header.num_classes if names_all(dataset, opened.header.labels) else None
     return number or stored_number or data_number
 
 
-def _classifier_text(opened: OpenModel, number: int, items: Items, *, fits: bool) -> str:
+def _classifier_text(opened: OpenModel, number: int, dataset: Dataset, *, fits: bool) -> str:
     """Return the line that says which classifier is made, and why."""
-    new = f"A new classifier for {_classes(number, items.class_names)}"
-    if items.task is not SINGLE_LABEL:
-        new += f", {items.task.answer}"
+    new = f"A new classifier for {_classes(number, dataset.class_names)}"
+    if dataset.task is not SINGLE_LABEL:
+        new += f", {dataset.task.answer}"
     if opened.lacks:
         return f"{new}; {opened.reference}: {opened.lacks}"
     had = opened.header.architecture.num_classes

@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from typing_extensions import override
 
 from hydractl.data.batches import CACHE_BYTES, batches, check_augment, epoch_order
-from hydractl.data.datasets import ImageSet, Items, Reading, TextSet, of_kind
+from hydractl.data.datasets import Dataset, ImageSet, Reading, TextSet, of_kind
 from hydractl.data.preprocess import (
     SHIFT_FRACTION,
     SHIFT_PROBABILITY,
@@ -159,11 +159,11 @@ class InputSource(Protocol):
         return self
 
 
-def open_source(items: Items, how: Reading, *, augment: tuple[str, ...], seed: int) -> InputSource:
+def open_source(dataset: Dataset, how: Reading, *, augment: tuple[str, ...], seed: int) -> InputSource:
     """Return a source of inputs for a model that reads items so.
 
     Args:
-        items: The training data.
+        dataset: The training data.
         how: Of the model.
         augment: Names from `hydractl.data.preprocess.AUGMENTATIONS`, for images.
         seed: Of the augmentation.
@@ -175,8 +175,8 @@ def open_source(items: Items, how: Reading, *, augment: tuple[str, ...], seed: i
     """
     check_augment(how, augment)
     if isinstance(how, Tokenization):
-        return TextSource(tokens=tokens_of(of_kind(items, TextSet), how))
-    return ImageSource.open(of_kind(items, ImageSet), how, augment=augment, seed=seed)
+        return TextSource(tokens=tokens_of(of_kind(dataset, TextSet), how))
+    return ImageSource.open(of_kind(dataset, ImageSet), how, augment=augment, seed=seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,7 +401,7 @@ class ItemFeed:
     @classmethod
     def open(
         cls,
-        items: Items,
+        dataset: Dataset,
         labels: Sequence[int] | torch.Tensor,
         how: Reading,
         *,
@@ -417,7 +417,7 @@ class ItemFeed:
             UsageError: If an augmentation is unknown, given twice, or not for such items.
         """
         return cls(
-            source=open_source(items, how, augment=augment, seed=seed),
+            source=open_source(dataset, how, augment=augment, seed=seed),
             labels=torch.as_tensor(labels),
             batch_size=batch_size,
             seed=seed,

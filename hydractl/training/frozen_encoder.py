@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from hydractl import progress
 from hydractl.data.batches import Batch, BatchShare, encoded
-from hydractl.data.datasets import Items
+from hydractl.data.datasets import Dataset
 from hydractl.families.base import Family
 from hydractl.families.tower import Towers, blank_inputs
 from hydractl.metrics.cost import macs_of
@@ -100,17 +100,17 @@ def keep_features(work: TrainingPlan, engine: Engine) -> KeptFeatures | None:
 
     with start_team(engine.device) as team:
 
-        def encode_all(items: Items) -> Tensor:
+        def encode_all(dataset: Dataset) -> Tensor:
             deal = BatchShare(team.rank, team.world)
-            batches = encoded(items, work.how, batch_size=EVAL_BATCH, limit_bytes=0, deal=deal)
+            batches = encoded(dataset, work.how, batch_size=EVAL_BATCH, limit_bytes=0, deal=deal)
             features = scratch_tensor(
-                (len(items), *shape),
-                name=f"the features of {len(items)} samples",
+                (len(dataset), *shape),
+                name=f"the features of {len(dataset)} samples",
                 until="the classifier is trained",
             )
-            total = -(-len(items) // EVAL_BATCH)
+            total = -(-len(dataset) // EVAL_BATCH)
             parts = team.iterate(map(features_of, batches))
-            for indices, part in progress.track(parts, label=f"encoding {items.name}", total=total):
+            for indices, part in progress.track(parts, label=f"encoding {dataset.name}", total=total):
                 features[indices] = part
             return features
 

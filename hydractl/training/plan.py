@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hydractl import progress
 from hydractl.data.batches import check_augment, limited, shortened
-from hydractl.data.datasets import Items, Reading, TextSet
+from hydractl.data.datasets import Dataset, Reading, TextSet
 from hydractl.data.labels import check_labels, filled_names, first_names, match_classes, model_labels
 from hydractl.data.reference import folded
 from hydractl.data.words import by_word, check_answerable
@@ -61,9 +61,9 @@ class TrainingPlan:
     how: Reading
     training: Training
     names: tuple[str, ...]
-    train: Items
+    train: Dataset
     train_labels: Tensor
-    val: Items
+    val: Dataset
     val_labels: Tensor
     teachers: tuple[OpenModel, ...]
     repulsion: Repulsion | None
@@ -111,15 +111,15 @@ class TrainingPlan:
             DataError: If an item cannot be read.
         """
         sets = (self.train, self.val)
-        read = [identified(items, map(items.item_digest, range(len(items)))) for items in sets]
+        read = [identified(dataset, map(dataset.item_digest, range(len(dataset)))) for dataset in sets]
         if twice := overlap("--val", read[1][1], "--data", read[0][1]):
             progress.warn(
                 f"{twice}: validation accuracy and NLL will be too good, and the learning rate and weights "
                 "are selected on data that the model was trained on"
             )
         files = (
-            SampledFile(name=items.name, sha256=sha256, samples=pack(content))
-            for items, (sha256, content) in zip(sets, read, strict=True)
+            SampledFile(name=dataset.name, sha256=sha256, samples=pack(content))
+            for dataset, (sha256, content) in zip(sets, read, strict=True)
         )
         return (self.opened.as_input(), *files, *(teacher.as_input() for teacher in self.teachers))
 
@@ -200,7 +200,7 @@ def reading_of(
     if recipe_name is not None and isinstance(how, Tokenization):
         named = RECIPES[recipe_name]
         if any(getattr(named, n) and getattr(named, n) == getattr(recipe, n) for n in FOR_IMAGES):
-            others = [n for n, other in RECIPES.items() if not any(getattr(other, f) for f in FOR_IMAGES)]
+            others = [n for n, model in RECIPES.items() if not any(getattr(model, f) for f in FOR_IMAGES)]
             raise UsageError(
                 f"`--recipe {recipe_name}` is for images, but {name} reads texts",
                 hint=f"recipes for texts: {', '.join(others)}",
@@ -209,12 +209,12 @@ def reading_of(
     return how
 
 
-def by_words(opened: OpenModel, items: Items, how: Reading) -> tuple[Items, Reading]:
+def by_words(opened: OpenModel, dataset: Dataset, how: Reading) -> tuple[Dataset, Reading]:
     """Return data and reading, of texts with a label per word as the tokenizer of the fitted model splits them."""
-    if not isinstance(how, Tokenization) or not items.task.by_word:
-        return items, how
+    if not isinstance(how, Tokenization) or not dataset.task.by_word:
+        return dataset, how
     how = how.model_copy(update=dict(opened.header.preprocess) | {"max_length": how.max_length})
-    return check_answerable(by_word(items, how)), how
+    return check_answerable(by_word(dataset, how)), how
 
 
 def check_members(opened: OpenModel, how: Reading, *, own_batches: bool, repulsion: bool) -> None:
@@ -309,43 +309,43 @@ def check_layers(opened: OpenModel, recipe: Recipe, *, recipe_name: str | None) 
         )
 
 
-def training_labels(opened: OpenModel, items: Items, how: Reading) -> tuple[Tensor, OpenModel, Reading]:
+def training_labels(opened: OpenModel, dataset: Dataset, how: Reading) -> tuple[Tensor, OpenModel, Reading]:
     """Return the labels of the training data as classes of the model, and what the data tell of the model and its reading.
 
     Classes of the model without names get those of the data; texts that are pairs, or single ones, are read so.
     """
     header = opened.header
-    table = match_classes(items, header.labels, num_classes=header.num_classes, called="`--data`")
+    table = match_classes(dataset, header.labels, num_classes=header.num_classes, called="`--data`")
     update: dict[str, object] = {
-        "labels": filled_names(header.labels, items.class_names, table, header.num_classes)
+        "labels": filled_names(header.labels, dataset.class_names, table, header.num_classes)
     }
-    labels = model_labels(items, table, "--data", architecture=header.architecture)
-    if isinstance(how, Tokenization) and isinstance(items, TextSet) and items.task.has_one_question:
-        pairs = {"pairs": not isinstance(items.texts[0], str)}
+    labels = model_labels(dataset, table, "--data", architecture=header.architecture)
+    if isinstance(how, Tokenization) and isinstance(dataset, TextSet) and dataset.task.has_one_question:
+        pairs = {"pairs": not isinstance(dataset.texts[0], str)}
         how = how.model_copy(update=pairs)
         update["preprocess"] = header.preprocess.model_copy(update=pairs)
     return labels, replace(opened, header=header.model_copy(update=update)), how
 
 
-def validation_labels(opened: OpenModel, items: Items, trained: Items) -> Tensor:
+def validation_labels(opened: OpenModel, dataset: Dataset, trained: Dataset) -> Tensor:
     """Return the labels of the validation data. A class that the training data lack is never taken for one that they have.
 
     Raises:
         DataError: If the labels do not fit.
     """
     header = opened.header
-    check_labels(items, "--val", task=header.architecture.task)
+    check_labels(dataset, "--val", task=header.architecture.task)
     known_names = {folded(name) for name in (*trained.class_names, *header.labels)}
-    strange = [name for name in items.class_names if folded(name) not in known_names]
+    strange = [name for name in dataset.class_names if folded(name) not in known_names]
     try:
         table = match_classes(
-            items, header.labels, num_classes=header.num_classes, by_text=bool(strange), called="`--val`"
+            dataset, header.labels, num_classes=header.num_classes, by_text=bool(strange), called="`--val`"
         )
     except DataError as error:
         if not strange:
             raise
         raise DataError(
-            f"`--val {items.name}`: has classes that `--data {trained.name}` does not have: {first_names(strange)}",
+            f"`--val {dataset.name}`: has classes that `--data {trained.name}` does not have: {first_names(strange)}",
             hint="use the same names, or select the classes of `--data` with `::classes=`",
         ) from error
-    return model_labels(items, table, "--val", architecture=header.architecture)
+    return model_labels(dataset, table, "--val", architecture=header.architecture)

@@ -110,7 +110,7 @@ def text_columns(table: DataTable, ref: DataRef, *, pairs: bool | None) -> tuple
             name for name in table.columns if name not in {columns[one], label} and _holds_texts(table, name)
         ]
         if others and pairs:
-            raise _ambiguous(table, ref, [(one, other) for other in others])
+            raise _ambiguous(table, ref, [(one, text) for text in others])
         if others:
             progress.step(
                 f"{table.where}: reading the texts of column `{one}`, and no other ({quoted(others)}); "

@@ -37,7 +37,7 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name.lower() in OF_SYSTEMS
 
 
-def open_folder(ref: DataRef, content: Content) -> datasets.Items:
+def open_folder(ref: DataRef, content: Content) -> datasets.Dataset:
     """Return the images or texts under a folder, class by class, in the order of torchvision's `ImageFolder`; of texts each file is one.
 
     Hidden files are left alone; others that are not of the kind are skipped with a warning. Files below a class's folder are of
@@ -73,7 +73,7 @@ def open_folder(ref: DataRef, content: Content) -> datasets.Items:
     return _items(root, content, tuple(files), datasets.Labels(names, tuple(labels) if folders else None))
 
 
-def open_tree(ref: DataRef, content: Content) -> datasets.Items:
+def open_tree(ref: DataRef, content: Content) -> datasets.Dataset:
     """Return all images or texts below a folder, at any depth and without labels, sorted by their folders and names.
 
     Hidden files and folders are left alone; others that are not of the kind are skipped with a warning.
@@ -89,7 +89,7 @@ def open_tree(ref: DataRef, content: Content) -> datasets.Items:
     return _items(root, content, tuple(files), datasets.Labels())
 
 
-def _items(root: Path, content: Content, files: tuple[str, ...], labels: datasets.Labels) -> datasets.Items:
+def _items(root: Path, content: Content, files: tuple[str, ...], labels: datasets.Labels) -> datasets.Dataset:
     name = root.resolve().name
     if content is Content.TEXTS:
         paths = [root / file for file in files]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from hydractl import progress
-from hydractl.data.datasets import Items
+from hydractl.data.datasets import Dataset
 from hydractl.data.open_dataset import open_items
 from hydractl.errors import DataError, UnsupportedModelError
 from hydractl.families.load import OpenModel
@@ -361,7 +361,7 @@ def text_settings(opened: OpenModel, classes: Classes | None) -> tuple[Tokenizat
     return prompting.tokenization, classes
 
 
-def check_pairs(options: BayesVlmOptions, images: Items) -> None:
+def check_pairs(options: BayesVlmOptions, images: Dataset) -> None:
     """Refuse pairs of which none can be told from others.
 
     Raises:

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from hydractl import progress
 from hydractl.data.batches import encoded
-from hydractl.data.datasets import Items, Reading
+from hydractl.data.datasets import Dataset, Reading
 from hydractl.evaluation.data import EvalData
 from hydractl.evaluation.options import NamedModels
 from hydractl.families.load import OpenModel, build_checked
@@ -70,7 +70,7 @@ class WithConfidence(BaselineModel):
 class FittedData(NamedTuple):
     """Data that a baseline is fitted on, and their labels (N,) in the order of the models' classes; no labels if none are read."""
 
-    items: Items
+    items: Dataset
     fingerprint: Fingerprint
     labels: torch.Tensor
 
@@ -95,7 +95,7 @@ class BaselineInputs(NamedTuple):
         """What messages call the first model."""
         return self.files[0].reference
 
-    def batches(self, items: Items, how: Reading) -> Iterator[tuple[Inputs, torch.Tensor]]:
+    def batches(self, items: Dataset, how: Reading) -> Iterator[tuple[Inputs, torch.Tensor]]:
         """Yield inputs as the first model takes them, and which items they are; in each process all of them."""
         model, size = self.models[0], self.data.inputs[ID_NAME].batch_size
         like = torch.empty(0, device=model.device, dtype=model.dtype)

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from hydractl import progress
 from hydractl.cli.commands.run import StageOptions
-from hydractl.data.datasets import Content, Items, content_of
+from hydractl.data.datasets import Content, Dataset, content_of
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import HydraError, UsageError
@@ -61,9 +61,9 @@ class Sets:
     """Labelled and other data as models read them, each opened once: folders of a million images take long."""
 
     def __init__(self) -> None:
-        self._opened: dict[tuple[DataRef, Content, bool], Items] = {}
+        self._opened: dict[tuple[DataRef, Content, bool], Dataset] = {}
 
-    def open(self, ref: DataRef, model: OpenModel, *, labelled: bool = True) -> Items:
+    def open(self, ref: DataRef, model: OpenModel, *, labelled: bool = True) -> Dataset:
         """Return a data set as a model reads it.
 
         Raises:

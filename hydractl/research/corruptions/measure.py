@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from typing_extensions import override
 
-from hydractl.data.datasets import ImageSet, Items, Reading, Text, TextSet, change_text, of_kind
+from hydractl.data.datasets import Dataset, ImageSet, Reading, Text, TextSet, change_text, of_kind
 from hydractl.data.preprocess import EvalTransform, PerItem, run_steps, sample_seed
 from hydractl.data.words import WordSet
 from hydractl.errors import DataError, UsageError
@@ -63,14 +63,14 @@ class CorruptTransform(PerItem):
         return self.clean.finish(corrupted(prepared, self.corruption, random))
 
 
-def with_corruption(items: Items, corruption: Corruption) -> Items:
+def with_corruption(dataset: Dataset, corruption: Corruption) -> Dataset:
     """Return the items as a corruption leaves them: texts now, both of a pair; images on their way to a model.
 
     Draws hang on the seed and on an item's place in the set: not on batches, their order, or who decodes them.
     """
-    if isinstance(items, ImageSet):
-        return replace(items, changed=partial(CorruptTransform.of, corruption))
-    texts = of_kind(items, TextSet)
+    if isinstance(dataset, ImageSet):
+        return replace(dataset, changed=partial(CorruptTransform.of, corruption))
+    texts = of_kind(dataset, TextSet)
     if isinstance(texts, WordSet):
         raise UsageError(
             "`--corrupt`: a corrupted text no longer has the words that are answered", hint="leave it out"

@@ -272,8 +272,8 @@ def remove_lowest(job: ScoreJob, measure: Callable[[], HeadImportance], *, at_on
         lowest = sorted(scores, key=scores.__getitem__)[: min(at_once, job.budget - begin)]
         for head in lowest:
             remove_head(job.model, head)
-        left = begin + len(lowest) < job.budget
-        importance = measure() if left else HeadImportance({}, mean_loss(job))
+        remaining = begin + len(lowest) < job.budget
+        importance = measure() if remaining else HeadImportance({}, mean_loss(job))
         for head in lowest:
             removal = Removal(tower=head.tower, layer=head.layer, head=head.head, objective=-importance.loss)
             if len(removals) >= len(

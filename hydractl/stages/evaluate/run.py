@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from hydractl import progress
-from hydractl.data.datasets import Items, Reading
+from hydractl.data.datasets import Dataset, Reading
 from hydractl.data.open_dataset import open_items, open_readable
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, UsageError
@@ -147,12 +147,12 @@ def run_eval(config: EvalConfig) -> EvalReport:
             config, [config.out, config.save_predictions, config.store], writes=team.leads
         ) as output,
     ):
-        given, opened = config, _open_models(config, output)
+        original, opened = config, _open_models(config, output)
         measurers = [begun for extension in config.extensions if (begun := extension.begin(config, opened))]
         config = _with_default_score(config, opened)
         run = _open_data(config, opened, measurers, device, team)
         # a threshold of the default scores is on the last one: `energy+density` if models store it
-        results = Results(threshold_score=config.scores[-1 if given.ood_score is None else 0])
+        results = Results(threshold_score=config.scores[-1 if original.ood_score is None else 0])
         for measurer in measurers:
             measurer.open_data(run)
         for named, models in zip(run.named, run.opened, strict=True):
@@ -163,10 +163,10 @@ def run_eval(config: EvalConfig) -> EvalReport:
         if not team.leads:
             document = Report.from_json(team.broadcast(""), where="the report of rank 0")
         else:
-            document = _document(config, run, results, measurers, config_digest(given))
-            _write(given, config, run, results, document, output)
+            document = _document(config, run, results, measurers, config_digest(original))
+            _write(original, config, run, results, document, output)
             team.broadcast(document.to_json())  # after the files: the others end with it
-    return EvalReport(document=document, paths=tuple(paths), config=given)
+    return EvalReport(document=document, paths=tuple(paths), config=original)
 
 
 def _open_models(config: EvalConfig, output: Output) -> list[list[OpenModel]]:
@@ -260,7 +260,7 @@ def _open_data(
     }
     preprocess = first.header.preprocess
 
-    def open_set(ref: DataRef, skipped: list[str]) -> Items:
+    def open_set(ref: DataRef, skipped: list[str]) -> Dataset:
         return _open_set(config, preprocess, ref, skipped)
 
     data = EvalData.open(
@@ -304,7 +304,7 @@ def _open_data(
     return run
 
 
-def _open_set(config: EvalConfig, preprocess: Reading, ref: DataRef, skipped: list[str]) -> Items:
+def _open_set(config: EvalConfig, preprocess: Reading, ref: DataRef, skipped: list[str]) -> Dataset:
     """Open a data set. With `--skip-bad`, leave out unreadable images and append their number to `skipped`."""
     if not config.skip_bad:
         return open_items(ref, preprocess, workers=config.num_workers)
@@ -527,7 +527,7 @@ def _options(config: EvalConfig, run: Evaluation) -> dict[str, OptionValue]:
 
 
 def _write(
-    given: EvalConfig,
+    original: EvalConfig,
     config: EvalConfig,
     run: Evaluation,
     results: Results,
@@ -536,20 +536,20 @@ def _write(
 ) -> None:
     """Write all files or none. `given` has the options as the user gave them, `config` the default OOD score too."""
     opened, header = run.opened[0][0], run.opened[0][0].header
-    if given.store is not None:
-        header = _header_of_copy(given, run, results)
+    if original.store is not None:
+        header = _header_of_copy(original, run, results)
     with output.publish() as begin:
-        if given.store is not None:
-            write_copy(begin(given.store, header), opened.checkpoint, header, results.scores)
-        if given.save_predictions is not None:
+        if original.store is not None:
+            write_copy(begin(original.store, header), opened.checkpoint, header, results.scores)
+        if original.save_predictions is not None:
             write_predictions(
-                begin(given.save_predictions),
+                begin(original.save_predictions),
                 results.predictions,
                 {ID_NAME: run.data.labels},
                 with_logits=any(score in SCORES and SCORES[score].raw for score in config.scores),
             )
-        if given.out is not None:
-            begin(given.out).write(document.to_json().encode())
+        if original.out is not None:
+            begin(original.out).write(document.to_json().encode())
 
 
 def _header_of_copy(config: EvalConfig, run: Evaluation, results: Results) -> Header:

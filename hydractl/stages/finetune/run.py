@@ -214,23 +214,23 @@ def prepare(config: FinetuneConfig, output: Output) -> TrainingPlan:
     check_reads(opened.header.preprocess, model=config.model)
     warn_assumed(opened)
     open_set = partial(open_items, workers=config.num_workers, skip_bad=config.skip_bad)
-    items = open_set(config.data, opened.header.preprocess)
-    check_training_labels(items, "--data")
+    dataset = open_set(config.data, opened.header.preprocess)
+    check_training_labels(dataset, "--data")
     how = reading_of(opened, recipe, recipe_name=config.recipe_name, max_length=config.max_length)
     request = ClassifierRequest(
         number=config.num_classes, pooling=config.pooling, seed=config.seed, head_seed=config.head_seed
     )
-    opened = fit_classifier(opened, items, recipe, request)
-    items, how = by_words(opened, items, how)
+    opened = fit_classifier(opened, dataset, recipe, request)
+    dataset, how = by_words(opened, dataset, how)
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
     check_members(opened, how, own_batches=config.has_own_batches, repulsion=config.repulsion is not None)
     training = open_training(config, opened.header)
-    training.check(items.task, items.name)
+    training.check(dataset.task, dataset.name)
     names = trained_names(opened, training)
     check_layers(opened, recipe, recipe_name=config.recipe_name)
-    labels, opened, how = training_labels(opened, items, how)
+    labels, opened, how = training_labels(opened, dataset, how)
     validation = open_set(config.val, how)
-    val_labels = validation_labels(opened, validation, items)
+    val_labels = validation_labels(opened, validation, dataset)
     check_teachers(teachers, opened.header, how)
     by_label = opened.header.architecture.task.by_label
     work = TrainingPlan(
@@ -238,7 +238,7 @@ def prepare(config: FinetuneConfig, output: Output) -> TrainingPlan:
         how=how,
         training=training,
         names=names,
-        train=items,
+        train=dataset,
         train_labels=labels,
         val=validation,
         val_labels=val_labels,
