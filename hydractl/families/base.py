@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hydractl.checkpoint import ITEM_BYTES, TensorSpec
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.layout import HeadTensor, TowerLayout
+from hydractl.manifest.terms import DEFAULT_POOLING
 from hydractl.messages import quoted
 from hydractl.strict_json import parse, read_object
 from hydractl.tasks import SINGLE_LABEL, TASKS, Task
@@ -235,9 +236,6 @@ COMMON_RULES = (
 
 COMPILED = "_orig_mod."
 """Prefix that torch.compile adds to tensor names."""
-DEFAULT_POOLING = "own"
-POOLINGS = (DEFAULT_POOLING, "mean")
-"""Poolings of a text classifier: that of its family, or the mean over all tokens except padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

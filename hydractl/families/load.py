@@ -16,7 +16,6 @@ from hydractl.checkpoint import Checkpoint, TensorSpec, common_dtype, spec_of
 from hydractl.errors import EDITED, CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families import registry
 from hydractl.families.base import (
-    DEFAULT_POOLING,
     Described,
     Family,
     answer_problem,
@@ -33,6 +32,7 @@ from hydractl.families.registry import expected_specs
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Architecture, Header, InputFile, Kind, Preprocess, Tokenization, steps_to
+from hydractl.manifest.terms import DEFAULT_POOLING
 from hydractl.messages import counted
 from hydractl.model_source import INDEX, Located, folder_files, locate, named, parse_arch
 from hydractl.output.publish import is_stream

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from hydractl import progress
 from hydractl.errors import CheckpointError, HydraError, UnsupportedModelError, UsageError
-from hydractl.families.base import DEFAULT_POOLING, Described, with_pooling
+from hydractl.families.base import Described, with_pooling
 from hydractl.families.load import CLASSES, resized
 from hydractl.families.registry import (
     FAMILIES,
@@ -27,6 +27,7 @@ from hydractl.families.timm.models import untagged
 from hydractl.importing.weights import Metadata
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Header, Preprocess, Tokenization
+from hydractl.manifest.terms import DEFAULT_POOLING
 from hydractl.messages import quoted
 from hydractl.model_source import arch_folder, folder_config, parse_arch
 from hydractl.prediction.open_inputs import check_takes, override_preprocessing

@@ -1,4 +1,7 @@
-"""Terms of headers and reports: range of temperatures, limits of lists, guarantees of thresholds, kinds of prediction sets, the ID set. Importing it loads no pydantic."""
+"""Terms of headers and reports: range of temperatures, limits of lists, guarantees of thresholds, kinds of prediction sets, poolings.
+
+Importing this module loads no pydantic.
+"""
 
 from __future__ import annotations
 
@@ -69,3 +72,8 @@ class SetRule(NamedTuple):
     by_class: bool = False
     penalty: float | None = None
     rank: int | None = None
+
+
+DEFAULT_POOLING = "own"
+POOLINGS = (DEFAULT_POOLING, "mean")
+"""Poolings of a text classifier: that of its family, or the mean over all tokens except padding."""

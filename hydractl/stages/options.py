@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from hydractl.data.reference import BUILT_IN, LABELLED_BUILT_IN, DataRef
 from hydractl.errors import UsageError
-from hydractl.families.base import POOLINGS
 from hydractl.heads.budget import HeadBudget
-from hydractl.manifest.terms import LARGEST_TEMPERATURE, SMALLEST_TEMPERATURE
+from hydractl.manifest.terms import LARGEST_TEMPERATURE, POOLINGS, SMALLEST_TEMPERATURE
 from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.output.publish import DOCUMENT, WEIGHTS, output
 from hydractl.prediction.class_names import FORMS, Naming

@@ -9,11 +9,12 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.data.datasets import Dataset
 from hydractl.data.labels import match_classes, nameless, names_agree, names_all, new_names
 from hydractl.errors import DataError, UsageError
-from hydractl.families.base import DEFAULT_POOLING, Described, answering, place_of
+from hydractl.families.base import Described, answering, place_of
 from hydractl.families.load import CLASSES, OpenModel, asked_number, with_classifier
 from hydractl.fusion.hydra import member_headers
 from hydractl.fusion.plan import join_members
 from hydractl.manifest.header import Fate, Header, Tokenization
+from hydractl.manifest.terms import DEFAULT_POOLING
 from hydractl.manifest.tokenizers import with_leading_blank
 from hydractl.messages import counted
 from hydractl.prediction.class_names import POOLED

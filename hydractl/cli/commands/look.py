@@ -12,7 +12,6 @@ from hydractl.cli.command import QUIET, command
 from hydractl.cli.output import Terminal, line, model_cell, size, table
 from hydractl.data.presets import PREFIX
 from hydractl.errors import harmless_line
-from hydractl.manifest.header import Temperature
 from hydractl.messages import abridged, count, counted, quoted
 from hydractl.reporting.lineage import Node, lineage, pairs, plain, short
 from hydractl.stages.datasets import Data, DataConfig, DataReport, KnownDataset, run_data
@@ -115,6 +114,8 @@ def _checkpoint(report: CheckpointReport, out: Console) -> None:
 
 
 def _checkpoint_facts(report: CheckpointReport) -> list[tuple[str, str]]:
+    from hydractl.manifest.header import Temperature
+
     model, total = report.model, report.total
     rows = [] if report.predictions else [("architecture", model.name or "not recorded")]
     if model.architecture:

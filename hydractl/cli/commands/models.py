@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, model_cell, size, table
-from hydractl.manifest.header import Temperature
 from hydractl.messages import count, counted
 from hydractl.output.publish import STDOUT, is_folder
 
@@ -300,6 +299,8 @@ def fuse(config: FuseConfig, terminal: Terminal) -> None:
 
 def show_hydra(report: FuseReport, out: Console) -> None:
     """Show fates, trunk, what merging did, and gap."""
+    from hydractl.manifest.header import Temperature
+
     rows = [(fate, str(report.tensors[fate]), size(report.stored_bytes[fate])) for fate in report.tensors]
     total = sum(report.stored_bytes.values())
     out.print(

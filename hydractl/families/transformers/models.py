@@ -11,9 +11,7 @@ from hydractl.checkpoint import common_dtype
 from hydractl.errors import EDITED, CheckpointError, UnsupportedModelError, reason_of
 from hydractl.families.base import (
     COMMON_RULES,
-    DEFAULT_POOLING,
     DEQUANTIZE,
-    POOLINGS,
     PROBLEM_RULE,
     Described,
     Family,
@@ -34,6 +32,7 @@ from hydractl.families.transformers.encoder import heads_of
 from hydractl.families.transformers.hf_models import FILES, image_size, says_images, write_image_processor
 from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
+from hydractl.manifest.terms import DEFAULT_POOLING, POOLINGS
 from hydractl.messages import counted, quoted
 from hydractl.strict_json import compact, parse, plain
 from hydractl.tasks import TOKENS
