@@ -15,9 +15,9 @@ from hydractl.evaluation.options import THRESHOLD_OPTION
 from hydractl.families.load import OpenModel
 from hydractl.manifest.document import Fingerprint, Value
 from hydractl.manifest.guarantees import ClassHits, PredictionSets, SetNumbers, Threshold
-from hydractl.manifest.header import Header, Temperature
+from hydractl.manifest.header import Header
 from hydractl.manifest.report import Row
-from hydractl.manifest.terms import MOST_CLASSES, Risk, SetRule
+from hydractl.manifest.terms import MOST_CLASSES, Risk, SetRule, Temperature
 from hydractl.metrics.compute import scored
 from hydractl.metrics.conformal import binomial_interval, class_sets, fit_thresholds, nonconformity
 from hydractl.metrics.metric_spec import MetricNeeds

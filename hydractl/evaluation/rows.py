@@ -29,9 +29,9 @@ from hydractl.families.load import OpenModel
 from hydractl.fusion.hydra import load_any
 from hydractl.manifest.document import Value
 from hydractl.manifest.guarantees import MOST_LETTERS, Example, Examples
-from hydractl.manifest.header import Header, Temperature
+from hydractl.manifest.header import Header
 from hydractl.manifest.report import Origin, Report, Row
-from hydractl.manifest.terms import ID_NAME
+from hydractl.manifest.terms import ID_NAME, Temperature
 from hydractl.metrics.compute import Measurement, means, measure, scored
 from hydractl.metrics.curves import by_class, curves_of
 from hydractl.metrics.per_sample import StoredPredictions, at_once

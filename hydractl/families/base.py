@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hydractl.checkpoint import ITEM_BYTES, TensorSpec
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.layout import HeadTensor, TowerLayout
 from hydractl.manifest.terms import DEFAULT_POOLING
@@ -22,6 +21,7 @@ from hydractl.tasks import SINGLE_LABEL, TASKS, Task
 if TYPE_CHECKING:
     import torch
 
+    from hydractl.checkpoint import TensorSpec
     from hydractl.families.tower import Model
     from hydractl.manifest.head_mask import TowerKeep
     from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
@@ -151,6 +151,8 @@ def check_weights(where: str, specs: Mapping[str, TensorSpec]) -> None:
 
 def weights_problem(specs: Mapping[str, TensorSpec]) -> str | None:
     """Return why weights cannot be read as they are, or None."""
+    from hydractl.checkpoint import ITEM_BYTES
+
     for name, spec in sorted(specs.items()):
         *_, last = name.split(".")
         if last in QUANTIZED or ".quant_state." in name:

@@ -13,7 +13,7 @@ from hydractl import progress
 from hydractl.checkpoint import Checkpoint, TensorSpec
 from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.load import OpenModel
-from hydractl.manifest.header import Temperature
+from hydractl.manifest.terms import Temperature
 from hydractl.messages import counted, quoted
 
 

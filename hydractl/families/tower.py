@@ -17,7 +17,7 @@ from hydractl.errors import EDITED, CheckpointError
 from hydractl.families.attention import Attention, QuietDropout
 from hydractl.families.layout import TowerLayout, select_heads
 from hydractl.families.stream import MemberParallel, Product, Sources, Stream, all_same, computed, share
-from hydractl.manifest.header import Temperature
+from hydractl.manifest.terms import Temperature
 from hydractl.model_inputs import TEXTS, Inputs, batch_of, checked_inputs, map_inputs, repeat_batch
 from hydractl.runtime import at_least_single
 

@@ -12,7 +12,8 @@ from hydractl.errors import EDITED, CheckpointError, UsageError
 from hydractl.families.load import OpenModel
 from hydractl.families.registry import architecture_differences
 from hydractl.fusion.plan import unpruned_shape
-from hydractl.manifest.header import Kind, Temperature
+from hydractl.manifest.header import Kind
+from hydractl.manifest.terms import Temperature
 from hydractl.messages import counted, quoted
 
 MAX_SHOWN = 3

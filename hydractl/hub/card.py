@@ -20,9 +20,9 @@ from hydractl.errors import HubError, harmless, harmless_line, shortened
 from hydractl.hub.layout import is_stock, labels_of
 from hydractl.hub.repository import MAIN
 from hydractl.manifest.document import OptionValue, Value
-from hydractl.manifest.header import Header, Kind, Preprocess, Step, Temperature, steps_to
+from hydractl.manifest.header import Header, Kind, Preprocess, Step, steps_to
 from hydractl.manifest.report import Report, Row, column_heads, scaled_alike
-from hydractl.manifest.terms import ID_NAME
+from hydractl.manifest.terms import ID_NAME, Temperature
 from hydractl.messages import abridged, counted
 from hydractl.metrics.metric_spec import MetricNeeds, Unit
 from hydractl.metrics.registry import METRICS, TEMPERATURE, needing

@@ -17,7 +17,8 @@ from hydractl.families.transformers.hf_models import labels_as_config
 from hydractl.families.transformers.models import named
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.head_mask import HeadMask
-from hydractl.manifest.header import Header, Kind, Preprocess, Temperature, Tokenization
+from hydractl.manifest.header import Header, Kind, Preprocess, Tokenization
+from hydractl.manifest.terms import Temperature
 from hydractl.manifest.tokenizers import is_python_tokenizer, parts_of, unknown_token
 from hydractl.model_source import INDEX, OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, WEIGHTS
 from hydractl.strict_json import canonical, parse, plain

@@ -22,8 +22,8 @@ from hydractl.manifest.document import (
 )
 from hydractl.manifest.guarantees import ByClass, Examples, OpenShare, SetNumbers, Threshold
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep
-from hydractl.manifest.header import Step, StoredTemperature, Temperature
-from hydractl.manifest.terms import ID_NAME
+from hydractl.manifest.header import Step, StoredTemperature
+from hydractl.manifest.terms import ID_NAME, Temperature
 
 USUAL = "msp"
 """OOD score of a report that does not name one."""

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from hydractl.manifest.document import Value
-from hydractl.manifest.header import Header, Temperature
+from hydractl.manifest.header import Header
 from hydractl.manifest.report import Difference
-from hydractl.manifest.terms import ID_NAME
+from hydractl.manifest.terms import ID_NAME, Temperature
 from hydractl.metrics.classification import by_query
 from hydractl.metrics.metric_spec import Metric, MetricNeeds
 from hydractl.metrics.ood_ranking import RANKING

@@ -32,7 +32,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp
 from torch import Tensor
 
-from hydractl.manifest.header import DIGITS, Temperature
+from hydractl.manifest.terms import DIGITS, Temperature
 from hydractl.metrics.metric_spec import check_labels
 from hydractl.metrics.per_sample import Responses, StoredPredictions, at_labels
 

@@ -24,8 +24,8 @@ from hydractl.data.words import Span, WordSet, by_word, whole_words
 from hydractl.data.worker_pool import cores
 from hydractl.errors import InputError
 from hydractl.manifest.document import Value
-from hydractl.manifest.header import Header, Temperature, Tokenization
-from hydractl.manifest.terms import LARGEST_TEMPERATURE, SMALLEST_TEMPERATURE
+from hydractl.manifest.header import Header, Tokenization
+from hydractl.manifest.terms import LARGEST_TEMPERATURE, SMALLEST_TEMPERATURE, Temperature
 from hydractl.messages import counted
 from hydractl.metrics.per_sample import Joined, Responses, StoredPredictions, at_once, in_memory
 from hydractl.metrics.registry import TEMPERATURE

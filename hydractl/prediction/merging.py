@@ -21,7 +21,8 @@ from hydractl.families.tower import Towers
 from hydractl.fusion.hydra import hydra_of
 from hydractl.fusion.plan import Fusion
 from hydractl.manifest.document import Fingerprint, OptionValue, pack
-from hydractl.manifest.header import FittedScores, InputFile, SampledFile, Temperature
+from hydractl.manifest.header import FittedScores, InputFile, SampledFile
+from hydractl.manifest.terms import Temperature
 from hydractl.messages import counted
 from hydractl.metrics.diversity import mutual_information
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION

@@ -40,11 +40,10 @@ from hydractl.manifest.header import (
     Preprocess,
     Prompting,
     Step,
-    Temperature,
-    TemperatureFields,
     Tokenization,
 )
 from hydractl.manifest.report import DOCUMENTS
+from hydractl.manifest.terms import Temperature, TemperatureFields
 from hydractl.model_source import Located
 from hydractl.output.publish import is_stream
 from hydractl.reporting.lineage import member_names

@@ -12,7 +12,8 @@ import torch
 from hydractl.errors import CheckpointError, InputError, ManifestError
 from hydractl.families.load import open_model
 from hydractl.manifest.guarantees import PredictionSets
-from hydractl.manifest.header import FittedScores, FusePlan, Header, Kind, Temperature
+from hydractl.manifest.header import FittedScores, FusePlan, Header, Kind
+from hydractl.manifest.terms import Temperature
 from hydractl.metrics.feature_scores import FittedScore
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, KNN, VERSION
 from hydractl.prediction.answers import Scaling

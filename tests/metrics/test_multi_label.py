@@ -17,7 +17,7 @@ from sklearn import metrics as sk
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 import hydractl.metrics.temperature
-from hydractl.manifest.header import Temperature
+from hydractl.manifest.terms import Temperature
 from hydractl.metrics.compute import Measurement, measure, measure_all, scored
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.per_sample import Responses, question_losses

@@ -14,7 +14,7 @@ from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.metrics.sequence_labeling import get_entities
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from hydractl.manifest.header import Temperature
+from hydractl.manifest.terms import Temperature
 from hydractl.metrics.classification import ece
 from hydractl.metrics.compute import (
     Measurement,

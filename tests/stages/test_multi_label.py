@@ -25,7 +25,7 @@ from hydractl.evaluation.options import NamedData, NamedModels
 from hydractl.families.load import open_model
 from hydractl.hub.card import Facts, card_of
 from hydractl.hub.layout import is_stock
-from hydractl.manifest.header import Temperature
+from hydractl.manifest.terms import Temperature
 from hydractl.metrics.per_sample import Responses
 from hydractl.metrics.temperature import fit_label_temperatures
 from hydractl.scoring.methods import METHODS

@@ -22,9 +22,8 @@ from hydractl.evaluation.options import NamedModels
 from hydractl.families.load import open_model
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.guarantees import PredictionSets, SetNumbers
-from hydractl.manifest.header import Temperature
 from hydractl.manifest.report import Report
-from hydractl.manifest.terms import SetMethod
+from hydractl.manifest.terms import SetMethod, Temperature
 from hydractl.metrics.conformal import fewest_samples, nonconformity, quantile
 from hydractl.metrics.per_sample import Responses
 from hydractl.prediction.class_names import Naming

@@ -21,7 +21,7 @@ from hydractl.errors import CheckpointError
 from hydractl.evaluation.options import NamedData, NamedModels
 from hydractl.families.load import open_model
 from hydractl.hub.layout import is_stock
-from hydractl.manifest.header import Temperature
+from hydractl.manifest.terms import Temperature
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.scoring.methods import METHODS
 from hydractl.stages.evaluate.config import EvalConfig

@@ -114,7 +114,7 @@ def _checkpoint(report: CheckpointReport, out: Console) -> None:
 
 
 def _checkpoint_facts(report: CheckpointReport) -> list[tuple[str, str]]:
-    from hydractl.manifest.header import Temperature
+    from hydractl.manifest.terms import Temperature
 
     model, total = report.model, report.total
     rows = [] if report.predictions else [("architecture", model.name or "not recorded")]

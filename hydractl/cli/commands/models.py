@@ -299,7 +299,7 @@ def fuse(config: FuseConfig, terminal: Terminal) -> None:
 
 def show_hydra(report: FuseReport, out: Console) -> None:
     """Show fates, trunk, what merging did, and gap."""
-    from hydractl.manifest.header import Temperature
+    from hydractl.manifest.terms import Temperature
 
     rows = [(fate, str(report.tensors[fate]), size(report.stored_bytes[fate])) for fate in report.tensors]
     total = sum(report.stored_bytes.values())

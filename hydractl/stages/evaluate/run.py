@@ -47,9 +47,9 @@ from hydractl.evaluation.rows import (
 from hydractl.families.load import OpenModel, fingerprint_of
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.guarantees import Examples, SetNumbers
-from hydractl.manifest.header import FittedScores, Header, Temperature, samples_of
+from hydractl.manifest.header import FittedScores, Header, samples_of
 from hydractl.manifest.report import Report, Row, StoredScores
-from hydractl.manifest.terms import ID_NAME
+from hydractl.manifest.terms import ID_NAME, Temperature
 from hydractl.metrics.compute import Measurement, RowNumbers, answered, means, measure_all
 from hydractl.metrics.metric_spec import WHERE_PRESENT, MetricNeeds
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES, VERSION, definition_of

@@ -23,15 +23,8 @@ from hydractl.fusion.members import (
     warn_of_copies,
 )
 from hydractl.fusion.plan import Fusion
-from hydractl.manifest.header import (
-    Fate,
-    FittedScores,
-    Header,
-    InputFile,
-    Temperature,
-    TemperatureFields,
-    samples_of,
-)
+from hydractl.manifest.header import Fate, FittedScores, Header, InputFile, samples_of
+from hydractl.manifest.terms import Temperature, TemperatureFields
 from hydractl.messages import counted
 from hydractl.output.publish import is_stream
 from hydractl.prediction.answers import Execution

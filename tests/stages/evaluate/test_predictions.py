@@ -30,9 +30,9 @@ class Counting(ImageSet):
     __slots__ = ()
     seen: list[int] = []  # noqa: RUF012 - emptied by each test
 
-    def image(self, index):
+    def image(self, index, **options):
         self.seen.append(index)
-        return super().image(index)
+        return super().image(index, **options)
 
 
 def counting(dataset):

@@ -134,9 +134,8 @@ def test_the_number_may_be_insisted_on(tmp_path):
     )
     assert (work.header.labels, (*work.val_labels.tolist(),)) == (
         work.opened.header.labels,
-        work.val_labels,
+        work.val.labels,
     )
-    assert work.config.options()["num_classes"] == 9
 
     work, _ = prepared(config(tmp_path / "out.st", model, num_classes=7))
     assert torch.equal(work.opened.checkpoint.tensor("head.weight"), base().state["head.weight"])
@@ -153,7 +152,7 @@ def test_classes_beyond_the_datas_have_no_names_and_leave_room(tmp_path, folder)
     reason = f"{folder / 'm'}: is a BertModel, which is not a classifier"
     assert f"A new classifier for 5 classes (bird, cat, dog, 2 unnamed); {reason}" in heard.steps
     assert not heard.warnings
-    run_finetune(work.config)
+    run_finetune(texts_config(out, folder, num_classes=5))
     head = open_model(str(out)).checkpoint.tensor("classifier.weight")
 
     def again(classes, **changes):
@@ -210,7 +209,7 @@ def test_a_kept_classifier_takes_classes_in_order_where_it_has_no_names_or_the_u
         assert "`::map=OLD:NEW,...`" in caught.value.hint
         return
     work, _ = prepared(given)
-    assert (work.header.labels, (*work.train_labels.tolist(),)) == (labels, work.train_labels)
+    assert (work.header.labels, (*work.train_labels.tolist(),)) == (labels, work.train.labels)
 
 
 def test_some_names_alike_do_not_keep_a_classifier_that_is_to_be_replaced(tmp_path):
