@@ -21,7 +21,7 @@ from hydractl.cli.app import main as hydractl
 from hydractl.exporting.comparison import samples
 from hydractl.exporting.formats import ExportModule, named, run_onnx
 from hydractl.families.load import open_model
-from hydractl.fusion.hydra import load_any
+from hydractl.fusion.build import load_any
 from hydractl.prediction.feature_ood import WithDefaultScore
 
 if TYPE_CHECKING:

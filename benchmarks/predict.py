@@ -26,7 +26,7 @@ from hydractl.checkpoint import write_tensors
 from hydractl.data.batches import encoded
 from hydractl.data.open_dataset import open_items
 from hydractl.families.load import open_model
-from hydractl.fusion.hydra import load_any
+from hydractl.fusion.build import load_any
 from hydractl.runtime import pick_device
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict

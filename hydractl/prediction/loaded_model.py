@@ -19,7 +19,8 @@ from hydractl.errors import UsageError
 from hydractl.families.load import OpenModel, load_model, open_model
 from hydractl.families.registry import family_of
 from hydractl.families.tower import Model, Towers
-from hydractl.fusion.hydra import Hydra, members_from_state
+from hydractl.fusion.build import members_from_state
+from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import join_members
 from hydractl.hub.repository import Pushed, Target, push, require_token
 from hydractl.hub.upload import Publication, usual_message

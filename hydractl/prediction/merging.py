@@ -18,7 +18,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, UsageError
 from hydractl.families.load import OpenModel, load_model
 from hydractl.families.tower import Towers
-from hydractl.fusion.hydra import hydra_of
+from hydractl.fusion.build import hydra_of
 from hydractl.fusion.plan import Fusion
 from hydractl.manifest.document import Fingerprint, OptionValue, pack
 from hydractl.manifest.header import FittedScores, InputFile, SampledFile

@@ -14,7 +14,7 @@ from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.finite import as_stored
 from hydractl.families.load import OpenModel, build_checked
 from hydractl.families.tower import TOLERANCE, Model, blank_inputs, largest_difference, probe_inputs
-from hydractl.fusion.hydra import hollow, streamed_logits
+from hydractl.fusion.build import hollow, streamed_logits
 from hydractl.fusion.plan import prune_tensor, pruned_spec, zero_dropped
 from hydractl.manifest.head_mask import HeadMask, Mask
 from hydractl.manifest.header import InputFile, Kind

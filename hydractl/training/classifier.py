@@ -11,7 +11,7 @@ from hydractl.data.labels import match_classes, nameless, names_agree, names_all
 from hydractl.errors import DataError, UsageError
 from hydractl.families.base import Described, answering, place_of
 from hydractl.families.load import CLASSES, OpenModel, asked_number, with_classifier
-from hydractl.fusion.hydra import member_headers
+from hydractl.fusion.build import member_headers
 from hydractl.fusion.plan import join_members
 from hydractl.manifest.header import Fate, Header, Tokenization
 from hydractl.manifest.terms import DEFAULT_POOLING

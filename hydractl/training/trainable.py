@@ -15,7 +15,8 @@ from typing_extensions import override
 
 from hydractl.families.base import Family
 from hydractl.families.load import build_checked
-from hydractl.fusion.hydra import Hydra, members_from_state
+from hydractl.fusion.build import members_from_state
+from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import join_members
 from hydractl.manifest.header import Header
 from hydractl.metrics.per_sample import ensemble_log_probs

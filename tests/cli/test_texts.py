@@ -11,7 +11,7 @@ import torch
 from hydractl.checkpoint import Checkpoint
 from hydractl.cli.app import main
 from hydractl.families.load import open_model
-from hydractl.fusion.hydra import load_any
+from hydractl.fusion.build import load_any
 from support.predictions import SavedPredictions
 from support.reviews import GADGETS, arch, gibberish, reviews
 

@@ -9,7 +9,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.families.base import place_of
 from hydractl.families.load import open_model
 from hydractl.families.tower import largest_difference
-from hydractl.fusion.hydra import stored_specs
+from hydractl.fusion.build import stored_specs
 from hydractl.fusion.plan import split_members
 from hydractl.manifest.header import Fate
 from hydractl.stages.fuse.config import FuseConfig

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hydractl.families.load import load_model, open_model
-from hydractl.fusion.hydra import member_logits
+from hydractl.fusion.build import member_logits
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base

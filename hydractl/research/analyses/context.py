@@ -20,7 +20,7 @@ from hydractl.errors import InputError
 from hydractl.evaluation.rows import Evaluation, LoadedRow
 from hydractl.families.load import OpenModel, load_model
 from hydractl.families.tower import Contrast, Model, Towers
-from hydractl.fusion.hydra import members_from_state
+from hydractl.fusion.build import members_from_state
 from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.header import Fate, Kind, steps_to
 from hydractl.manifest.terms import ID_NAME

@@ -29,7 +29,7 @@ from hydractl.data.open_dataset import open_items
 from hydractl.errors import DataError, UnsupportedModelError
 from hydractl.families.load import OpenModel
 from hydractl.families.tower import Contrast, Towers, blank_inputs, unit
-from hydractl.fusion.hydra import load_any
+from hydractl.fusion.build import load_any
 from hydractl.manifest.header import Tokenization
 from hydractl.messages import counted
 from hydractl.model_inputs import Inputs

@@ -28,7 +28,7 @@ from hydractl import progress
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.load import OpenModel
 from hydractl.families.tower import Towers, probe_inputs
-from hydractl.fusion.hydra import load_any
+from hydractl.fusion.build import load_any
 from hydractl.messages import counted
 from hydractl.model_inputs import Inputs
 from hydractl.prediction.class_names import Classes

@@ -18,7 +18,7 @@ from hydractl.evaluation.data import EvalData
 from hydractl.evaluation.options import NamedModels
 from hydractl.families.load import OpenModel, build_checked
 from hydractl.families.tower import OutputHead, Towers
-from hydractl.fusion.hydra import hollow, hydra_from_state
+from hydractl.fusion.build import hollow, hydra_from_state
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Kind
 from hydractl.manifest.terms import ID_NAME

@@ -25,7 +25,7 @@ from hydractl.exporting.comparison import (
 from hydractl.exporting.formats import FILTERS, IMAGES, ExportModule, Pixels, Source, script
 from hydractl.families.base import problem_type_of
 from hydractl.families.load import OpenModel
-from hydractl.fusion.hydra import load_any
+from hydractl.fusion.build import load_any
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Header, Preprocess, Tokenization

@@ -12,7 +12,7 @@ from hydractl.checkpoint import digest_together, spec_of, tensor_bytes, write_ch
 from hydractl.families.finite import check_weights, warn_refusing
 from hydractl.families.load import OpenModel, check_tensors, open_model
 from hydractl.families.registry import expected_specs
-from hydractl.fusion.hydra import Gap, verify
+from hydractl.fusion.build import Gap, verify
 from hydractl.fusion.members import (
     check_members,
     check_merge_trunk,

@@ -18,7 +18,7 @@ from hydractl.data.reference import LINES, DataRef, image_path
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, InputError, UsageError
 from hydractl.families.load import OpenModel, digest_weights
-from hydractl.fusion.hydra import load_any
+from hydractl.fusion.build import load_any
 from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Header, Step
 from hydractl.manifest.report import Report

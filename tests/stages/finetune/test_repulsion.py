@@ -12,7 +12,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.families.load import open_model
 from hydractl.families.tower import blank_inputs
-from hydractl.fusion.hydra import load_any
+from hydractl.fusion.build import load_any
 from hydractl.manifest.header import Tokenization
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune

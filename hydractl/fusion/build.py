@@ -1,0 +1,263 @@
+"""Models from the states of checkpoints, and verification of a hydra against its members block by block.
+
+Axes: M members, N samples, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+import torch
+from torch import nn
+
+from hydractl.checkpoint import TensorSpec
+from hydractl.errors import EDITED, CheckFailed, CheckpointError
+from hydractl.families.load import OpenModel, build_checked, in_one_dtype, load_model
+from hydractl.families.registry import expected_specs, family_of
+from hydractl.families.tower import TOLERANCE, Model, Tower, Towers, largest_difference, probe_inputs
+from hydractl.fusion.hydra import Hydra
+from hydractl.fusion.plan import Fusion, fused_spec, split_members
+from hydractl.manifest.header import Fate, Header, Kind
+from hydractl.metrics.per_sample import ensemble_log_probs
+from hydractl.model_inputs import Inputs
+
+
+def hydra_from_state(
+    header: Header, state: Mapping[str, torch.Tensor], *, where: str, dtype: torch.dtype | None = None
+) -> Hydra:
+    """Build a hydra from its header and fused tensors; see `members_from_state`."""
+    return Hydra(members_from_state(header, state, where=where, dtype=dtype)).eval()
+
+
+def hydra_of(fusion: Fusion, *, where: str) -> Hydra:
+    """Build the hydra of a fusion that is not written yet, in memory."""
+    return hydra_from_state(fusion.header, {n: fusion.tensor(n) for n in fusion.specs}, where=where)
+
+
+def members_from_state(
+    header: Header, state: Mapping[str, torch.Tensor], *, where: str, dtype: torch.dtype | None = None
+) -> list[Model]:
+    """Build a hydra's members from its header and fused tensors; shared tensors become shared parameters.
+
+    Args:
+        header: Header of a hydra.
+        state: Fused tensors by name.
+        where: Name of the file for errors.
+        dtype: Convert floating-point weights; see `in_one_dtype`.
+
+    Raises:
+        CheckpointError: If the tensors do not fit plan, masks or architecture.
+    """
+    family = family_of(header.architecture)
+    try:
+        states = split_members(family, header, in_one_dtype(family, state, dtype))
+    except ValueError as error:
+        raise CheckpointError(f"{where}: {error}", hint=f"{EDITED}; fuse the members again") from error
+    return members_of(header, states, where=where)
+
+
+def members_of(header: Header, states: Sequence[Mapping[str, torch.Tensor]], *, where: str) -> list[Model]:
+    """Build a hydra's members, each from its own tensors; a tensor of several members becomes a shared parameter."""
+    family = family_of(header.architecture)
+    parameters_by_id: dict[int, torch.Tensor] = {}
+    members = []
+    for member_header, state in zip(member_headers(header), states, strict=True):
+        # one parameter object for a tensor that several members hold: that is how `Hydra` finds what to run once
+        parameters = {
+            k: parameters_by_id.setdefault(id(v), nn.Parameter(v) if v.is_floating_point() else v)
+            for k, v in state.items()
+        }
+        members.append(build_checked(family, member_header, parameters, where=where))
+    return members
+
+
+def member_headers(header: Header) -> list[Header]:
+    """Return the header of each member of a hydra; for a base or a member, its own header."""
+    if header.plan is None:
+        return [header]
+    return [
+        header.model_copy(update={"kind": Kind.MEMBER, "plan": None, "masks": (mask,)})
+        for mask in header.masks
+    ]
+
+
+def stored_specs(opened: OpenModel) -> dict[str, TensorSpec]:
+    """Return dtype and shape by name of every tensor that a checkpoint's header requires, also for a hydra.
+
+    Raises:
+        CheckpointError: If the plan does not fit the architecture's tensors.
+    """
+    header, family = opened.header, opened.family
+    member_specs = [expected_specs(family, member_header) for member_header in member_headers(header)]
+    if header.plan is None:
+        return member_specs[0]
+    fates = header.plan.fates
+    if odd := sorted(fates.keys() ^ member_specs[0].keys()):
+        raise CheckpointError(
+            f"{opened.reference}: tensor {odd[0]} exists in only one of the fuse plan and the architecture",
+            hint=f"{EDITED}; fuse the members again",
+        )
+    return {n: fused_spec(family, n, fate, [specs[n] for specs in member_specs]) for n, fate in fates.items()}
+
+
+def load_any(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model | Hydra:
+    """Build the base, member or hydra of an open model, in evaluation mode on the CPU; its logits are divided by its temperature.
+
+    Raises:
+        CheckpointError: If its tensors are not those that its header requires.
+    """
+    model: Model | Hydra
+    if opened.header.kind != Kind.HYDRA:
+        model = load_model(opened, dtype=dtype)
+    else:
+        model = hydra_from_state(
+            opened.header, opened.checkpoint.tensors(), where=opened.reference, dtype=dtype
+        )
+    model.set_temperature(opened.header.scale)
+    return model
+
+
+Read: TypeAlias = "Callable[[str], Sequence[torch.Tensor]]"
+"""Returns the tensor of that name of each member."""
+
+
+def hollow(specs: Mapping[str, TensorSpec]) -> dict[str, torch.Tensor]:
+    """Return tensors with these shapes that take no memory; floating-point ones are fp32.
+
+    Each is one repeated NaN, so that computing with a tensor that was not loaded gives NaN.
+    """
+    number = torch.tensor(float("nan"))
+    return {
+        n: (number if s.is_floating else torch.zeros((), dtype=s.torch_dtype)).expand(s.shape)
+        for n, s in specs.items()
+    }
+
+
+def member_logits(opened: OpenModel, inputs: Inputs) -> torch.Tensor:
+    """Return the logits (1, B, C) of an open base or member."""
+    model = build_checked(
+        opened.family, opened.header, hollow(opened.checkpoint.specs), where=opened.reference
+    )
+    return streamed_logits(model, lambda name: [opened.checkpoint.tensor(name)], inputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Difference between a hydra and its members on the same random batch.
+
+    Attributes:
+        logits: Largest difference of a member's logits, in units of max(1, largest logit).
+        probabilities: Largest difference of the ensemble's probabilities.
+    """
+
+    logits: float
+    probabilities: float
+
+
+def verify(fusion: Fusion, *, seed: int, where: str) -> Gap:
+    """Compare the hydra that a fusion would write with its members, on one random batch in fp32.
+
+    Args:
+        fusion: The fusion.
+        seed: Seed of the batch.
+        where: Name of the hydra for errors.
+
+    Raises:
+        CheckFailed: If they differ although nothing is averaged, or the logits are not finite.
+    """
+    header = fusion.header
+    inputs = probe_inputs(header, seed=seed)
+    # members first: their errors name the member whose header is wrong
+    expected = torch.cat([member_logits(m, inputs) for m in fusion.members])
+    logits = hydra_logits(fusion, inputs, where=where)
+    difference = largest_difference(logits, expected)
+    of_hydra, of_members = (ensemble_log_probs(z.log_softmax(-1)).exp() for z in (logits, expected))
+    may_differ = fusion.averages and difference != float("inf")
+    if not difference <= TOLERANCE and not may_differ:
+        raise CheckFailed(
+            f"the hydra differs from its members by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",
+            hint="very large weights may overflow; `--no-verify` skips the check",
+        )
+    return Gap(logits=difference, probabilities=(of_hydra - of_members).abs().max().item())
+
+
+def hydra_logits(fusion: Fusion, inputs: Inputs, *, where: str) -> torch.Tensor:
+    """Return the logits (M, B, C) of the hydra that a fusion would write; `where` is for errors."""
+    header, states = fusion.header, [hollow(checkpoint.specs) for checkpoint in fusion.checkpoints]
+    shared = {name: states[0][name] for name, fate in fusion.fates.items() if fate != Fate.GROUPED}
+    members = members_of(header, [member_state | shared for member_state in states], where=where)
+
+    def read(name: str) -> list[torch.Tensor]:
+        return [part[name] for part in split_members(fusion.family, header, {name: fusion.tensor(name)})]
+
+    return streamed_logits(Hydra(members).eval(), read, inputs, members=members)
+
+
+def streamed_logits(
+    model: Towers, read: Read, inputs: Inputs, *, members: Sequence[Model] = ()
+) -> torch.Tensor:
+    """Return the members' logits (M, B, C) of a model in fp32; memory holds the weights of one step at a time.
+
+    Args:
+        model: Model built from `hollow` tensors.
+        read: Returns its tensors by name.
+        inputs: Inputs of the model.
+        members: Members of a hydra.
+    """
+    member_states = [m.library_state() for m in members or [cast("Model", model)]]
+    places = {
+        id(t): (name, m)
+        for m, member_state in reversed([*enumerate(member_states)])
+        for name, t in member_state.items()
+    }
+    with torch.inference_mode(), ExitStack() as hooks:
+        for step in _steps(model):
+            filled = _Filled(step, places, read)
+            hooks.enter_context(step.register_forward_pre_hook(filled.fill))
+            hooks.enter_context(step.register_forward_hook(filled.empty))
+        return model.member_logits(inputs)
+
+
+def _steps(model: Towers) -> Iterator[nn.Module]:
+    for tower in cast("list[Tower]", list(model.towers.values())):
+        yield from (tower.embed, *tower.layers(), tower.readout)
+    yield from model.answers
+
+
+class _Filled:
+    """A step that holds its tensors only while it runs."""
+
+    def __init__(self, step: nn.Module, places: Mapping[int, tuple[str, int]], read: Read) -> None:
+        """Find the tensors of the step.
+
+        Args:
+            step: Step of a model built from `hollow` tensors.
+            places: Name of each tensor, and the first member that has it.
+            read: Returns the tensors of all members by name.
+        """
+        self.read = read
+        self.slots = [
+            (table, key, tensor, *places[id(tensor)])
+            for module in step.modules()
+            for table in (module._parameters, module._buffers)
+            for key, tensor in table.items()
+            if id(tensor) in places
+        ]
+
+    def fill(self, *_: object) -> None:
+        """Load the step's tensors, each name once."""
+        wide = {
+            (name, m): t.float() if t.is_floating_point() else t
+            for name in dict.fromkeys(slot[3] for slot in self.slots)
+            for m, t in enumerate(self.read(name))
+        }
+        for table, key, _tensor, name, m in self.slots:
+            cast("dict[str, torch.Tensor]", table)[key] = wide[name, m]
+
+    def empty(self, *_: object) -> None:
+        """Replace the tensors by hollow ones."""
+        for table, key, tensor, _name, _m in self.slots:
+            cast("dict[str, torch.Tensor | None]", table)[key] = tensor
