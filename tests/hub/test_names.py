@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.hub.names import check_branch, check_license, check_repository
+from hydractl.stages.push.config import check_branch, check_license, check_repository
 
 BRANCHES = (
     "main", "v1.0", "tuned/2", "refs/pr/3", "a@b", "\u00fc", "a-", "x.lockx", "a{b", "HEAD2", "",

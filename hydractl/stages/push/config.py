@@ -2,14 +2,86 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from hydractl.hub.names import check_branch, check_license, check_repository
+from hydractl.errors import UsageError, reason_of
+from hydractl.messages import did_you_mean
 from hydractl.provenance.command_config import CommandConfig
 from hydractl.settings import Constraint, Setting, by_default, bytes_of, check, flag, required, setting
 from hydractl.stages import options as shared
+
+_IDENTIFIERS = (
+    "afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0 "
+    "bigscience-openrail-m bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5 cc-by-3.0 "
+    "cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 "
+    "cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0 cdla-permissive-1.0 cdla-permissive-2.0 cdla-sharing-1.0 "
+    "creativeml-openrail-m deepfloyd-if-license ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 eupl-1.2 "
+    "fair-noncommercial-research-license gemma gfdl gpl gpl-2.0 gpl-3.0 grok2-community h-research intel-research isc lgpl "
+    "lgpl-2.1 lgpl-3.0 lgpl-lr llama2 llama3 llama3.1 llama3.2 llama3.3 llama4 lppl-1.3c mit mpl-2.0 ms-pl ncsa odbl odc-by "
+    "ofl-1.1 openmdw-1.0 openrail openrail++ osl-3.0 other pddl postgresql unknown unlicense wtfpl zlib"
+)
+LICENSES = frozenset(_IDENTIFIERS.split())
+"""Licence identifiers of the Hub (https://huggingface.co/docs/hub/repositories-licenses); its client has no
+list of them.
+"""
+_BRANCH = re.compile(
+    r"(?!-|/|.*(?:\.\.|//|/\.|@\{|\.lock(?:/|$)))(?!\.)[^\x00-\x20\x7f~^:?*\[\\]+(?<![./])", re.DOTALL
+)
+"""As in `git check-ref-format`; must not look like an option."""
+
+
+def check_repository(name: str, *, option: str = "") -> None:
+    """Refuse what is no `org/name` of the Hub.
+
+    Raises:
+        UsageError: With the reason of the Hub's client.
+    """
+    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415 - the Hub's client loads when it is asked
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # noqa: PLC0415 - documented, not listed
+
+    reason = "" if "/" in name else ": it has no owner"
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        reason = f": {reason_of(error)}"
+    if reason:
+        raise UsageError(
+            f"`{option}{name}`: is not a Hub repository{reason}",
+            hint="give owner and name, for example `my-team/my-hydra`; give a branch with `--revision BRANCH`",
+        )
+
+
+def check_license(identifier: str) -> None:
+    """Refuse what is no identifier of a licence.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    if identifier not in LICENSES:
+        near = did_you_mean(identifier, LICENSES)
+        raise UsageError(
+            f"`--license {identifier}`: is not a licence identifier of the Hub",
+            hint=(
+                f"{f'{near} ' if near else ''}For example `apache-2.0`, `mit`, `cc-by-4.0`; use "
+                "`other` for a licence without an identifier"
+            ),
+        )
+
+
+def check_branch(name: str) -> None:
+    """Refuse what git takes for no branch's name.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    if not _BRANCH.fullmatch(name):
+        raise UsageError(
+            f"`--revision {name}`: is not a valid name of a branch", hint="for example `v1` or `tuned/2`"
+        )
+
 
 MAIN = "main"
 CARD, REPOSITORY = "Card", "Repository"
