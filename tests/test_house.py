@@ -125,3 +125,23 @@ def test_the_page_on_architecture_names_paths_that_exist():
         for path in paths
         if not any((root / top / path).exists() for top in ("", "hydractl", "hydractl/stages/evaluate"))
     ] == []
+
+
+def test_a_stage_is_its_configuration_and_its_steps():
+    """Code below `run.py` takes plain values: a stage has no other module, and a library imports no stage."""
+    package = SCRIPT.parents[1] / "hydractl"
+    modules = {
+        folder.name: sorted(path.name for path in folder.glob("*.py"))
+        for folder in (package / "stages").iterdir()
+        if any(folder.glob("*.py"))
+    }
+    readers = {
+        path.relative_to(package).parts[0]
+        for path in package.rglob("*.py")
+        if re.search(r"hydractl\.stages[\w.]*config\b", path.read_text(encoding="utf-8"))
+    }
+
+    assert {
+        name: found for name, found in modules.items() if found != ["__init__.py", "config.py", "run.py"]
+    } == {}
+    assert readers <= {"__init__.py", "cli", "research", "stages"}

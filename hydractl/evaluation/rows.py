@@ -36,7 +36,7 @@ from hydractl.metrics.compute import Measurement, means, measure, scored
 from hydractl.metrics.curves import by_class, curves_of
 from hydractl.metrics.per_sample import StoredPredictions, at_once
 from hydractl.metrics.registry import VAL
-from hydractl.prediction.answers import Scaling, predict_together
+from hydractl.prediction.answers import Scaling, answers
 from hydractl.prediction.class_names import Classes, settle
 from hydractl.prediction.feature_ood import Predictor
 from hydractl.prediction.inference import PreparedData, fits
@@ -99,8 +99,8 @@ class Evaluation:
             progress.warn(caveat)
 
     def predict(self, row: Sequence[Predictor], inputs: PreparedData) -> StoredPredictions | None:
-        """Return the predictions of a row in the process that leads, None in the others; see `predict_together`."""
-        return predict_together(row, inputs, team=self.team, folder=self.folder)
+        """Return the predictions of a row in the process that leads, None in the others; see `answers`."""
+        return answers(row, inputs, team=self.team, folder=self.folder)
 
 
 class RowMeasurer:

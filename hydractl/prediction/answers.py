@@ -81,7 +81,7 @@ def predict(predictor: Predictor, inputs: PreparedData, *, team: ProcessGroup = 
     return in_memory(collected(_batches(predictor, inputs, team), count=len(inputs)))
 
 
-def predict_together(
+def answers(
     row: Sequence[Predictor], inputs: PreparedData, *, team: ProcessGroup, folder: Path
 ) -> StoredPredictions | None:
     """Return the predictions of all members of all models of a row on a data set in the first process, None in the others.
@@ -180,13 +180,13 @@ def window(batch_size: int) -> int:
     return batch_size * (BATCHES if batch_size > 1 else 1)
 
 
-Answers = tuple[range, Responses, dict[int, str], list[tuple[str, list[Span]]] | None]
+AnswerBlock = tuple[range, Responses, dict[int, str], list[tuple[str, list[Span]]] | None]
 """Places of items, predictions on them, the reason for each place that is unreadable, and the words of each text if words are answered."""
 
 
-def answers(
+def answer_blocks(
     predictor: Predictor, dataset: Dataset, size: int, team: ProcessGroup, ticks: Iterator[object]
-) -> Iterator[Answers]:
+) -> Iterator[AnswerBlock]:
     """Yield the predictions on a data set, some batches at a time, in every process.
 
     The content of a batch does not depend on the number of processes.

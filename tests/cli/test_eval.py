@@ -186,7 +186,7 @@ def test_an_interrupted_run_leaves_nothing(model, tmp_path, monkeypatch, capsys)
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hydractl.evaluation.rows.predict_together", interrupted)
+    monkeypatch.setattr("hydractl.evaluation.rows.answers", interrupted)
 
     assert main(["eval", model, "--data", DATA, *QUICK, "-o", str(tmp_path / "r.json")]) == 130
 

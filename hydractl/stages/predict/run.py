@@ -26,7 +26,7 @@ from hydractl.messages import counted
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, is_fitted
 from hydractl.metrics.registry import FIT
 from hydractl.output.publish import is_stream
-from hydractl.prediction.answers import answers, inputs_of, window
+from hydractl.prediction.answers import answer_blocks, inputs_of, window
 from hydractl.prediction.class_names import Classes, settle, with_class_names
 from hydractl.prediction.feature_ood import FitOn, Predictor, check_threshold, default_score, with_ood_scores
 from hydractl.prediction.inference import fits
@@ -372,7 +372,7 @@ def _blocks(
     total = -(-batches // team.world)
     ticks = iter(progress.track(range(total), label=predictor.name, total=total))
     for source in sources:
-        for places, responses, bad, words in answers(predictor, source.items, batch_size, team, ticks):
+        for places, responses, bad, words in answer_blocks(predictor, source.items, batch_size, team, ticks):
             yield formatter.lines(source, places, responses, bad, words) if team.leads else []
     deque(ticks, maxlen=0)
 
