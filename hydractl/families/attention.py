@@ -16,7 +16,13 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 from typing_extensions import override
 
-from hydractl.families.layout import HeadTensor, TensorRole, projections_apart, select_heads, shared_keys
+from hydractl.families.head_slicing import (
+    HeadTensor,
+    TensorRole,
+    projections_apart,
+    select_heads,
+    shared_keys,
+)
 from hydractl.families.stream import (
     MemberParallel,
     Product,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
-from hydractl.families.layout import HeadTensor, TowerLayout
+from hydractl.families.head_slicing import HeadTensor, TowerLayout
 from hydractl.manifest.terms import DEFAULT_POOLING
 from hydractl.messages import quoted
 from hydractl.strict_json import parse, read_object

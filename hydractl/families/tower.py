@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from hydractl.errors import EDITED, CheckpointError
 from hydractl.families.attention import Attention, QuietDropout
-from hydractl.families.layout import TowerLayout, select_heads
+from hydractl.families.head_slicing import TowerLayout, select_heads
 from hydractl.families.stream import MemberParallel, Product, Sources, Stream, all_same, computed, share
 from hydractl.manifest.terms import Temperature
 from hydractl.model_inputs import TEXTS, Inputs, batch_of, checked_inputs, map_inputs, repeat_batch

@@ -18,7 +18,7 @@ from torch import nn
 from hydractl.errors import DataError
 from hydractl.families.attention import Attention
 from hydractl.families.base import place_of
-from hydractl.families.layout import HeadTensor, TensorRole
+from hydractl.families.head_slicing import HeadTensor, TensorRole
 from hydractl.families.tower import Model
 from hydractl.metrics.per_sample import question_losses
 from hydractl.runtime import at_least_single, on_cpu

@@ -13,7 +13,7 @@ import torch
 
 from hydractl import progress
 from hydractl.families.base import place_of
-from hydractl.families.layout import TensorRole
+from hydractl.families.head_slicing import TensorRole
 from hydractl.scoring.attention_hooks import heads_left, keep_heads, write_out_keys
 from hydractl.scoring.gradients import (
     Layer,

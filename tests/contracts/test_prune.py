@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydractl.families.layout import TensorRole
+from hydractl.families.head_slicing import TensorRole
 from hydractl.families.tower import largest_difference
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from hydractl.families.base import place_of
-from hydractl.families.layout import TensorRole
+from hydractl.families.head_slicing import TensorRole
 from hydractl.model_inputs import map_inputs
 from hydractl.research.scores.gates import GateTraining
 from hydractl.scoring.job import Samples, ScoreJob

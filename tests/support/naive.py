@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import roc_auc_score, roc_curve
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.families.layout import TensorRole
+from hydractl.families.head_slicing import TensorRole
 from hydractl.families.registry import FAMILIES
 from hydractl.model_inputs import cut_batch
 

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.base import COMMON_RULES, SCALE, Described, Family
 from hydractl.families.config_checks import accepts_images, building, check_options, check_patches
-from hydractl.families.layout import HeadTensor, TensorRole, TowerLayout
+from hydractl.families.head_slicing import HeadTensor, TensorRole, TowerLayout
 from hydractl.families.timm.models import LAYOUT, tower_heads
 from hydractl.families.transformers.text import read_tokenizer
 from hydractl.manifest.document import first_problem

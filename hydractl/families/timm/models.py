@@ -37,7 +37,7 @@ from hydractl.families.config_checks import (
     check_patches,
     check_values,
 )
-from hydractl.families.layout import HeadTensor, TensorRole, TowerLayout, projections_apart
+from hydractl.families.head_slicing import HeadTensor, TensorRole, TowerLayout, projections_apart
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.head_mask import TowerHeads, TowerKeep
 from hydractl.manifest.header import Architecture, Preprocess

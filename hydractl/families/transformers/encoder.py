@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from hydractl.families.layout import HeadTensor, TensorRole, TowerLayout, projections_apart
+from hydractl.families.head_slicing import HeadTensor, TensorRole, TowerLayout, projections_apart
 from hydractl.manifest.head_mask import TowerHeads
 
 TABLE = "relative_position_bias_table"

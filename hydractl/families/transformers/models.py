@@ -26,7 +26,7 @@ from hydractl.families.base import (
     with_pooling,
 )
 from hydractl.families.config_checks import OptionsError, building, check_patches
-from hydractl.families.layout import TowerLayout
+from hydractl.families.head_slicing import TowerLayout
 from hydractl.families.transformers import hf_models
 from hydractl.families.transformers.encoder import heads_of
 from hydractl.families.transformers.hf_models import FILES, image_size, says_images, write_image_processor

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from typing_extensions import override
 
 from hydractl.errors import CheckpointError, UnsupportedModelError, reason_of
-from hydractl.families.layout import TowerLayout
+from hydractl.families.head_slicing import TowerLayout
 from hydractl.families.transformers.encoder import TextEncoderNames
 from hydractl.families.transformers.hf_models import check_small, quiet
 from hydractl.families.transformers.models import FamilyRow, family_of_row

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from typing_extensions import override
 
 from hydractl.families.base import SCALE
-from hydractl.families.layout import TowerLayout
+from hydractl.families.head_slicing import TowerLayout
 from hydractl.families.transformers.encoder import EncoderNames, Paired
 from hydractl.families.transformers.hf_models import image_size, read_images
 from hydractl.families.transformers.models import CLASS_EMBEDDINGS, FamilyRow, family_of_row

@@ -23,7 +23,7 @@ from typing_extensions import override
 from hydractl import progress
 from hydractl.errors import UsageError
 from hydractl.families.base import Family, Place, place_of
-from hydractl.families.layout import TensorRole
+from hydractl.families.head_slicing import TensorRole
 from hydractl.families.load import build_checked, in_one_dtype
 from hydractl.manifest.header import Header
 from hydractl.messages import counted

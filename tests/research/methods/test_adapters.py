@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.families.base import place_of
-from hydractl.families.layout import TensorRole
+from hydractl.families.head_slicing import TensorRole
 from hydractl.research.methods.adapters import (
     ORIGINAL,
     PARAMETRIZED,
