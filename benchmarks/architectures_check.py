@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hydractl.errors import HydraError, UnsupportedModelError
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.families.registry import family_of
 from hydractl.families.tower import TOLERANCE, largest_difference
 from hydractl.heads.masks import full_mask

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import timm
 import torch
 
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.manifest.head_mask import HeadId
 from hydractl.runtime import pick_device
 from hydractl.scoring.circuit.ablation import Circuit

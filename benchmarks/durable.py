@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 

@@ -20,7 +20,7 @@ import torch
 from hydractl.cli.app import main as hydractl
 from hydractl.exporting.comparison import samples
 from hydractl.exporting.formats import ExportModule, named, run_onnx
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.fusion.build import load_any
 from hydractl.prediction.feature_ood import WithDefaultScore
 

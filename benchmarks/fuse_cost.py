@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from hydractl.checkpoint import Checkpoint, write_tensors
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.manifest.head_mask import HeadMask, TowerKeep
 
 MEGABYTE = 1e6

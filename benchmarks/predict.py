@@ -25,7 +25,7 @@ from photos import write_photos
 from hydractl.checkpoint import write_tensors
 from hydractl.data.batches import encoded
 from hydractl.data.open_dataset import open_items
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.fusion.build import load_any
 from hydractl.runtime import pick_device
 from hydractl.stages.predict.config import PredictConfig

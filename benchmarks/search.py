@@ -52,7 +52,7 @@ from scipy.stats import spearmanr
 from hydractl.cli.commands.run import write_tokenizer
 from hydractl.data.batches import encoded
 from hydractl.data.open_dataset import open_items
-from hydractl.families.load import load_model
+from hydractl.families.open_model import load_model
 from hydractl.manifest.head_mask import Removal
 from hydractl.manifest.report import Report
 from hydractl.prediction.open_inputs import open_reader
@@ -91,7 +91,7 @@ from support.variants import LIBRARY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from hydractl.families.load import OpenModel
+    from hydractl.families.open_model import OpenModel
 
 T = TypeVar("T")
 STEPS, CANDIDATES = 4, 2

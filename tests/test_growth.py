@@ -45,7 +45,7 @@ MARKUP = "arch:markuplm::hidden_size=32,num_hidden_layers=2,num_attention_heads=
 AS_THE_LIBRARY = """
 import sys
 import torch, transformers
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.families.registry import FAMILIES
 
 model, texts = load_model(open_model(sys.argv[1])), {"input_ids": torch.arange(4, 20).reshape(2, 8)}

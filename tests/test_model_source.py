@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from hydractl.errors import CheckpointError, HubError, HydraError, UnsupportedModelError, UsageError
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.families.tower import largest_difference
 from hydractl.model_source import HUB_ID, download, locate, parse_arch
 from support.builders import base
@@ -411,7 +411,7 @@ def test_arch_options_that_make_no_model(options, hint):
 def test_standard_input(tmp_path):
     path = base(PLAIN).save(tmp_path / "base.st")
     code = (
-        "from hydractl.families.load import open_model; o = open_model('-')\n"
+        "from hydractl.families.open_model import open_model; o = open_model('-')\n"
         "print(o.checkpoint.digest, o.header.kind, o.name)"
     )
     done = subprocess.run(

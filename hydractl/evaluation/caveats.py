@@ -19,7 +19,7 @@ from hydractl.evaluation.guarantees import (
     THRESHOLD,
     sources_of_stored,
 )
-from hydractl.families.load import OpenModel
+from hydractl.families.open_model import OpenModel
 from hydractl.manifest.document import union, unpack
 from hydractl.manifest.header import Step, steps_to
 from hydractl.manifest.report import Row, scaled_alike

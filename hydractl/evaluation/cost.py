@@ -24,7 +24,7 @@ from hydractl.prediction.feature_ood import Predictor
 from hydractl.runtime import wait_for
 
 if TYPE_CHECKING:
-    from hydractl.families.load import OpenModel
+    from hydractl.families.open_model import OpenModel
     from hydractl.families.tower import Towers
 
 

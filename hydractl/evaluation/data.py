@@ -22,7 +22,7 @@ from hydractl.data.labels import (
 from hydractl.data.reference import DataRef
 from hydractl.data.words import WordSet
 from hydractl.errors import DataError, InputError, UsageError
-from hydractl.families.load import OpenModel
+from hydractl.families.open_model import OpenModel
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.metric_spec import MetricNeeds

@@ -12,7 +12,7 @@ from hydractl import progress
 from hydractl.checkpoint import Checkpoint, spec_of, tensor_bytes, write_checkpoint
 from hydractl.errors import UsageError
 from hydractl.evaluation.options import THRESHOLD_OPTION
-from hydractl.families.load import OpenModel
+from hydractl.families.open_model import OpenModel
 from hydractl.manifest.document import Fingerprint, Value
 from hydractl.manifest.guarantees import ClassHits, PredictionSets, SetNumbers, Threshold
 from hydractl.manifest.header import Header

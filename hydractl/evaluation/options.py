@@ -24,7 +24,7 @@ from hydractl.provenance.command_config import NamedInputs
 from hydractl.settings import Constraint, Extension, Role, Setting, number
 
 if TYPE_CHECKING:
-    from hydractl.families.load import OpenModel
+    from hydractl.families.open_model import OpenModel
     from hydractl.manifest.document import Value
     from hydractl.manifest.report import Check, Row
     from hydractl.provenance.command_config import InputRef

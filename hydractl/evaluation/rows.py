@@ -25,7 +25,7 @@ from hydractl.errors import UsageError, shortened
 from hydractl.evaluation.data import EvalData
 from hydractl.evaluation.guarantees import stores_other_classes
 from hydractl.evaluation.options import NamedModels
-from hydractl.families.load import OpenModel
+from hydractl.families.open_model import OpenModel
 from hydractl.fusion.build import load_any
 from hydractl.manifest.document import Value
 from hydractl.manifest.guarantees import MOST_LETTERS, Example, Examples

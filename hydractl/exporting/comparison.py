@@ -16,7 +16,7 @@ from hydractl.data.datasets import Dataset, ImageSet, of_kind
 from hydractl.data.preprocess import eval_transform, to_channels
 from hydractl.errors import CheckFailed, InputError, reason_of
 from hydractl.exporting.formats import IMAGES, OUTPUTS, ExportModule, Named, Program, named
-from hydractl.families.load import OpenModel, fingerprint_of
+from hydractl.families.open_model import OpenModel, fingerprint_of
 from hydractl.families.tower import largest_difference, probe_inputs
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.header import Header, Preprocess, Tokenization

@@ -12,7 +12,7 @@ import torch
 from hydractl import progress
 from hydractl.checkpoint import Checkpoint, TensorSpec
 from hydractl.errors import CheckFailed, CheckpointError
-from hydractl.families.load import OpenModel
+from hydractl.families.open_model import OpenModel
 from hydractl.manifest.terms import Temperature
 from hydractl.messages import counted, quoted
 

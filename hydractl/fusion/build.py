@@ -15,7 +15,7 @@ from torch import nn
 
 from hydractl.checkpoint import TensorSpec
 from hydractl.errors import EDITED, CheckFailed, CheckpointError
-from hydractl.families.load import OpenModel, build_checked, in_one_dtype, load_model
+from hydractl.families.open_model import OpenModel, build_checked, in_one_dtype, load_model
 from hydractl.families.registry import expected_specs, family_of
 from hydractl.families.tower import TOLERANCE, Model, Tower, Towers, largest_difference, probe_inputs
 from hydractl.fusion.hydra import Hydra

@@ -9,7 +9,7 @@ from hydractl import progress
 from hydractl.data.labels import has_default_names
 from hydractl.data.preprocess import reading_differences
 from hydractl.errors import EDITED, CheckpointError, UsageError
-from hydractl.families.load import OpenModel
+from hydractl.families.open_model import OpenModel
 from hydractl.families.registry import architecture_differences
 from hydractl.fusion.plan import unpruned_shape
 from hydractl.manifest.header import Kind

@@ -21,7 +21,7 @@ from hydractl.checkpoint import Chunks, Span, TensorSpec, tensor_bytes, tensor_o
 from hydractl.errors import CheckpointError
 from hydractl.families.base import Family, place_of
 from hydractl.families.head_slicing import TensorRole
-from hydractl.families.load import OpenModel
+from hydractl.families.open_model import OpenModel
 from hydractl.manifest.head_mask import Mask, Shape
 from hydractl.manifest.header import Architecture, Fate, FusePlan, Header, Kind
 from hydractl.messages import counted

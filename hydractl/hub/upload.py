@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hydractl.checkpoint import Checkpoint, ScratchFolder, TensorSpec, write_checkpoint
 from hydractl.errors import InputError
-from hydractl.families.load import digest_weights
+from hydractl.families.open_model import digest_weights
 from hydractl.hub.card import PICTURE, REPORT, Facts, card_of
 from hydractl.hub.layout import SHARD, files_of
 from hydractl.hub.repository import MAIN, Content

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from hydractl import progress
 from hydractl.errors import CheckpointError, HydraError, UnsupportedModelError, UsageError
 from hydractl.families.base import Described, with_pooling
-from hydractl.families.load import CLASSES, resized
+from hydractl.families.open_model import CLASSES, resized
 from hydractl.families.registry import (
     FAMILIES,
     ambiguity_hint,

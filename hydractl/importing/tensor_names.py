@@ -10,7 +10,7 @@ import torch
 from hydractl.checkpoint import TensorSpec, spec_of
 from hydractl.errors import CheckpointError
 from hydractl.families.base import COMPILED, Family, is_replaceable, name_in_memory, place_of
-from hydractl.families.load import convert, drawn_for, encoder_of
+from hydractl.families.open_model import convert, drawn_for, encoder_of
 from hydractl.families.registry import FAMILIES, expected_specs
 from hydractl.manifest.header import Header
 from hydractl.messages import counted, quoted

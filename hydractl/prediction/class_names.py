@@ -16,7 +16,7 @@ from hydractl.strict_json import NotJSONError, parse
 if TYPE_CHECKING:
     import torch
 
-    from hydractl.families.load import OpenModel
+    from hydractl.families.open_model import OpenModel
     from hydractl.families.tower import Model, Towers
     from hydractl.manifest.header import Header, Tokenization
 
@@ -275,7 +275,7 @@ def ask(model: Model, opened: OpenModel, classes: Classes | None) -> None:
 def with_classes(opened: OpenModel, classes: Classes) -> OpenModel:
     """Return a zero-shot base or member that stores its embeddings of the classes."""
     from hydractl.checkpoint import Checkpoint  # noqa: PLC0415 - nor `--help` pydantic
-    from hydractl.families.load import load_model  # noqa: PLC0415 - as above
+    from hydractl.families.open_model import load_model  # noqa: PLC0415 - as above
     from hydractl.families.tower import CLASS_EMBEDDINGS, settle_classes  # noqa: PLC0415 - as above
 
     prompting = opened.header.prompting

@@ -21,7 +21,7 @@ from hydractl.data.batches import Batch
 from hydractl.data.datasets import Reading
 from hydractl.errors import CheckpointError, DataError, InputError, UnsupportedModelError
 from hydractl.families.base import Family
-from hydractl.families.load import OpenModel
+from hydractl.families.open_model import OpenModel
 from hydractl.families.stream import FeatureLinear, MemberParallel, placed_features
 from hydractl.families.tower import Contrast, OutputHead, Towers, without_autocast
 from hydractl.manifest.guarantees import Threshold

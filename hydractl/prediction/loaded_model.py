@@ -16,7 +16,7 @@ from hydractl.data.preprocess import eval_transform
 from hydractl.data.tokenize import encode_texts
 from hydractl.data.words import by_word, whole_words
 from hydractl.errors import UsageError
-from hydractl.families.load import OpenModel, load_model, open_model
+from hydractl.families.open_model import OpenModel, load_model, open_model
 from hydractl.families.registry import family_of
 from hydractl.families.tower import Model, Towers
 from hydractl.fusion.build import members_from_state

@@ -16,7 +16,7 @@ from hydractl.data.labels import filled_names, has_default_names, match_classes
 from hydractl.data.open_dataset import open_items
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, UsageError
-from hydractl.families.load import OpenModel, load_model
+from hydractl.families.open_model import OpenModel, load_model
 from hydractl.families.tower import Towers
 from hydractl.fusion.build import hydra_of
 from hydractl.fusion.plan import Fusion

@@ -18,7 +18,7 @@ from hydractl.data.labels import check_labels, match_classes, model_labels
 from hydractl.data.open_dataset import open_items
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.families.load import OpenModel, open_model
+from hydractl.families.open_model import OpenModel, open_model
 from hydractl.manifest.document import Fingerprint, pack
 from hydractl.manifest.header import Header, Preprocess, SampledFile
 from hydractl.messages import counted, quoted
@@ -27,7 +27,7 @@ from hydractl.processes.distributed import ProcessGroup
 from hydractl.settings import long_option
 
 if TYPE_CHECKING:
-    from hydractl.families.load import OpenModel
+    from hydractl.families.open_model import OpenModel
 
 
 def override_preprocessing(header: Header, image_options: Mapping[str, Any], *, where: str) -> Header:
@@ -82,7 +82,7 @@ def check_takes(header: Header, *, where: str) -> None:
     Raises:
         UsageError: If it does not take them.
     """
-    from hydractl.families.load import takes_images  # noqa: PLC0415 - the options of commands load no torch
+    from hydractl.families.open_model import takes_images  # noqa: PLC0415 - the options of commands load no torch
 
     how = header.preprocess
     if isinstance(how, Preprocess) and not takes_images(header):

@@ -52,7 +52,7 @@ from hydractl.version import __version__
 
 if TYPE_CHECKING:
     from hydractl.families.base import Family
-    from hydractl.families.load import OpenModel
+    from hydractl.families.open_model import OpenModel
 
 
 TOOL = f"hydractl {__version__}"

@@ -18,7 +18,7 @@ from hydractl.data.batches import encoded, limited
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, ManifestError, UsageError
 from hydractl.families.attention import Attention
-from hydractl.families.load import OpenModel, load_model
+from hydractl.families.open_model import OpenModel, load_model
 from hydractl.families.tower import Model
 from hydractl.heads.masks import choose_diverse
 from hydractl.manifest.document import OptionValue

@@ -11,7 +11,7 @@ from statistics import fmean
 from hydractl import progress
 from hydractl.errors import ManifestError, UsageError
 from hydractl.families.finite import check_weights
-from hydractl.families.load import OpenModel
+from hydractl.families.open_model import OpenModel
 from hydractl.families.timm.models import untagged
 from hydractl.heads.budget import HeadBudget, total_heads
 from hydractl.heads.masks import (

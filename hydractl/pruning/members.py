@@ -12,7 +12,7 @@ import torch
 from hydractl.checkpoint import Chunks, TensorSpec, tensor_bytes
 from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.finite import as_stored
-from hydractl.families.load import OpenModel, build_checked
+from hydractl.families.open_model import OpenModel, build_checked
 from hydractl.families.tower import TOLERANCE, Model, blank_inputs, largest_difference, probe_inputs
 from hydractl.fusion.build import hollow, streamed_logits
 from hydractl.fusion.plan import prune_tensor, pruned_spec, zero_dropped

@@ -23,7 +23,7 @@ from hydractl.errors import (
     UnsupportedModelError,
 )
 from hydractl.families.base import Described, Family, place_of, place_on_disk
-from hydractl.families.load import classifier_hint
+from hydractl.families.open_model import classifier_hint
 from hydractl.families.registry import FAMILIES, describe_folder, family_for_config
 from hydractl.families.transformers.hf_models import REFUSED
 from hydractl.heads.budget import total_heads

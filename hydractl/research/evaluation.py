@@ -39,7 +39,7 @@ from hydractl.stages import options as shared
 
 if TYPE_CHECKING:
     from hydractl.evaluation.rows import RowMeasurer
-    from hydractl.families.load import OpenModel
+    from hydractl.families.open_model import OpenModel
     from hydractl.stages.evaluate.config import EvalConfig
 
 

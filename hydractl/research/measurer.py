@@ -12,7 +12,7 @@ from hydractl.data.datasets import Content, content_of
 from hydractl.evaluation.data import check_one_question
 from hydractl.evaluation.options import NamedModels
 from hydractl.evaluation.rows import Evaluation, LoadedRow, RowMeasurer
-from hydractl.families.load import OpenModel
+from hydractl.families.open_model import OpenModel
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.report import Report, Row

@@ -11,7 +11,7 @@ from hydractl.data.batches import BatchShare, encoded, epoch_order
 from hydractl.data.datasets import Dataset
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.finite import check_finite
-from hydractl.families.load import OpenModel, load_model
+from hydractl.families.open_model import OpenModel, load_model
 from hydractl.families.tower import Model
 from hydractl.heads.budget import HeadBudget, total_heads
 from hydractl.manifest.head_mask import TowerHeads

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hydractl.data.datasets import Dataset
-    from hydractl.families.load import OpenModel
+    from hydractl.families.open_model import OpenModel
     from hydractl.families.tower import Model
     from hydractl.manifest.document import OptionValue
     from hydractl.manifest.head_mask import HeadName, HeadScores, Removal, TowerHeads

@@ -10,7 +10,7 @@ from hydractl.data.datasets import Dataset
 from hydractl.data.labels import match_classes, nameless, names_agree, names_all, new_names
 from hydractl.errors import DataError, UsageError
 from hydractl.families.base import Described, answering, place_of
-from hydractl.families.load import CLASSES, OpenModel, asked_number, with_classifier
+from hydractl.families.open_model import CLASSES, OpenModel, asked_number, with_classifier
 from hydractl.fusion.build import member_headers
 from hydractl.fusion.plan import join_members
 from hydractl.manifest.header import Fate, Header, Tokenization

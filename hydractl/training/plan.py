@@ -16,7 +16,7 @@ from hydractl.data.reference import folded
 from hydractl.data.words import by_word, check_answerable
 from hydractl.errors import DataError, UsageError
 from hydractl.families.finite import warn_temperature
-from hydractl.families.load import OpenModel, open_model
+from hydractl.families.open_model import OpenModel, open_model
 from hydractl.manifest.document import pack
 from hydractl.manifest.header import Fate, Header, InputFile, SampledFile, Tokenization
 from hydractl.messages import counted

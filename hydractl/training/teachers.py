@@ -9,7 +9,7 @@ import torch
 from hydractl.data.datasets import Reading
 from hydractl.data.preprocess import reading_differences
 from hydractl.errors import CheckpointError, UsageError
-from hydractl.families.load import OpenModel, check_tensors, open_model
+from hydractl.families.open_model import OpenModel, check_tensors, open_model
 from hydractl.fusion.build import load_any, stored_specs
 from hydractl.manifest.header import Header, Tokenization
 from hydractl.messages import counted

@@ -14,7 +14,7 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.families.base import Family
-from hydractl.families.load import build_checked
+from hydractl.families.open_model import build_checked
 from hydractl.fusion.build import members_from_state
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import join_members

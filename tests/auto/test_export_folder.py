@@ -11,7 +11,7 @@ from PIL import Image
 import hydractl
 from hydractl.checkpoint import write_tensors
 from hydractl.cli.app import main
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.manifest.guarantees import Threshold
 from support.builders import Sample, base
 from support.variants import variant

@@ -74,7 +74,7 @@ def made(tmp_path_factory):
     """One file of each kind, made once."""
     from safetensors.numpy import load_file, save_file
 
-    from hydractl.families.load import open_model
+    from hydractl.families.open_model import open_model
     from hydractl.heads.budget import HeadBudget
     from hydractl.manifest.document import Fingerprint
     from hydractl.manifest.head_mask import HeadScores, Removal, TowerScores

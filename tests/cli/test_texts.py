@@ -10,7 +10,7 @@ import torch
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.cli.app import main
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.fusion.build import load_any
 from support.predictions import SavedPredictions
 from support.reviews import GADGETS, arch, gibberish, reviews

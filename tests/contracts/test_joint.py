@@ -7,7 +7,7 @@ import torch
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.families.base import place_of
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.families.tower import largest_difference
 from hydractl.fusion.build import stored_specs
 from hydractl.fusion.plan import split_members

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.families.tower import Block, largest_difference
 from hydractl.prediction.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig

@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 import hydractl.auto.register  # noqa: F401 - lets transformers know members and hydras
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.hub.layout import is_stock
 from hydractl.output.publish import Folder
 from hydractl.prediction.loaded_model import load

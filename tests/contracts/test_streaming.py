@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.fusion.build import member_logits
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse

@@ -14,7 +14,7 @@ from hydractl.data import tokenize as tokenize_module
 from hydractl.data.batches import TokenBatches
 from hydractl.data.tokenize import encode_texts, tokenize
 from hydractl.errors import CheckpointError, DataError, UsageError
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from support.reviews import SPECIAL, WORDS, tokenization, tokenizer
 from support.text_folders import save_text_model
 from support.variants import variant

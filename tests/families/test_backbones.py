@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
-from hydractl.families.load import load_model, open_model, with_classifier
+from hydractl.families.open_model import load_model, open_model, with_classifier
 from hydractl.families.registry import FAMILIES
 from hydractl.families.tower import largest_difference
 from hydractl.runtime import digest_files

@@ -22,7 +22,7 @@ from transformers import PreTrainedConfig
 from hydractl.errors import InputError, UnsupportedModelError, UsageError
 from hydractl.families import config_checks
 from hydractl.families.config_checks import LARGEST, check_values
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.families.openclip.family import BESIDE, LOADS
 from hydractl.families.registry import FAMILIES, described_as, family_for_name
 from hydractl.families.timm.models import _known_options as known_options

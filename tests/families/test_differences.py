@@ -12,7 +12,7 @@ from PIL import Image
 from hydractl.data.preprocess import eval_transform, reading_differences
 from hydractl.errors import HydraError
 from hydractl.families.base import Described
-from hydractl.families.load import resized
+from hydractl.families.open_model import resized
 from hydractl.families.openclip import family as openclip
 from hydractl.families.registry import architecture_differences
 from hydractl.families.timm import models as timm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hydractl.checkpoint import Checkpoint, ScratchFolder
-from hydractl.families.load import digest_weights, open_model
+from hydractl.families.open_model import digest_weights, open_model
 from hydractl.hub.upload import weights_of
 from support.builders import base
 from support.reports import THRESHOLD

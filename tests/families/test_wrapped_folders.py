@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from hydractl.cli.app import main
 from hydractl.errors import CheckpointError
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.runtime import digest_files
 from support.builders import base
 from support.text_folders import save_text_model

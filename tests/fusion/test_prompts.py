@@ -6,7 +6,7 @@ import pytest
 
 import hydractl
 from hydractl.errors import UsageError
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.prediction.class_names import Classes, prompts_of
 from support.pairs import pair
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hydractl.checkpoint import write_tensors
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.families.tower import largest_difference
 from hydractl.hub.layout import files_of, is_stock
 from hydractl.manifest.head_mask import HeadMask

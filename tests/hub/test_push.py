@@ -12,7 +12,7 @@ from PIL import Image
 import hydractl
 from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.cli.app import main
-from hydractl.families.load import fingerprint_of, open_model
+from hydractl.families.open_model import fingerprint_of, open_model
 from hydractl.manifest.report import Report
 from hydractl.runtime import digest_file
 from hydractl.stages.fuse.config import FuseConfig

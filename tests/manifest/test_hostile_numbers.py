@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hydractl.errors import CheckpointError, InputError, ManifestError
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.manifest.guarantees import PredictionSets
 from hydractl.manifest.header import FittedScores, FusePlan, Header, Kind
 from hydractl.manifest.terms import Temperature

@@ -9,7 +9,7 @@ import torch
 
 from hydractl.data.reference import DataRef
 from hydractl.families.base import SCALE
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.families.registry import family_of
 from hydractl.manifest.head_mask import HeadMask, HeadScores
 from hydractl.prediction.loaded_model import load

@@ -22,7 +22,7 @@ from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, HydraError, UsageError
 from hydractl.evaluation.options import NamedData, NamedModels
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.hub.card import Facts, card_of
 from hydractl.hub.layout import is_stock
 from hydractl.manifest.terms import Temperature

@@ -19,7 +19,7 @@ from hydractl.data.open_dataset import open_items
 from hydractl.data.reference import DataRef
 from hydractl.evaluation.guarantees import measure_sets, why_lapses
 from hydractl.evaluation.options import NamedModels
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.guarantees import PredictionSets, SetNumbers
 from hydractl.manifest.report import Report

@@ -12,7 +12,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.cli.commands.measure import show_report as render
 from hydractl.data.reference import DataRef
 from hydractl.evaluation.options import NamedModels
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.header import Header
 from hydractl.prediction.loaded_model import load

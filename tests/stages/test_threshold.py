@@ -17,7 +17,7 @@ from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluation.options import NamedData
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.report import Report
 from hydractl.manifest.terms import Guarantee

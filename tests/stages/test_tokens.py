@@ -19,7 +19,7 @@ from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError
 from hydractl.evaluation.options import NamedData, NamedModels
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.hub.layout import is_stock
 from hydractl.manifest.terms import Temperature
 from hydractl.metrics.ood_scores import SCORES

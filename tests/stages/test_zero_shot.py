@@ -17,7 +17,7 @@ from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.evaluation.options import NamedData, NamedModels
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.fusion.plan import zero_dropped
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import TowerKeep

@@ -11,7 +11,7 @@ import torch
 
 import support.trunks  # noqa: F401 - registers architectures
 from hydractl.checkpoint import spec_of, write_tensors
-from hydractl.families.load import check_tensors
+from hydractl.families.open_model import check_tensors
 from hydractl.families.registry import FAMILIES, expected_specs, with_problem_type
 from hydractl.families.tower import probe_inputs
 from hydractl.fusion.plan import prune_tensor, zero_dropped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from support.builders import Sample, perturbed
 
 if TYPE_CHECKING:

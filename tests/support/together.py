@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch
 from torch.distributed import HashStore, ProcessGroupGloo
 
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.prediction.inference import responses
 from hydractl.processes.distributed import ProcessGroup
 

@@ -9,7 +9,7 @@ from hydractl.data.batches import encoded
 from hydractl.data.open_dataset import open_data, open_items
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import UsageError
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.prediction.class_names import Naming, settle
 from hydractl.training.clip_pretraining import PairConfig, train_pair, word_tokenizer
 

@@ -316,7 +316,7 @@ def check_held_out(config: MakeConfig) -> None:
     import numpy as np
 
     from hydractl.data.datasets import content_of, samples_in
-    from hydractl.families.load import open_model
+    from hydractl.families.open_model import open_model
     from hydractl.manifest.document import union, unpack
 
     headers = [open_model(model).header for _, model in config.named_models if not from_script(model)]
@@ -386,7 +386,7 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
 
 def _other_labels(config: MakeConfig) -> str:
     """Return the kind of labels of models with several labels or words. Empty if an input has one label, or only weights say it."""
-    from hydractl.families.load import open_model
+    from hydractl.families.open_model import open_model
     from hydractl.importing.architecture import describe, resolve
     from hydractl.importing.weights import Metadata
 
@@ -416,7 +416,7 @@ def _show(config: MakeConfig) -> None:
 
 def _outcome(config: MakeConfig) -> Iterator[str]:
     """Yield lines about the cost of the hydra, its threshold, and the next command."""
-    from hydractl.families.load import open_model
+    from hydractl.families.open_model import open_model
 
     plan = open_model(str(config.out / HYDRA)).header.plan
     if plan is not None and not plan.trunk:

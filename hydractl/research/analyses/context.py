@@ -18,7 +18,7 @@ from hydractl import progress
 from hydractl.data.batches import Batch
 from hydractl.errors import InputError
 from hydractl.evaluation.rows import Evaluation, LoadedRow
-from hydractl.families.load import OpenModel, load_model
+from hydractl.families.open_model import OpenModel, load_model
 from hydractl.families.tower import Contrast, Model, Towers
 from hydractl.fusion.build import members_from_state
 from hydractl.manifest.head_mask import HeadScores

@@ -15,7 +15,7 @@ import torch
 
 from hydractl.families.attention import Attention
 from hydractl.families.base import place_of
-from hydractl.families.load import OpenModel, load_model
+from hydractl.families.open_model import OpenModel, load_model
 from hydractl.families.tower import Towers
 from hydractl.heads.masks import best_mask, best_mask_per_layer, removal_order, total_kept
 from hydractl.manifest.head_mask import HeadScores, Mask, Shape

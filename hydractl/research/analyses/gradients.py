@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hydractl.errors import DataError, InputError
 from hydractl.families.base import place_of
-from hydractl.families.load import OpenModel
+from hydractl.families.open_model import OpenModel
 from hydractl.families.tower import Model
 from hydractl.fusion.plan import split_members
 from hydractl.manifest.head_mask import Mask

@@ -27,7 +27,7 @@ from hydractl import progress
 from hydractl.data.datasets import Dataset
 from hydractl.data.open_dataset import open_items
 from hydractl.errors import DataError, UnsupportedModelError
-from hydractl.families.load import OpenModel
+from hydractl.families.open_model import OpenModel
 from hydractl.families.tower import Contrast, Towers, blank_inputs, unit
 from hydractl.fusion.build import load_any
 from hydractl.manifest.header import Tokenization

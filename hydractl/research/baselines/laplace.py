@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from hydractl import progress
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.load import OpenModel
+from hydractl.families.open_model import OpenModel
 from hydractl.families.tower import Towers, probe_inputs
 from hydractl.fusion.build import load_any
 from hydractl.messages import counted

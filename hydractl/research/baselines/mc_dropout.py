@@ -19,7 +19,7 @@ from typing_extensions import override
 from hydractl.data.preprocess import sample_seed
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.attention import SharedDropout
-from hydractl.families.load import OpenModel
+from hydractl.families.open_model import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.model_inputs import Inputs
 from hydractl.prediction.class_names import Classes

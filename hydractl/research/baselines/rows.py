@@ -16,7 +16,7 @@ from hydractl.data.batches import encoded
 from hydractl.data.datasets import Dataset, Reading
 from hydractl.evaluation.data import EvalData
 from hydractl.evaluation.options import NamedModels
-from hydractl.families.load import OpenModel, build_checked
+from hydractl.families.open_model import OpenModel, build_checked
 from hydractl.families.tower import OutputHead, Towers
 from hydractl.fusion.build import hollow, hydra_from_state
 from hydractl.manifest.document import Fingerprint

@@ -21,7 +21,7 @@ from typing_extensions import override
 from hydractl import progress
 from hydractl.data.preprocess import reading_differences, sample_seed
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.load import OpenModel
+from hydractl.families.open_model import OpenModel
 from hydractl.families.registry import architecture_differences
 from hydractl.families.tower import Contrast, Towers
 from hydractl.messages import counted, quoted

@@ -24,7 +24,7 @@ from typing_extensions import override
 from hydractl import progress
 from hydractl.data.batches import epoch_order
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.load import OpenModel
+from hydractl.families.open_model import OpenModel
 from hydractl.families.tower import Contrast, Towers
 from hydractl.messages import counted
 from hydractl.metrics.cost import count_macs, macs_of

@@ -13,7 +13,7 @@ from hydractl.research.bench.config import BenchConfig, CostModel, WorkEstimate,
 from hydractl.research.bench.rows import PLANS
 
 if TYPE_CHECKING:
-    from hydractl.families.load import OpenModel
+    from hydractl.families.open_model import OpenModel
 
 PLAN = "bench.toml"
 

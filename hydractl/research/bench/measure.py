@@ -16,7 +16,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import HydraError, UsageError
 from hydractl.evaluation.guarantees import check_stores
 from hydractl.evaluation.options import NamedModels
-from hydractl.families.load import OpenModel, open_model
+from hydractl.families.open_model import OpenModel, open_model
 from hydractl.heads.masks import check_enough
 from hydractl.manifest.header import Kind
 from hydractl.messages import listed

@@ -24,7 +24,7 @@ from hydractl import progress
 from hydractl.errors import UsageError
 from hydractl.families.base import Family, Place, place_of
 from hydractl.families.head_slicing import TensorRole
-from hydractl.families.load import build_checked, in_one_dtype
+from hydractl.families.open_model import build_checked, in_one_dtype
 from hydractl.manifest.header import Header
 from hydractl.messages import counted
 from hydractl.metrics.per_sample import ensemble_log_probs, question_losses

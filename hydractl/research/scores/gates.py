@@ -23,7 +23,7 @@ from hydractl.checkpoint import write_tensors
 from hydractl.data.preprocess import sample_seed
 from hydractl.errors import CheckFailed, UsageError
 from hydractl.families.finite import stored_tensors
-from hydractl.families.load import OpenModel, open_model
+from hydractl.families.open_model import OpenModel, open_model
 from hydractl.families.tower import Model
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.head_mask import HeadScores

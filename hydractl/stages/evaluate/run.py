@@ -44,7 +44,7 @@ from hydractl.evaluation.rows import (
     stored_temperatures,
     with_curves,
 )
-from hydractl.families.load import OpenModel, fingerprint_of
+from hydractl.families.open_model import OpenModel, fingerprint_of
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.guarantees import Examples, SetNumbers
 from hydractl.manifest.header import FittedScores, Header, samples_of

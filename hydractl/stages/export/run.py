@@ -24,7 +24,7 @@ from hydractl.exporting.comparison import (
 )
 from hydractl.exporting.formats import FILTERS, IMAGES, ExportModule, Pixels, Source, script
 from hydractl.families.base import problem_type_of
-from hydractl.families.load import OpenModel
+from hydractl.families.open_model import OpenModel
 from hydractl.fusion.build import load_any
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.guarantees import Threshold

@@ -17,7 +17,7 @@ from hydractl.data.labels import check_training_labels
 from hydractl.data.open_dataset import open_items
 from hydractl.errors import CheckFailed, HubError, HydraError, InputError, UsageError
 from hydractl.families.finite import check_finite, check_weights
-from hydractl.families.load import check_tensors
+from hydractl.families.open_model import check_tensors
 from hydractl.fusion.build import stored_specs
 from hydractl.manifest.header import Header, InputFile, Kind, samples_of
 from hydractl.plugins import load

@@ -10,7 +10,7 @@ from pathlib import Path
 from hydractl import progress
 from hydractl.checkpoint import digest_together, spec_of, tensor_bytes, write_checkpoint
 from hydractl.families.finite import check_weights, warn_refusing
-from hydractl.families.load import OpenModel, check_tensors, open_model
+from hydractl.families.open_model import OpenModel, check_tensors, open_model
 from hydractl.families.registry import expected_specs
 from hydractl.fusion.build import Gap, verify
 from hydractl.fusion.members import (

@@ -17,7 +17,7 @@ from hydractl.data.open_dataset import lenient, open_items
 from hydractl.data.reference import LINES, DataRef, image_path
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, InputError, UsageError
-from hydractl.families.load import OpenModel, digest_weights
+from hydractl.families.open_model import OpenModel, digest_weights
 from hydractl.fusion.build import load_any
 from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Header, Step

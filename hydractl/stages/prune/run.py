@@ -10,7 +10,7 @@ from hydractl import progress
 from hydractl.checkpoint import write_checkpoint
 from hydractl.errors import CheckpointError
 from hydractl.families.finite import check_weights, warn_temperature
-from hydractl.families.load import OpenModel, check_tensors, open_model
+from hydractl.families.open_model import OpenModel, check_tensors, open_model
 from hydractl.families.registry import expected_specs
 from hydractl.families.tower import TOLERANCE
 from hydractl.heads.budget import total_heads

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hydractl import progress
 from hydractl.checkpoint import ScratchFolder
 from hydractl.errors import UsageError
-from hydractl.families.load import check_tensors, open_model
+from hydractl.families.open_model import check_tensors, open_model
 from hydractl.fusion.build import stored_specs
 from hydractl.hub.repository import Target, push, require_token, settled
 from hydractl.hub.upload import CARD, Publication, usual_message

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hydractl import progress
 from hydractl.errors import CheckFailed
-from hydractl.families.load import OpenModel
+from hydractl.families.open_model import OpenModel
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, HeadBudget, total_heads
 from hydractl.manifest.document import Fingerprint, OptionValue
 from hydractl.manifest.head_mask import HeadScores

@@ -13,7 +13,7 @@ from hydractl.data.datasets import Content
 from hydractl.data.open_dataset import open_data
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import InputError, OutputError
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.training import clip_pretraining
 
 TEXT = (

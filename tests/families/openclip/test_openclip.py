@@ -21,7 +21,7 @@ from hydractl.data.preprocess import eval_transform
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.base import place_of
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.families.openclip.family import clip_tokenizer, describe, refusal, registered, timm_name
 from hydractl.families.registry import family_for_config
 from hydractl.families.tower import largest_difference, settle_classes

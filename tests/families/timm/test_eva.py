@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.base import place_of
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.families.registry import family_for_config, family_for_name
 from hydractl.families.timm.models import TIMM_EVA, TIMM_VIT
 from hydractl.families.tower import largest_difference

@@ -18,7 +18,7 @@ from timm.data import CustomDatasetInfo, create_transform, resolve_data_config
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import HydraError
 from hydractl.families.base import COMMON_RULES
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.families.timm.models import RULES
 from hydractl.families.tower import largest_difference
 from support.builders import over_classes

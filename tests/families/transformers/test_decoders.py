@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
 from hydractl.errors import UnsupportedModelError, UsageError
-from hydractl.families.load import load_model, open_model, with_classifier
+from hydractl.families.open_model import load_model, open_model, with_classifier
 from hydractl.families.registry import family_for_name
 from hydractl.families.tower import largest_difference
 from hydractl.families.transformers.hf_models import REFUSED

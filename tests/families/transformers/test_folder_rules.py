@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import HydraError
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.families.tower import largest_difference
 from hydractl.families.transformers.models import RULES
 from hydractl.stages.inspect.config import InspectConfig

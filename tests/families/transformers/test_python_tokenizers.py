@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import hydractl
 from hydractl.data.tokenize import encode_texts, require_tokenizer
 from hydractl.errors import InputError, UnsupportedModelError
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.hub.layout import files_of
 from hydractl.manifest.header import Tokenization
 from hydractl.manifest.tokenizers import SETTINGS

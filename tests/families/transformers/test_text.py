@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from hydractl.errors import UnsupportedModelError, UsageError
 from hydractl.families.base import name_in_memory, place_of
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.families.registry import FAMILIES, family_for_name
 from hydractl.families.tower import blank_inputs, largest_difference
 from hydractl.families.transformers.hf_models import REFUSED

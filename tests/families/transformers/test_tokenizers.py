@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from hydractl.data.batches import TokenBatches
 from hydractl.data.tokenize import encode_texts, tokenize
 from hydractl.errors import CheckpointError
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.families.registry import FAMILIES
 from hydractl.families.tower import largest_difference
 from hydractl.hub.layout import files_of

@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.families.registry import FAMILIES, family_for_config
 from hydractl.families.tower import largest_difference
 from support.builders import base

@@ -14,7 +14,7 @@ from hydractl.cli.app import main
 from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import InputError, UsageError
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.manifest.report import Report
 from hydractl.prediction.loaded_model import load
 from hydractl.research.analyses import gradients

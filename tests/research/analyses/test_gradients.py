@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hydractl.errors import InputError
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.research.analyses.gradients import ExpansionTerms, diagonal_probes, steps
 from support.builders import base
 from support.variants import Variant

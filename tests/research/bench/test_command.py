@@ -15,7 +15,7 @@ from hydractl.cli.app import command_tree
 from hydractl.cli.pipeline import parsed
 from hydractl.data.datasets import ImageSet, of_kind
 from hydractl.data.open_dataset import open_data
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.manifest.report import Report
 from hydractl.prediction.class_names import Classes, with_classes
 from hydractl.research.bench.config import CostModel, WorkEstimate

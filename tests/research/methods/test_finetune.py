@@ -12,7 +12,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import OutputExists, UsageError
 from hydractl.evaluation.options import NamedModels
 from hydractl.families.base import place_of
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.families.tower import blank_inputs
 from hydractl.metrics.cost import count_macs
 from hydractl.research.methods.options import TrainingOptions

@@ -9,7 +9,7 @@ import torch
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, OutputExists, UsageError
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import HeadScores
 from hydractl.manifest.header import Kind

@@ -11,7 +11,7 @@ from hydractl.data.datasets import DIGEST
 from hydractl.data.reference import DataRef
 from hydractl.evaluation.caveats import of_data, of_row, tuned_on_ood
 from hydractl.evaluation.options import NamedData, NamedModels
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.head_mask import HeadScores, TowerScores
 from hydractl.manifest.header import InputFile, Step

@@ -483,6 +483,6 @@ def test_reports_that_contradict_themselves_are_refused(change, message):
 
 
 def test_the_hydra_of_the_table_is_a_hydra(models):
-    from hydractl.families.load import open_model
+    from hydractl.families.open_model import open_model
 
     assert open_model(str(models / "hydra.st")).header.kind == Kind.HYDRA

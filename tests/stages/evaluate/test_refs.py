@@ -7,7 +7,7 @@ import pytest
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.evaluation.options import NamedData, NamedModels, model_name
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, TEMPERATURE, choose_metrics, needing
 from hydractl.settings import configured, options_of

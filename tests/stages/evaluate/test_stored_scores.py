@@ -10,7 +10,7 @@ from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluation.options import Condition, NamedData, NamedModels
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.families.tower import Tower
 from hydractl.manifest.report import Report
 from hydractl.prediction.class_names import Classes, Naming, with_classes

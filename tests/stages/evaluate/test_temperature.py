@@ -10,7 +10,7 @@ import torch
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, OutputExists, UsageError
 from hydractl.evaluation.options import Condition, NamedData, NamedModels
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.manifest.report import Report
 from hydractl.metrics.compute import measure
 from hydractl.metrics.registry import METRICS

@@ -14,7 +14,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UnsupportedModelError, UsageError
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.manifest.header import Kind
 from hydractl.output.publish import OutputLock
 from hydractl.progress import reporting

@@ -23,7 +23,7 @@ from hydractl.data.preprocess import eval_transform
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, CheckpointError, DataError, OutputError, OutputExists, UsageError
 from hydractl.families.base import place_of
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.manifest.header import Kind
 from hydractl.output.publish import OutputLock, claimed
 from hydractl.provenance.output import Output

@@ -11,7 +11,7 @@ import torch
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, UsageError
-from hydractl.families.load import open_model, with_classifier
+from hydractl.families.open_model import open_model, with_classifier
 from hydractl.fusion.plan import split_members
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.header import Fate, Kind

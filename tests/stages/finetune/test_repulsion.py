@@ -10,7 +10,7 @@ import torch
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.families.tower import blank_inputs
 from hydractl.fusion.build import load_any
 from hydractl.manifest.header import Tokenization

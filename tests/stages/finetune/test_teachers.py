@@ -11,7 +11,7 @@ import torch
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, OutputExists, UsageError
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.fusion.plan import split_members
 from hydractl.progress import Silent
 from hydractl.stages.finetune.config import FinetuneConfig

@@ -12,7 +12,7 @@ import torch
 
 from hydractl.checkpoint import Checkpoint, Span
 from hydractl.errors import CheckFailed, CheckpointError, HydraError, OutputExists, UsageError
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Fate, Kind, Preprocess
 from hydractl.prediction.loaded_model import load

@@ -16,7 +16,7 @@ from hydractl.data.open_dataset import open_items
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
 from hydractl.evaluation.options import NamedModels
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.prediction import merging
 from hydractl.prediction.inference import PreparedData
 from hydractl.prediction.loaded_model import load

@@ -12,7 +12,7 @@ import torch
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.base import place_of
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.header import Fate
 from hydractl.prediction.loaded_model import load

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, UsageError
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.families.registry import FAMILIES
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.run import run_import

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, HydraError, OutputExists, UnsupportedModelError, UsageError
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.manifest.header import Kind
 from hydractl.progress import Silent
 from hydractl.runtime import digest_file

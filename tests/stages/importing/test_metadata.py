@@ -15,7 +15,7 @@ from timm.utils import CheckpointSaver, ModelEmaV3
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, HydraError, UsageError
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.run import run_import
 from hydractl.stages.options import Images

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.families.base import name_in_memory
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.families.registry import FAMILIES
 from hydractl.prediction.class_names import Classes, Naming, with_classes
 from hydractl.stages.fuse.config import FuseConfig

@@ -11,7 +11,7 @@ from hydractl.data.batches import encoded
 from hydractl.data.open_dataset import open_items
 from hydractl.errors import DataError, HydraError, UsageError
 from hydractl.evaluation.caveats import tuned_on_ood
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerScores
 from hydractl.metrics.diversity import disagreement, mutual_information

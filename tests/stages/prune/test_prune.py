@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError, HydraError, ManifestError, OutputExists, UsageError
-from hydractl.families.load import load_model, open_model
+from hydractl.families.open_model import load_model, open_model
 from hydractl.families.tower import largest_difference
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import HeadMask, Removal

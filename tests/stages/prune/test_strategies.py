@@ -8,7 +8,7 @@ import pytest
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import ManifestError, UsageError
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import HeadMask, HeadName, Removal
 from hydractl.pruning.strategies import Diversity, Strategy

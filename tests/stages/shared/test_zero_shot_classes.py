@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydractl.errors import UsageError
-from hydractl.families.load import open_model
+from hydractl.families.open_model import open_model
 from hydractl.prediction.class_names import (
     DEFAULT_TEMPLATE,
     NOTHING_NAMED,

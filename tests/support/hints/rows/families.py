@@ -167,14 +167,14 @@ ROWS = (
     ),
     Row(
         "did you mean {}?",
-        "python from hydractl.families.load import open_model; open_model('arch:openclip:ViT-B-33')",
-        "python from hydractl.families.load import open_model; open_model('arch:openclip:ViT-B-32')",
+        "python from hydractl.families.open_model import open_model; open_model('arch:openclip:ViT-B-33')",
+        "python from hydractl.families.open_model import open_model; open_model('arch:openclip:ViT-B-32')",
     ),
     Row(
         "supported: open_clip's own VisionTransformer and TextTransformer, as in ViT-B-32 or ViT-L-14, and vision transformers of "
         "timm, as in ViT-B-16-SigLIP",
-        "python from hydractl.families.load import open_model; open_model('arch:openclip:RN50')",
-        "python from hydractl.families.load import open_model; open_model('arch:openclip:ViT-B-32')",
+        "python from hydractl.families.open_model import open_model; open_model('arch:openclip:RN50')",
+        "python from hydractl.families.open_model import open_model; open_model('arch:openclip:ViT-B-32')",
     ),
     Row(
         "supported: {}",
@@ -283,13 +283,13 @@ ROWS = (
     ),
     Row(
         "the width must be a multiple of the number of heads",
-        "python from hydractl.families.load import open_model; open_model('arch:bert::hidden_size=30,num_attention_heads=4')",
-        "python from hydractl.families.load import open_model; open_model('arch:bert::hidden_size=32,num_attention_heads=4')",
+        "python from hydractl.families.open_model import open_model; open_model('arch:bert::hidden_size=30,num_attention_heads=4')",
+        "python from hydractl.families.open_model import open_model; open_model('arch:bert::hidden_size=32,num_attention_heads=4')",
     ),
     Row(
         "there are {}",
-        "python from hydractl.families.load import open_model; open_model('arch:bert::pooling=zzzz')",
-        "python from hydractl.families.load import open_model; open_model('arch:bert::pooling=mean')",
+        "python from hydractl.families.open_model import open_model; open_model('arch:bert::pooling=zzzz')",
+        "python from hydractl.families.open_model import open_model; open_model('arch:bert::pooling=mean')",
     ),
     Row(
         "a text model needs `tokenizer.json` or its vocabulary in the folder of its weights: `tokenizer.save_pretrained(FOLDER)`",
@@ -348,7 +348,7 @@ ROWS = (
     ),
     Row(
         'give them: `--classes cat,dog`, or in Python `hydractl.load(..., classes=["cat", "dog"])`',
-        "python from hydractl.families.load import load_model, open_model; import torch; load_model(open_model('clip'))(torch.ones(1, 3, 12, 12))",
+        "python from hydractl.families.open_model import load_model, open_model; import torch; load_model(open_model('clip'))(torch.ones(1, 3, 12, 12))",
         "python import hydractl, torch; hydractl.load('clip', classes=['a', 'b'])(torch.ones(1, 3, 12, 12))",
     ),
 )
