@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from hydractl.manifest.head_mask import HeadScores
-    from hydractl.prediction.merging import Measured, Quality
+    from hydractl.prediction.merge_trunk import Measured, Quality
     from hydractl.pruning.diverse import DiverseReport
     from hydractl.pruning.members import Size
     from hydractl.stages.finetune.config import FinetuneConfig

@@ -30,7 +30,7 @@ from hydractl.output.publish import is_stream
 from hydractl.prediction.answers import Execution
 from hydractl.prediction.class_names import Naming, with_classes
 from hydractl.prediction.feature_ood import Scores
-from hydractl.prediction.merging import DensityFitter, Measured, MergeEvaluator
+from hydractl.prediction.merge_trunk import DensityFitter, Measured, MergeEvaluator
 from hydractl.processes.distributed import ProcessGroup, require_one_process, start_team
 from hydractl.progress import stage
 from hydractl.provenance.output import Output, make_step

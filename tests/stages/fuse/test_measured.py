@@ -17,7 +17,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
 from hydractl.evaluation.options import NamedModels
 from hydractl.families.open_model import open_model
-from hydractl.prediction import merging
+from hydractl.prediction import merge_trunk
 from hydractl.prediction.inference import PreparedData
 from hydractl.prediction.loaded_model import load
 from hydractl.stages.evaluate.config import EvalConfig
@@ -125,9 +125,9 @@ def test_auto_merges_as_much_as_may_be(members, losses, tmp_path):
 
 def test_where_merging_costs_too_much_nothing_is_merged(members, losses, tmp_path, monkeypatch):
     """Members are asked once each, hydras once each, and the one that equals its members not at all."""
-    asked, predict = [], merging.predict
+    asked, predict = [], merge_trunk.predict
     monkeypatch.setattr(
-        merging, "predict", lambda model, *a, **k: asked.append(model.name) or predict(model, *a, **k)
+        merge_trunk, "predict", lambda model, *a, **k: asked.append(model.name) or predict(model, *a, **k)
     )
     assert min(losses.values()) > 0
     ear = Heard()
