@@ -103,7 +103,7 @@ _STAGES = {
 def __getattr__(name: str) -> object:
     """Import the public names when they are first asked for, so that `import hydractl` costs nothing."""
     if name in _STAGES:
-        from hydractl.api import stage  # noqa: PLC0415 - as said
+        from hydractl.stage_functions import stage  # noqa: PLC0415 - as said
 
         module, _, run = _STAGES[name].partition(":")
         globals()[name] = stage(name, getattr(import_module(module), run))
