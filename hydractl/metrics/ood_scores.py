@@ -19,6 +19,8 @@ from hydractl.messages import did_you_mean
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hydractl.manifest.header import Header
+
 MSP, ENERGY = "msp", "energy"
 GEN_POWER, GEN_CLASSES = 0.1, 100
 
@@ -366,3 +368,8 @@ def limits(score: str) -> tuple[float, float]:
 def number_name(metric: str, score: str, scores: Sequence[str]) -> str:
     """Return the name in a report of a ranking metric for an OOD score; for the first score it is the name of the metric."""
     return metric if score == scores[0] else f"{metric}@{score}"
+
+
+def default_score(header: Header) -> str:
+    """Return the default OOD score of a model: `energy+density` if its checkpoint stores it, else `msp`."""
+    return ENERGY_DENSITY if header.fitted and ENERGY_DENSITY in header.fitted.scores else MSP

@@ -37,7 +37,7 @@ from hydractl.metrics.feature_scores import (
     energy_density,
     fit,
 )
-from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, msp, options_of
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, default_score, msp, options_of
 from hydractl.metrics.per_sample import Responses, of_inputs
 from hydractl.model_inputs import Inputs
 from hydractl.output.scratch import ROOM_HINT, scratch_tensor
@@ -216,15 +216,6 @@ def _bias(layer: nn.Linear) -> Tensor:
 
 
 FIT_ANEW = "fit it again with `hydractl eval ... --fit TRAIN --val VAL --store PATH`"
-
-
-def default_score(header: Header) -> str:
-    """Return the default OOD score of a model: `energy+density` if its checkpoint stores it, else `msp`."""
-    return (
-        ood_scores.ENERGY_DENSITY
-        if header.fitted and ood_scores.ENERGY_DENSITY in header.fitted.scores
-        else ood_scores.MSP
-    )
 
 
 def check_threshold(threshold: Threshold, *, where: str) -> None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hydractl.errors import CheckpointError, InputError, UnsupportedModelError
-from hydractl.families import open_model
-from hydractl.families.open_model import load_model, open_model, takes_images
+from hydractl.families.open_model import _accepts_images, load_model, open_model, takes_images
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Step
 from support.builders import base
@@ -63,12 +62,12 @@ def test_inputs_that_an_architecture_does_not_take(tmp_path, name, update, messa
 
 def test_a_size_that_an_architecture_takes_is_asked_of_the_library_once_and_without_memory():
     """On the meta device: attention to a million patches would take terabytes."""
-    open_model._accepts_images.cache_clear()
+    _accepts_images.cache_clear()
     found = sample("transformers-dinov2-plain")
     how = found.header.preprocess.model_copy(update={"input_size": (1, 4096, 4096)})
     for header in (found.header, *[found.header.model_copy(update={"preprocess": how})] * 2):
         assert takes_images(header)
-    assert open_model._accepts_images.cache_info().misses == 1
+    assert _accepts_images.cache_info().misses == 1
 
 
 def edited(found, **config):

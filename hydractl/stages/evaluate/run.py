@@ -52,7 +52,7 @@ from hydractl.manifest.report import Report, Row, StoredScores
 from hydractl.manifest.terms import ID_NAME, Temperature
 from hydractl.metrics.compute import Measurement, RowNumbers, answered, means, measure_all
 from hydractl.metrics.metric_spec import WHERE_PRESENT, MetricNeeds
-from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES, VERSION, definition_of
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES, VERSION, default_score, definition_of
 from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
 from hydractl.metrics.resampling import Resampling, present
@@ -60,7 +60,7 @@ from hydractl.metrics.selective import fewest
 from hydractl.output.publish import is_stream
 from hydractl.prediction.answers import write_predictions
 from hydractl.prediction.class_names import NOTHING_NAMED
-from hydractl.prediction.feature_ood import Predictor, Scores, default_score, with_ood_scores
+from hydractl.prediction.feature_ood import Predictor, Scores, with_ood_scores
 from hydractl.prediction.open_inputs import open_reader
 from hydractl.processes.distributed import ProcessGroup, answering_device, start_team
 from hydractl.progress import stage

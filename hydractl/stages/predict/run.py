@@ -23,12 +23,12 @@ from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Header, Step
 from hydractl.manifest.report import Report
 from hydractl.messages import counted
-from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, is_fitted
+from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, default_score, is_fitted
 from hydractl.metrics.registry import FIT
 from hydractl.output.publish import is_stream
 from hydractl.prediction.answers import answer_blocks, inputs_of, window
 from hydractl.prediction.class_names import Classes, settle, with_class_names
-from hydractl.prediction.feature_ood import FitOn, Predictor, check_threshold, default_score, with_ood_scores
+from hydractl.prediction.feature_ood import FitOn, Predictor, check_threshold, with_ood_scores
 from hydractl.prediction.inference import fits
 from hydractl.prediction.open_inputs import digests, labels_of, open_reader, warn
 from hydractl.prediction.sources import Source, lines, open_sources
