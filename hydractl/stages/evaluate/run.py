@@ -148,7 +148,7 @@ def run_eval(config: EvalConfig) -> EvalReport:
         ) as output,
     ):
         original, opened = config, _open_models(config, output)
-        measurers = [begun for extension in config.extensions if (begun := extension.begin(config, opened))]
+        measurers = [m for extension in config.extensions if (m := extension.begin(config, opened))]
         config = _with_default_score(config, opened)
         run = _open_data(config, opened, measurers, device, team)
         # a threshold of the default scores is on the last one: `energy+density` if models store it

@@ -1,4 +1,4 @@
-"""Hints of `hydractl/stages/shared/`, `inspect/` and `report/`."""
+"""Hints of options and files that several stages share, of `inspect` and of `report`."""
 
 from __future__ import annotations
 
