@@ -50,10 +50,12 @@ def quality(compared: Compared) -> Mapping[str, Quantity]:
 def show_quality(compared: Compared, *, unit: str) -> None:
     """Print the table of all rows, with costs relative to the row `unit`, and what its columns mean."""
     report, out = compared.reports[0], console()
-    costs = {name: cost for name, cost in COSTS.items() if cost in compared.rows[unit]}
+    several = len(compared.rows) > 1
+    costs = {name: cost for name, cost in COSTS.items() if several and cost in compared.rows[unit]}
     out.print(table_of(_quality_table(compared, costs, unit=unit)))
-    auroc = f"near, far: AUROC by {report.ood_scores[-1]}; " if report.near or report.far else ""
-    line(out, f"{auroc}{', '.join(costs)}: times {unit}")
+    auroc = [f"near, far: AUROC by {report.ood_scores[-1]}"] if report.near or report.far else []
+    relative = [f"{', '.join(costs)}: times {unit}"] if costs else []
+    line(out, "; ".join([*auroc, *relative]))
 
 
 def _quality_table(compared: Compared, costs: Mapping[str, Quantity], *, unit: str) -> ReportTable:
@@ -71,7 +73,8 @@ def _quality_table(compared: Compared, costs: Mapping[str, Quantity], *, unit: s
         )
         for name, numbers in compared.rows.items()
     )
-    title = f"Quality on {compared.reports[0].data[ID_NAME].count} test samples, and cost"
+    samples = compared.reports[0].data[ID_NAME].count
+    title = f"Quality on {samples} test samples" + ", and cost" * bool(costs)
     return ReportTable(title=title, heads=(*quantities, *costs), rows=tuple(rows))
 
 

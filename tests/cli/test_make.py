@@ -60,6 +60,43 @@ def test_it_makes_a_hydra_a_table_a_threshold_and_a_page(folder):
     assert "ensemble" in (folder / "out/report.html").read_text(encoding="utf-8")
 
 
+def test_one_model_gets_what_the_single_commands_give(folder, call):
+    """Nothing is trained: weights stay, the temperature and the OOD score are fitted on one half of the data, the threshold on the other."""
+    seen = call("make", "m0.st", *DATA, *OOD, "--risk", "0.9", "-o", "one/")
+    assert seen.code == 0
+    report, model = Report.read(folder / "one/report.json"), Checkpoint.open(folder / "one/model.st")
+    fitting, testing = (f"{DIGITS},split=val,limit=80,part={k}/2" for k in (1, 2))
+    fitted = ("--temperature", fitting, "--fit", DATA[1], "--val", fitting)
+    by_hand = ("--store", "stored.st", "-o", "stored.json")
+    assert call("eval", "m0.st", "--data", DATA[5], *OOD, *fitted, *by_hand).code == 0
+    step = ("--threshold-for", "risk<=0.9", "--no-latency", "--bootstrap", "0", "--store", "accepting.st")
+    assert call("eval", "stored.st", "--data", testing, *step).code == 0
+    expected, accepting = Report.read(folder / "stored.json"), Checkpoint.open(folder / "accepting.st")
+
+    timed = {"latency_ms", "latency_batch_ms"}
+    values, values_by_hand = (
+        {name: value for name, value in document.rows[0].values.items() if name not in timed}
+        for document in (report, expected)
+    )
+    assert ([row.name for row in report.rows], values) == (["m0"], values_by_hand)
+    assert report.rows[0].ood == expected.rows[0].ood
+    for name in ("temperature", "fitted", "threshold"):
+        assert getattr(model.header, name) == getattr(accepting.header, name)
+    before = Checkpoint.open(folder / "m0.st")
+    assert all(torch.equal(model.tensor(name), before.tensor(name)) for name in before.specs)
+    assert not (folder / "one/hydra.st").exists()
+    assert "hydractl predict one/model.st INPUTS" in seen.out
+    shutil.rmtree(folder / "one")
+
+
+def test_weights_of_a_training_script_alone_are_imported(folder, call):
+    seen = call("make", "saved.pth", "--arch", ARCH, *DATA, "--risk", "0.9", "-o", "script/")
+
+    assert seen.code == 0
+    assert [row.name for row in Report.read(folder / "script/report.json").rows] == ["saved"]
+    shutil.rmtree(folder / "script")
+
+
 def test_halves_of_validation_data_fit_and_test_the_threshold(folder):
     stages = {
         stage["name"]: stage for stage in tomllib.loads((folder / "out/make.toml").read_text())["stage"]
@@ -183,7 +220,7 @@ def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk, rea
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("m0.st",), "at least two models"),
+        (("a=m0.st",), "the name `a` has no effect"),
         (("m0.st", "m0.st"), "have the name `m0`"),
         (("a=m0.st", "a=m1.st"), "have the name `a`"),
         (("hydra=m0.st", "m1.st"), "have the name `hydra`"),

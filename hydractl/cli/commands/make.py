@@ -1,4 +1,4 @@
-"""`hydractl make`: a hydra, its report and a model with a threshold from trained models."""
+"""`hydractl make`: a report and a model with a threshold from one trained model, or from a hydra of several."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 PLAN, HYDRA, MODEL, REPORT, PAGE = "make.toml", "hydra.st", "model.st", "report.json", "report.html"
 """Files in the output folder: the pipeline, the hydra, its copy with a threshold, the report and its page."""
+CALIBRATED = "calibrated.st"
+"""Copy of a single model with its temperature and OOD score."""
 TESTED = "threshold.json"
 """Report of the stage that finds the threshold."""
 THRESHOLD = "threshold"
@@ -68,8 +70,8 @@ class MakeConfig(CommandConfig):
 
     models: tuple[str, ...] = required(
         Setting(
-            "Two or more models of one architecture and the same classes: checkpoints, folders, Hub ids, or weights that a "
-            "training script saved. NAME is the name in tables (default: from the path).",
+            "A model, or several models of one architecture and the same classes: checkpoints, folders, Hub ids, or weights that "
+            "a training script saved. NAME is the name in tables (default: from the path).",
             positional=True,
             metavar="[NAME=]MODEL...",
             shows_default=False,
@@ -77,7 +79,7 @@ class MakeConfig(CommandConfig):
     )
     val: DataRef = required(
         _data(
-            "Labelled held-out data: one half fits trunk, temperature and OOD score, the other the threshold."
+            "Labelled held-out data: one half fits temperature, OOD score and trunk, the other the threshold."
         )
     )
     test: DataRef = required(_data("Labelled test data, for the table."))
@@ -118,7 +120,7 @@ class MakeConfig(CommandConfig):
     out: Path = required(
         replace(
             shared.OUT,
-            help=f"Output folder for {HYDRA}, {MODEL}, {REPORT}, {PAGE} and {PLAN}.",
+            help=f"Output folder for {MODEL}, {REPORT}, {PAGE}, {PLAN}, and {HYDRA} of several models.",
             parse=Folder,
             metavar="DIR",
         )
@@ -147,6 +149,11 @@ class MakeConfig(CommandConfig):
                     hint="leave it out, or give such files",
                 )
         names = [name for name, _ in self.named_models]
+        if len(names) == 1 and (typed_name := _split_name(self.models[0])[0]):
+            raise UsageError(
+                f"`{self.models[0]}`: the name `{typed_name}` has no effect, because the table has a single row",
+                hint=f"give `{self.named_models[0][1]}`",
+            )
         check_distinct([*names, Path(HYDRA).stem, ENSEMBLE], kind="rows", option="hydractl make")
 
     @property
@@ -162,20 +169,15 @@ class MakeConfig(CommandConfig):
         return tuple(InputRef(Role.MODEL, model) for _, model in self.named_models if not from_script(model))
 
     def stages(self) -> Iterator[StageOptions]:
-        """Yield the stages that make the hydra, its table, its page and its threshold.
+        """Yield the stages that import models, fuse several, and make the table, the page and the threshold.
+
+        A single model is not changed: the table measures it with its fitted temperature and OOD score, which `calibrated.st`
+        stores.
 
         Raises:
             CheckpointError: If weights of a training script do not exist.
-            UsageError: If there is only one model, or a list of models cannot contain a path.
+            UsageError: If a list of models cannot contain a path.
         """
-        if len(self.models) < 2:
-            raise UsageError(
-                "a hydra needs at least two models",
-                hint=(
-                    "make members of one model first, with `hydractl prune` or `hydractl finetune`: "
-                    "see docs/one-model.md"
-                ),
-            )
         fitting, testing = self.halves(self.val)
         models = []
         for number, (name, model) in enumerate(self.named_models, start=1):
@@ -200,32 +202,36 @@ class MakeConfig(CommandConfig):
                 }
         on = self._options(device=None if self.device == "auto" else self.device)
         scored = {} if self.train is None else {"fit": str(self.train), "val": fitting}
-        yield {
-            "name": "fuse",
-            "command": "fuse",
-            "models": models,
-            "merge-trunk": "auto",
-            "max-loss": self.max_loss,
-            "force-merge": True,
-            "data": fitting,
-            "temperature": fitting,
-            **scored,
-            **on,
-            "out": self._path(HYDRA),
-        }
+        fuses = len(models) > 1
+        rows = [f"{n}={m}" for (n, _), m in zip(self.named_models, models, strict=True)]
+        if fuses:
+            yield {
+                "name": "fuse",
+                "command": "fuse",
+                "models": models,
+                "merge-trunk": "auto",
+                "max-loss": self.max_loss,
+                "force-merge": True,
+                "data": fitting,
+                "temperature": fitting,
+                **scored,
+                **on,
+                "out": self._path(HYDRA),
+            }
         yield {
             "name": "table",
             "command": "eval",
-            "model": self._path(HYDRA),
+            "model": self._path(HYDRA) if fuses else models[0],
             "data": str(self.test),
             "near": [f"{ood_set.name}={ood_set.ref}" for ood_set in self.near],
             "far": [f"{ood_set.name}={ood_set.ref}" for ood_set in self.far],
-            "compare": [
-                f"{ENSEMBLE}={','.join(models)}",
-                *(f"{n}={m}" for (n, _), m in zip(self.named_models, models, strict=True)),
-            ],
+            **(
+                {"compare": [f"{ENSEMBLE}={','.join(models)}", *rows]}
+                if fuses
+                else {"store": self._path(CALIBRATED)}
+            ),
             "temperature": fitting,
-            **(scored if self.near or self.far else {}),
+            **(scored if self.near or self.far or not fuses else {}),
             **on,
             "out": self._path(REPORT),
         }
@@ -233,7 +239,7 @@ class MakeConfig(CommandConfig):
         yield {
             "name": THRESHOLD,
             "command": "eval",
-            "model": self._path(HYDRA),
+            "model": self._path(HYDRA if fuses else CALIBRATED),
             "data": testing,
             "threshold-for": str(risk_text(self.risk)),
             "latency": False,
@@ -344,14 +350,15 @@ def check_held_out(config: MakeConfig) -> None:
 
 @command("hydractl.cli.commands.make:MakeConfig")
 def make(config: MakeConfig, terminal: Terminal) -> None:
-    r"""Make a hydra from trained checkpoints and compare it with them.
+    r"""Make a model with a threshold and a page, from one model or several.
 
-    Imports what a training script saved, fuses the models with the longest trunk that `--val` allows, fits the temperature and
-    the OOD score, measures the hydra beside the ensemble and each model, finds the threshold below which it may answer, and
-    writes a page. The same command resumes an interrupted run, as does `hydractl run DIR/make.toml`. `--keep FILE` with `--dry-run` saves
-    that pipeline to edit it first.
+    Imports weights of training scripts, fits the temperature and the OOD score on `--val`, measures the model on `--test`, finds
+    the threshold below which it may answer, and writes a page. Nothing is trained. Several models are fused into a hydra with
+    the longest trunk that `--val` allows, and the table has a row for their ensemble and for each. The same command resumes an
+    interrupted run, as does `hydractl run DIR/make.toml`. `--keep FILE` with `--dry-run` saves that pipeline to edit it first.
 
     Examples:
+      hydractl make model/ --train train/ --val val/ --test test/ -o out/
       hydractl make a.st b.st c.st --train train/ --val val/ --test test/ -o out/
       hydractl make run1/model_best.pth.tar run2/model_best.pth.tar --ema \
         --val val/ --test test/ --near birds=birds/ --far noise -o out/
@@ -409,8 +416,10 @@ def _show(config: MakeConfig) -> None:
     from hydractl.reporting.verdict import sentence
 
     compared = Compared.of({REPORT: Report.read(config.out / REPORT)})
-    show_quality(compared, unit=config.named_models[0][0])
-    for text in ("", sentence(compared), *_outcome(config)):
+    several = len(config.models) > 1
+    show_quality(compared, unit=config.named_models[0][0] if several else compared.names[0])
+    verdict = [sentence(compared)] if several else []
+    for text in ("", *verdict, *_outcome(config)):
         line(console(), text)
 
 
@@ -418,7 +427,7 @@ def _outcome(config: MakeConfig) -> Iterator[str]:
     """Yield lines about the cost of the hydra, its threshold, and the next command."""
     from hydractl.families.open_model import open_model
 
-    plan = open_model(str(config.out / HYDRA)).header.plan
+    plan = open_model(str(config.out / HYDRA)).header.plan if len(config.models) > 1 else None
     if plan is not None and not plan.trunk:
         yield (
             f"The models share no block, so the hydra costs as much as {len(config.models)} models. Models that "
@@ -450,7 +459,7 @@ def _no_threshold(config: MakeConfig, count: int) -> Iterator[str]:
     reason = (
         f"at least {least} samples are needed, and half of `--val` has {count}"
         if few
-        else f"the hydra makes too many errors on the {counted(count, 'sample')} in half of `--val`"
+        else f"the model makes too many errors on the {counted(count, 'sample')} in half of `--val`"
     )
     way = f"give at least {2 * least} samples in `--val`" if few else "train the models further"
     yield f"No threshold satisfies the risk {config.risk:g}: {reason}."

@@ -42,11 +42,7 @@ ROWS = (
     ),
     Row("`--dry-run` prints the commands", MAKES.replace("--dry-run", "--keep -"), MAKES),
     Row("leave it out, or give such files", f"{MAKES} --arch vit_tiny_patch16_224", MAKES),
-    Row(
-        "make members of one model first, with `hydractl prune` or `hydractl finetune`: see docs/one-model.md",
-        f"make base.st {HALVES} --dry-run",
-        "prune base.st --strategy random --keep 3 --members 2 -o p-{i}.st",
-    ),
+    Row("give `{}`", f"make a=m-0.st {HALVES} --dry-run", f"make m-0.st {HALVES} --dry-run"),
     Row("`hydractl run --example vit > hydra.toml` writes an example", "run", "run --example vit"),
     Row("for example `--set members=5`", f"{TRY} --set members", f"{TRY} --set members=5", files=FILE),
     Row("leave one of them out", f"{TRY} --only fuse --from fuse", f"{TRY} --only fuse", files=FILE),
