@@ -49,13 +49,12 @@ def quality(compared: Compared) -> Mapping[str, Quantity]:
 
 def show_quality(compared: Compared, *, unit: str) -> None:
     """Print the table of all rows, with costs relative to the row `unit`, and what its columns mean."""
-    report, out = compared.reports[0], console()
-    several = len(compared.rows) > 1
-    costs = {name: cost for name, cost in COSTS.items() if several and cost in compared.rows[unit]}
+    report, rows, out = compared.reports[0], compared.rows, console()
+    costs = {name: cost for name, cost in COSTS.items() if cost in rows[unit] and len(rows) > 1}
     out.print(table_of(_quality_table(compared, costs, unit=unit)))
-    auroc = [f"near, far: AUROC by {report.ood_scores[-1]}"] if report.near or report.far else []
-    relative = [f"{', '.join(costs)}: times {unit}"] if costs else []
-    line(out, "; ".join([*auroc, *relative]))
+    notes = [f"near, far: AUROC by {report.ood_scores[-1]}"] * bool(report.near or report.far)
+    if notes := notes + [f"{', '.join(costs)}: times {unit}"] * bool(costs):
+        line(out, "; ".join(notes))
 
 
 def _quality_table(compared: Compared, costs: Mapping[str, Quantity], *, unit: str) -> ReportTable:

@@ -129,6 +129,9 @@ class EvalData:
             )
             for name, dataset in sets.items()
         }
+        # rerankers are text classifiers with a single logit
+        rerank = all(model.header.architecture.config.get("num_labels") == 1 for model in models)
+        queries = tested.queries() if rerank and isinstance(tested, TextSet) else None
         return cls(
             inputs=prepared,
             classes=classes,
@@ -136,7 +139,7 @@ class EvalData:
             labels=alignment.labels(tested),
             labels_of=labels,
             identities={name: Identity.of(dataset, team) for name, dataset in sets.items()},
-            queries=_queries(tested, models),
+            queries=None if queries is None else torch.tensor(queries),
             skipped=tuple(skipped),
         )
 
@@ -226,13 +229,6 @@ class ClassAlignment:
 
     def _matched(self, dataset: Dataset, *, by_text: bool) -> tuple[int, ...]:
         return match_classes(dataset, self._names, num_classes=self._count, by_text=by_text)
-
-
-def _queries(tested: Dataset, models: Sequence[OpenModel]) -> torch.Tensor | None:
-    """Return the query of each pair of the ID set, (N,), if all models are rerankers: text classifiers with a single logit."""
-    rerank = all(model.header.architecture.config.get("num_labels") == 1 for model in models)
-    queries = tested.queries() if rerank and isinstance(tested, TextSet) else None
-    return None if queries is None else torch.tensor(queries)
 
 
 def check_metrics(explicit: Sequence[str], first: OpenModel, *, has_sets: bool, has_queries: bool) -> None:

@@ -120,12 +120,6 @@ def _batches(predictor: Predictor, inputs: PreparedData, team: ProcessGroup) -> 
     return team.iterate(predictor.responses(batches, data=inputs.name))
 
 
-def inputs_of(dataset: Dataset, *, name: str, batch_size: int, team: ProcessGroup) -> PreparedData:
-    """Return a data set that is read once."""
-    deal = BatchShare(team.rank, team.world)
-    return PreparedData(dataset, batch_size=batch_size, limit_bytes=0, name=name, deal=deal)
-
-
 LOG_PROBS, LOGSUMEXP, LABELS, SCORE_TENSORS = "log_probs", "logsumexp", "labels", "scores"
 
 

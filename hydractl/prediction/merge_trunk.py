@@ -29,7 +29,7 @@ from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION
 from hydractl.metrics.per_sample import Responses, answers, ensemble_log_probs
 from hydractl.metrics.registry import FIT, VAL
 from hydractl.metrics.temperature import divisor, scale_log_probs
-from hydractl.prediction.answers import Execution, Scaling, inputs_of, predict
+from hydractl.prediction.answers import Execution, Scaling, predict
 from hydractl.prediction.feature_ood import FitOn, Predictor, Scores, fit_on, overlap_of_val
 from hydractl.prediction.inference import PreparedData, fits
 from hydractl.prediction.open_inputs import data_input, digests, identified, labels_of, warn
@@ -296,7 +296,9 @@ class DensityFitter:
         opened = [open_items(ref, reads, workers=execution.workers) for ref in (fit, val)]
         labels, _ = labels_of(model, opened[0], None, option=f"--{FIT}")
         training, held_out = (
-            inputs_of(dataset, name=name, batch_size=execution.batch_size, team=team)
+            PreparedData(
+                dataset, batch_size=execution.batch_size, limit_bytes=0, name=name, deal=execution.share
+            )
             for name, dataset in zip((FIT, VAL), opened, strict=True)
         )
         (fit_digest, fit_content), (val_digest, val_content) = (

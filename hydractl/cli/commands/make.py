@@ -31,7 +31,7 @@ from hydractl.evaluation.options import (
 from hydractl.messages import counted, did_you_mean_path
 from hydractl.output.publish import Folder, is_stream
 from hydractl.provenance.command_config import CommandConfig, InputRef, open_readings
-from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
+from hydractl.settings import Constraint, Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages import options as shared
 from hydractl.stages.importing.config import name_of
 
@@ -101,6 +101,11 @@ class MakeConfig(CommandConfig):
         low=0.0,
         shows_range=False,
         metavar="NATS",
+        only_with=Constraint(
+            lambda config: len(config.models) > 1,
+            message="`--max-loss` has no effect: a single model is not fused",
+            hint="leave it out, or give several models",
+        ),
     )
     arch: str | None = by_default(
         None,
@@ -149,12 +154,13 @@ class MakeConfig(CommandConfig):
                     hint="leave it out, or give such files",
                 )
         names = [name for name, _ in self.named_models]
-        if len(names) == 1 and (typed_name := _split_name(self.models[0])[0]):
+        if len(names) > 1:
+            check_distinct([*names, Path(HYDRA).stem, ENSEMBLE], kind="rows", option="hydractl make")
+        elif typed_name := _split_name(self.models[0])[0]:
             raise UsageError(
                 f"`{self.models[0]}`: the name `{typed_name}` has no effect, because the table has a single row",
                 hint=f"give `{self.named_models[0][1]}`",
             )
-        check_distinct([*names, Path(HYDRA).stem, ENSEMBLE], kind="rows", option="hydractl make")
 
     @property
     def named_models(self) -> tuple[tuple[str, str], ...]:
@@ -203,7 +209,6 @@ class MakeConfig(CommandConfig):
         on = self._options(device=None if self.device == "auto" else self.device)
         scored = {} if self.train is None else {"fit": str(self.train), "val": fitting}
         fuses = len(models) > 1
-        rows = [f"{n}={m}" for (n, _), m in zip(self.named_models, models, strict=True)]
         if fuses:
             yield {
                 "name": "fuse",
@@ -226,7 +231,12 @@ class MakeConfig(CommandConfig):
             "near": [f"{ood_set.name}={ood_set.ref}" for ood_set in self.near],
             "far": [f"{ood_set.name}={ood_set.ref}" for ood_set in self.far],
             **(
-                {"compare": [f"{ENSEMBLE}={','.join(models)}", *rows]}
+                {
+                    "compare": [
+                        f"{ENSEMBLE}={','.join(models)}",
+                        *(f"{n}={m}" for (n, _), m in zip(self.named_models, models, strict=True)),
+                    ]
+                }
                 if fuses
                 else {"store": self._path(CALIBRATED)}
             ),
@@ -350,7 +360,7 @@ def check_held_out(config: MakeConfig) -> None:
 
 @command("hydractl.cli.commands.make:MakeConfig")
 def make(config: MakeConfig, terminal: Terminal) -> None:
-    r"""Make a model with a threshold and a page, from one model or several.
+    r"""Make a model with a threshold from one trained model or several.
 
     Imports weights of training scripts, fits the temperature and the OOD score on `--val`, measures the model on `--test`, finds
     the threshold below which it may answer, and writes a page. Nothing is trained. Several models are fused into a hydra with
@@ -416,10 +426,8 @@ def _show(config: MakeConfig) -> None:
     from hydractl.reporting.verdict import sentence
 
     compared = Compared.of({REPORT: Report.read(config.out / REPORT)})
-    several = len(config.models) > 1
-    show_quality(compared, unit=config.named_models[0][0] if several else compared.names[0])
-    verdict = [sentence(compared)] if several else []
-    for text in ("", *verdict, *_outcome(config)):
+    show_quality(compared, unit=compared.names[-len(config.models)])
+    for text in ("", *([sentence(compared)] if len(config.models) > 1 else []), *_outcome(config)):
         line(console(), text)
 
 

@@ -248,7 +248,10 @@ def _open_data(
     explicit = config.chosen if config.metrics else ()
     check_fitted_scores(stored_scores, opened)
     check_training_is_recorded(config.rows, opened, config.metrics or (), config.fail_if)
-    for caveat in _of_temperatures(config, opened):
+    unfair = []
+    if config.temperature_data is None:
+        unfair = [*caveats.of_temperatures([row.name for row in config.rows], opened, config.chosen)]
+    for caveat in unfair:
         progress.warn(caveat)
     config.check_conditions([scope for measurer in measurers for scope in measurer.scopes], config.scores)
     refs: dict[str, DataRef | None] = {
@@ -271,6 +274,9 @@ def _open_data(
         team,
         batch_size=config.batch_size,
     )
+    # the disk of the first output that is a file has room for outputs
+    written = filter(None, (config.out, config.save_predictions, config.store))
+    file = next((path for path in written if not is_stream(path)), None)
     run = Evaluation(
         named=config.rows,
         opened=opened,
@@ -285,7 +291,8 @@ def _open_data(
         open_data=open_set,
         device=device,
         team=team,
-        folder=_scratch_folder(config),
+        folder=Path(tempfile.gettempdir()) if file is None else file.resolve().parent,
+        caveats=unfair,
     )
     has_sets = config.set_options.sets is not None or first.header.prediction_sets is not None
     check_metrics(
@@ -311,19 +318,6 @@ def _open_set(config: EvalConfig, preprocess: Reading, ref: DataRef, skipped: li
     items, caveat = open_readable(ref, preprocess, workers=config.num_workers)
     skipped += [caveat] if caveat else []
     return items
-
-
-def _scratch_folder(config: EvalConfig) -> Path:
-    """Return the folder of the first output that is a file: its disk has room for outputs."""
-    files = (path for path in (config.out, config.save_predictions, config.store) if path is not None)
-    file = next((path for path in files if not is_stream(path)), None)
-    return Path(tempfile.gettempdir()) if file is None else file.resolve().parent
-
-
-def _of_temperatures(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> list[str]:
-    if config.temperature_data is not None:
-        return []
-    return [*caveats.of_temperatures([row.name for row in config.rows], opened, config.chosen)]
 
 
 def _measure_row(
@@ -495,7 +489,7 @@ def _document(
         definitions={name: metric.definition for name, metric in METRICS.items() if name in measured}
         | ({} if config.scores == (MSP,) else {f"@{name}": definition_of(name) for name in config.scores}),
         options=_options(config, run),
-        warnings=(*_of_temperatures(config, run.opened), *run.caveats),
+        warnings=tuple(run.caveats),
         examples=results.examples,
         checks=tuple(condition.check(rows[0], config.scores) for condition in config.fail_if),
         versions={"hydractl": __version__, **versions("torch", "scikit-learn", *libraries)},

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from hydractl import progress
+from hydractl.data.batches import BatchShare
 from hydractl.data.open_dataset import lenient, open_items
 from hydractl.data.reference import LINES, DataRef, image_path
 from hydractl.data.worker_pool import WorkerPool
@@ -26,10 +27,10 @@ from hydractl.messages import counted
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, default_score, is_fitted
 from hydractl.metrics.registry import FIT
 from hydractl.output.publish import is_stream
-from hydractl.prediction.answers import answer_blocks, inputs_of, window
+from hydractl.prediction.answers import answer_blocks, window
 from hydractl.prediction.class_names import Classes, settle, with_class_names
 from hydractl.prediction.feature_ood import FitOn, Predictor, check_threshold, with_ood_scores
-from hydractl.prediction.inference import fits
+from hydractl.prediction.inference import PreparedData, fits
 from hydractl.prediction.open_inputs import digests, labels_of, open_reader, warn
 from hydractl.prediction.sources import Source, lines, open_sources
 from hydractl.prediction.writers import (
@@ -341,7 +342,9 @@ def _training_data(
                 f"`{fitted.reference}`, but `--fit {items.name}` has other samples",
                 hint="give the same data with `--fit`",
             )
-    return FitOn(inputs_of(items, name=FIT, batch_size=config.batch_size, team=team), labels)
+    deal = BatchShare(team.rank, team.world)
+    inputs = PreparedData(items, batch_size=config.batch_size, limit_bytes=0, name=FIT, deal=deal)
+    return FitOn(inputs, labels)
 
 
 def _load(

@@ -42,6 +42,11 @@ ROWS = (
     ),
     Row("`--dry-run` prints the commands", MAKES.replace("--dry-run", "--keep -"), MAKES),
     Row("leave it out, or give such files", f"{MAKES} --arch vit_tiny_patch16_224", MAKES),
+    Row(
+        "leave it out, or give several models",
+        f"make m-0.st {HALVES} --max-loss 0.1 --dry-run",
+        f"make m-0.st {HALVES} --dry-run",
+    ),
     Row("give `{}`", f"make a=m-0.st {HALVES} --dry-run", f"make m-0.st {HALVES} --dry-run"),
     Row("`hydractl run --example vit > hydra.toml` writes an example", "run", "run --example vit"),
     Row("for example `--set members=5`", f"{TRY} --set members", f"{TRY} --set members=5", files=FILE),
