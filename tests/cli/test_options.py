@@ -120,7 +120,7 @@ KNN = ("--near", "ants=noise", "--ood-score")
 DIVERSE = ("--strategy", "diverse", "--pool", "9", *ALWAYS["prune"])
 TRAINING = {"momentum": ("--optimizer", "sgd"), "patience_delta": ("--early-stop", "1")}
 COMPANIONS = {
-    "make": dict.fromkeys(("arch", "labels", "ema"), ("saved.pth",)),
+    "make": dict.fromkeys(("arch", "labels", "ema"), ("saved.pth",)) | {"max_loss": ("second.st",)},
     "report": {"force": ("-o", "a.md"), "over": ("b.json",)},
     "score": {
         **{
