@@ -26,7 +26,6 @@ from hydractl.evaluation.data import EvalData
 from hydractl.evaluation.guarantees import stores_other_classes
 from hydractl.evaluation.options import NamedModels
 from hydractl.families.open_model import OpenModel
-from hydractl.fusion.build import load_any
 from hydractl.manifest.document import Value
 from hydractl.manifest.guarantees import MOST_LETTERS, Example, Examples
 from hydractl.manifest.header import Header
@@ -37,9 +36,9 @@ from hydractl.metrics.curves import by_class, curves_of
 from hydractl.metrics.per_sample import StoredPredictions, at_once
 from hydractl.metrics.registry import VAL
 from hydractl.prediction.answers import Scaling, answers
-from hydractl.prediction.class_names import Classes, settle
+from hydractl.prediction.class_names import Classes
 from hydractl.prediction.feature_ood import Predictor
-from hydractl.prediction.inference import PreparedData, fits
+from hydractl.prediction.inference import PreparedData
 from hydractl.processes.distributed import ProcessGroup
 
 BY = "auroc"
@@ -136,35 +135,6 @@ class RowMeasurer:
     def complete(self, report: Report) -> Report:
         """Return the report with options and fields of the plugin."""
         return report
-
-
-def load_row(
-    opened: Sequence[OpenModel],
-    *,
-    device: torch.device,
-    dtype: torch.dtype | None,
-    classes: Classes | None,
-) -> list[Predictor]:
-    """Load the models of a row, without OOD scores.
-
-    Args:
-        opened: The models.
-        device: Their device.
-        dtype: Their data type; None keeps that of each checkpoint.
-        classes: Classes of zero-shot models.
-
-    Raises:
-        InputError: If they do not fit into the memory of the device.
-    """
-    hint = "use `--device cpu`, or `--no-latency` to keep only one row in memory"
-    with fits(opened[0].reference, device, hint=hint):
-        models = [load_any(model, dtype=dtype).to(device) for model in opened]
-    for model, checkpoint in zip(models, opened, strict=True):
-        settle(model, checkpoint, classes)
-    return [
-        Predictor(model=model, name=checkpoint.reference, reads=checkpoint.header.preprocess)
-        for model, checkpoint in zip(models, opened, strict=True)
-    ]
 
 
 def scaling_of(

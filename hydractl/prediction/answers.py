@@ -23,6 +23,8 @@ from hydractl.data.datasets import Dataset, TextSet
 from hydractl.data.words import Span, WordSet, by_word, whole_words
 from hydractl.data.worker_pool import cores
 from hydractl.errors import InputError
+from hydractl.families.open_model import OpenModel
+from hydractl.fusion.build import load_any
 from hydractl.manifest.document import Value
 from hydractl.manifest.header import Header, Tokenization
 from hydractl.manifest.terms import LARGEST_TEMPERATURE, SMALLEST_TEMPERATURE, Temperature
@@ -33,8 +35,9 @@ from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, divisor, fit_t
 from hydractl.model_inputs import Inputs
 from hydractl.output.publish import Sink
 from hydractl.plugins import load
+from hydractl.prediction.class_names import Classes, settle
 from hydractl.prediction.feature_ood import Predictor
-from hydractl.prediction.inference import PreparedData, collected
+from hydractl.prediction.inference import PreparedData, collected, fits
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import SILENT, reporting
 
@@ -63,6 +66,36 @@ class Execution:
     def share(self) -> BatchShare:
         """Share of the batches of this process."""
         return BatchShare(self.team.rank, self.team.world)
+
+
+def load_predictors(
+    opened: Sequence[OpenModel],
+    *,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    classes: Classes | None,
+    hint: str = "use `--device cpu`",
+) -> list[Predictor]:
+    """Load models that predict together, without OOD scores.
+
+    Args:
+        opened: The models.
+        device: Their device.
+        dtype: Their data type; None keeps that of each checkpoint.
+        classes: Classes of zero-shot models.
+        hint: Advice if they do not fit into the memory of the device.
+
+    Raises:
+        InputError: If they do not fit into the memory of the device.
+    """
+    with fits(opened[0].reference, device, hint=hint):
+        models = [load_any(model, dtype=dtype).to(device) for model in opened]
+    for model, checkpoint in zip(models, opened, strict=True):
+        settle(model, checkpoint, classes)
+    return [
+        Predictor(model=model, name=checkpoint.reference, reads=checkpoint.header.preprocess)
+        for model, checkpoint in zip(models, opened, strict=True)
+    ]
 
 
 def predict(predictor: Predictor, inputs: PreparedData, *, team: ProcessGroup = SINGLE_PROCESS) -> Responses:

@@ -665,12 +665,12 @@ def overlap_of_val(val: np.ndarray, training: np.ndarray) -> str | None:
 
 
 def with_ood_scores(
-    model: Towers, opened: OpenModel, scores: Sequence[str], on: FitOn | None, team: ProcessGroup
+    predictor: Predictor, opened: OpenModel, scores: Sequence[str], on: FitOn | None, team: ProcessGroup
 ) -> Predictor:
     """Return a model with its feature-based OOD scores.
 
     Args:
-        model: The model in evaluation mode, on its device.
+        predictor: The model without OOD scores.
         opened: Its checkpoint.
         scores: Names of the scores, which may be none.
         on: Training data to fit the scores on; None for the scores that the checkpoint stores.
@@ -681,7 +681,6 @@ def with_ood_scores(
         DataError: If a score cannot be fitted on these data.
         CheckpointError: If stored scores are invalid.
     """
-    predictor = Predictor(model=model, name=opened.reference, reads=opened.header.preprocess)
     if not scores:
         return predictor
     if on is None:

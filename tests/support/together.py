@@ -12,6 +12,7 @@ import torch
 from torch.distributed import HashStore, ProcessGroupGloo
 
 from hydractl.families.open_model import open_model
+from hydractl.prediction import answers
 from hydractl.prediction.inference import responses
 from hydractl.processes.distributed import ProcessGroup
 
@@ -33,18 +34,15 @@ def together(world, work):
         return [future.result() for future in [pool.submit(process, rank) for rank in range(world)]]
 
 
-def as_processes(monkeypatch, stage, references, *, opening=None, loading=None):
+def as_processes(monkeypatch, stage, references):
     """Let threads of one process be processes of one run of a stage; each sets the team it is of as `team` of what is returned.
 
     Args:
         monkeypatch: Undoes it.
         stage: The module that starts the team.
         references: The models.
-        opening: The module that opens them, if that is another.
-        loading: The module that loads them, if that is another.
     """
-    loading = loading or stage
-    own, gate, load = threading.local(), threading.Lock(), loading.load_any
+    own, gate, load = threading.local(), threading.Lock(), answers.load_any
     opened = {reference: open_model(reference) for reference in references}
 
     def one_by_one(*args, **named):
@@ -52,8 +50,8 @@ def as_processes(monkeypatch, stage, references, *, opening=None, loading=None):
             return load(*args, **named)
 
     monkeypatch.setattr(stage, "start_team", lambda _: contextlib.nullcontext(own.team))
-    monkeypatch.setattr(opening or stage, "open_reader", lambda reference, **_: opened[reference])
-    monkeypatch.setattr(loading, "load_any", one_by_one)
+    monkeypatch.setattr(stage, "open_reader", lambda reference, **_: opened[reference])
+    monkeypatch.setattr(answers, "load_any", one_by_one)
     return own
 
 

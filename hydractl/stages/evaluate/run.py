@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from hydractl import progress
-from hydractl.data.datasets import Dataset, Reading
+from hydractl.data.datasets import Dataset
 from hydractl.data.open_dataset import open_items, open_readable
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, UsageError
@@ -39,7 +39,6 @@ from hydractl.evaluation.rows import (
     check_fitted_scores,
     examples_of,
     header_of,
-    load_row,
     scaling_of,
     stored_temperatures,
     with_curves,
@@ -58,7 +57,7 @@ from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
 from hydractl.metrics.resampling import Resampling, present
 from hydractl.metrics.selective import fewest
 from hydractl.output.publish import is_stream
-from hydractl.prediction.answers import write_predictions
+from hydractl.prediction.answers import load_predictors, write_predictions
 from hydractl.prediction.class_names import NOTHING_NAMED
 from hydractl.prediction.feature_ood import Predictor, Scores, with_ood_scores
 from hydractl.prediction.open_inputs import open_reader
@@ -264,7 +263,12 @@ def _open_data(
     preprocess = first.header.preprocess
 
     def open_set(ref: DataRef, skipped: list[str]) -> Dataset:
-        return _open_set(config, preprocess, ref, skipped)
+        """Open a data set. With `--skip-bad`, leave out unreadable images and append their number to `skipped`."""
+        if not config.skip_bad:
+            return open_items(ref, preprocess, workers=config.num_workers)
+        dataset, caveat = open_readable(ref, preprocess, workers=config.num_workers)
+        skipped += [caveat] if caveat else []
+        return dataset
 
     data = EvalData.open(
         {name: ref for name, ref in refs.items() if ref is not None},
@@ -311,15 +315,6 @@ def _open_data(
     return run
 
 
-def _open_set(config: EvalConfig, preprocess: Reading, ref: DataRef, skipped: list[str]) -> Dataset:
-    """Open a data set. With `--skip-bad`, leave out unreadable images and append their number to `skipped`."""
-    if not config.skip_bad:
-        return open_items(ref, preprocess, workers=config.num_workers)
-    items, caveat = open_readable(ref, preprocess, workers=config.num_workers)
-    skipped += [caveat] if caveat else []
-    return items
-
-
 def _measure_row(
     config: EvalConfig,
     run: Evaluation,
@@ -331,14 +326,20 @@ def _measure_row(
     """Measure a row. Its models are freed at the end, before those of the next row are loaded, unless time is measured."""
     data, measurement = run.data, run.measurement
     dtype = None if config.dtype is None else torch_dtype(config.dtype)
-    predictors: Sequence[Predictor] = load_row(opened, device=run.device, dtype=dtype, classes=data.classes)
+    predictors: Sequence[Predictor] = load_predictors(
+        opened,
+        device=run.device,
+        dtype=dtype,
+        classes=data.classes,
+        hint="use `--device cpu`, or `--no-latency` to keep only one row in memory",
+    )
     for measurer in measurers:
         predictors = measurer.derive(run, named, predictors, opened)
     without_scores = predictors
     if config.fitted:
         fit_on = data.fit_on(standardized=config.standardized_on is not None)
         predictors = [
-            with_ood_scores(predictor.model, model, config.fitted, fit_on, run.team)
+            with_ood_scores(predictor, model, config.fitted, fit_on, run.team)
             for predictor, model in zip(predictors, opened, strict=True)
         ]
     scaling = scaling_of(run, named.name, predictors, opened, config.given_temperature)

@@ -19,7 +19,6 @@ from hydractl.data.reference import LINES, DataRef, image_path
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, InputError, UsageError
 from hydractl.families.open_model import OpenModel, digest_weights
-from hydractl.fusion.build import load_any
 from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Header, Step
 from hydractl.manifest.report import Report
@@ -27,10 +26,10 @@ from hydractl.messages import counted
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, default_score, is_fitted
 from hydractl.metrics.registry import FIT
 from hydractl.output.publish import is_stream
-from hydractl.prediction.answers import answer_blocks, window
-from hydractl.prediction.class_names import Classes, settle, with_class_names
+from hydractl.prediction.answers import answer_blocks, load_predictors, window
+from hydractl.prediction.class_names import Classes, with_class_names
 from hydractl.prediction.feature_ood import FitOn, Predictor, check_threshold, with_ood_scores
-from hydractl.prediction.inference import PreparedData, fits
+from hydractl.prediction.inference import PreparedData
 from hydractl.prediction.open_inputs import digests, labels_of, open_reader, warn
 from hydractl.prediction.sources import Source, lines, open_sources
 from hydractl.prediction.writers import (
@@ -356,11 +355,10 @@ def _load(
     team: ProcessGroup,
 ) -> Predictor:
     """Load the model, and fit or read its feature-based OOD score."""
-    with fits(opened.reference, device):
-        model = load_any(opened, dtype=torch_dtype(config.dtype) if config.dtype else None).to(device)
-    settle(model, opened, decisions.classes)
+    dtype = torch_dtype(config.dtype) if config.dtype else None
+    (predictor,) = load_predictors([opened], device=device, dtype=dtype, classes=decisions.classes)
     score = decisions.formatter.score
-    return with_ood_scores(model, opened, [score] if is_fitted(score) else [], fit, team)
+    return with_ood_scores(predictor, opened, [score] if is_fitted(score) else [], fit, team)
 
 
 def _blocks(
