@@ -1,12 +1,15 @@
-"""Compare the size and the names of the package with the figures in `house.toml`.
+"""Compare the size, the names and the prose of the project with the figures in `house.toml`.
 
     python .ci/house.py            # exit 1 if a count is above its figure, or a figure above its lowest value
     python .ci/house.py --lower    # write the counts that have fallen into house.toml
 
-It counts statements (imports, docstrings and comments do not count), files, imports as a share of the lines of code,
-names that do not say what they hold, generic names, the lines of the longest file and the modules of the fullest
-folder. A figure only falls: each one is compared with its lowest value in the git history of `house.toml` since
-`SINCE`. An issue that raises a figure moves that time.
+In the package, it counts statements (imports, docstrings and comments do not count), files, imports as a share of the
+lines of code, vague names, generic names, the lines of the longest file and the modules of the fullest folder. In the
+docstrings and comments of the package and of its tests, and in the pages, it counts three kinds of words that make
+sentences hard to read: stand-ins (pronouns and similar words), `what`, and odd words.
+
+A figure only falls: each one is compared with its lowest value in the git history of `house.toml` since `SINCE`. An
+issue that raises a figure moves that time.
 """
 
 from __future__ import annotations
@@ -24,13 +27,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = Path(__file__).with_name("house.toml")
-HEADER = "# The highest counts that `.ci/house.py` accepts. Its docstring explains them.\n"
+HEADER = "# The highest counts accepted by `.ci/house.py`. The docstring of this script explains them.\n"
 SINCE = "2026-11-28T00:45:00+00:00"
 """Earlier commits do not count. Each figure may only fall after this time, unless an issue names a higher one."""
 LIMITS = "largest"
-"""The table of limits. `--lower` leaves them as they are."""
+"""The table of limits. `--lower` does not change them."""
 TOP = 5
-"""How many names or files a message shows."""
+"""Number of names or files in a message."""
 
 # Pronouns, participles and adverbs.
 VAGUE = frozenset(
@@ -46,6 +49,32 @@ GENERIC = frozenset(
     elem element stuff content contents thing var val vals""".split()  # noqa: SIM905 - as above
 )
 
+WORDS = {
+    "stand-ins": (
+        100,
+        "it they them what which that those none one ones some others its their there so such as else who whose where",
+    ),
+    "what": (1000, "what"),
+    "odd words": (
+        1000,
+        (
+            "befalls? befell hangs?_on hears? heard told tells? said says asked asks likewise hardly meanwhile anew alike "
+            "apart aside takes?_up puts?_back made_of becomes?_of lies? lay stands?_for beside wants? goes_by the_like "
+            "as_well_as"
+        ),
+    ),
+}
+"""Kinds of hard words: the number of words to which the count refers, and regular expressions (`_` is a space)."""
+TREES = {
+    "package": ("hydractl/**/*.py",),
+    "tests and benchmarks": ("tests/**/*.py", "benchmarks/**/*.py"),
+    "pages": ("*.md", "docs/**/*.md", "benchmarks/**/*.md"),
+}
+SHORTEST = 4
+"""Words of the shortest sentence that counts. Shorter ones are headings and entries of lists."""
+DIRECTIVES = ("# noqa", "# type", "#!")
+HEADING = re.compile(r"^\s*(Args|Attributes|Returns|Raises|Examples?|Yields|Notes?):\s*$", re.MULTILINE)
+
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
@@ -56,6 +85,8 @@ Counts = dict[str, dict[str, float]]
 def main() -> int:
     """Compare counts with figures, and figures with their history. Return the exit code."""
     counts, places = measure(ROOT / "hydractl")
+    counts["prose"], hardest = hard_words(ROOT)
+    places |= hardest
     figures = tomllib.loads(FIGURES.read_text(encoding="utf-8"))
     if "--lower" in sys.argv[1:]:
         FIGURES.write_text(to_toml(lowered(counts, figures)), encoding="utf-8")
@@ -132,6 +163,51 @@ def measure(package: Path) -> tuple[Counts, dict[str, str]]:
     return counts, places
 
 
+def hard_words(root: Path) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the share of each kind of hard words in each tree, and the files with most of them."""
+    shares, places = dict[str, float](), dict[str, str]()
+    for tree, patterns in TREES.items():
+        files = {path for pattern in patterns for path in root.glob(pattern)}
+        words, hard = 0, {kind: Counter[str]() for kind in WORDS}
+        for file in sorted(files):
+            prose = list(sentences(file))
+            words += sum(len(re.findall(r"[a-z']+", sentence)) for sentence in prose)
+            for kind, (_, expressions) in WORDS.items():
+                pattern = rf"\b({'|'.join(expressions.split()).replace('_', ' ')})\b"
+                hard[kind][file.relative_to(root).as_posix()] = sum(
+                    len(re.findall(pattern, text)) for text in prose
+                )
+        for kind, (unit, _) in WORDS.items():
+            name = f"{kind} per {unit:,} words, {tree}"
+            shares[name] = round(unit * hard[kind].total() / max(words, 1), 1)
+            places[name] = most(hard[kind])
+    return shares, places
+
+
+def sentences(file: Path) -> Iterator[str]:
+    """Yield the sentences of docstrings, comments or a page in lower case, without code, tables and addresses."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".py":
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        comments = [
+            t.string for t in tokens if t.type == tokenize.COMMENT and not t.string.startswith(DIRECTIVES)
+        ]
+        documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, documented))
+        texts = [
+            *filter(None, map(ast.get_docstring, nodes)),
+            *(comment.lstrip("# ") for comment in comments),
+        ]
+    else:
+        text = re.sub(r"```.*?```|^\|.*?$", "", text, flags=re.DOTALL | re.MULTILINE)
+        texts = [re.sub(r"\]\([^)]*\)|<[^>]+>|https?://\S+", " ", text)]
+    for text in texts:
+        for paragraph in re.split(r"\n\s*\n", re.sub(r"`[^`]*`", "X", HEADING.sub("", text))):
+            for sentence in re.split(r"(?<=[.!?;:])\s+", " ".join(paragraph.split()).lower()):
+                if len(re.findall(r"[a-z']+", sentence)) >= SHORTEST:
+                    yield sentence
+
+
 def is_statement(node: ast.AST) -> bool:
     """Return whether a node is a statement, but no import and no docstring."""
     return isinstance(node, ast.stmt) and not is_import(node) and not is_docstring(node)
@@ -143,7 +219,7 @@ def is_import(node: ast.AST) -> bool:
 
 
 def is_docstring(node: ast.AST) -> bool:
-    """Return whether a node is a text that stands alone."""
+    """Return whether a node is a string that is a whole statement."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
@@ -153,7 +229,7 @@ def line_range(node: ast.AST) -> range:
 
 
 def code_lines(text: str, tree: ast.AST) -> set[int]:
-    """Return the lines that hold code: no blank ones, comments or docstrings."""
+    """Return the lines with code, without blank lines, comments and docstrings."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     lines = {n for t in tokens if t.type not in LAYOUT for n in range(t.start[0], t.end[0] + 1)}
     return lines.difference(*(line_range(node) for node in ast.walk(tree) if is_docstring(node)))
@@ -176,7 +252,7 @@ def snake_case(name: str) -> str:
 
 
 def package_of(file: str) -> str:
-    """Return the first folder of a path, `.` for a file beside the folders."""
+    """Return the first folder of a path, or `.` for a file in no folder."""
     return file.partition("/")[0] if "/" in file else "."
 
 
@@ -191,7 +267,7 @@ def most(counts: Mapping[str, int]) -> str:
 
 
 def grown(counts: Counts, figures: Counts) -> Iterator[tuple[str, str, str]]:
-    """Yield the table, the name and the change of each count that is above its figure or has none."""
+    """Yield the table, the name and the change of each count without a figure or above its figure."""
     for table, rows in counts.items():
         for name, count in rows.items():
             figure = figures.get(table, {}).get(name)
@@ -199,12 +275,12 @@ def grown(counts: Counts, figures: Counts) -> Iterator[tuple[str, str, str]]:
                 yield (
                     table,
                     name,
-                    f"is {count:g}, {'which has no figure' if figure is None else f'above {figure:g}'}",
+                    f"is {count:g}, {'without a figure' if figure is None else f'above {figure:g}'}",
                 )
 
 
 def lowered(counts: Counts, figures: Counts) -> Counts:
-    """Return the figures, each at most as high as its count. Limits stay as they are."""
+    """Return each figure or its count, whichever is lower. Limits do not change."""
     return {
         table: {
             name: figures[LIMITS][name]

@@ -30,6 +30,18 @@ def halves(number):  # a comment
 '''
 
 
+PAGE = """# Prune heads
+
+Choose what it prunes. [What is it?](https://example.com/what-it-is) `what it is` `what`
+
+```
+what it told you about it
+```
+
+| what | it |
+"""
+
+
 @pytest.fixture
 def house(tmp_path, monkeypatch):
     """Return the script, set on a package of two modules whose figures are what it has."""
@@ -42,7 +54,9 @@ def house(tmp_path, monkeypatch):
     monkeypatch.setattr(house, "ROOT", tmp_path)
     monkeypatch.setattr(house, "FIGURES", tmp_path / "house.toml")
     monkeypatch.setattr(sys, "argv", ["house.py"])
+    (tmp_path / "README.md").write_text(PAGE)
     counts, _ = house.measure(tmp_path / "hydractl")
+    counts["prose"], _ = house.hard_words(tmp_path)
     house.FIGURES.write_text(house.to_toml(counts))
     return house
 
@@ -55,6 +69,24 @@ def test_statements_names_and_lines_are_counted(house, tmp_path):
     # four lines of an import beside three of code; `halves` twice, `number`, `found`
     assert counts["percent"] == {"imports": 57.14, "vague names": 25.0, "generic names": 0.0}
     assert counts["largest"] == {"lines of a file": 14, "modules of a folder": 1}
+
+
+def test_hard_words_are_counted_in_sentences_without_code_and_tables(house, tmp_path):
+    (tmp_path / "hydractl" / "core" / "halves.py").write_text(
+        '"""Return halves; none for an odd number.\n\nArgs:\n    a: What is halved, it says.\n"""\nx = "what is it"  # noqa: what is it here\n'
+    )
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_halves.py").write_text(
+        "# The number stands for its halves, as well as for it.\n"
+    )
+    shares, places = house.hard_words(tmp_path)
+    names = ("stand-ins per 100 words", "what per 1,000 words", "odd words per 1,000 words")
+    by_tree = {tree: [shares[f"{name}, {tree}"] for name in names] for tree in house.TREES}
+    # 5 words each: "none for an odd number", "What is halved, it says", and the docstring of the other module
+    assert by_tree["package"] == [20.0, 66.7, 66.7]
+    assert by_tree["tests and benchmarks"] == [round(100 * 4 / 11, 1), 0.0, round(1000 * 2 / 11, 1)]
+    assert by_tree["pages"] == [50.0, 250.0, 0.0]
+    assert places["what per 1,000 words, pages"] == "README.md (1)"
 
 
 @pytest.mark.parametrize(
