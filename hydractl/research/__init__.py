@@ -1,4 +1,8 @@
-"""What compares hydras with other methods and explains them. The core never imports it; `PLUGIN` adds it to the core's tables."""
+"""Baselines, training methods and analyses that compare hydras with other work.
+
+The core never imports this package. `PLUGIN` adds its commands, options and report fields to the core's
+tables.
+"""
 
 from hydractl.plugins import Plugin
 

@@ -1,4 +1,4 @@
-"""Options and measurements of `eval` that research adds. Importing this module does not load torch."""
+"""Options of `eval` that research adds. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResearchEval(EvalExtension):
-    """Corruptions of the ID set, and analyses of rows. Baselines are values of `compare`."""
+    """Corruptions of the ID set and analyses of rows. Baselines are values of `--compare`."""
 
     corrupt: tuple[Corruptions, ...] = setting(
         (),

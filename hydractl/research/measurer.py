@@ -1,4 +1,4 @@
-"""Baselines and analyses in a run of `eval`."""
+"""Measure baselines, corruptions and analyses in a run of `eval`."""
 
 from __future__ import annotations
 
@@ -40,16 +40,17 @@ from hydractl.stages.evaluate.config import EvalConfig
 
 @dataclass(slots=True)
 class ResearchMeasurer(RowMeasurer):
-    """Baselines and analyses of one run.
+    """Measurements that research adds to one run of `eval`.
 
     Attributes:
         options: Options of the run.
-        scores: Scores of heads, by their names.
+        scores: Head importance files, by name.
         corruptions: Corruptions of the ID set.
-        scopes: Names of the scopes of the corruptions.
-        first_shift: Numbers under corruption of the first row.
-        fitted_on: Data of `data=` and `val=` of baselines, by their references.
-        derived: Record of each model of the current row; empty if the models answer as they are.
+        scopes: Names of the corruptions, for conditions of `--fail-if`.
+        first_shift: Metrics of the first row under corruptions; None before the first row, and without
+            corruptions.
+        fitted_on: Data of the baselines' `data=` and `val=`, by reference.
+        derived: Record of the baseline of each model of the current row; empty if the row has no baselines.
     """
 
     options: ResearchEval
@@ -149,7 +150,12 @@ class ResearchMeasurer(RowMeasurer):
 def begin(
     options: ResearchEval, config: EvalConfig, opened: Sequence[Sequence[OpenModel]]
 ) -> ResearchMeasurer:
-    """Check the opened models of each row, and read files, before data are opened."""
+    """Check models and options, and read head importance files, before data are opened.
+
+    Raises:
+        UsageError: If options do not fit together, or do not fit the models.
+        InputError: If an analysis has no row, or a file has other heads.
+    """
     first, analysing = opened[0][0], options.analysing
     named = {
         "--analyse": bool(analysing.analyse),

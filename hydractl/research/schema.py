@@ -1,6 +1,6 @@
-"""Fields that research adds to reports: records of baselines, and results of analyses under the names of the analyses.
+"""Report fields of research: records of baselines, corruptions and analyses.
 
-Members count from 0, over all models of a row; heads have the numbers that they have in the base.
+Members are numbered from 0 over all models of a row. Heads have their numbers in the base.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from hydractl.research.corruptions.schema import Shift
 
 Member = Annotated[int, Field(ge=0)]
 MOST_DRAWN = 400
-"""Points of a data set in a plane, shape (N, 2)."""
+"""Largest number of points of a data set in a plane, so that a report has a bounded size. Chosen by hand;
+analyses store `POINTS` = 200 points, and doubling would allow reports of twice the size."""
 
 
 class CentroidDistances(StrictModel):
-    """How far a head's centroid of each OOD set is from that of the ID set."""
+    """Distances of one head's OOD centroids from its ID centroid, by OOD set."""
 
     member: Member
     head: HeadName
@@ -32,7 +33,7 @@ class CentroidDistances(StrictModel):
 
 
 class Centroids(StrictModel):
-    """Distances between centroids in the last layer, of every head and means over heads."""
+    """Distances between centroids in the last layer, for every head and as means over heads."""
 
     heads: tuple[CentroidDistances, ...] = Field(min_length=1)
     euclidean: dict[str, float]
@@ -40,13 +41,13 @@ class Centroids(StrictModel):
 
 
 class Plane(StrictModel):
-    """The two principal components of what some heads say of all data together.
+    """The first two principal components of some heads' outputs, fitted on all data sets together.
 
     Attributes:
-        heads: Whose outputs lie side by side.
-        variance: The share of the variance along each.
-        points: Of every data set, the ID set being `id`, some samples.
-        mahalanobis: How far each OOD set's centroid is from that of the ID set, in the plane.
+        heads: Heads whose outputs are concatenated.
+        variance: Share of the variance along each component, in [0, 1].
+        points: Projections of some samples of each data set. The ID set has the name `id`.
+        mahalanobis: Distance of each OOD set's centroid from the ID centroid, within the plane.
     """
 
     heads: tuple[HeadName, ...] = Field(min_length=1)
@@ -56,7 +57,7 @@ class Plane(StrictModel):
 
 
 class Planes(StrictModel):
-    """Those of a member's most and least important heads, by scores of some name."""
+    """Principal components of a member's most and least important heads, ranked by one file of `--scores`."""
 
     member: Member
     scores: str
@@ -65,7 +66,7 @@ class Planes(StrictModel):
 
 
 class Spread(StrictModel):
-    """A number's mean, least and greatest value over several ensembles."""
+    """Mean, minimum and maximum of a number over several ensembles."""
 
     mean: float
     low: float
@@ -73,7 +74,15 @@ class Spread(StrictModel):
 
 
 class EnsembleSize(StrictModel):
-    """Ensembles of some of a row's members: how many members each has, how many ensembles were measured and how many there are."""
+    """Metrics of ensembles with a given number of a row's members.
+
+    Attributes:
+        members: Members per ensemble.
+        measured: Number of measured ensembles.
+        possible: Number of possible ensembles.
+        values: Metrics on the ID set.
+        means: Metrics by group of OOD sets.
+    """
 
     members: int = Field(ge=1)
     measured: int = Field(ge=1)
@@ -83,22 +92,22 @@ class EnsembleSize(StrictModel):
 
 
 class Pruned(StrictModel):
-    """What Proposition 1 says of one member under a corruption, beside what is so.
+    """Terms of Proposition 1 for one member under one corruption; see `hydractl.research.analyses.gradients`.
 
-    Losses are mean cross-entropies in nats; `clean` is of the ID set, `noisy` of the corrupted one.
+    Losses are mean cross-entropies in nats. Clean data are the ID set, noisy data the corrupted ID set.
 
     Attributes:
-        member: Which.
+        member: Number of the member.
         corruption: `name:severity`.
-        moved: How many weights the step changes.
-        gap: The loss on noisy minus that on clean data, of the base.
-        gap_pruned: The same of the member.
-        slope_clean: The gradient's product with the step.
-        slope: The same on noisy data.
-        curvature_clean: The step's product with the Hessian's product with the step.
-        curvature: The same on noisy data.
-        diagonal: Mean over the weights that the step changes of the Hessian's diagonal, noisy minus clean: an estimate.
-        deviation: The standard error of that estimate.
+        moved: Number of weights that the step changes.
+        gap: Loss of the base on noisy data minus its loss on clean data.
+        gap_pruned: The same difference for the member.
+        slope_clean: Product of gradient and step on clean data.
+        slope: Product of gradient and step on noisy data.
+        curvature_clean: Product of step, Hessian and step on clean data.
+        curvature: Product of step, Hessian and step on noisy data.
+        diagonal: Estimated mean of the Hessian's diagonal over the changed weights, noisy minus clean.
+        deviation: Standard error of that estimate.
     """
 
     member: Member
@@ -115,17 +124,17 @@ class Pruned(StrictModel):
 
     @property
     def widened(self) -> float:
-        """By how much pruning widened the gap."""
+        """Increase of the loss gap by pruning."""
         return self.gap_pruned - self.gap
 
     @property
     def expected(self) -> float:
-        """By how much the expansion to second order says that it does."""
+        """Increase of the loss gap according to the expansion to second order."""
         return self.slope - self.slope_clean + (self.curvature - self.curvature_clean) / 2
 
 
 class HeadTable(StrictModel):
-    """A number for each head of a tower of a member, layers by heads of the base; None for heads that are gone."""
+    """One number per head of a member's tower, layers by heads of the base; None for removed heads."""
 
     member: Member
     tower: str
@@ -133,12 +142,20 @@ class HeadTable(StrictModel):
 
     @property
     def defined_scores(self) -> tuple[float, ...]:
-        """The numbers."""
+        """The numbers of the remaining heads."""
         return tuple(score for row in self.scores for score in row if score is not None)
 
 
 class BaseWithFewerHeads(StrictModel):
-    """Numbers of a base that keeps some of its heads, by scores of some name, of the heads that these are of."""
+    """Metrics of a base with its least important heads masked.
+
+    Attributes:
+        scores: Name of the head importance file.
+        kept: Number of heads that are kept.
+        heads: Number of heads in the towers of the file.
+        values: Metrics on the ID set.
+        means: Metrics by group of OOD sets.
+    """
 
     scores: str
     kept: int = Field(ge=0)
@@ -148,22 +165,22 @@ class BaseWithFewerHeads(StrictModel):
 
 
 class MergedAndSeparate(StrictModel):
-    """A number of the hydra, and of its members apart."""
+    """A number of a hydra with merged weights, and of its separate members."""
 
     merged: float
     apart: float
 
 
 class Merging(StrictModel):
-    """What merging weights changed in a hydra, beside its members as they were.
+    """Comparison of a hydra with merged weights and the ensemble of its separate members.
 
     Attributes:
-        values: Numbers of both on labelled data and of members.
-        means: Likewise, over OOD sets.
-        agreement: The share of ID samples for which both predict the same class.
-        divergence: Mean Kullback-Leibler divergence of the hydra's probabilities from the ensemble's, in nats.
-        distances: For each block with merged weights, `tower.layer`, how far members' merged weights are from their mean: the root of
-            the mean squared length of the differences, as a share of the mean's length.
+        values: Metrics of both on the ID set.
+        means: Metrics of both, by group of OOD sets.
+        agreement: Share of ID samples for which both predict the same class, in [0, 1].
+        divergence: Mean of KL(separate || merged) of the probabilities on the ID set, in nats.
+        distances: Relative distance of the members' weights from the merged weights, for each block
+            `tower.layer`: the root mean square of the differences' norms divided by the norm of the mean.
     """
 
     values: dict[str, MergedAndSeparate]
@@ -174,7 +191,7 @@ class Merging(StrictModel):
 
 
 class Analyses(StrictModel):
-    """What was found; what was not asked for, or cannot be asked of a row, is absent."""
+    """Results of analyses, by their names. Analyses that were not selected or do not apply are absent."""
 
     proposition: tuple[Pruned, ...] = Field(default=(), exclude_if=not_)
     centroids: Centroids | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -186,7 +203,14 @@ class Analyses(StrictModel):
 
 
 class Derived(StrictModel):
-    """Record of a baseline: its kind and options, the data that it was fitted on, and the data that an option was selected on."""
+    """Record of a baseline.
+
+    Attributes:
+        kind: Kind of the baseline, such as `laplace`.
+        options: Options, including fitted ones.
+        data: Data that the baseline was fitted on.
+        val: Data that an option was selected on.
+    """
 
     kind: str
     options: dict[Key, OptionValue]
@@ -200,12 +224,16 @@ class Derived(StrictModel):
 
 
 class DifferenceFields(StrictModel):
-    """Fields of a difference. Attributes: shift: Under corruptions, by the names that `Shift` explains."""
+    """Fields of a difference between rows.
+
+    Attributes:
+        shift: Differences under corruptions, by the names of `Shift`.
+    """
 
     shift: dict[str, dict[str, Value]] = Field(default={}, exclude_if=not_)
 
     def under(self, scope: str) -> Mapping[str, Value]:
-        """Return the differences under corruption."""
+        """Return the differences under a corruption, by metric; empty if the corruption was not measured."""
         return self.shift.get(scope, {})
 
 
@@ -213,8 +241,9 @@ class RowFields(StrictModel):
     """Fields of a row.
 
     Attributes:
-        derived: Record of the baseline that each model became; None for a model that answers as it is. Empty without baselines.
-        shift: Numbers under corruptions.
+        derived: Record of the baseline made from each model, or None for a model that predicts as it is.
+            Empty without baselines.
+        shift: Metrics under corruptions.
         analyses: Results of `--analyse`.
     """
 
@@ -224,17 +253,17 @@ class RowFields(StrictModel):
 
     @property
     def label_scopes(self) -> Sequence[str]:
-        """Each corruption, and all corruptions by severity."""
+        """Names of the corruptions, and `shift` scopes: the mean over corruptions, also at each severity."""
         names = scopes(self.shift.cells) if self.shift else ()
         return [name for name in names if name.startswith(SHIFT) or ":" not in name]
 
     def under(self, scope: str) -> Mapping[str, float]:
-        """Return the numbers under corruption."""
+        """Return the metrics under a corruption; empty if the corruption was not measured."""
         return self.shift.at(scope) if self.shift else {}
 
     @property
     def intervals_under(self) -> Mapping[str, Mapping[str, tuple[float, float]]]:
-        """95 % intervals under corruption."""
+        """95 % intervals under corruptions."""
         return self.shift.intervals if self.shift else {}
 
     @property
@@ -244,7 +273,11 @@ class RowFields(StrictModel):
 
 
 class ReportFields(StrictModel):
-    """Fields of a report. Attributes: scores: Files of `--scores`, `NAME=FILE`."""
+    """Fields of a report.
+
+    Attributes:
+        scores: Files of `--scores`, as `NAME=FILE`.
+    """
 
     if TYPE_CHECKING:
         rows: tuple[RowFields, ...]
@@ -252,7 +285,7 @@ class ReportFields(StrictModel):
     scores: tuple[Fingerprint, ...] = Field(default=(), exclude_if=not_)
 
     def further_inputs(self) -> Sequence[Fingerprint]:
-        """Return the files of scores, and the data of baselines."""
+        """Return the head importance files, and the data of baselines."""
         derived = [model for row in self.rows for model in row.derived if model is not None]
         data = [*(model.data for model in derived), *(model.val for model in derived)]
         return [file for file in (*self.scores, *data) if file is not None]

@@ -1,4 +1,4 @@
-"""Inputs of analyses: a row with its loaded models, its data and its predictions; and the run over all analyses.
+"""Run the analyses of one row, on its loaded models, data and predictions.
 
 Axes: N samples, B batch.
 """
@@ -48,10 +48,17 @@ HINTS = {
     AnalysisNeeds.WHOLE: "add it: `--compare base=BASE`",
     AnalysisNeeds.MERGED: "add them: `--compare 'apart=m0.st,m1.st,m2.st'`",
 }
+"""How the user provides each missing row, for error messages."""
 
 
 class ModelOfRow(NamedTuple):
-    """One model of a row, opened and loaded. `first` is the number of its first member in the row."""
+    """One model of a row: its checkpoint and the loaded model.
+
+    Attributes:
+        opened: Header and files of the checkpoint.
+        model: The model on the row's device.
+        first: Number of its first member within the row.
+    """
 
     opened: OpenModel
     model: Towers
@@ -60,17 +67,18 @@ class ModelOfRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AnalysisContext:
-    """A row and the run that measures it.
+    """Models, data and predictions of the row that is analysed.
 
     Attributes:
-        run: The run.
-        parts: Models of the row; empty for baselines, which derive one model from several.
-        base: The base that a member was pruned from, if it is also a row.
-        separate_members: The members of a hydra with merged weights, if they are also a row.
-        scores: Scores of the base's heads, by their names.
+        run: The run of `eval`.
+        parts: Models of the row. Empty for rows with baselines, because a baseline may combine several files
+            into one model.
+        base: The base that a model of the row was pruned from, or None if the base is not a row.
+        separate_members: The members of a hydra with merged weights; empty if they are not a row.
+        scores: Head importance files of `--scores`, by name.
         corruptions: Corruptions of the ID set.
-        predictions: Predictions on each data set; empty in processes that do not lead.
-        scaled: Divides logits by the temperature of the row.
+        predictions: Predictions on each data set, by name; empty on all ranks except the leading rank.
+        scaled: Divides logits by the row's temperature.
     """
 
     run: Evaluation
@@ -97,33 +105,41 @@ class AnalysisContext:
         return len(self.run.data.inputs[name])
 
     def batches(self, part: ModelOfRow, of: str | Corruption) -> Iterable[Batch[Inputs]]:
-        """Return this process's batches of a data set, or of the ID set under a corruption, as a model reads them."""
+        """Return this rank's batches of a data set, or of the corrupted ID set, in the model's preprocessing."""
         inputs = self.run.data.inputs[ID_NAME if isinstance(of, Corruption) else of]
         if isinstance(of, Corruption):
             inputs = inputs.of(with_corruption(inputs.dataset, of), name=f"{of.name} {of.severity}")
         return inputs.tracked(part.opened.header.preprocess, part.opened.reference)
 
     def inputs(self, part: ModelOfRow, of: str | Corruption) -> Iterator[tuple[Tensor, Inputs]]:
-        """Yield the numbers of the samples of each batch, (B,), and the batch on the model's device."""
+        """Yield, for each batch, the sample indices (B,) and the inputs on the model's device."""
         like = torch.empty(0, device=part.model.device, dtype=part.model.dtype)
         for batch in self.batches(part, of):
             yield batch.indices, inputs_like(batch.inputs, like)
 
 
 class Numbers(NamedTuple):
-    """On the ID set, and means over groups of OOD sets."""
+    """Metrics of one ensemble.
+
+    Attributes:
+        values: Metric values on the ID set.
+        means: For each group of OOD sets, the means over its sets.
+    """
 
     values: dict[str, float]
     means: dict[str, dict[str, float]]
 
 
 def ask(context: AnalysisContext, part: ModelOfRow, model: Towers) -> dict[str, StoredPredictions]:
-    """Return what a model says of the ID set and of each OOD set, in every process, with the temperatures of a model of the row.
+    """Return a model's predictions on the ID set and each OOD set, on every rank.
 
     Args:
         context: The row.
-        part: The model of the row that it reads as.
-        model: On the row's device.
+        part: Model of the row whose preprocessing and temperature are used.
+        model: Model to run, on the row's device. Its temperature is overwritten.
+
+    Returns:
+        Predictions by data set, with logits divided by the row's temperature too.
     """
     model.temperature = part.model.temperature
     predictions: dict[str, StoredPredictions] = {}
@@ -140,9 +156,15 @@ def ask(context: AnalysisContext, part: ModelOfRow, model: Towers) -> dict[str, 
 
 
 def measured(context: AnalysisContext, predictions: Mapping[str, StoredPredictions]) -> Numbers:
-    """Return the row's metrics of an ensemble that says this of the ID set and of each OOD set."""
+    """Return the row's metrics for an ensemble.
+
+    Args:
+        context: The row, which also selects metrics and OOD scores.
+        predictions: Predictions of the ensemble on the ID set and on each OOD set, by name.
+    """
     scores = context.run.measurement.scores
-    # metrics of the first score have no suffix, so the others are measured only if it follows from predictions
+    # Metrics of the first OOD score have names without a suffix. If the first score needs features, no score
+    # is measured, because the next score's metrics would get these names.
     ranks = [score for score in scores if score in SCORES] if scores[0] in SCORES else []
     numbers = measure(
         predictions[ID_NAME],
@@ -159,7 +181,10 @@ def measured(context: AnalysisContext, predictions: Mapping[str, StoredPredictio
 
 
 def with_classes(model: Model, opened: OpenModel, context: AnalysisContext) -> Model:
-    """Return a model on the row's device, without gradients of weights, with its classes as prompts if it is zero-shot."""
+    """Prepare a model for analysis: move it to the row's device and freeze its weights.
+
+    A zero-shot model also embeds the prompts of the classes of the data.
+    """
     if isinstance(model.answer, Contrast) and context.run.data.classes is not None:
         model.answer.ask(
             prompts_of(opened, context.run.data.classes), templates=len(context.run.data.classes.templates)
@@ -168,12 +193,12 @@ def with_classes(model: Model, opened: OpenModel, context: AnalysisContext) -> M
 
 
 def single(opened: OpenModel, context: AnalysisContext) -> Model:
-    """Return a base or a member."""
+    """Load a base or a member in float32; see `with_classes`."""
     return with_classes(load_model(opened, dtype=torch.float32), opened, context)
 
 
 def members_of(part: ModelOfRow, context: AnalysisContext) -> Iterator[Model]:
-    """Yield each member of a model of the row."""
+    """Yield each member of a model of the row, in float32; see `with_classes`."""
     opened = part.opened
     if opened.header.kind != Kind.HYDRA:
         yield single(opened, context)
@@ -185,7 +210,7 @@ def members_of(part: ModelOfRow, context: AnalysisContext) -> Iterator[Model]:
 
 @dataclass(frozen=True, slots=True)
 class LabelledBatches:
-    """This process's batches of the ID set with their labels, on a model's device, again and again."""
+    """Reusable iterable over this rank's labelled ID batches, on the device and in the dtype of `like`."""
 
     context: AnalysisContext
     part: ModelOfRow
@@ -204,16 +229,19 @@ def analyse(
     run: Evaluation,
     row: LoadedRow,
 ) -> Analyses | None:
-    """Return the named analyses of a row; None if no analysis applies.
+    """Run the named analyses of a row.
+
+    Returns:
+        Results of the analyses that apply to the row; None if no analysis does.
 
     Raises:
-        InputError: If models do not belong together.
-        DataError: If numbers are not finite.
+        InputError: If the tensors of a member and of its base do not fit together.
+        DataError: If losses or gradients are not finite.
     """
     if not names:
         return None
     parts: list[ModelOfRow] = []
-    is_derived = row.named.is_derived  # of several models, so that models and files are no pairs
+    is_derived = row.named.is_derived  # a baseline may combine several files into one model
     for opened, predictor in () if is_derived else zip(row.opened, row.predictors, strict=True):
         parts.append(
             ModelOfRow(opened, predictor.model, sum(len(part.opened.header.masks) for part in parts))
@@ -237,11 +265,11 @@ def analyse(
 
 
 def read_scores(analysing: Analysing, opened: Sequence[Sequence[OpenModel]]) -> dict[str, HeadScores]:
-    """Return the scores of each file of `--scores` by its name.
+    """Read the head importance files of `--scores`, by name.
 
     Raises:
-        ManifestError: If a file holds no scores.
-        InputError: If the scores are of another architecture's heads.
+        ManifestError: If a file holds no head importance.
+        InputError: If its towers, layers or heads differ from the architecture of a model.
     """
     scores = {file.name: HeadScores.read(file.ref) for file in analysing.scores}
     for file in analysing.scores:
@@ -260,10 +288,10 @@ def read_scores(analysing: Analysing, opened: Sequence[Sequence[OpenModel]]) -> 
 
 
 def check_rows(analysing: Analysing, opened: Sequence[Sequence[OpenModel]]) -> None:
-    """Refuse an analysis that is named and that no row is fit for, before data are read.
+    """Raise if a selected analysis needs a row that is missing.
 
     Raises:
-        InputError: Naming the analysis.
+        InputError: The message names the analysis.
     """
     fits = {
         AnalysisNeeds.BASE: any(base_of(model, opened) for row in opened for model in row),
@@ -278,7 +306,12 @@ def check_rows(analysing: Analysing, opened: Sequence[Sequence[OpenModel]]) -> N
 
 
 def base_of(model: OpenModel, opened: Sequence[Sequence[OpenModel]]) -> OpenModel | None:
-    """Return the base that a model was pruned from, if it is a row: of several in its lineage the nearest."""
+    """Return the base that a model was pruned from, if the base is a row of its own.
+
+    Returns:
+        The nearest one of several bases in the model's lineage. None for a base, or if no row has the model's
+        base.
+    """
     bases = {row[0].checkpoint.digest: row[0] for row in opened if len(row) == 1}
     bases = {digest: base for digest, base in bases.items() if base.header.kind == Kind.BASE}
     return (
@@ -289,20 +322,24 @@ def base_of(model: OpenModel, opened: Sequence[Sequence[OpenModel]]) -> OpenMode
 
 
 def apart_of(row: Sequence[OpenModel], opened: Sequence[Sequence[OpenModel]]) -> Sequence[OpenModel]:
-    """Return the members that a row's hydra was fused from, if they are a row and weights were merged."""
+    """Return the row with exactly the members that a hydra with merged weights was fused from.
+
+    Returns:
+        The members in fuse order. Empty if the first row is not such a hydra, or if no row has these members.
+    """
     hydra, plan = row[0], row[0].header.plan
     if len(row) > 1 or plan is None or Fate.MERGED not in plan.fates.values() or hydra.header.made_by is None:
         return ()
     member_digests = [
         file.sha256 for file in hydra.header.made_by.inputs[: len(hydra.header.masks)]
-    ]  # then come data
+    ]  # inputs after the members are data sets
     return next(
         (other_row for other_row in opened if [m.checkpoint.digest for m in other_row] == member_digests), ()
     )
 
 
 def _ancestors(model: OpenModel) -> Iterator[str]:
-    """Yield the digests of what a model was made of, the nearest first, and its base's at last."""
+    """Yield the digests of the files in a model's lineage, nearest step first, and last its base's digest."""
     for step in reversed(steps_to(model.header.made_by)):
         yield from (file.sha256 for file in step.inputs)
     if model.header.base is not None:

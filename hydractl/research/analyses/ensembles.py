@@ -1,6 +1,8 @@
-"""Ensembles of some members, of merged weights, and of fewer heads (Hydra Ensembles, B.3, B.6, B.7, Tables 10 and 11, Figure 5).
+"""Metrics of ensembles with fewer members, unmerged weights or fewer heads (Hydra Ensembles, B.3, B.6, B.7).
 
-Axes: N samples, B some of them, C classes.
+The analyses extend Figure 5 and Tables 10 and 11 of the paper.
+
+Axes: N samples, B samples of a chunk, C classes.
 """
 
 from __future__ import annotations
@@ -28,14 +30,22 @@ from hydractl.research.schema import BaseWithFewerHeads, EnsembleSize, MergedAnd
 from hydractl.scoring.attention_hooks import Gated, tapped
 
 MOST = 20
-"""Ensembles of a size that are measured; of more, so many are drawn."""
+"""Largest number of ensembles of one size that are measured; larger sets of ensembles are sampled.
+
+Chosen by hand: all ensembles of a row with up to 6 members are measured, since 6 members have at most 20
+subsets of one size. Doubling covers 7 members (35 subsets), and at most doubles the time.
+"""
 
 
 def analyse_members(context: AnalysisContext) -> tuple[EnsembleSize, ...]:
-    """Return the numbers of ensembles of one member, of two, up to all: means over ensembles of a size.
+    """Measure ensembles of one member, of two members, and so on up to all members.
 
-    An ensemble answers as a row does, by the mean of its members' probabilities. There is no interval: ensembles of a size share
-    members and samples.
+    Each entry has the mean, minimum and maximum over ensembles of one size. An ensemble averages the
+    probabilities of its members. Entries have no intervals, because ensembles of one size share members and
+    samples.
+
+    Returns:
+        One entry per size. Empty for a row with one member, and on all ranks except the leading rank.
     """
     if not context.predictions:
         return ()
@@ -76,7 +86,17 @@ def _size(
 
 
 def subsets(count: int, size: int, *, seed: int) -> Iterator[tuple[int, ...]]:
-    """Yield ensembles of a size, in order; where there are more than `MOST`, so many of them that are drawn."""
+    """Yield the ensembles of a size in lexicographic order.
+
+    Args:
+        count: Number of members.
+        size: Members per ensemble.
+        seed: Seed of the sampling.
+
+    Yields:
+        Increasing member indices. All ensembles if their number is at most `MOST`, else `MOST` distinct
+        random ones.
+    """
     if math.comb(count, size) <= MOST:
         yield from combinations(range(count), size)
         return
@@ -96,9 +116,12 @@ def _spreads(numbers: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
 
 
 def analyse_mlps(context: AnalysisContext) -> Merging | None:
-    """Return the numbers of both, how alike their answers are, and how far merged weights are from those that they are the means of.
+    """Compare a hydra with merged weights with its separate members (Hydra Ensembles, B.7, Table 11).
 
     Logits of both are divided by the hydra's temperature.
+
+    Returns:
+        None if the separate members are not a row.
     """
     if not context.separate_members:
         return None
@@ -121,7 +144,7 @@ def analyse_mlps(context: AnalysisContext) -> Merging | None:
 
 
 def _separate_models(context: AnalysisContext, part: ModelOfRow) -> Iterator[Towers]:
-    """Yield the members, one at a time, as the hydra runs."""
+    """Yield the separate members one at a time, in the hydra's dtype and on its device."""
     for opened in context.separate_members:
         model = load_model(opened, dtype=part.model.dtype).to(part.model.device)
         settle(model, opened, context.run.data.classes)
@@ -129,7 +152,11 @@ def _separate_models(context: AnalysisContext, part: ModelOfRow) -> Iterator[Tow
 
 
 def compare_answers(merged: StoredPredictions, separate: StoredPredictions) -> tuple[float, float]:
-    """Return how often two ensembles say the same class of N samples, and the mean KL divergence of the first from the second."""
+    """Compare the predictions of two ensembles on the same N samples.
+
+    Returns:
+        Share of samples with the same predicted class, and the mean of KL(separate || merged) in nats.
+    """
     _, count, _ = separate.shape
     size, agreements, divergence = at_once(separate), 0, 0.0
     for parts in zip(merged.split(size), separate.split(size), strict=True):
@@ -144,7 +171,16 @@ def _pairs(merged: Mapping[str, float], separate: Mapping[str, float]) -> dict[s
 
 
 def distances(hydra: OpenModel, members: Sequence[OpenModel]) -> dict[str, float]:
-    """Return how far members' merged weights are from their mean, by `tower.layer`; those outside of blocks are `tower`'s."""
+    """Return the relative distance of the members' merged weights from their mean, for each block.
+
+    Args:
+        hydra: Hydra that stores the merged weights, which are the means.
+        members: The members that it was fused from.
+
+    Returns:
+        Square root of the members' mean squared distance divided by the squared norm of the mean. Keys are
+        `tower.layer`, and `tower` for weights outside blocks. Blocks whose mean is zero are omitted.
+    """
     fates = hydra.header.plan.fates if hydra.header.plan is not None else {}
     off: dict[str, float] = {}
     lengths: dict[str, float] = {}
@@ -161,13 +197,20 @@ def distances(hydra: OpenModel, members: Sequence[OpenModel]) -> dict[str, float
 
 
 SIXTHS = range(1, 6)
+"""Removed sixths of the heads. With 12 heads in a layer, a sixth is 2 heads, as in Figure 5 of Hydra
+Ensembles (2, 4, 6 and 8 removed)."""
 
 
 def analyse_heads(context: AnalysisContext) -> tuple[BaseWithFewerHeads, ...]:
-    """Return the metrics of a base whose least important heads are masked, by each file of scores: a sixth of the heads, two, to five.
+    """Measure a base without its least important heads, by each file of `--scores` (Hydra Ensembles, B.3).
 
-    Masking a head is pruning it. Where layers were scored one by one, every layer loses equally many; else heads go over the whole
-    model, as far as the order of a greedy method goes. The temperature is that of the row.
+    One to five sixths of the heads are masked, without training; a masked head gives the same outputs as a
+    pruned head. If the scoring method had a budget per layer, every layer loses the same number of heads.
+    Otherwise heads are removed over the whole model, up to the end of a greedy method's order. Logits are
+    divided by the row's temperature.
+
+    Returns:
+        One entry per file and number of heads. Empty if the row is not a single base.
     """
     return tuple(
         pruned_base
@@ -196,7 +239,7 @@ def _fewer(context: AnalysisContext, part: ModelOfRow) -> Iterator[BaseWithFewer
 
 
 def _gated(mask: Mask, tower: str, layer: int, attention: Attention) -> Attention:
-    """Return attention without what heads say that a mask removes."""
+    """Return attention whose removed heads have zero output."""
     group = attention.groups()[0]
     gate = torch.zeros(group.heads, device=group.proj.weight.device)
     gate[list(mask[tower].keep[layer])] = 1.0
@@ -204,7 +247,7 @@ def _gated(mask: Mask, tower: str, layer: int, attention: Attention) -> Attentio
 
 
 def masks(scores: HeadScores, shape: Shape) -> Iterator[Mask]:
-    """Yield masks that keep ever fewer heads by scores, each once."""
+    """Yield masks that keep fewer and fewer heads by importance, without repetitions."""
     order = removal_order(
         scores.tables, None if scores.removals is None else [removal.id for removal in scores.removals]
     )
@@ -212,7 +255,7 @@ def masks(scores: HeadScores, shape: Shape) -> Iterator[Mask]:
     counts = {total}
     for sixth in SIXTHS:
         mask: Mask
-        if "keep" in scores.options:  # the method's own budget was that of a layer
+        if "keep" in scores.options:  # only methods with a budget per layer have this option
             mask = {
                 name: best_mask_per_layer(
                     [head for head in order if head.tower == name],

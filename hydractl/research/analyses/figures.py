@@ -1,4 +1,4 @@
-"""Figures of `eval --analyse`, of one report or of the first of several."""
+"""Figures of `eval --analyse`. Of several compared reports, the first is drawn."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from hydractl.research.corruptions.report import shift_figure
 from hydractl.research.schema import BaseWithFewerHeads, Plane, Pruned
 
 DRAWN_METRICS = ("accuracy", "nll", "ece", "auroc", "fpr95")
+"""Metrics with a panel of their own. Chosen by hand: one for accuracy, two for calibration and two for OOD
+detection. More metrics mean more panels."""
 FAINT = 0.55
-"""The opacity of dots, which lie on one another."""
+"""Opacity of dots in scatter plots. Chosen by hand: overlapping dots stay visible; twice the value would be
+opaque."""
 
 
 def _of_first(compared: Compared) -> str:
@@ -26,7 +29,7 @@ def _of_first(compared: Compared) -> str:
 
 
 def _proposition(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
-    """What the expansion to second order expects, against what is so."""
+    """Draw measured against expected widening of the loss gap."""
     prunings_by_row = [(row, analyses.proposition) for row, analyses in row_analyses if analyses.proposition]
     members = sorted({pruned.member for _, prunings in prunings_by_row for pruned in prunings})
     return Figure.unless_empty(
@@ -67,7 +70,7 @@ def _gaps(row: str, prunings: Sequence[Pruned], members: Sequence[int]) -> Panel
 
 
 def _pca(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
-    """Of each row's first member: tables have the others."""
+    """Draw the planes of each row's first member only; the tables have the planes of all members."""
     report = compared.reports[0]
     sets = (ID_NAME, *report.near, *report.far)
     panels = [
@@ -108,7 +111,7 @@ def _plane(title: str, plane: Plane, sets: Sequence[str]) -> Panel:
 
 
 def _quantities(values: Sequence[str], means: Sequence[str]) -> list[Quantity]:
-    """Return what is drawn, of OOD data over the widest group."""
+    """Return the metrics to draw. Metrics of OOD data are means over the widest group."""
     widest = next((group for group in reversed(GROUPS) if group in means), None)
     ranked = {"auroc", "fpr95"}
     return [
@@ -183,7 +186,7 @@ def _fewer(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
 
 
 def _points(quantity: Quantity, row: Row, fewer: Sequence[BaseWithFewerHeads]) -> list[tuple[float, float]]:
-    """Return the share of heads and the number, from few heads to all."""
+    """Return (share of heads kept, value) from few heads to all heads. The unpruned row is the point at 1."""
     points = []
     for base in fewer:
         values = base.values if quantity.scope is None else base.means.get(quantity.scope, {})

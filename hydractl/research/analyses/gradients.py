@@ -1,14 +1,15 @@
-"""First-order Taylor scores of heads (Hydra Ensembles, C.3, Figure 7), and the terms of Proposition 1 (A.2 and B.1).
+"""Taylor importance of heads, and the terms of Proposition 1 of Hydra Ensembles.
 
-The proposition says when pruning hurts more on corrupted data than on clean data.
+The paper has Taylor importance in C.3 (Figure 7), and the proposition in A.2 and B.1. The proposition states
+when pruning hurts more on corrupted data than on clean data. Let t be the weights of the base, d the step to
+the member's weights, and L the mean cross-entropy. To second order
 
-With t the weights of the base, d the step to a member's, L the mean cross-entropy, to second order
+    (L_noisy - L_clean)(t + d) - (L_noisy - L_clean)(t) = (g_noisy - g_clean) d + d (H_noisy - H_clean) d / 2
 
-    (L_noisy - L_clean)(t + d) - (L_noisy - L_clean)(t) = (g_noisy - g_clean) d + d (H_noisy - H_clean) d / 2,
-
-g the gradients and H the Hessians at t. The proposition assumes that g_clean = 0, g_noisy d >= 0, and that H_noisy - H_clean is
-positive definite; the paper looks at g_noisy d and at the mean of the Hessians' diagonals. Here every term is measured, and both
-sides: all exact but the diagonal, for which see `diagonal_probes`.
+with gradients g and Hessians H at t. The proposition assumes g_clean = 0, g_noisy d >= 0 and a positive
+definite H_noisy - H_clean. The paper reports g_noisy d and the mean of the Hessians' diagonals. This module
+measures both sides and every term. All values are exact except the diagonal, which `diagonal_probes`
+estimates.
 """
 
 from __future__ import annotations
@@ -47,14 +48,20 @@ from hydractl.scoring.settings import TaylorSettings
 from hydractl.scoring.weight_scores import score_taylor
 
 PROBES = 8
+"""Random vectors of the diagonal's estimate. Chosen by hand; doubling lowers the standard error by a factor
+of sqrt(2) and nearly doubles the time, since each vector costs one second derivative per batch."""
 
 
 def analyse_proposition(context: AnalysisContext) -> tuple[Pruned, ...]:
-    """Return the terms of every member that a base stands beside, under each corruption.
+    """Measure the terms of Proposition 1 for each pruned member under each corruption.
 
-    A step is from the base's weights to the member's, those of removed heads being 0: the removed heads' queries, keys and values with
-    their biases, and their part of the output projection; of members that were trained, all that training changed too. A model with
-    such weights answers as the member does. Logits are not divided by a temperature.
+    The step goes from the base's weights to the member's weights. The weights of removed heads become 0:
+    queries, keys and values with their biases, and the heads' part of the output projection. Training of a
+    member adds to the step. Logits are not divided by a temperature.
+
+    Returns:
+        One entry per member and corruption. Empty if the base is not a row; members equal to the base are
+        omitted.
     """
     if context.base is None or not context.parts:
         return ()
@@ -82,19 +89,20 @@ def _members(opened: OpenModel) -> Iterator[tuple[Mask, Mapping[str, Tensor]]]:
 def steps(
     base: OpenModel, model: Model, mask: Mask, state: Mapping[str, Tensor], *, name: str
 ) -> list[tuple[nn.Parameter, Tensor]]:
-    """Return the parameters of the base that a member has otherwise, each with the difference.
+    """Return the parameters of a base that differ in a member, each with the difference to the member.
 
     Args:
-        base: Where it came from.
-        model: The same, as it runs.
+        base: Header and files of the base.
+        model: The loaded base.
         mask: The heads that the member keeps.
-        state: Its tensors.
-        name: What errors call it.
+        state: State dict of the member.
+        name: Name of the member in errors.
 
     Raises:
-        InputError: If they are of models with other tensors.
+        InputError: If a tensor is missing in the member, or its shape does not fit the base and the mask.
     """
-    differences: dict[int, tuple[nn.Parameter, Tensor]] = {}  # one that has several names once
+    # by identity, because a tied weight has several names
+    differences: dict[int, tuple[nn.Parameter, Tensor]] = {}
     for key, weight in model.library_state().items():
         if not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
             continue
@@ -113,7 +121,7 @@ def steps(
 def _unpruned(
     base: OpenModel, mask: Mask, key: str, weight: Tensor | None, shape: torch.Size
 ) -> Tensor | None:
-    """Return a member's tensor with zeros for the heads that it lacks; None if it is not of that shape."""
+    """Return a member's tensor with zeros for removed heads, or None if its shape does not fit."""
     place = place_of(base.family, key)
     if weight is None or place.heads is None or place.layer is None:
         return weight if weight is not None and weight.shape == shape else None
@@ -129,10 +137,18 @@ def _unpruned(
 
 
 def diagonal_probes(moves: Sequence[Tensor], *, seed: int) -> list[list[Tensor]]:
-    """Return vectors of random signs on the weights that a step changes, 0 elsewhere, as int8 (Hutchinson 1990).
+    """Draw probes of the Hessian's trace: random signs where a step changes weights, else 0 (Hutchinson).
 
-    For such a v, E[v H v] is the trace of H over these weights: the mean of the diagonal, times how many they are. The same vectors
-    serve clean and corrupted data, so what they have in common drops out of the difference.
+    For a probe v, E[v H v] is the trace of H over the changed weights, which is the mean of the diagonal
+    times the number of these weights. Clean and corrupted data use the same probes, so shared noise cancels
+    in the difference.
+
+    Args:
+        moves: Changes of the parameters.
+        seed: Seed of the probes.
+
+    Returns:
+        `PROBES` probes, each with one int8 tensor per parameter.
     """
     draw = torch.Generator().manual_seed(seed)
     return [
@@ -149,7 +165,7 @@ def diagonal_probes(moves: Sequence[Tensor], *, seed: int) -> list[list[Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class _TermMeans:
-    """Means over samples, float64: the losses of base and member, slope and curvature, and each probe's v H v."""
+    """Means over samples: loss of base and member, first- and second-order term, v H v of each probe."""
 
     loss: float
     pruned: float
@@ -159,7 +175,15 @@ class _TermMeans:
 
 
 class ExpansionTerms:
-    """The terms of one step on any data."""
+    """Terms of the expansion for one step, on any data.
+
+    Attributes:
+        model: The base.
+        weights: Parameters that the step changes.
+        moves: Changes of these parameters.
+        moved: Number of changed weights.
+        probes: See `diagonal_probes`.
+    """
 
     def __init__(self, *, model: Model, moves: Sequence[tuple[nn.Parameter, Tensor]], seed: int) -> None:
         self.model = model
@@ -169,10 +193,10 @@ class ExpansionTerms:
         self.probes = diagonal_probes(self.moves, seed=seed)
 
     def on(self, context: AnalysisContext, part: ModelOfRow, of: str | Corruption) -> _TermMeans:
-        """Return them for the ID set, perhaps corrupted.
+        """Measure the terms on the ID set, clean or corrupted; a collective call of all ranks.
 
         Raises:
-            DataError: If one is not finite.
+            DataError: If a loss or gradient is not finite.
         """
 
         def batch_sums() -> Iterator[list[Tensor]]:
@@ -183,7 +207,7 @@ class ExpansionTerms:
         with (
             sdpa_kernel(SDPBackend.MATH),
             _needing_gradients(self.weights),
-        ):  # others have no second derivative
+        ):  # fused attention kernels have no second derivative
             sums, count = context.run.team.added(batch_sums())
         if not bool(sums.isfinite().all()):
             raise DataError(
@@ -193,10 +217,11 @@ class ExpansionTerms:
         return _TermMeans(loss, pruned, slope, curvature, torch.tensor(probes, dtype=torch.float64))
 
     def of_batch(self, inputs: Inputs, labels: Tensor) -> Tensor:
-        """Return what `_TermMeans` has of a batch, as sums in one vector."""
+        """Return the sums over a batch in the order of `_TermMeans`, shape (4 + PROBES,), float64."""
         like = self.weights[0]
         placed = inputs_like(inputs, like)
-        pruned = self._pruned_loss(placed, labels)  # first: what it changes, a graph would hold
+        # before the graph exists: a graph would save the weights that this call replaces
+        pruned = self._pruned_loss(placed, labels)
         loss = losses_of(self.model(placed).unsqueeze(0), labels).sum()
         gradients = torch.autograd.grad(loss, self.weights, create_graph=True, materialize_grads=True)
         terms = [loss.detach(), pruned, _product(gradients, self.moves).detach()]
@@ -254,9 +279,10 @@ def _pruned(
 
 
 def analyse_taylor(context: AnalysisContext) -> tuple[HeadTable, ...]:
-    """Return for each member what `score --method taylor --scope global` says on the ID set: |weight × gradient| of q, k and v.
+    """Measure the Taylor importance of each member's heads on the ID set (Hydra Ensembles, C.3, Figure 7).
 
-    Nothing is normalised, so that towers can be compared.
+    The values equal those of `score --method taylor --scope global`: mean |weight × gradient| over queries,
+    keys and values. They are not normalized, so towers can be compared.
     """
     return tuple(_taylor_tables(context))
 
@@ -275,7 +301,7 @@ def _taylor_tables(context: AnalysisContext) -> Iterator[HeadTable]:
                 settings=TaylorSettings(scope="global"),
                 team=context.run.team,
             )
-            # it would say that `prune` compares the scores of towers, by an option of `score`
+            # `score_taylor` would suggest an option of `score`, which does not apply to `eval`
             with reporting(SILENT):
                 ranking = score_taylor(job)
             for tower, rows in ranking.scores.items():

@@ -1,6 +1,6 @@
-"""Outputs of heads: distances between centroids and principal components (Hydra Ensembles, B.2, Table 5 and Figure 4).
+"""Distances and principal components of head outputs (Hydra Ensembles, B.2, Table 5 and Figure 4).
 
-Axes: N samples, B batch, H heads, T tokens, K head width.
+Axes: N samples, B batch, H heads, T tokens, K head width, D output width of a group (heads times K).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Heard(Attention):
     """Attention that passes its head outputs, before the output projection, to a function in each pass."""
 
     def __init__(self, attention: Attention, hear: Callable[[Tensor], None]) -> None:
-        """Take the place of an attention, of one member or of several.
+        """Wrap an attention module of one or several members.
 
         Args:
             attention: Module to wrap.
-            hear: Receives the outputs, as `Attention.heads` returns them in turn.
+            hear: Receives the outputs, as `Attention.heads` returns them when members run in turn.
         """
         super().__init__(attention.groups())
         self._hear = hear
@@ -49,14 +49,21 @@ class Heard(Attention):
 
 
 class Group(NamedTuple):
-    """Heads of one member of a model whose outputs lie side by side."""
+    """Heads of one member whose outputs are concatenated."""
 
     member: int
     heads: tuple[HeadName, ...]
 
 
 class OutputMoments(NamedTuple):
-    """Sums over samples, float64: how many, of what is said (D,), of its products (D, D); and what some say, (P, D)."""
+    """Sums over samples of a group's outputs, float64.
+
+    Attributes:
+        number: Number of samples, ().
+        total: Sum of the outputs, (D,).
+        products: Sum of the outer products of the outputs, (D, D).
+        points: Outputs of P selected samples, (P, D).
+    """
 
     number: Tensor
     total: Tensor
@@ -70,37 +77,59 @@ class OutputMoments(NamedTuple):
 
     @property
     def covariance(self) -> Tensor:
-        """About the centroid, (D, D), of N - 1 degrees of freedom; of one sample, of nothing."""
+        """The covariance (D, D) with N - 1 degrees of freedom; zero for a single sample."""
         about = self.products - self.number * torch.outer(self.mean, self.mean)
         return about / (self.number - 1).clamp(min=1)
 
     @property
     def size(self) -> float:
-        """The mean squared length."""
+        """The mean squared norm of the outputs."""
         return float(self.products.trace() / self.number)
 
     def on(self, origin: Tensor, axes: Tensor) -> OutputMoments:
-        """Return those of what lies along some axes (D, D'), from an origin (D,) on."""
+        """Project the moments on axes.
+
+        Args:
+            origin: Subtracted from the outputs first, (D,).
+            axes: Orthonormal columns, (D, D').
+
+        Returns:
+            Moments of the coordinates along the axes.
+        """
         shift = self.products - torch.outer(self.total, origin) - torch.outer(origin, self.total)
         about = shift + self.number * torch.outer(origin, origin)
         total = (self.total - self.number * origin) @ axes
         return OutputMoments(self.number, total, axes.T @ about @ axes, (self.points - origin) @ axes)
 
     def distance(self, other_moments: OutputMoments) -> tuple[float, float]:
-        """Return how far the other centroid is: Euclidean, and Mahalanobis by this covariance (its pseudoinverse)."""
+        """Return the Euclidean and the Mahalanobis distance to another centroid.
+
+        The Mahalanobis distance uses the pseudoinverse of this covariance.
+        """
         offset = other_moments.mean - self.mean
         return float(offset.norm()), float((offset @ whitening(self.covariance, self.size)).norm())
 
 
 def data_tower(model: Towers) -> str:
-    """Return the tower that samples go through: of a zero-shot model, which is asked about classes that it knows, the images'."""
+    """Return the name of the tower that samples pass through; for zero-shot models the vision tower."""
     return "vision" if "vision" in model.towers else next(iter(model.towers))
 
 
 def gather(
     context: AnalysisContext, part: ModelOfRow, name: str, groups: Sequence[Group], *, points: int
 ) -> list[OutputMoments]:
-    """Run a model once on a data set, and return the moments of each group with so many samples at most, evenly spread."""
+    """Run a model on a data set and sum the outputs of each group; a collective call of all ranks.
+
+    Args:
+        context: The row.
+        part: Model of the row.
+        name: Name of the data set.
+        groups: Groups of heads.
+        points: Largest number of evenly spaced samples in `OutputMoments.points`.
+
+    Returns:
+        Moments in the order of `groups`.
+    """
     count = context.count(name)
     places = (torch.arange(min(points, count)) * count).div(min(points, count) or 1, rounding_mode="floor")
 
@@ -125,7 +154,16 @@ def gather(
 
 
 def heard(model: Towers, inputs: Inputs, groups: Sequence[Group]) -> list[Tensor]:
-    """Return what each group says of a batch, (B, D), float64, on the CPU."""
+    """Return the outputs of each group on a batch, averaged over the tokens that the model's output reads.
+
+    Args:
+        model: The model.
+        inputs: One batch.
+        groups: Groups of heads that their members keep.
+
+    Returns:
+        One tensor (B, D) per group, float64, on the CPU.
+    """
     name = data_tower(model)
     tower = model.tower(name)
     tower_inputs = model.routed(inputs)[name]
@@ -134,7 +172,8 @@ def heard(model: Towers, inputs: Inputs, groups: Sequence[Group]) -> list[Tensor
     outputs: dict[tuple[int, int, int], Tensor] = {}
     padding: list[Tensor | None] = []
 
-    # once for all layers, whose own masks may be those of windows
+    # The padding mask comes from the embedding's context, because a layer's own mask may also hide tokens
+    # outside an attention window.
     def enter(_: nn.Module, __: object, stream: Stream) -> None:
         padding.append(stream.context.get("mask") if tower.reads is None else None)
 
@@ -142,7 +181,8 @@ def heard(model: Towers, inputs: Inputs, groups: Sequence[Group]) -> list[Tensor
         member_heads = [group.head_numbers for group in attention.groups()]
         read = z if tower.queries(layer) is not None else z[:, tower.reads or slice(None)]
         pooled = _mean(read, *padding).double().cpu()
-        separate = len(pooled) > size  # members that share the heads, but no more what they look at
+        # members share the heads of this layer, but their inputs already differ
+        separate = len(pooled) > size
         for member in range(tower.members):
             member_output, begin = pooled, 0
             if len(member_heads) > 1:
@@ -161,10 +201,14 @@ def heard(model: Towers, inputs: Inputs, groups: Sequence[Group]) -> list[Tensor
 
 
 def _mean(z: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean of z (N, T, H, K) over tokens, (N, H, K), without those that a padding mask (B or M B, 1, 1, T) hides."""
+    """Return the mean over tokens (N, H, K) of z (N, T, H, K), without the tokens that a mask hides.
+
+    The mask (B or M B, 1, 1, T) is True at visible tokens. N is B or M B.
+    """
     if mask is None:
         return z.mean(1)
-    # members see the same, whether they have parted where the mask is made, or only later
+    # All members have the same padding. Rows of the mask are repeated if the members' streams separate only
+    # after the mask was made.
     unmasked = repeat_batch(mask, -(-len(z) // len(mask)))[: len(z), 0, 0, :, None, None].to(z.dtype)
     return (z * unmasked).sum(1) / unmasked.sum(1)
 
@@ -172,16 +216,20 @@ def _mean(z: Tensor, mask: Tensor | None) -> Tensor:
 def in_every_set(
     context: AnalysisContext, part: ModelOfRow, groups: Sequence[Group], *, points: int = 0
 ) -> Mapping[str, list[OutputMoments]]:
-    """Return `gather` of the ID set and of each OOD set."""
+    """Return `gather` for the ID set and each OOD set, by name."""
     return {name: gather(context, part, name, groups, points=points) for name in (ID_NAME, *context.sets)}
 
 
 def analyse_centroids(context: AnalysisContext) -> Centroids | None:
-    """Return the distances between centroids of every head that members keep in the last layer.
+    """Measure distances of OOD from ID centroids in the last layer (Hydra Ensembles, B.2, Table 5).
 
-    With c the mean over samples of a head's output at the class token, they are |c_ID - c_OOD| and the root of
-    (c_ID - c_OOD) S^-1 (c_ID - c_OOD)^T, S the covariance of the ID outputs (N - 1 degrees of freedom, its pseudoinverse). Few
-    samples move centroids apart by chance.
+    The centroid c of a head is the mean of its output at the class token; models without a class token
+    average over tokens. The distances are |c_ID - c_OOD| and sqrt((c_ID - c_OOD) S^-1 (c_ID - c_OOD)^T), with
+    the covariance S of the ID outputs (N - 1 degrees of freedom; pseudoinverse). With few samples, distances
+    grow by chance.
+
+    Returns:
+        None if no member keeps heads in its last layer, or if the row has a baseline.
     """
     heads: list[CentroidDistances] = []
     for part in context.parts:
@@ -226,16 +274,22 @@ def _distance_means(
 
 
 HEADS = 6
-"""The paper's."""
+"""Heads on each side, as in Figure 4 of Hydra Ensembles. Doubling compares heads with more similar
+importance."""
 POINTS = 200
-"""Of each data set, which say enough to the eye."""
+"""Points of a data set in a plane. Chosen by hand: enough for a scatter plot. Doubling doubles the stored
+points, and reaches `MOST_DRAWN`, the limit of a report."""
 
 
 def analyse_pca(context: AnalysisContext) -> tuple[Planes, ...]:
-    """Return the principal components of what the six most and least important heads say, of those that each member keeps.
+    """Measure principal components of the most and least important heads (Hydra Ensembles, B.2, Figure 4).
 
-    Heads that were removed first matter least. The components are of the ID set and all OOD sets together, each sample once;
-    where a member keeps fewer than twelve heads, it has half of them.
+    The heads are those that a member keeps, ranked by each file of `--scores`. There are `HEADS` on each
+    side, or half of the member's heads if fewer are kept. Components are fitted on the ID set and all OOD
+    sets together, each sample with equal weight.
+
+    Returns:
+        One entry per file and member with at least two heads.
     """
     all_planes: list[Planes] = []
     for part in context.parts:
@@ -259,7 +313,7 @@ def analyse_pca(context: AnalysisContext) -> tuple[Planes, ...]:
 def _ends(
     part: ModelOfRow, context: AnalysisContext, label: str
 ) -> Iterator[tuple[int, tuple[tuple[HeadName, ...], tuple[HeadName, ...]]]]:
-    """Yield each member with the most and the least important heads that it keeps, by scores of one name."""
+    """Yield each member with at least two heads, and its most and least important heads by one file."""
     tower = data_tower(part.model)
     order = ranked(context.scores[label], tower)
     for member, mask in enumerate(part.opened.header.masks):
@@ -271,7 +325,11 @@ def _ends(
 
 
 def ranked(scores: HeadScores, tower: str) -> list[HeadId]:
-    """Return a tower's heads in the order in which they go, those that scores do not remove last, by score."""
+    """Return a tower's heads from the least to the most important.
+
+    Heads of a greedy order come first, in the order of removal. The remaining heads follow by ascending
+    importance.
+    """
     tables = scores.tables
     removed = [removal.id for removal in scores.removals or ()]
     ordered = [head for head in removal_order(tables) if head not in {*removed}]
@@ -279,9 +337,10 @@ def ranked(scores: HeadScores, tower: str) -> list[HeadId]:
 
 
 def plane(heads: Sequence[HeadName], moments: Mapping[str, OutputMoments]) -> Plane:
-    """Return the two directions of the greatest variance of all data sets together, and what lies in them.
+    """Return the first two principal components of all data sets together, and the projections of each set.
 
-    A direction's largest number is positive, the first of equal ones; where there is but one direction, the second is nothing.
+    The sign of a component makes its largest entry positive (the first of equal entries). If the outputs vary
+    in one direction only, the second component has no variance.
     """
     sums = [
         torch.stack(set_sums).sum(0)
@@ -310,5 +369,5 @@ def plane(heads: Sequence[HeadName], moments: Mapping[str, OutputMoments]) -> Pl
 
 
 def _short(value: torch.Tensor) -> float:
-    """Return a coordinate as closely as it can be seen."""
+    """Round a coordinate to four digits, more than a figure shows."""
     return float(f"{float(value):.4g}")

@@ -18,7 +18,7 @@ PANEL = "Analyses"
 
 
 class AnalysisNeeds(Enum):
-    """Inputs that an analysis cannot do without: the option that names them, or a property of a row."""
+    """Inputs that an analysis requires: an option, or a property of a row."""
 
     OOD = "--near"
     SCORES = "--scores"
@@ -30,7 +30,12 @@ class AnalysisNeeds(Enum):
 
 
 class Analysis(NamedTuple):
-    """Path of the function that maps an `AnalysisContext` to the field of `Analyses`, and all inputs that it needs."""
+    """An analysis of `eval`.
+
+    Attributes:
+        path: `module:function` that maps an `AnalysisContext` to a field of `Analyses`.
+        needs: Inputs that the analysis requires.
+    """
 
     path: str
     needs: frozenset[AnalysisNeeds]
@@ -58,22 +63,22 @@ NEEDS_OF_OPTIONS = {
     AnalysisNeeds.SCORES: "--scores scores.json",
     AnalysisNeeds.CORRUPTIONS: "--corrupt gaussian-noise:3",
 }
-"""Inputs of an analysis that options provide, with an example of the option."""
+"""Inputs that an option provides, each with an example of the option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedScores(NamedInputs):
-    """A file of scores and what tables call it."""
+    """A head importance file and its name in tables."""
 
     name: str
     ref: Path
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `NAME=FILE`, or a bare FILE named after itself.
+        """Parse `NAME=FILE`, or FILE, which is named after its stem.
 
         Raises:
-            UsageError: If either is empty.
+            UsageError: If name or file is empty.
         """
         name, equals, path_text = text.partition("=")
         if not equals or "/" in name:
@@ -87,7 +92,7 @@ class NamedScores(NamedInputs):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysing:
-    """What is asked."""
+    """The options `--analyse` and `--scores`."""
 
     analyse: tuple[str, ...] = setting(
         (),
@@ -120,19 +125,19 @@ class Analysing:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The analyses that must be made."""
+        """The analyses that are selected by name, which must apply."""
         return tuple(name for name in ANALYSES if name in self.analyse)
 
     @property
     def chosen_analyses(self) -> tuple[str, ...]:
-        """Those, and all others that may be made."""
+        """The selected analyses; with `all`, every analysis, of which some may not apply."""
         return tuple(ANALYSES) if ALL in self.analyse else self.named
 
     def check_given(self, needs_met: Collection[AnalysisNeeds]) -> None:
-        """Refuse analyses without the options that they need, and scores that no analysis reads.
+        """Check that selected analyses have their options, and that an analysis reads `--scores`.
 
         Raises:
-            UsageError: Naming the first.
+            UsageError: The message names the first analysis without its option.
         """
         for name in self.named:
             for need, example in NEEDS_OF_OPTIONS.items():

@@ -22,13 +22,13 @@ LABELLED = (MetricNeeds.LABELS, MetricNeeds.OOD)
 
 
 def rows_of(report: Report) -> RowAnalyses:
-    """Return the rows with analyses, and their analyses."""
+    """Return the rows that have analyses, each with its analyses."""
     pairs: list[tuple[Row, Analyses | None]] = [(row, getattr(row, "analyses", None)) for row in report.rows]
     return [(row, analyses) for row, analyses in pairs if analyses is not None]
 
 
 def analysis_tables(report: Report) -> Iterator[ReportTable]:
-    """Yield the tables of each analysis with a result."""
+    """Yield the tables of all analyses with results."""
     row_analyses = rows_of(report)
     for make in (_proposition, _centroids, _pca, _members, _mlps, _heads, _taylor):
         yield from make(report, row_analyses)
@@ -42,7 +42,7 @@ def _table(
 
 
 def member_name(row: Row, member: int) -> str:
-    """Return what a member of a row is called."""
+    """Return the name of a row's member in tables and figures."""
     return f"{row.name}, member {member}" if row.members > 1 else row.name
 
 
@@ -62,7 +62,7 @@ def _proposition(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
 
 
 def _terms(prunings: Sequence[Pruned]) -> tuple[Cell, ...]:
-    """Return means over corruptions, and for how many of them a number is at least 0."""
+    """Return means over corruptions, some with the number of corruptions whose value is at least 0."""
 
     def mean(of: Callable[[Pruned], float], *, share: bool = False) -> Cell:
         values = [of(pruned) for pruned in prunings]
@@ -160,7 +160,7 @@ def _members(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
 
 
 def of_size(size: EnsembleSize, quantity: Quantity) -> Spread | None:
-    """Return what ensembles of a size say of it."""
+    """Return a quantity of the ensembles of a size; None if the size has no such quantity."""
     return (size.values if quantity.scope is None else size.means.get(quantity.scope, {})).get(quantity.name)
 
 
@@ -237,12 +237,13 @@ def _taylor(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
 def chosen(
     values: Collection[str], means: Mapping[str, Collection[str]], *needs: MetricNeeds
 ) -> list[Quantity]:
-    """Return what is shown of some numbers, in the order of tables, of OOD data the means over the widest group.
+    """Return the quantities that a table shows, in the order of tables.
 
     Args:
-        values: Metrics of the ID set that there are.
-        means: Those of groups of OOD sets.
-        needs: Of the metrics; those of OOD data, and of members there, are of the group.
+        values: Names of the metrics on the ID set.
+        means: Names of the metrics by group of OOD sets.
+        needs: Kinds of metrics to show. OOD metrics, and member metrics if there are OOD sets, are means over
+            the widest group.
     """
     widest = next((group for group in reversed(GROUPS) if group in means), None)
     quantities = []

@@ -1,1 +1,1 @@
-"""What one may have for the same model without training it again: rows of a table beside hydras."""
+"""Baselines: methods that give uncertainty estimates for a trained model, with little or no training."""

@@ -1,13 +1,16 @@
-"""BayesVLM: how sure are the two projections of a model that compares images with texts? (Baumann et al. 2024).
+"""BayesVLM: a Laplace approximation of the two projections of a CLIP (Baumann et al. 2024).
 
-A projection's weights are normal around the trained ones: of the loss that tells which caption belongs to an image (InfoNCE),
-and which image to a caption, the generalised Gauss-Newton matrix is kept as a product, of A = sum a a' over the activations a
-that are projected, and B, the sum over embeddings, each divided by the square root of how many pairs there are. The precision is
-(sqrt(n) A + sqrt(lambda) I) (x) (sqrt(n) B + sqrt(lambda) I), with n the number of pairs that the data shall count for, and lambda
-the prior's precision. So an embedding is normal too, and the cosine of two embeddings has a mean and a variance in closed
-form; logits are the mean, made less sure by the variance (probit), as of `laplace:`.
+The weights of each projection have a normal distribution around the trained weights. Its precision is
+(sqrt(n) A + sqrt(lambda) I) (x) (sqrt(n) B + sqrt(lambda) I), the generalised Gauss-Newton matrix of InfoNCE
+(the contrastive loss of image-caption pairs) in Kronecker form plus a prior of precision lambda. A is the sum
+of a a' over the projected activations a, and B the sum of `curvature` over embeddings, each divided by the
+square root of the number of pairs. n is the number of pairs that the data shall count for.
 
-Equal to the authors' code, the objective that chooses lambda included, whose maximum is searched here, not climbed to.
+Embeddings are then normal too, and the cosine of two embeddings has a mean and a variance in closed form.
+Logits are the scaled mean, shrunk by the variance (probit), as for `laplace:`.
+
+The results equal those of the authors' code, with the same objective for lambda. Its optimum is searched here
+instead of approached by gradient steps.
 
 Axes: N pairs, C candidates or classes, P activations, F embedding.
 """
@@ -40,32 +43,42 @@ from hydractl.research.baselines.rows import BaselineInputs, BaselineModel
 from hydractl.runtime import at_least_single
 
 CHUNK = 256
-"""Embeddings whose candidates are held at once."""
+"""Embeddings per step of `curvature`, which bounds the memory of its matrices (CHUNK, C): 67 MB each for
+32768 candidates in float64. Chosen by hand. Doubling doubles this memory; results differ by rounding."""
 VISION, TEXT = "vision", "text"
 NOT_LINEAR = "the embeddings of its {tower} tower are not the output of a linear layer"
 
 
 class Projected(NamedTuple):
-    """What a tower says of some inputs.
+    """Inputs and outputs of a tower's projection.
 
     Attributes:
-        activations: What is projected, (N, P).
-        embeddings: What comes of it, not yet of length one, (N, F).
+        activations: Inputs, (N, P).
+        embeddings: Outputs before they are normalized, (N, F).
     """
 
     activations: Tensor
     embeddings: Tensor
 
     def part(self, begin: int, end: int) -> Projected:
-        """Return some of them."""
+        """Return the samples from `begin` to `end`."""
         return Projected(self.activations[begin:end], self.embeddings[begin:end])
 
 
 def curvature(sources: Tensor, candidates: Tensor, scale: float) -> Tensor:
-    """Return B (F, F): the sum over embeddings (N, F) of the Gauss-Newton matrix of telling which candidate (C, F) is theirs.
+    """Sum the Gauss-Newton matrices of the contrastive loss over embeddings.
 
-    With u of length one, y the candidates', p the softmax of scale y u, and M = scale^2 sum_c p_c y_c y_c' - m m' (m = sum_c p_c
-    y_c), it is (I - u u') M (I - u u') / |source|^2, which is summed without a matrix an embedding.
+    For u = source / |source|, normalized candidates y_c, p = softmax(scale y u) and M = scale^2 (sum_c p_c
+    y_c y_c' - m m') with m = sum_c p_c y_c, the matrix of an embedding is (I - u u') M (I - u u') /
+    |source|^2. The sum is computed without a matrix per embedding.
+
+    Args:
+        sources: Embeddings before normalization, (N, F).
+        candidates: Embeddings of the other modality, (C, F).
+        scale: Factor of cosines in the logits.
+
+    Returns:
+        B, shape (F, F).
     """
     hessian = sources.new_zeros(sources.shape[1], sources.shape[1])
     targets = unit(candidates)
@@ -83,13 +96,13 @@ def curvature(sources: Tensor, candidates: Tensor, scale: float) -> Tensor:
 
 
 def factors(sources: Projected, candidates: Tensor, *, scale: float, contrast: int) -> tuple[Tensor, Tensor]:
-    """Return A (P, P) and B (F, F) of a projection, each by the square root of the number of pairs.
+    """Return the Kronecker factors A (P, P) and B (F, F) of a projection, divided by sqrt(N).
 
     Args:
-        sources: Of N pairs.
-        candidates: The other embeddings of the pairs, (N, F).
-        scale: What cosines are multiplied with.
-        contrast: How many pairs are told apart at once; N is a multiple of it.
+        sources: Projections of N pairs.
+        candidates: Embeddings of the other modality, (N, F).
+        scale: Factor of cosines in the logits.
+        contrast: Pairs per batch of the contrastive loss; N is a multiple of it.
     """
     width, length = sources.activations.shape[1], sources.embeddings.shape[1]
     outer, inner = exact(candidates).new_zeros(width, width), exact(candidates).new_zeros(length, length)
@@ -104,13 +117,13 @@ def factors(sources: Projected, candidates: Tensor, *, scale: float, contrast: i
 
 
 def best_prior(weight: Tensor, outer: Tensor, inner: Tensor, count: float) -> float:
-    """Return the precision of the prior that the authors' objective is highest at.
+    """Return the prior precision that maximizes the authors' objective.
 
     Args:
         weight: The projection, (F, P).
-        outer: A (P, P).
-        inner: B (F, F).
-        count: How many pairs the data count for.
+        outer: A, (P, P).
+        inner: B, (F, F).
+        count: Number of pairs that the data count for.
     """
     squares, root = float(exact(weight).square().sum()), math.sqrt(count)
     a, b = (torch.linalg.eigvalsh(factor).clamp(min=0) * root for factor in (outer, inner))
@@ -127,14 +140,19 @@ def best_prior(weight: Tensor, outer: Tensor, inner: Tensor, count: float) -> fl
 
 @dataclass(frozen=True, slots=True)
 class ProjectionCovariance:
-    """How unsure a projection is: its inverse factors, (P, P) and the diagonal of (F, F)."""
+    """Kronecker factors of the covariance of a projection's weights.
+
+    Attributes:
+        outer: Factor of the inputs, (P, P).
+        inner: Diagonal of the factor of the outputs, (F,).
+    """
 
     outer: Tensor
     inner: Tensor
 
     @classmethod
     def of(cls, outer: Tensor, inner: Tensor, *, count: float, prior: float) -> ProjectionCovariance:
-        """Invert the precision of weights whose factors are A and B."""
+        """Invert the precision that the factors A (P, P) and B (F, F) define."""
         inverses = [
             torch.linalg.inv(math.sqrt(count) * factor + math.sqrt(prior) * torch.eye(len(factor)).to(factor))
             for factor in (outer, inner)
@@ -142,12 +160,17 @@ class ProjectionCovariance:
         return cls(inverses[0], inverses[1].diagonal().clone())
 
     def variances(self, activations: Tensor) -> Tensor:
-        """Return the variances (N, F) of embeddings."""
+        """Return the variances (N, F) of the embeddings of activations (N, P)."""
         return ((activations @ self.outer) * activations).sum(-1, keepdim=True) * self.inner
 
 
 def similarity(images: tuple[Tensor, Tensor], texts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return mean and variance (N, C) of the cosine of embeddings with variances, (N, F) and (C, F) each."""
+    """Return mean and variance (N, C) of the cosines between images and texts.
+
+    Args:
+        images: Embeddings and their variances, each (N, F).
+        texts: Embeddings and their variances, each (C, F).
+    """
     (e1, s1), (e2, s2) = images, texts
     n1, n2 = e1.square() + s1, e2.square() + s2
     length1, length2 = n1.sum(-1, keepdim=True), n2.sum(-1, keepdim=True)
@@ -156,13 +179,13 @@ def similarity(images: tuple[Tensor, Tensor], texts: tuple[Tensor, Tensor]) -> t
 
 
 class ProjectionTap:
-    """A two-tower model whose projections are seen while it runs."""
+    """A CLIP whose linear layers are recorded during forward passes, to find its projections."""
 
     def __init__(self, model: Towers, *, name: str) -> None:
-        """Look at its linear layers.
+        """Register a hook on each linear layer.
 
         Raises:
-            UnsupportedModelError: If it is no CLIP of one member with both towers.
+            UnsupportedModelError: If the model is not a CLIP with one member and both towers.
         """
         self.model, self.name = model, name
         answers = [answer for answer in model.answers if isinstance(answer, Contrast)]
@@ -174,17 +197,18 @@ class ProjectionTap:
             layer.register_forward_hook(self._see)
 
     def unfit(self, why: str) -> UnsupportedModelError:
-        """Return what is said of a model that cannot be doubted."""
+        """Return the error for a model without linear projections."""
         return UnsupportedModelError(
             f"{self.name}: `bayesvlm:` needs a single CLIP that compares images with texts, but {why}",
             hint="give a base or a member of CLIP from transformers, with both towers",
         )
 
     def checked(self, tower: str, inputs: Inputs) -> tuple[Projected, nn.Linear]:
-        """Return what a tower projects, and by what.
+        """Return a tower's projection of a batch, and its linear layer.
 
         Raises:
-            UnsupportedModelError: If its embeddings are made otherwise than of a linear layer's outputs.
+            UnsupportedModelError: If the embeddings are not the normalized output of a linear layer without
+                bias.
         """
         projected, layer, embeddings = self.project(tower, inputs)
         bias = cast("Tensor | None", layer.bias)
@@ -193,13 +217,14 @@ class ProjectionTap:
         raise self.unfit(NOT_LINEAR.format(tower=tower))
 
     def project(self, tower: str, inputs: Inputs) -> tuple[Projected, nn.Linear, Tensor]:
-        """Return the last projection of a tower, its layer, and the embeddings.
+        """Return a tower's projection of a batch, its linear layer, and the normalized embeddings (N, F).
 
         Raises:
-            UnsupportedModelError: If no layer has outputs of the shape of the embeddings.
+            UnsupportedModelError: If no linear layer has outputs of the shape of the embeddings.
         """
         self._seen = []
         (embeddings,) = self.model.run_tower(tower, self.model.adapted(inputs))
+        # The projection is the last layer with outputs of this shape.
         for layer, activations, layer_output in reversed(self._seen):
             if layer_output.shape == embeddings.shape:
                 return Projected(activations, layer_output), layer, embeddings
@@ -211,7 +236,7 @@ class ProjectionTap:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Batches of images and of captions, each with the places of its items among the pairs."""
+    """Batches of images and of captions, each with the positions of its items among the pairs."""
 
     images: Iterator[tuple[Inputs, Tensor]]
     captions: Iterator[tuple[Inputs, Tensor]]
@@ -219,10 +244,10 @@ class Pairs:
 
 
 class BayesVlm(BaselineModel):
-    """A model of images and texts with a distribution over its projections.
+    """A CLIP with a normal distribution over its projections.
 
     Attributes:
-        priors: The precisions of the priors, of images' projection and of texts'.
+        priors: Prior precision of the image projection and of the text projection.
     """
 
     doubt_outer: Tensor
@@ -233,17 +258,17 @@ class BayesVlm(BaselineModel):
     def __init__(
         self, model: Towers, how: BayesVlmOptions, pairs: Pairs, prompts: dict[str, Tensor], *, name: str
     ) -> None:
-        """Find the distributions in one pass over the pairs.
+        """Fit the distributions in one pass over the pairs.
 
         Args:
-            model: In evaluation mode, where it shall run.
-            how: What to find.
-            pairs: Images with a caption each.
-            prompts: One of each class, (C, T).
-            name: What errors call the model.
+            model: In evaluation mode, on its device.
+            how: Options of the baseline.
+            pairs: Images with one caption each.
+            prompts: Tokens of one prompt per class, (C, T).
+            name: Name of the model in errors.
 
         Raises:
-            UnsupportedModelError: If it is no model of transformers' CLIP.
+            UnsupportedModelError: If the model is not a CLIP with linear projections.
         """
         super().__init__(model)
         self.projection_tap = ProjectionTap(model, name=name)
@@ -280,7 +305,7 @@ class BayesVlm(BaselineModel):
 
     @override
     def member_logits(self, inputs: Inputs) -> Tensor:
-        """Return logits (1, B, C) of images that the variance makes less sure."""
+        """Return logits (1, B, C) of images, shrunk by their variance."""
         images, _, _ = self.projection_tap.project(VISION, inputs)
         variances = ProjectionCovariance(self.doubt_outer, self.doubt_inner).variances(
             exact(images.activations)
@@ -295,7 +320,7 @@ class BayesVlm(BaselineModel):
     def _all(
         self, side: str, batches: Iterator[tuple[Inputs, Tensor]], count: int
     ) -> tuple[Projected, nn.Linear]:
-        """Return what a tower says of all pairs, in their order."""
+        """Project all pairs with one tower, in the order of the pairs."""
         storage: list[Tensor] = []
         layer = None
         for inputs, places in batches:
@@ -311,7 +336,11 @@ class BayesVlm(BaselineModel):
 
 
 def check(_: BayesVlmOptions, files: Sequence[OpenModel], classes: Classes | None) -> None:
-    """Refuse a model that does not compare images with texts by linear projections; its weights are read."""
+    """Check that a model compares images with texts by linear projections. Its weights are loaded.
+
+    Raises:
+        UnsupportedModelError: If it does not, or if there are several templates.
+    """
     opened = files[0]
     tokenization, _classes = text_settings(opened, classes)
     projection_tap = ProjectionTap(model := load_any(opened), name=opened.reference)
@@ -320,7 +349,11 @@ def check(_: BayesVlmOptions, files: Sequence[OpenModel], classes: Classes | Non
 
 
 def build(options: BayesVlmOptions, inputs: BaselineInputs) -> tuple[Towers, dict[str, float]]:
-    """Return the model with distributions over its projections, and their priors' precisions."""
+    """Fit the baseline.
+
+    Returns:
+        The model with distributions over its projections, and the prior precisions for the record.
+    """
     opened = inputs.files[0]
     tokenization, classes = text_settings(opened, inputs.data.classes)
     images = inputs.fitted_on[str(options.reads)].items
@@ -342,10 +375,10 @@ def build(options: BayesVlmOptions, inputs: BaselineInputs) -> tuple[Towers, dic
 
 
 def text_settings(opened: OpenModel, classes: Classes | None) -> tuple[Tokenization, Classes]:
-    """Return how a model that compares images with texts reads these, and which classes it is asked about, for `bayesvlm:`.
+    """Return the tokenization of a zero-shot model and the classes of the data.
 
     Raises:
-        UnsupportedModelError: If it is none, or is asked in several ways.
+        UnsupportedModelError: If the model is not zero-shot, or if there are several templates.
     """
     prompting = opened.header.prompting
     if prompting is None or classes is None:
@@ -362,10 +395,10 @@ def text_settings(opened: OpenModel, classes: Classes | None) -> tuple[Tokenizat
 
 
 def check_pairs(options: BayesVlmOptions, images: Dataset) -> None:
-    """Refuse pairs of which none can be told from others.
+    """Check that there are at least two pairs, because a single caption cannot be contrasted.
 
     Raises:
-        DataError: If there is but one.
+        DataError: If there is only one pair.
     """
     if len(images) < FEWEST:
         raise DataError(

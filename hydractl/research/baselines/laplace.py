@@ -1,16 +1,20 @@
-"""Last-layer Laplace: how sure are the weights of the last layer?
+"""Laplace approximation of the last layer (Daxberger et al. 2021, Laplace Redux; after MacKay 1992).
 
-As in Daxberger et al. (2021, Laplace Redux), after MacKay (1992), and equal to laplace-torch's `LLLaplace` to the last digits. Given features x of N training samples, the negative log posterior of the layer's weights has at the trained weights the
-generalised Gauss-Newton matrix G = sum_n L_n (x) x_n x_n', with L = diag(p) - p p', which needs no labels, and the precision
-of a normal prior on its diagonal. `full` is that, the biases as weights of a constant feature; `kron` keeps of the weights
-(sum_n L_n / N) (x) (sum_n x_n x_n') and of the biases sum_n L_n, the two apart (KFAC; Ritter et al. 2018). The prior's precision
-is the one of the highest marginal likelihood, or on held-out data that of the lowest NLL of the answers, out of the grid of laplace-torch's
-`optimize_prior_precision(method="gridsearch", val_loader=...)`, whose running NLL 0.3 does not reset from one precision to the next.
+The results equal those of `LLLaplace` of laplace-torch to the last digits. For features x of N training
+samples, the negative log posterior of the last layer's weights has the generalised Gauss-Newton matrix G =
+sum_n L_n (x) x_n x_n' at the trained weights, with L = diag(p) - p p'. G needs no labels. A normal prior adds
+its precision to the diagonal. `full` uses G, with biases as weights of a constant feature. `kron`
+approximates the weights' part by (sum_n L_n / N) (x) (sum_n x_n x_n') and the biases' part by sum_n L_n,
+without correlation between both parts (KFAC; Ritter et al. 2018).
 
-`probit` divides each logit by sqrt(1 + pi/8 of its variance), and the softmax of that is the answer (MacKay 1992; Kristiadi et
-al. 2020); `samples` draws weights, each of which is a member.
+The prior precision maximizes the marginal likelihood. With held-out data it minimizes their NLL over the grid
+of laplace-torch's `optimize_prior_precision(method="gridsearch", val_loader=...)`. laplace-torch 0.3 does not
+reset the running NLL between two precisions of this search; this module does.
 
-Axes: B batch, C classes, D features, S draws.
+`probit` divides each logit by sqrt(1 + pi/8 times its variance) before the softmax (MacKay 1992; Kristiadi et
+al. 2020). `samples` draws weights, and each draw is a member.
+
+Axes: B batch, C classes, D features, S draws, P weights.
 """
 
 from __future__ import annotations
@@ -36,15 +40,17 @@ from hydractl.research.baselines.options import FULL, LaplaceOptions
 from hydractl.research.baselines.rows import BaselineInputs, BaselineModel
 
 LOWEST, HIGHEST = 1e-6, 1e9
-"""Between them is the prior's precision looked for."""
+"""Bounds of the search for the prior precision. Chosen by hand, far apart; wider bounds change the result
+only if the optimum is a bound."""
 GRID = tuple(10 ** (8 * step / 99 - 4) for step in range(100))
-"""The precisions that held-out data choose from: laplace-torch's `logspace(-4, 4, 100)`."""
+"""Precisions that held-out data select from: `logspace(-4, 4, 100)`, the grid of laplace-torch."""
 MOST_WEIGHTS = 6000
-"""Of `full`, whose matrix has a row for each."""
+"""Largest number of weights for `hessian=full`. Its matrix has 6000 x 6000 float64 numbers (288 MB). Chosen
+by hand; doubling needs four times the memory and eight times the time of the eigendecomposition."""
 
 
 class Kron(nn.Module):
-    """A normal distribution around the trained weights, up to the prior's precision; the matrix of weights is a Kronecker product."""
+    """Normal distribution over weights with a Kronecker-factored Hessian, without the prior."""
 
     outer: torch.Tensor
     inner: torch.Tensor
@@ -52,7 +58,13 @@ class Kron(nn.Module):
     of_biases: torch.Tensor
 
     def __init__(self, labels: torch.Tensor, features: torch.Tensor, count: int) -> None:
-        """Take sums over `count` samples: of L (C, C), and of x x' (D, D)."""
+        """Decompose the Kronecker factors.
+
+        Args:
+            labels: Sum of L over the samples, (C, C).
+            features: Sum of x x' over the samples, (D, D).
+            count: Number of samples.
+        """
         super().__init__()
         of_labels, outer = _eigen(labels)
         of_features, inner = _eigen(features)
@@ -63,7 +75,7 @@ class Kron(nn.Module):
 
     @property
     def curvatures(self) -> torch.Tensor:
-        """The eigenvalues of the matrix, (P,)."""
+        """Eigenvalues of the Hessian without the prior, (P,)."""
         return torch.cat([self.of_weights.flatten(), self.of_biases])
 
     def variances(self, features: torch.Tensor, prior: float) -> torch.Tensor:
@@ -72,14 +84,14 @@ class Kron(nn.Module):
         return (along + 1 / (self.of_biases + prior)) @ self.outer.square().T
 
     def draws(self, count: int, prior: float, generator: torch.Generator) -> torch.Tensor:
-        """Return the differences of drawn weights from the trained ones, (S, C, D + 1), biases last."""
+        """Draw differences from the trained weights, (S, C, D + 1), biases last."""
         scales = torch.cat([self.of_weights, self.of_biases[:, None]], 1).add(prior).rsqrt()
         along = self.outer @ (_normal(count, *scales.shape, generator=generator).to(scales) * scales)
         return torch.cat([along[..., :-1] @ self.inner.T, along[..., -1:]], -1)
 
 
 class Full(nn.Module):
-    """As `Kron`, of weights and biases with the whole matrix (C, D + 1, C, D + 1)."""
+    """Normal distribution over weights with the full Hessian (C, D + 1, C, D + 1), without the prior."""
 
     curvatures: torch.Tensor
     vectors: torch.Tensor
@@ -97,17 +109,19 @@ class Full(nn.Module):
         return along.square() @ (1 / (self.curvatures + prior))
 
     def draws(self, count: int, prior: float, generator: torch.Generator) -> torch.Tensor:
-        """Return the differences of drawn weights from the trained ones, (S, C, D + 1), biases last."""
+        """Draw differences from the trained weights, (S, C, D + 1), biases last."""
         normal = _normal(count, len(self.curvatures), generator=generator).to(self.curvatures)
         return torch.einsum("cdp,sp->scd", self.vectors, normal * (self.curvatures + prior).rsqrt())
 
 
 class LastLayer(BaselineModel):
-    """A model with a distribution over the weights of its last layer.
+    """A model with a normal distribution over the weights of its last layer.
 
     Attributes:
-        prior: The precision of the weights' prior.
-        count: How many samples the distribution was found on.
+        posterior: The distribution, without the prior.
+        prior: Prior precision of the weights.
+        count: Number of samples that the distribution was fitted on.
+        drawn_weights: Drawn weights (S, C, D + 1) of `predictive=samples`, else None.
     """
 
     drawn_weights: torch.Tensor | None
@@ -121,17 +135,19 @@ class LastLayer(BaselineModel):
         held_out: Iterable[tuple[Inputs, torch.Tensor]] | None = None,
         name: str,
     ) -> None:
-        """Find the distribution in one pass over the training data, and its prior in one over held-out data.
+        """Fit the distribution in one pass over the training data, and select the prior precision.
 
         Args:
-            model: In evaluation mode, where it shall run.
-            how: What to find.
-            batches: The training data.
-            held_out: Held-out data with labels (B,), in 0..C-1, which choose the prior; None: the marginal likelihood does.
-            name: What errors call the model.
+            model: In evaluation mode, on its device.
+            how: Options of the baseline.
+            batches: Inputs of the training data.
+            held_out: Held-out inputs with labels (B,) in 0..C-1 that select the prior precision. None uses
+                the option `prior`, or else the marginal likelihood.
+            name: Name of the model in errors.
 
         Raises:
-            UnsupportedModelError: If it is several models, has no linear last layer, or too large a one for `full`.
+            UnsupportedModelError: If there are several models, no linear last layer, or too many weights for
+                `full`.
         """
         super().__init__(model)
         self.how, self.name, self.count = how, name, 0
@@ -147,12 +163,12 @@ class LastLayer(BaselineModel):
 
     @override
     def member_logits(self, inputs: Inputs) -> torch.Tensor:
-        """Return logits (1, B, C) that the variance makes less sure, or (S, B, C) of drawn weights."""
+        """Return logits (1, B, C) shrunk by their variance, or logits (S, B, C) of the drawn weights."""
         logits, features, _ = self._logits_and_features(inputs)
         return self._doubted(logits, features)
 
     def _doubted(self, logits: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        """Return what `member_logits` does, of the model's logits (B, C) and the features (B, D) that they are made of."""
+        """Return `member_logits` given the model's logits (B, C) and the features (B, D) of its last layer."""
         features = exact(features)
         if self.drawn_weights is not None:
             return torch.einsum("bd,scd->sbc", with_bias(features), self.drawn_weights).to(logits.dtype)
@@ -160,14 +176,14 @@ class LastLayer(BaselineModel):
         return (exact(logits) * (1 + math.pi / 8 * variances).rsqrt()).to(logits.dtype)[None]
 
     def _assume(self, prior: float, weights: torch.Tensor) -> None:
-        """Take a precision of the prior, around the trained weights (C, D + 1)."""
+        """Set the prior precision; with `samples`, draw weights around the trained weights (C, D + 1)."""
         self.prior = prior
         if self.how.samples is not None:
             generator = torch.Generator().manual_seed(self.how.seed)
             self.drawn_weights = weights + self.posterior.draws(self.how.samples, prior, generator)
 
     def _best(self, held_out: Iterable[tuple[Inputs, torch.Tensor]], weights: torch.Tensor) -> float:
-        """Return the precision of `GRID` that has the lowest NLL, of equal ones the lowest; arguments as above."""
+        """Return the precision in `GRID` with the lowest NLL on held-out data (the lowest of equal ones)."""
         with torch.inference_mode():
             heard = [(*self._logits_and_features(inputs)[:2], labels) for inputs, labels in held_out]
 
@@ -185,10 +201,11 @@ class LastLayer(BaselineModel):
         return min(GRID, key=cost)
 
     def _see(self, layer: nn.Linear, inputs: tuple[torch.Tensor, ...], outputs: torch.Tensor) -> None:
-        self._seen = [(layer, inputs[0], outputs)]  # the last one stays
+        # one entry: only the last layer matters, and older activations would fill the memory
+        self._seen = [(layer, inputs[0], outputs)]
 
     def _logits_and_features(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, nn.Linear]:
-        """Return the model's logits (B, C), the features (B, D) that they are made of, and the last layer."""
+        """Return logits (B, C), the input (B, D) of the last linear layer, and this layer."""
         self._seen = []
         logits, *others = super().member_logits(inputs)
         if others:
@@ -206,7 +223,7 @@ class LastLayer(BaselineModel):
         )
 
     def _fit(self, batches: Iterable[Inputs]) -> tuple[Kron | Full, torch.Tensor]:
-        """Return the distribution, and the weights (C, D + 1), biases last, that give logits divided by the temperature."""
+        """Return the distribution, and the weights (C, D + 1) divided by the temperature, biases last."""
         sums: list[torch.Tensor] = []
         layer = None
         for inputs in batches:
@@ -227,7 +244,8 @@ class LastLayer(BaselineModel):
             self.count += len(probs)
         if layer is None:
             raise ValueError("there are no batches")
-        sums = [factor_sum.clone() for factor_sum in sums]  # no longer of the inference
+        # clones, because autograd refuses tensors of inference mode
+        sums = [factor_sum.clone() for factor_sum in sums]
         posterior = Full(sums[0]) if self.how.hessian == FULL else Kron(sums[0], sums[1], self.count)
         weight = exact(layer.weight.detach())
         bias = cast("torch.Tensor | None", layer.bias)
@@ -245,11 +263,11 @@ class LastLayer(BaselineModel):
 
 
 def likeliest(curvatures: torch.Tensor, squares: float) -> float:
-    """Return the precision of the prior that has the highest marginal likelihood.
+    """Return the prior precision that maximizes the marginal likelihood.
 
     Args:
-        curvatures: The eigenvalues of the matrix without the prior, (P,).
-        squares: The sum of the squares of the trained weights.
+        curvatures: Eigenvalues of the Hessian without the prior, (P,).
+        squares: Sum of squares of the trained weights.
     """
 
     def cost(log_prior: float) -> float:
@@ -260,24 +278,24 @@ def likeliest(curvatures: torch.Tensor, squares: float) -> float:
 
 
 def cheapest_prior(cost: Callable[[float], float]) -> float:
-    """Return the precision, between `LOWEST` and `HIGHEST`, whose logarithm costs least."""
+    """Return the precision between `LOWEST` and `HIGHEST` with the lowest cost of its logarithm."""
     bounds = (math.log(LOWEST), math.log(HIGHEST))
     minimum = minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": 1e-6})
     return math.exp(float(minimum.x))
 
 
 def exact(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in float64, which MPS devices have not: on the CPU then."""
+    """Return a tensor in float64; on the CPU for MPS devices, which do not support float64."""
     return (x.cpu() if x.device.type == "mps" else x).double()
 
 
 def with_bias(features: torch.Tensor) -> torch.Tensor:
-    """Return features (B, D + 1), the last of them constant."""
+    """Append a constant feature 1 to features (B, D)."""
     return torch.cat([features, features.new_ones(len(features), 1)], 1)
 
 
 def _eigen(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the eigenvalues, none below zero, and vectors of a sum of squares."""
+    """Return eigenvalues and eigenvectors of a positive semidefinite matrix; rounding below 0 is clamped."""
     values, vectors = torch.linalg.eigh(matrix)
     return values.clamp(min=0), vectors
 
@@ -287,12 +305,20 @@ def _normal(*shape: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def check(options: LaplaceOptions, files: Sequence[OpenModel], _: Classes | None) -> None:
-    """Refuse a model whose last layer is not linear; its weights are read."""
+    """Check that a model has a linear last layer. Its weights are loaded.
+
+    Raises:
+        UnsupportedModelError: If it has none.
+    """
     LastLayer(load_any(files[0]), options, [probe_inputs(files[0].header)], name=files[0].reference)
 
 
 def build(options: LaplaceOptions, inputs: BaselineInputs) -> tuple[Towers, dict[str, float]]:
-    """Return the model with a distribution over its last layer, and the prior's precision."""
+    """Fit the baseline.
+
+    Returns:
+        The model with a distribution over its last layer, and the prior precision for the record.
+    """
     sources, reads = inputs.fitted_on, inputs.files[0].header.preprocess
     items = sources[str(options.reads)].items
     progress.step(f"Fitting the last layer of {inputs.name} on {counted(len(items), 'sample')}")

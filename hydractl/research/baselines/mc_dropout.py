@@ -1,8 +1,8 @@
-"""MC dropout: one model, thinned anew in each of some passes (Gal and Ghahramani 2016, Dropout as a Bayesian Approximation).
+"""MC dropout: several forward passes with active dropout (Gal and Ghahramani 2016).
 
-What a pass drops is drawn once, by seed, pass and layer, for every number of a sample, and is the same for all samples: each
-pass is one draw of the weights, as the Bayesian reading has it (consistent MC dropout; Kirsch et al. 2019, BatchBALD). So
-nothing hangs on batches, their size, or what was asked before.
+A dropout mask depends on seed, pass and layer only, and is the same for all samples. Each pass is therefore
+one draw of the weights, as in the Bayesian interpretation (consistent MC dropout; Kirsch et al. 2019,
+BatchBALD). Predictions do not depend on the batch, its size or earlier calls.
 
 Axes: M members, B batch, C classes.
 """
@@ -29,19 +29,24 @@ from hydractl.training.dropout import NOT_DROPPED, dropout_layers
 
 
 class McDropout(BaselineModel):
-    """A model whose dropout stays active, with a member a pass; its dropout layers are changed in place."""
+    """A model with active dropout and one member per pass. Its dropout layers are replaced in place."""
 
     def __init__(self, model: Towers, how: McDropoutOptions, *, name: str) -> None:
-        """Put seeded masks in the place of the dropout that `finetune --dropout` sets.
+        """Replace the dropout layers that `finetune --dropout` sets by layers with seeded masks.
+
+        Args:
+            model: Model of one or several members.
+            how: Options of the baseline.
+            name: Name of the model in errors.
 
         Raises:
-            UnsupportedModelError: If nothing would be dropped.
+            UnsupportedModelError: If all dropout rates are 0.
         """
         super().__init__(model)
         self.passes = how.passes
         self.drops: list[PassDropout] = []
         for tower in model.towers:
-            model.tower(tower).stack(on=False)  # copies of members would drop nothing
+            model.tower(tower).stack(on=False)  # the stacked layout applies no dropout
         for module, child, layer in dropout_layers(model):
             keeps_rate = how.rate is None or child in NOT_DROPPED
             rate = layer.p if keeps_rate or how.rate is None else how.rate
@@ -57,7 +62,7 @@ class McDropout(BaselineModel):
 
     @override
     def member_logits(self, inputs: Inputs) -> torch.Tensor:
-        """Return the logits (M, B, C) of each pass, those of a hydra's members side by side."""
+        """Return the logits (M, B, C) of all passes. Members of a hydra are adjacent within each pass."""
         logits = []
         for number in range(self.passes):
             for drop in self.drops:
@@ -67,11 +72,11 @@ class McDropout(BaselineModel):
 
 
 class PassDropout(nn.Module):
-    """Dropout with one mask a pass, the same for all samples.
+    """Dropout with one mask per pass, the same for all samples.
 
     Attributes:
-        number: Of the pass.
-        shared: Whether its input has no axis of samples.
+        number: Number of the current pass.
+        shared: Whether the input has no batch axis.
     """
 
     def __init__(self, rate: float, seed: int, *, place: int, shared: bool = False) -> None:
@@ -80,14 +85,15 @@ class PassDropout(nn.Module):
         self._drawn: dict[int, torch.Tensor] = {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x (B, ...) with a share of each sample's numbers zero, and the others scaled by 1 / (1 - rate)."""
+        """Drop entries of x (B, ...) and scale the others by 1 / (1 - rate)."""
         if self.rate == 0:
             return x
         shape = x.shape if self.shared else x.shape[1:]
         size = math.prod(shape)
         keep = self._drawn.get(self.number)
         if keep is None or len(keep) < size or keep.device != x.device:
-            # a longer text goes on where a shorter one ended
+            # A longer text continues the mask of a shorter text, so masks do not depend on the order of
+            # batches.
             generator = torch.Generator().manual_seed(sample_seed(self.seed, self.number, self.place))
             keep = self._drawn[self.number] = (torch.rand(size, generator=generator) >= self.rate).to(
                 x.device
@@ -96,10 +102,14 @@ class PassDropout(nn.Module):
 
 
 def check(options: McDropoutOptions, files: Sequence[OpenModel], _: Classes | None) -> None:
-    """Refuse a model of which nothing would be dropped."""
+    """Check that dropout has an effect.
+
+    Raises:
+        UnsupportedModelError: If all dropout rates are 0.
+    """
     McDropout(without_weights(files[0]), options, name=files[0].reference)
 
 
 def build(options: McDropoutOptions, inputs: BaselineInputs) -> tuple[Towers, dict[str, float]]:
-    """Return the model with active dropout."""
+    """Return the model with active dropout; nothing is fitted."""
     return McDropout(inputs.models[0], options, name=inputs.name), {}

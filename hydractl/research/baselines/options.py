@@ -1,4 +1,4 @@
-"""The options of each baseline, as `eval --compare KIND:MODEL::OPTIONS` takes them. Importing this module does not load torch."""
+"""Options of each baseline, `eval --compare KIND:MODEL::OPTIONS`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ KRON, FULL = "kron", "full"
 PROBIT, SAMPLES = "probit", "samples"
 CROPS, NONE = "crops", "none"
 DRAWS = 20
+"""Drawn weights of `laplace:` with `predictive=samples`. Chosen by hand; doubling doubles the products with
+the last layer and lowers the variance of the mean by half."""
 SEED = Setting("Of what is drawn.", parse=whole_number, low=0, high=LARGEST_SEED, option_names=("seed",))
 FEWEST = 2
-"""Smallest number of checkpoints or pairs."""
+"""Smallest number of checkpoints or pairs: a single one has no spread."""
 
 
 _real = partial(number, "option")
@@ -44,17 +46,18 @@ _real = partial(number, "option")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineOptions(CheckedSettings):
-    """Options of what is made of models and answers in their place: a subclass is a frozen dataclass of declared settings.
+    """Options of a baseline. A subclass is a frozen dataclass of declared settings.
 
     Attributes:
-        KIND: What `--compare` calls it.
-        EXAMPLE: What hints show.
-        MODULE: Its `BaselineModule`.
-        SEVERAL: Whether it is made of several models.
-        LABELLED: Whether labels of `reads` are read.
-        TRAINS: Whether multiply-accumulates of its training are counted.
-        REFUSED_AS_MEMBER: Why it cannot be a member of a row of several models; empty if it can.
-        OWN_CONFIDENCE: Whether it says how confident it is, beside its probabilities.
+        KIND: Name in `--compare`.
+        EXAMPLE: Example for hints.
+        MODULE: Module with the functions `check` and `build`.
+        SEVERAL: Whether the baseline combines several models.
+        LABELLED: Whether the labels of `reads` are used.
+        TRAINS: Whether the multiply-accumulates of its training are counted.
+        REFUSED_AS_MEMBER: Reason why the baseline cannot be a member of a row with several models; empty if
+            it can.
+        OWN_CONFIDENCE: Whether the baseline estimates a confidence besides its probabilities.
     """
 
     KIND: ClassVar[str]
@@ -68,29 +71,29 @@ class BaselineOptions(CheckedSettings):
 
     @property
     def checkpoints(self) -> int:
-        """Of how many models it is made."""
+        """Number of models that the baseline combines."""
         return 1
 
     @property
     def val(self) -> DataRef | None:
-        """Held-out data that choose an option."""
+        """Held-out data that select an option, or None."""
         return None
 
     @property
     def reads(self) -> DataRef | None:
-        """The data that it is fitted on, as the model reads them: its option `data`, or None if it has no such option."""
+        """Data that the baseline is fitted on (option `data`), or None."""
         data: DataRef | None = getattr(self, DATA, None)
         return data
 
     def made_of(self, checkpoints: int) -> Self:
-        """Return the options of what is made of so many models; of one, where `SEVERAL` does not hold."""
+        """Return the options for a number of combined models; unchanged for baselines of one model."""
         del checkpoints
         return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McDropoutOptions(BaselineOptions):
-    """Dropout stays active: each pass is a member (Gal and Ghahramani 2016)."""
+    """MC dropout: dropout stays active, and each pass is a member (Gal and Ghahramani 2016)."""
 
     KIND: ClassVar = "mc"
     EXAMPLE: ClassVar = "mc:base.st::passes=10,rate=0.1"
@@ -112,7 +115,7 @@ class McDropoutOptions(BaselineOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaplaceOptions(BaselineOptions):
-    """A normal distribution over the weights of the last layer, as curved as the loss on training data."""
+    """Laplace approximation of the last layer (Daxberger et al. 2021)."""
 
     KIND: ClassVar = "laplace"
     EXAMPLE: ClassVar = "laplace:base.st::data=train/"
@@ -164,7 +167,7 @@ class LaplaceOptions(BaselineOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwagOptions(BaselineOptions):
-    """Weights are drawn around the mean of several checkpoints of one training (Maddox et al. 2019)."""
+    """SWAG: weights drawn around the mean of several checkpoints of one training (Maddox et al. 2019)."""
 
     KIND: ClassVar = "swag"
     EXAMPLE: ClassVar = "swag:a.st,b.st,c.st::samples=10,rank=20"
@@ -191,7 +194,7 @@ class SwagOptions(BaselineOptions):
     )
     seed: int = by_default(0, SEED)
     checkpoints: int = 2
-    """How many there are."""
+    """Number of checkpoints."""
 
     @override
     def made_of(self, checkpoints: int) -> Self:
@@ -200,7 +203,7 @@ class SwagOptions(BaselineOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BayesVlmOptions(BaselineOptions):
-    """A normal distribution over the projections of a model that compares images with texts (Baumann et al. 2024)."""
+    """BayesVLM: Laplace approximation of both projections of a CLIP (Baumann et al. 2024)."""
 
     KIND: ClassVar = "bayesvlm"
     EXAMPLE: ClassVar = "bayesvlm:clip.st::data=pairs.jsonl::text=caption"
@@ -240,20 +243,20 @@ class BayesVlmOptions(BaselineOptions):
 
     @property
     def reads(self) -> DataRef:
-        """The images, as which the model reads them."""
+        """The images of the pairs."""
         return replace(self.data, text=None)
 
     @property
     def captions(self) -> DataRef:
-        """Their captions, in the same order."""
+        """The captions of the pairs, in the order of the images."""
         return replace(self.data, image=None, decode=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViluOptions(BaselineOptions):
-    """A small network says how likely an answer of a model that compares images with texts is right (Lafon et al. 2025).
+    """ViLU: a small network estimates whether a zero-shot prediction is correct (Lafon et al. 2025).
 
-    The row has the model's own answers and probabilities; what it says is its confidence.
+    The row keeps the model's predictions and probabilities. The estimate is its confidence.
     """
 
     KIND: ClassVar = "vilu"
@@ -289,7 +292,7 @@ class ViluOptions(BaselineOptions):
 
     @property
     def augments(self) -> tuple[str, ...]:
-        """As `--augment` of `finetune`."""
+        """Names for `finetune --augment`; empty with `augment=none`."""
         return ("rrc", "flip") if self.augment == CROPS else ()
 
 
@@ -306,8 +309,8 @@ class DerivedModels(NamedModels):
     """A row with baselines.
 
     Attributes:
-        rivals: Options of the baseline that each model becomes; None for a model that answers as it is. Models of one baseline
-            have equal options.
+        rivals: For each model, the options of the baseline made from it, or None if it predicts as it is.
+            Models of one baseline have equal options.
     """
 
     is_derived: ClassVar[bool] = True
@@ -341,13 +344,24 @@ def baselines_of(rows: Iterable[NamedModels]) -> list[BaselineOptions]:
 
 
 def data_of(options: Sequence[BaselineOptions]) -> dict[str, DataRef]:
-    """Return the data that baselines are fitted on, then the data that priors are selected on, each once by its name."""
+    """Return the data of baselines, each once: first the data to fit on, then the data that select options.
+
+    Returns:
+        Data references by their text.
+    """
     refs = (*(o.reads for o in options), *(o.val for o in options))
     return {str(ref): ref for ref in refs if ref is not None}
 
 
 def parse_row(name: str | None, text: str) -> DerivedModels | None:
-    """Read `MODEL[,MODEL...]` with at least one baseline; None if there is no baseline.
+    """Parse `MODEL[,MODEL...]` with at least one baseline.
+
+    Args:
+        name: Name of the row; None derives a name from the first model.
+        text: Value of `--compare` without the name.
+
+    Returns:
+        None if there is no baseline.
 
     Raises:
         UsageError: If a baseline is malformed.
@@ -368,7 +382,7 @@ def parse_row(name: str | None, text: str) -> DerivedModels | None:
 
 
 def _belongs(reference: str, part: str) -> bool:
-    """Return whether the part after a comma belongs to the reference of a baseline before it."""
+    """Return whether the part after a comma continues the baseline's reference before the comma."""
     last, has_options, options = reference.partition("::")
     return (
         is_baseline(last) and continues_options(options, part)
@@ -378,15 +392,19 @@ def _belongs(reference: str, part: str) -> bool:
 
 
 def is_baseline(reference: str) -> bool:
-    """Return whether a reference names what is made of a model."""
+    """Return whether a reference has the form `KIND:MODEL` of a baseline."""
     return reference.partition(":")[0] in BASELINES and ":" in reference
 
 
 def parse_baseline(reference: str) -> tuple[str, BaselineOptions]:
-    """Return the model of a baseline's reference, or several with commas between them, and what is made of it.
+    """Split a baseline's reference into its model and its options.
+
+    Returns:
+        The model (several are separated by commas) and the options.
 
     Raises:
-        UsageError: If there is no model, or an option is unknown, missing or out of range.
+        UsageError: If the model is missing or has random weights, or an option is unknown, missing or out of
+            range.
     """
     name, _, reference_text = reference.partition(":")
     kind = BASELINES[name]
@@ -407,7 +425,7 @@ def parse_baseline(reference: str) -> tuple[str, BaselineOptions]:
 
 
 def _data_of(text: str, options: Iterable[str]) -> str:
-    """Return the data reference at the beginning of a text: up to the next option that is no key of the data."""
+    """Return the leading data reference of a text: up to the next option that is no key of the data."""
     reference = _up_to(text, options)
     source, separator, _ = split_source(reference)
     return (

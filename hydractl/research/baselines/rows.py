@@ -1,4 +1,4 @@
-"""Baselines of `eval --compare KIND:MODEL`, made of loaded models."""
+"""Baselines of `eval --compare KIND:MODEL`, derived from loaded models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hydractl.research.schema import Derived
 
 
 class BaselineModel(Towers):
-    """A model derived from the towers of another one.
+    """A model derived from the towers of another model.
 
     Attributes:
         passes: Forward passes per prediction.
@@ -52,7 +52,7 @@ class BaselineModel(Towers):
 
 
 class WithConfidence(BaselineModel):
-    """A derived model that also estimates the probability of being correct.
+    """A derived model that also estimates the probability that its prediction is correct.
 
     Attributes:
         confidence: Confidence on the last batch, (B,).
@@ -62,13 +62,19 @@ class WithConfidence(BaselineModel):
 
     @override
     def outputs(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        """Return each member's logits (M, B, C), and the score `msp` of the inputs, minus the confidence, (1, B, 1)."""
+        """Return logits (M, B, C), and the negative confidence (1, B, 1) as OOD score `msp`."""
         logits = self.member_logits(inputs)
         return logits, -self.confidence[None, :, None]
 
 
 class FittedData(NamedTuple):
-    """Data that a baseline is fitted on, and their labels (N,) in the order of the models' classes; no labels if none are read."""
+    """Data that a baseline is fitted on.
+
+    Attributes:
+        items: The data set.
+        fingerprint: Fingerprint for the record.
+        labels: Labels (N,) as the models' classes; empty if the baseline uses no labels.
+    """
 
     items: Dataset
     fingerprint: Fingerprint
@@ -76,13 +82,13 @@ class FittedData(NamedTuple):
 
 
 class BaselineInputs(NamedTuple):
-    """Inputs of a baseline.
+    """Models and data of a baseline.
 
     Attributes:
         models: Loaded models.
-        files: The same models, opened.
+        files: Header and files of the same models.
         data: Data of the run.
-        fitted_on: Data of `data=` and `val=` by their references.
+        fitted_on: Data of `data=` and `val=`, by reference.
     """
 
     models: Sequence[Towers]
@@ -92,11 +98,11 @@ class BaselineInputs(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What messages call the first model."""
+        """Reference of the first model, for messages."""
         return self.files[0].reference
 
     def batches(self, items: Dataset, how: Reading) -> Iterator[tuple[Inputs, torch.Tensor]]:
-        """Yield inputs as the first model takes them, and which items they are; in each process all of them."""
+        """Yield inputs for the first model with their item indices (B,); every rank gets all batches."""
         model, size = self.models[0], self.data.inputs[ID_NAME].batch_size
         like = torch.empty(0, device=model.device, dtype=model.dtype)
         every = encoded(items, how, batch_size=size, limit_bytes=0)
@@ -106,7 +112,7 @@ class BaselineInputs(NamedTuple):
 
 
 def without_weights(opened: OpenModel) -> Towers:
-    """Return a model without its weights."""
+    """Build a model whose weights are NaN and use no memory."""
     state, header = hollow(opened.checkpoint.specs), opened.header
     return (
         hydra_from_state(header, state, where=opened.reference)
@@ -116,7 +122,7 @@ def without_weights(opened: OpenModel) -> Towers:
 
 
 def check_baseline(options: BaselineOptions, files: Sequence[OpenModel], classes: Classes | None) -> None:
-    """Check without data whether a baseline can be made of files.
+    """Check without data that a baseline can be made from files.
 
     Raises:
         UnsupportedModelError: If it cannot.
@@ -125,10 +131,13 @@ def check_baseline(options: BaselineOptions, files: Sequence[OpenModel], classes
 
 
 def build_baseline(options: BaselineOptions, inputs: BaselineInputs) -> tuple[Towers, Derived]:
-    """Return the model that answers, and the record of the baseline.
+    """Fit a baseline.
+
+    Returns:
+        The model that predicts, and the record of the baseline.
 
     Raises:
-        UnsupportedModelError: If the baseline cannot be made of the models.
+        UnsupportedModelError: If the baseline does not support the models.
     """
     model, fitted = import_module(options.MODULE).build(options, inputs)
     settings = {
@@ -146,12 +155,12 @@ def build_baseline(options: BaselineOptions, inputs: BaselineInputs) -> tuple[To
 def overlaps(
     options: Sequence[BaselineOptions], tested: np.ndarray, contents: Mapping[str, np.ndarray]
 ) -> Iterator[str]:
-    """Yield a line for each data set that shares samples with test data, or with the data that a prior is selected on.
+    """Yield a warning for each data set of a baseline that shares samples with other data of the run.
 
     Args:
-        options: Of all baselines.
-        tested: Digests of the samples of the ID set, as `DIGEST`.
-        contents: Digests of the data of each reference, likewise.
+        options: Options of all baselines.
+        tested: Digests of the samples of the ID set, of dtype `DIGEST`.
+        contents: Digests of the samples of each data reference.
     """
     for name, content in contents.items():
         if twice := int(np.isin(tested, content).sum()):
@@ -162,7 +171,11 @@ def overlaps(
 
 
 def baselines_of_row(named: NamedModels) -> Iterator[tuple[BaselineOptions | None, slice]]:
-    """Yield the options of each baseline of a row, and the places of its models; None for a model that answers as it is."""
+    """Yield each baseline of a row with the positions of its models.
+
+    Yields:
+        The options, or None for a model that predicts as it is. Nothing for rows without baselines.
+    """
     place, rivals = 0, named.rivals if isinstance(named, DerivedModels) else ()
     while place < len(rivals):
         options = rivals[place]

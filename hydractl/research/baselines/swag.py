@@ -1,8 +1,9 @@
-"""SWAG: weights drawn from a normal distribution that checkpoints of one training lie in (Maddox et al. 2019, algorithm 1).
+"""SWAG: weights drawn from a normal distribution fitted to checkpoints of one training (Maddox et al. 2019).
 
-The mean of the checkpoints; of each weight the variance around it; and the deviations of the last K checkpoints from the mean
-of all up to them, D. A draw is mean + sqrt(scale) (sqrt(variance) z1 + D z2 / sqrt(K - 1)), z1 and z2 standard normal, with z2 the
-same for all weights; `scale` 1/2 is the paper's. Where there are fewer checkpoints than the rank, K is how many there are.
+As in Algorithm 1 of the paper, the distribution has the mean of the checkpoints, the variance of each weight,
+and the deviations D of the last K checkpoints, each from the mean of all checkpoints up to it. A draw is mean
++ sqrt(scale) (sqrt(variance) z1 + D z2 / sqrt(K - 1)) with standard normal z1 and z2. All weights share z2.
+The paper has scale 1/2. K is the rank, or the number of checkpoints if there are fewer.
 
 Axes: T checkpoints, K deviations, S draws.
 """
@@ -36,12 +37,12 @@ ONE_TRAINING = "the checkpoints of `swag:` must come from one training, with the
 
 @dataclass(frozen=True, slots=True)
 class SwagMoments:
-    """What is known of some weights, each tensor of the weights' shape.
+    """Moments of one parameter over checkpoints, each of the parameter's shape.
 
     Attributes:
-        mean: Over all checkpoints.
-        deviation: The square root of the variance.
-        last: Of each of the last K checkpoints from the mean of all up to it, in their order.
+        mean: Mean over all checkpoints.
+        deviation: Standard deviation.
+        last: Deviation of each of the last K checkpoints from the mean of all checkpoints up to it, in order.
     """
 
     mean: Tensor
@@ -50,7 +51,7 @@ class SwagMoments:
 
     @classmethod
     def of(cls, steps: Sequence[Tensor], rank: int) -> SwagMoments:
-        """Find them for T checkpoints, in their order."""
+        """Compute the moments of T checkpoints, given in the order of the training."""
         mean = torch.zeros_like(steps[0])
         last: list[Tensor] = []
         for count, weights in enumerate(steps, start=1):
@@ -60,7 +61,7 @@ class SwagMoments:
         return cls(mean, (squares / len(steps)).sqrt(), tuple(last))
 
     def sample(self, z1: Tensor, z2: Tensor, scale: float) -> Tensor:
-        """Return a draw of the weights, of normal numbers `z1` of their shape and `z2` (K)."""
+        """Return a draw of the parameter from standard normal `z1` (its shape) and `z2` (K,)."""
         along = sum((z * x for z, x in zip(z2, self.last, strict=True)), torch.zeros_like(self.mean))
         spread = self.deviation * z1 + along / math.sqrt(len(self.last) - 1)
         return self.mean + math.sqrt(scale) * spread
@@ -73,12 +74,13 @@ class Swag(BaselineModel):
         """Draw weights for copies of the first model.
 
         Args:
-            models: The checkpoints in the order of the training, where they shall run.
-            how: What to draw.
-            names: What errors call them.
+            models: Checkpoints in the order of the training, on their device.
+            how: Options of the baseline.
+            names: Names of the checkpoints in errors.
 
         Raises:
-            UnsupportedModelError: If they are not of one architecture and heads, do not differ, or answer zero-shot.
+            UnsupportedModelError: If architecture, heads or temperature differ, if all weights are equal, or
+                if the models are zero-shot.
         """
         check_one_training(models, names)
         copies = [copy.deepcopy(models[0]) for _ in range(how.samples)]
@@ -88,7 +90,7 @@ class Swag(BaselineModel):
 
     @override
     def member_logits(self, inputs: Inputs) -> Tensor:
-        """Return the logits (S, B, C) of each draw, those of a hydra's members side by side."""
+        """Return the logits (S, B, C) of all draws. Members of a hydra are adjacent within each draw."""
         others = [
             other_model.member_logits(inputs)
             for other_model in self.others
@@ -106,7 +108,7 @@ def _draw(models: Sequence[Towers], copies: Sequence[Towers], how: SwagOptions, 
     for place, weights in enumerate(zip(*(model.parameters() for model in models), strict=True)):
         steps = [exact(weight) for weight in weights]
         if all(torch.equal(step, steps[0]) for step in steps[1:]):
-            continue  # a frozen tensor is drawn as it is
+            continue  # frozen: keep the value of the copy
         changed = True
         moments = SwagMoments.of(steps, rank)
         for number, z2 in enumerate(common):
@@ -120,10 +122,10 @@ def _draw(models: Sequence[Towers], copies: Sequence[Towers], how: SwagOptions, 
 
 
 def check_one_training(models: Sequence[Towers], names: Sequence[str]) -> None:
-    """Refuse models that are no checkpoints of one training, as far as it can be told without their weights.
+    """Check that models can be checkpoints of one training, without their weights.
 
     Raises:
-        UnsupportedModelError: As `Swag`.
+        UnsupportedModelError: If they are zero-shot, or if shapes, heads or temperatures differ.
     """
     first, name = models[0], names[0]
     if any(isinstance(answer, Contrast) for answer in first.answers):
@@ -157,7 +159,7 @@ def check_one_training(models: Sequence[Towers], names: Sequence[str]) -> None:
 
 
 def _heads_of(model: Towers) -> dict[tuple[str, int], list[tuple[int, ...]]]:
-    """Return the heads of each tower's layers, of each member that has its own; as many may be others."""
+    """Return the head numbers of each layer's groups, by (tower, layer)."""
     return {
         (name, layer): [tuple(group.head_numbers) for group in block.attn.groups()]
         for name in model.towers
@@ -172,13 +174,18 @@ def _normal(shape: Sequence[int], seed: int) -> Tensor:
 
 
 def check(_: SwagOptions, files: Sequence[OpenModel], __: Classes | None) -> None:
-    """Refuse checkpoints that are not of one training, as far as headers tell."""
+    """Check from their headers that checkpoints can come from one training.
+
+    Raises:
+        UnsupportedModelError: If architecture, heads, preprocessing or temperature differ, or if they are
+            zero-shot.
+    """
     check_one_training([without_weights(file) for file in files], [file.reference for file in files])
     _check_same_model(files)
 
 
 def build(options: SwagOptions, inputs: BaselineInputs) -> tuple[Towers, dict[str, float]]:
-    """Return models that are drawn around the checkpoints' mean."""
+    """Return the model with drawn weights; nothing is recorded."""
     progress.step(
         f"Drawing {counted(options.samples, 'model')} around {counted(len(inputs.models), 'checkpoint')}"
     )
@@ -186,10 +193,10 @@ def build(options: SwagOptions, inputs: BaselineInputs) -> tuple[Towers, dict[st
 
 
 def _check_same_model(files: Sequence[OpenModel]) -> None:
-    """Refuse checkpoints that compute or read items otherwise than the first, which answers with all of their weights.
+    """Check architecture settings and preprocessing, because copies of the first model run all drawn weights.
 
     Raises:
-        UnsupportedModelError: With what differs.
+        UnsupportedModelError: The message names the differences.
     """
     first = files[0].header
     for file in files[1:]:

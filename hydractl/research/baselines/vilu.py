@@ -1,10 +1,11 @@
-"""ViLU: is the answer of a model that compares images with texts right? A small network learns to say (Lafon et al. 2025).
+"""ViLU: a small network estimates whether a zero-shot prediction is correct (Lafon et al. 2025).
 
-Of an image's embedding v and the classes' T = (t_1 .. t_C), all of length one, it reads v, softmax(s v T') T, and the t_k of the
-predicted class, side by side; s is the model's own factor of cosines. An MLP makes of them the logit of P(the answer is right).
-The model stays as it is, and so do its answers. The loss is the binary cross-entropy, in which wrong answers weigh
-log(1 + a / (1 - a)), with a the share of right ones in the batch. Rates fall along a cosine, from epoch to epoch, after
-5 epochs of warm-up. Equal to the authors' code (ykrmm/ViLU) but for its mixed precision.
+Its input is the concatenation of the image embedding v, softmax(s v T') T, and the text embedding t_k of the
+predicted class. T = (t_1 .. t_C) are the text embeddings of the classes, all embeddings have norm 1, and s is
+the model's logit scale. An MLP returns the logit of P(correct). The model and its predictions do not change.
+The loss is a binary cross-entropy in which wrong predictions have weight log(1 + a / (1 - a)), with the share
+a of correct predictions in the batch. The learning rate has a linear warm-up of 5 epochs and a cosine decay
+per epoch. The results equal those of the authors' code (ykrmm/ViLU) without its mixed precision.
 
 Axes: N images, B batch, C classes, F embedding.
 """
@@ -37,31 +38,34 @@ from hydractl.training.accelerator import Share
 from hydractl.training.feeding import ItemFeed, Piece
 
 WIDTHS = (512, 256, 128, 1)
+"""Output widths of the MLP's layers, as in the authors' code."""
 MOMENTUM, DECAY = 0.9, 5e-4
+"""Momentum and weight decay of SGD, as in the authors' code."""
 WARMUP, COLD = 5, 0.1
-"""Epochs in which the rate rises, and the share of it that they begin with."""
+"""Epochs of warm-up, and the factor of the learning rate in the first epoch, as in the authors' code."""
 VISION, TEXT = "vision", "text"
 BACKWARD = 3
-"""Passes that a step of training computes, as `training_macs` counts."""
+"""Cost of a training step in forward passes: one forward pass, and a backward pass that costs two."""
 
 
 class FailurePredictor(nn.Module):
-    """What says how likely an answer is right.
+    """Network that estimates the logit of P(correct).
 
     Attributes:
-        scale: s.
-        steps: How often it has been asked in training.
-        project_images: The attention's projection (F, F) of images, which begins as the identity; None where it never trains.
-        project_texts: Likewise of texts.
+        scale: Logit scale s.
+        steps: Number of training steps so far.
+        project_images: Projection (F, F) of images for the attention, initialized as the identity; None if it
+            never trains.
+        project_texts: The same for texts.
     """
 
     def __init__(self, width: int, *, scale: float, thaw: int | None) -> None:
-        """Draw weights by torch's own generator.
+        """Initialize the weights from torch's global generator.
 
         Args:
-            width: F.
-            scale: s.
-            thaw: After how many steps the projections train; None for never.
+            width: Width F of the embeddings.
+            scale: Logit scale s.
+            thaw: Number of steps after which the projections train; None for never.
         """
         super().__init__()
         self.scale, self.thaw, self.steps = scale, thaw, 0
@@ -72,7 +76,7 @@ class FailurePredictor(nn.Module):
 
     @override
     def forward(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Return logits (B,) of embeddings (B, F) and (C, F)."""
+        """Return logits (B,) for embeddings of images (B, F) and classes (C, F)."""
         if self.training:
             self.steps += 1
         predicted = classes[self.probs(images, classes).argmax(-1)]
@@ -85,13 +89,14 @@ class FailurePredictor(nn.Module):
         return logits.softmax(-1)
 
     def attended(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Return what images (B, F) attend to among classes (C, F): (B, F)."""
+        """Return the mean of the class embeddings weighted by attention, (B, F)."""
         if self.thaw is None or self.project_images is None or self.project_texts is None:
             return self.probs(images, classes) @ classes
         queries: Tensor = self.project_images(images)
         keys: Tensor = self.project_texts(classes)
         if self.steps <= self.thaw:
-            # gradients of zero, not none: weights decay while they wait, as the authors' do
+            # Zero gradients instead of no gradients: weight decay then applies to frozen projections too, as
+            # in the authors' code.
             queries, keys = images + 0 * queries, classes + 0 * keys
         return self.probs(queries, keys) @ keys
 
@@ -103,9 +108,12 @@ def _identity(width: int) -> nn.Linear:
 
 
 def loss_of(logits: Tensor, right: Tensor) -> Tensor:
-    """Return the loss of logits (B,), given which answers are right, (B,), boolean.
+    """Return the weighted binary cross-entropy.
 
-    Where no answer is right, wrong ones weigh nothing.
+    Args:
+        logits: Logits of P(correct), (B,).
+        right: Whether each prediction is correct, (B,), boolean. If none is correct, wrong predictions have
+            weight 0.
     """
     share = right.float().mean()
     weights = torch.where(right, 1.0, (1 + share / (1 - share)).log())
@@ -120,14 +128,14 @@ def train(
     *,
     per_epoch: int,
 ) -> None:
-    """Train a network on batches of embeddings (B, F) and which class (B,) each is of.
+    """Train the network in place.
 
     Args:
-        judge: Changed in place.
-        how: Epochs and rate.
-        batches: Those of all epochs.
-        classes: Their embeddings, (C, F).
-        per_epoch: How many batches an epoch has.
+        judge: Network to train.
+        how: Options: epochs and learning rate.
+        batches: Image embeddings (B, F) and class indices (B,), for all epochs.
+        classes: Text embeddings of the classes, (C, F).
+        per_epoch: Number of batches per epoch.
     """
     optimizer = SGD(judge.parameters(), lr=how.lr, momentum=MOMENTUM, weight_decay=DECAY)
     rates = ChainedScheduler(
@@ -148,10 +156,10 @@ def train(
 
 
 def contrast_of(model: Towers, *, name: str) -> Contrast:
-    """Return how a model compares images with texts.
+    """Return the output head of a zero-shot model.
 
     Raises:
-        UnsupportedModelError: If it does not, or is several models.
+        UnsupportedModelError: If the model is not zero-shot, or has several members.
     """
     answers = [answer for answer in model.answers if isinstance(answer, Contrast)]
     if len(answers) == 1 and {VISION, TEXT} <= {*model.towers}:
@@ -164,28 +172,28 @@ def contrast_of(model: Towers, *, name: str) -> Contrast:
 
 
 class Vilu(WithConfidence):
-    """A model beside what says how likely its answers are right.
+    """A zero-shot model with a network that estimates whether its predictions are correct.
 
     Attributes:
-        judge: That.
-        confidence: What it said of the images that were asked about last, (B,), in (0, 1).
-        accuracy: The share of answers on the training data that were right, over all epochs.
-        classes: Embeddings (C, F).
+        judge: The network.
+        confidence: Estimates for the last batch, (B,), in (0, 1).
+        accuracy: Share of correct predictions on the training data, over all epochs.
+        classes: Text embeddings of the classes, (C, F).
     """
 
     classes: Tensor
 
     def __init__(self, model: Towers, how: ViluOptions, feed: ItemFeed, *, name: str) -> None:
-        """Train it.
+        """Train the network.
 
         Args:
-            model: In evaluation mode, where it shall run, with its classes settled.
-            how: What to train.
+            model: In evaluation mode, on its device, with class embeddings.
+            how: Options of the baseline.
             feed: Images with labels.
-            name: What errors call the model.
+            name: Name of the model in errors.
 
         Raises:
-            UnsupportedModelError: If it is not one model that compares images with texts.
+            UnsupportedModelError: If the model is not a single zero-shot model.
         """
         answer = contrast_of(model, name=name)
         if answer.class_embeddings is None:
@@ -211,7 +219,7 @@ class Vilu(WithConfidence):
 
     @override
     def member_logits(self, inputs: Inputs) -> Tensor:
-        """Return the model's own logits (1, B, C); `confidence` says how likely the answers are right."""
+        """Return the model's own logits (1, B, C), and store the estimates in `confidence`."""
         images = self.run_tower(VISION, self.adapted(inputs))
         self.confidence = self.judge(images[0].float(), self.classes).sigmoid()
         return self.answered({VISION: images}) / self.temperature
@@ -219,7 +227,7 @@ class Vilu(WithConfidence):
     def _epochs(
         self, how: ViluOptions, feed: ItemFeed, least: int
     ) -> Iterator[Iterable[tuple[Tensor, Tensor]]]:
-        """Yield each epoch's batches of embeddings and labels; a last one that is smaller is left out, as the authors do."""
+        """Yield the batches of each epoch. A smaller last batch is dropped, as in the authors' code."""
         steps = feed.steps_per_epoch
         if how.augments:
             for epoch in range(how.epochs):
@@ -248,7 +256,7 @@ class Vilu(WithConfidence):
             yield images, labels
 
     def _macs(self, how: ViluOptions, feed: ItemFeed) -> int:
-        """Return multiply-accumulates of the training: the network's, and of embedding each image as often as that was done."""
+        """Return the multiply-accumulates of training the network, including the image embeddings."""
         ((piece,),) = feed.steps(0, 1, Share(0, 1, 1))
         like = torch.empty(0, device="meta", dtype=self.dtype)
         macs = macs_of(self, inputs_like(map_inputs(lambda x: x[:1], piece.inputs), like))
@@ -262,12 +270,20 @@ class Vilu(WithConfidence):
 
 
 def check(_: ViluOptions, files: Sequence[OpenModel], __: Classes | None) -> None:
-    """Refuse a model that does not compare images with texts."""
+    """Check that a model is a single zero-shot model.
+
+    Raises:
+        UnsupportedModelError: If it is not.
+    """
     contrast_of(without_weights(files[0]), name=files[0].reference)
 
 
 def build(options: ViluOptions, inputs: BaselineInputs) -> tuple[Towers, dict[str, float]]:
-    """Return the model beside a network that was trained to judge it, and how often it is right on the training data."""
+    """Train the network.
+
+    Returns:
+        The model with the trained network, and its accuracy on the training data for the record.
+    """
     model, opened = inputs.models[0], inputs.files[0]
     contrast_of(model, name=opened.reference)
     items, _, labels = inputs.fitted_on[str(options.reads)]

@@ -1,1 +1,1 @@
-"""`hydractl bench`."""
+"""The command `hydractl bench`."""

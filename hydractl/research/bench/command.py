@@ -1,4 +1,4 @@
-"""`hydractl bench`: every rival of a model, made and measured in one table."""
+"""`hydractl bench`: train all rivals of a model and measure them in one table."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bench(config: BenchConfig, terminal: Terminal) -> None:
 
 
 def _planned(config: BenchConfig, base: OpenModel) -> tuple[WorkEstimate, tuple[str, ...]]:
-    """Return how much there is to do, and the rivals that can be made, the cheapest first; data are held no longer."""
+    """Estimate the work, and return it with the possible rivals, cheapest first; the data sets are closed."""
     from hydractl.research.bench.measure import Sets, fitting, work_of
 
     sets = Sets()
@@ -56,7 +56,7 @@ def _planned(config: BenchConfig, base: OpenModel) -> tuple[WorkEstimate, tuple[
 
 
 def _say(config: BenchConfig, names: tuple[str, ...], work: WorkEstimate, pace: CostModel) -> None:
-    """Show what is made, and how long it takes."""
+    """Print the rivals and their estimated durations to stderr."""
     seconds = [pace.of(work, PLANS[name], config.members) for name in names]
     rows = [
         [name, str(PLANS[name].trainings(config.members) or ""), lasting(time)]

@@ -1,4 +1,4 @@
-"""What `bench` is told. Importing this module does not load torch."""
+"""Configuration and stages of `bench`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ TRAINING = (RECIPE, *Option.of(Recipe))
 
 
 def parse_rivals(text: str) -> tuple[str, ...] | None:
-    """Read `--rivals all|NAME,...`; None for all.
+    """Parse `--rivals all|NAME,...`; None for `all`.
 
     Raises:
-        UsageError: If there is no such rival, or one is named twice.
+        UsageError: If a rival is unknown or named twice.
     """
     if text == ALL:
         return None
@@ -61,10 +61,10 @@ def parse_rivals(text: str) -> tuple[str, ...] | None:
 
 
 def parse_pairs(text: str) -> DataRef:
-    """Read `--pairs`.
+    """Parse `--pairs`.
 
     Raises:
-        UsageError: If the reference is malformed, or says not which column has the captions.
+        UsageError: If the reference is malformed or names no column of captions.
     """
     ref = DataRef.parse(text)
     try:
@@ -89,7 +89,7 @@ def _data(help_text: str) -> Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchConfig(CommandConfig):
-    """Which model to find rivals for, on what, and how they train."""
+    """Options of `bench`: a model, its data, the rivals, and the training of the rivals."""
 
     COMMAND: ClassVar[str] = "bench"
 
@@ -184,11 +184,16 @@ class BenchConfig(CommandConfig):
 
     @property
     def rival_names(self) -> tuple[str, ...]:
-        """The rivals that were asked for; of all, those that the model cannot have are left out."""
+        """Names of the selected rivals. With `all`, rivals that the model does not support are removed later."""
         return EVERY if self.rivals is None else self.rivals
 
     def terms(self, *, blocks: int, heads: int) -> SharedSettings:
-        """Return what all rivals of a model with so many blocks and heads have in common."""
+        """Return the settings that all rivals share.
+
+        Args:
+            blocks: Number of blocks of the model.
+            heads: Number of heads of the model.
+        """
         from_start = {"epochs": self.start_epochs, "lr": self.start_lr}
         return SharedSettings(
             out=self.out,
@@ -207,13 +212,13 @@ class BenchConfig(CommandConfig):
         )
 
     def _naming(self) -> dict[str, str | list[str]]:
-        """Return the options that name classes, as they are typed."""
+        """Return the options of `eval` that name classes, as texts."""
         names, templates, file = self.naming.names, self.naming.templates, self.naming.file
         classes = ",".join(names) if file is None else str(file)
         return ({"classes": classes} if names else {}) | ({"template": list(templates)} if templates else {})
 
     def _training(self) -> dict[str, str]:
-        """Return options of `finetune` as they were typed, by name."""
+        """Return the given options of `finetune` that differ from their defaults, as texts by name."""
         names = {option.name for option in TRAINING}
         return {
             option.name: text_of(value)
@@ -224,19 +229,19 @@ class BenchConfig(CommandConfig):
 
 TABLE_STAGE = "table"
 FORWARD = 1 / 3
-"""A pass without a gradient, of one with."""
+"""Cost of a forward pass as a share of a training step, whose backward pass costs two forward passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkEstimate:
-    """How much there is to do, in steps of training.
+    """Amount of work in training steps.
 
     Attributes:
-        training: One training of a model, with its validation.
-        from_start: One from the beginning.
-        answers: One model's answers to all test data, to what is trained and validated on, and to pairs if there are any.
-        blocks: How many the model has.
-        heads: Likewise.
+        training: One training of a model with its validation.
+        from_start: One training from `--start`.
+        answers: One model's predictions on the test data, training data, validation data and pairs, by name.
+        blocks: Number of blocks of the model.
+        heads: Number of heads of the model.
     """
 
     training: float
@@ -246,7 +251,7 @@ class WorkEstimate:
     heads: int
 
     def of(self, rival: Rival, members: int) -> float:
-        """Return what its stages and its rows take; a row computes as several models do, be they one or not."""
+        """Return the work of a rival's stages and rows. A row costs as much as its members run separately."""
         times = rival.trainings(members)
         trained = times * (self.from_start if rival.starts else self.training)
         answered = sum(count * self.answers[data] for data, count in rival.answers.items())
@@ -255,23 +260,28 @@ class WorkEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """Seconds that a step of training takes here, and a command besides."""
+    """Measured durations on this machine.
+
+    Attributes:
+        step: Seconds per training step.
+        begin: Seconds to start a command.
+    """
 
     step: float
     begin: float
 
     def of(self, work: WorkEstimate, rival: Rival, members: int) -> float:
-        """Return seconds that a rival takes."""
+        """Return the estimated seconds of a rival."""
         return work.of(rival, members) * self.step + rival.trainings(members) * self.begin
 
 
 def in_order(names: Iterable[str], work: WorkEstimate, *, members: int) -> tuple[str, ...]:
-    """Return rivals, the cheapest first."""
+    """Sort rivals by estimated work, cheapest first."""
     return tuple(sorted(names, key=lambda name: work.of(PLANS[name], members)))
 
 
 def stages(config: BenchConfig, names: Sequence[str], work: WorkEstimate) -> Iterator[StageOptions]:
-    """Yield what makes these rivals, in their order, then the table and its page."""
+    """Yield the stages of the rivals in order, then the stages `eval` (the table) and `report` (the page)."""
     terms = config.terms(blocks=work.blocks, heads=work.heads)
     compared = [f"{row.name}={row.typed}" for row in config.compare]
     if config.hydra is not None:

@@ -1,4 +1,4 @@
-"""How long the plan of `bench` takes: a few steps of training, timed, and how many there will be."""
+"""Select the possible rivals of `bench`, and estimate the duration from a few timed training steps."""
 
 from __future__ import annotations
 
@@ -37,15 +37,17 @@ from hydractl.training.plan import check_classes, open_student, trained_names
 from hydractl.training.recipe import Recipe
 
 FEW_STEPS, MORE_STEPS = 2, 10
-"""Steps that are timed; their difference leaves out what a command does besides. What only the first command does is not timed."""
+"""Steps of the two timed runs. Their difference excludes the start of a command. A first run of one step is
+not timed, because it loads libraries. Chosen by hand; doubling doubles the time and lowers the noise of the
+estimate."""
 
 
 def base_of(config: BenchConfig) -> OpenModel:
-    """Open what rivals are made of.
+    """Open the model that rivals are derived from.
 
     Raises:
-        InputError: If it cannot be read.
-        UsageError: If it is pruned or fused, or classes are named for one that has its own.
+        InputError: If the model cannot be read.
+        UsageError: If the model is pruned or fused, or if classes are named for a model with its own classes.
     """
     opened = open_model(config.model)
     if opened.header.kind is not Kind.BASE:
@@ -58,16 +60,16 @@ def base_of(config: BenchConfig) -> OpenModel:
 
 
 class Sets:
-    """Labelled and other data as models read them, each opened once: folders of a million images take long."""
+    """Cache of opened data sets, because listing a folder with a million images is slow."""
 
     def __init__(self) -> None:
         self._opened: dict[tuple[DataRef, Content, bool], Dataset] = {}
 
     def open(self, ref: DataRef, model: OpenModel, *, labelled: bool = True) -> Dataset:
-        """Return a data set as a model reads it.
+        """Open a data set as the model's kind of input (images or texts), once.
 
         Raises:
-            InputError: If it cannot be read.
+            InputError: If the data set cannot be read.
         """
         key = ref, content_of(model.header.preprocess), labelled
         if key not in self._opened:
@@ -77,7 +79,7 @@ class Sets:
 
 
 def work_of(config: BenchConfig, base: OpenModel, sets: Sets) -> WorkEstimate:
-    """Count samples and steps.
+    """Count samples, training steps and predictions.
 
     Raises:
         InputError: If a data set cannot be read.
@@ -115,10 +117,10 @@ def work_of(config: BenchConfig, base: OpenModel, sets: Sets) -> WorkEstimate:
 
 
 def measure(config: BenchConfig, base: OpenModel) -> CostModel:
-    """Train a few steps, which are thrown away; of what compares images with texts, answer a few batches.
+    """Time a few training steps (for a zero-shot model: batches of predictions) and discard the outputs.
 
     Raises:
-        HydraError: Whatever keeps the model from being trained on these data.
+        HydraError: If the model cannot be trained on the data.
     """
     trains = base.header.prompting is None
     progress.step(f"Timing {MORE_STEPS} {'steps of training' if trains else 'batches of'} {config.model}")
@@ -137,7 +139,7 @@ def measure(config: BenchConfig, base: OpenModel) -> CostModel:
 
 
 def _seconds(config: BenchConfig, steps: int, out: Path, *, trains: bool) -> float:
-    """Return the duration of a training of some steps, or of as much computation without gradients."""
+    """Return the duration of a number of training steps, or of predictions with the same computation."""
     recipe, start_time = config.recipe, time.monotonic()
     if trains:
         run_finetune(
@@ -163,10 +165,10 @@ def _seconds(config: BenchConfig, steps: int, out: Path, *, trains: bool) -> flo
 
 
 def fitting(config: BenchConfig, base: OpenModel, terms: SharedSettings, sets: Sets) -> tuple[str, ...]:
-    """Return the rivals that can be made, and say which cannot, and why.
+    """Return the rivals that model and options support; with `all`, warn why the others are skipped.
 
     Raises:
-        UsageError: If one cannot that was named.
+        UsageError: If a rival in `--rivals` is not supported.
     """
     look = _RivalChecker(config, base, terms, sets)
     reasons: dict[str, list[str]] = {}
@@ -187,7 +189,7 @@ def fitting(config: BenchConfig, base: OpenModel, terms: SharedSettings, sets: S
 
 @dataclass(frozen=True, slots=True)
 class _RivalChecker:
-    """Looks at what a rival's stages and rows would be made of."""
+    """Checks of a rival's stages and rows before anything runs."""
 
     config: BenchConfig
     base: OpenModel
@@ -195,10 +197,10 @@ class _RivalChecker:
     sets: Sets
 
     def check(self, plan: Rival) -> None:
-        """Refuse a rival that cannot be made.
+        """Check that a rival can be trained and measured.
 
         Raises:
-            HydraError: As the command that would make it.
+            HydraError: The same error as the command that would fail.
         """
         self._is_given(plan)
         for stage in plan.stages(self.terms):
@@ -226,13 +228,15 @@ class _RivalChecker:
 
     def _trains(self, stage: StageOptions, *, starts: bool) -> None:
         if not starts:
-            check_classes(self.base)  # of whose folder `finetune` would make a classifier: another model
+            # `finetune` would add a classifier for the classes of the folder, which makes another model
+            check_classes(self.base)
         method, out = stage.get("method"), str(stage["out"])
         config = FinetuneConfig(
             model=str(stage["model"]) if starts else self.terms.model,
             data=self.config.data,
             val=self.config.val,
-            out=Path(out.replace("{i}", "0") if "repeat" in stage else out),  # the first of a repeated stage
+            # the first output of a repeated stage
+            out=Path(out.replace("{i}", "0") if "repeat" in stage else out),
             recipe=self.config.recipe,
             extensions=() if method is None else (TrainingOptions(method=str(method)),),
         )

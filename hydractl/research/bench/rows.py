@@ -1,4 +1,4 @@
-"""Which rivals `bench` knows: the stages that make each one, and the row that it becomes. Importing this module does not load torch."""
+"""Rivals of `bench`: the stages and table rows of each one. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from hydractl.research.methods.options import Mimo
 SHARED_DEFAULT = "as for every rival"
 TEST, TRAIN, VAL, PAIRS = "test", "train", "val", "pairs"
 PASSES = 10
-"""Of Monte Carlo dropout."""
+"""Passes of MC dropout, the default of `mc:`. Doubling doubles the time of the row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSettings:
-    """What all rivals have in common.
+    """Settings that all rivals share.
 
     Attributes:
-        out: The folder.
-        model: What they are made of.
-        blocks: How many it has.
-        heads: Likewise.
-        data: To train on.
-        val: To validate on.
-        test: What the table is of.
-        members: Of every ensemble.
+        out: Output folder.
+        model: Model that the rivals are derived from.
+        blocks: Number of its blocks.
+        heads: Number of its heads.
+        data: Training data.
+        val: Validation data.
+        test: Test data of the table.
+        members: Members of every ensemble.
         training: Options of `finetune`, by name.
-        start: What is trained from the beginning, if anything.
-        from_start: Options that hold for that in place of others.
-        pairs: Images with captions, if there are any.
+        start: Backbone or `arch:NAME` to train from the beginning; None without `--start`.
+        from_start: Options of `finetune` that differ for training from `start`.
+        pairs: Captioned images; None without `--pairs`.
         naming: Options of `eval` that name the classes of a zero-shot model.
     """
 
@@ -51,22 +51,23 @@ class SharedSettings:
     naming: Mapping[str, str | list[str]]
 
     def path(self, name: str) -> str:
-        """Return where a file of the folder lies."""
+        """Return the path of a file in the output folder."""
         return str(self.out / name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """What one rival takes.
+    """Stages, rows and cost of a rival.
 
     Attributes:
-        rows: Its rows of the table: the models of each, as `--compare` has them, by its name; `@NAME` is what a stage writes.
-        stages: What makes them; none where the row itself does.
-        trainings: Of M members: how many models are trained, each as long as `finetune` is told.
-        answers: How often a model answers which data, besides what training and one row of the table take.
-        starts: Whether these train from the beginning.
-        compares: Whether it is fitted on images with captions.
-        named: Whether `all` leaves it out: not every architecture will do.
+        rows: Returns the rows of the table: values of `--compare` by row name. `@NAME` is the output of a
+            stage.
+        stages: Returns the stages that make the models; empty for baselines.
+        trainings: Returns the number of trainings for M members.
+        answers: Number of passes over each data set, besides trainings and one row of the table.
+        starts: Whether the models are trained from `--start`.
+        compares: Whether the rival is fitted on captioned images.
+        named: Whether `all` excludes the rival, because only some architectures support it.
     """
 
     rows: Callable[[SharedSettings], Mapping[str, str]]
@@ -81,7 +82,7 @@ class Rival:
 def tuned(
     terms: SharedSettings, name: str, model: str, *, times: int | None = None, **options: str
 ) -> StageOptions:
-    """Return a stage that fine-tunes one model, or `times` with seeds from 0 on."""
+    """Return a stage that fine-tunes one model, or `times` models with seeds 0, 1, and so on."""
     training = {
         name: value for name, value in terms.training.items() if not (name == "steps" and "epochs" in options)
     }
@@ -116,7 +117,11 @@ def _temperature(terms: SharedSettings) -> Sequence[StageOptions]:
 
 
 def _pruned(terms: SharedSettings) -> Sequence[StageOptions]:
-    """The paper's: a third of the heads goes, drawn from twice as many of the lowest scores."""
+    """Return the stages of a hydra of pruned members (Hydra Ensembles, B.5).
+
+    A third of the heads is removed, drawn for each member from twice as many heads of lowest importance. The
+    paper draws 48 of 100.
+    """
     removed = round(terms.heads / 3)
     return [
         {
@@ -156,7 +161,7 @@ def _fused(terms: SharedSettings, name: str, *members: str) -> StageOptions:
 
 
 def _by(method: str, title: str) -> Rival:
-    """Return a rival of which a run makes one member."""
+    """Return a rival whose method trains each member in a run of its own."""
     return Rival(
         rows=lambda terms: {f"{title} of {terms.members}": f"@{method}"},
         stages=lambda terms: [tuned(terms, method, terms.model, times=terms.members, method=method)],
@@ -184,7 +189,7 @@ PLANS: Mapping[str, Rival] = MappingProxyType(
             answers={PAIRS: 1},
             compares=True,
         ),
-        # embedded once: the authors embed crops anew in each of 300 epochs
+        # `augment=none` embeds each image once. The authors embed new crops in each of 300 epochs.
         "vilu": Rival(
             rows=lambda terms: {"ViLU": f"vilu:{terms.model}::augment=none,data={terms.data}"},
             answers={TRAIN: 1},
@@ -218,7 +223,7 @@ PLANS: Mapping[str, Rival] = MappingProxyType(
                 tuned(terms, "batch-ensemble", terms.model, method=f"batch-ensemble::members={terms.members}")
                 | {"out": terms.path("batch-ensemble-{i}.st")}
             ],
-            trainings=lambda members: members,  # as much to compute
+            trainings=lambda members: members,  # one joint run computes as much as the members
         ),
         "mimo": Rival(
             rows=lambda terms: {f"MIMO of {terms.members}": "@mimo"},
@@ -226,11 +231,11 @@ PLANS: Mapping[str, Rival] = MappingProxyType(
                 _fused(terms, "mimo-copies", *[terms.model] * terms.members) | {"own-from": terms.blocks},
                 tuned(terms, "mimo", "@mimo-copies", method="mimo"),
             ],
-            trainings=lambda _: Mimo().repeat,  # a batch holds each image so often, and computes as much
+            trainings=lambda _: Mimo().repeat,  # every batch contains each image this many times
         ),
         "oba": Rival(
             rows=lambda _: {"OBA": "@oba"},
-            # the share that the hydra paper keeps for ImageNet-1k
+            # share of weights kept in Hydra Ensembles for ImageNet-1K
             stages=lambda terms: [tuned(terms, "oba", terms.model, method="oba::keep=0.891")],
             trainings=lambda _: 1,
         ),

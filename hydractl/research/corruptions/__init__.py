@@ -1,1 +1,1 @@
-"""Data as it is when something is wrong with it: how well a model keeps up."""
+"""Corruptions of images and texts, and metrics of models on corrupted data."""

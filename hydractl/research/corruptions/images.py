@@ -1,17 +1,20 @@
-"""The corruptions of ImageNet-C and CIFAR-10-C, in numpy and scipy (Hendrycks and Dietterich 2019).
+"""Corruptions of ImageNet-C and CIFAR-10-C in numpy and scipy (Hendrycks and Dietterich 2019).
 
-Each maps an image (H, W, C) of float64 in [0, 1], C = 1 or 3, and the parameters of its severity to another. `corrupted` starts from
-8 bits a channel and ends there, cut off as they do. All that is random comes from the generator, in the order of their code, so
-that with their draws come their pixels. What differs from their code:
+Each function maps an image (H, W, C), float64 in [0, 1], C = 1 or 3, and the parameters of a severity to a
+corrupted image. `corrupted` reads and returns 8 bits per channel, truncated as in the original code. All
+randomness comes from the generator, in the order of the original code, so equal draws give equal pixels.
+Differences from the original code:
 
-- OpenCV's affine maps round positions to 1/32 pixel; ours do not.
-- Their motion blur is ImageMagick's, whose kernel and rounding are here.
-- Their frost is a photograph of five, ours is drawn, see `_ice`, but where there are photographs: `_crop`.
-- The files of ImageNet-C are JPEGs of quality 85 besides; here a model sees the corrupted pixels themselves.
-- Grey images have one channel throughout: their own code is for three.
+- OpenCV's affine maps round positions to 1/32 pixel. This module does not round.
+- The original motion blur calls ImageMagick. This module implements ImageMagick's kernel and rounding.
+- The original frost is one of five photographs. This module draws ice (`_ice`) unless photographs are given
+  (`_crop`).
+- Files of ImageNet-C are also compressed as JPEG with quality 85. Here a model gets the corrupted pixels
+  directly.
+- Grey images keep one channel. The original code supports three channels only.
 
-Strengths are those of `make_cifar_c.py`, `make_tinyimagenet_c.py` and `make_imagenet_c.py` of github.com/hendrycks/robustness.
-Lengths are pixels.
+Parameters are those of `make_cifar_c.py`, `make_tinyimagenet_c.py` and `make_imagenet_c.py` of
+github.com/hendrycks/robustness. Lengths are in pixels.
 """
 
 from __future__ import annotations
@@ -35,14 +38,16 @@ from hydractl.research.corruptions.names import PHOTOGRAPHS, Corruption, Photogr
 Pixels: TypeAlias = NDArray[np.float64]
 Random: TypeAlias = np.random.Generator
 ROUNDING = 1e-6
-"""Tolerance when a level is truncated to an integer, because rounding differs between machines."""
+"""Added before a level is truncated to an integer, because machines round differently. Chosen by hand, far
+below the distance 1 of two levels; doubling changes almost no pixel."""
 GREY = np.array([0.299, 0.587, 0.114])
+"""Luma weights of red, green and blue, as in OpenCV."""
 
 
 def corrupted(image: Image.Image, corruption: Corruption, random: Random) -> Image.Image:
-    """Return an image of mode `L` or `RGB` as the corruption leaves it, of the same mode and size.
+    """Corrupt an image of mode `L` or `RGB`; mode and size stay the same.
 
-    The parameters are those of the benchmark whose images are nearest in size; see `strengths`.
+    The parameters are those of the benchmark with the nearest image size; see `strengths`.
     """
     strength = strengths(min(image.size))[corruption.name][corruption.severity - 1]
     if corruption.name in _ON_FILES:
@@ -58,7 +63,7 @@ def corrupted(image: Image.Image, corruption: Corruption, random: Random) -> Ima
 
 
 def _impulse_noise(x: Pixels, share: float, random: Random) -> Pixels:
-    """As scikit-image's salt and pepper in equal parts."""
+    """Set a share of the values to 0 or 1 with equal probability, as in scikit-image."""
     flipped, salted = random.random(x.shape) <= share, random.random(x.shape) <= 0.5
     return np.where(flipped, salted.astype(float), x)
 
@@ -71,9 +76,9 @@ def _defocus_blur(x: Pixels, disk: tuple[float, float], _: Random) -> Pixels:
 
 
 def _glass_blur(x: Pixels, glass: tuple[float, int, int], random: Random) -> Pixels:
-    """Blur, let each pixel take the colour of one nearby, in turn from the lower right, blur again.
+    """Blur, give each pixel the colour of a random neighbour, from the lower right, then blur again.
 
-    They mean to swap the two, and in fact copy: numpy's views of colours.
+    The original code means to swap both pixels but copies one, because numpy returns views.
     """
     sigma, reach, times = glass
     height, width, channels = x.shape
@@ -124,7 +129,7 @@ def _fog(x: Pixels, fog: tuple[float, float], random: Random) -> Pixels:
 
 
 def _brightness(x: Pixels, added: float, _: Random) -> Pixels:
-    """Raise the value of HSV, which colours are proportional to; black becomes grey."""
+    """Add to the value of HSV, which scales all channels; black becomes grey."""
     value = x.max(axis=2, keepdims=True)
     raised = np.clip(value + added, 0, 1)
     return np.asarray(np.where(value > 0, x * raised / np.where(value > 0, value, 1), raised))
@@ -141,7 +146,7 @@ def _elastic(x: Pixels, elastic: tuple[float, float, float], random: Random) -> 
     centre, size = np.array([height, width]) // 2, min(height, width) // 3
     corners = np.array([centre + size, centre + np.array([size, -size]), centre - size], dtype=float)
     moved = corners + random.uniform(-reach, reach, size=corners.shape)
-    # where each pixel (column, row) of the result comes from
+    # source position of each output pixel, as (column, row)
     back = np.linalg.solve(np.column_stack([moved, np.ones(3)]), corners).T
     x = np.dstack([
         ndimage.affine_transform(x[..., c], back[::-1, 1::-1], back[::-1, 2], order=1, mode="mirror")
@@ -193,17 +198,17 @@ _ON_PIXELS: Mapping[str, Callable[[Pixels, Any, Random], Pixels]] = MappingProxy
 
 
 def _smooth(x: Pixels, sigma: float) -> Pixels:
-    """Return x (H, W, C) after scikit-image's Gaussian filter."""
+    """Apply scikit-image's Gaussian filter to x (H, W, C)."""
     return np.asarray(ndimage.gaussian_filter(x, (sigma, sigma, 0), mode="nearest", truncate=4.0))
 
 
 def _grey(x: Pixels) -> Pixels:
-    """Return the luma (H, W, 1) of x (H, W, C), as OpenCV has it."""
+    """Return the luma (H, W, 1) of x (H, W, C), as in OpenCV."""
     return x if x.shape[2] == 1 else (x @ GREY)[..., None]
 
 
 def _disk(radius: float, sigma: float) -> Pixels:
-    """Return a disk of sum 1, its edge smoothed over three pixels, or five of a large one."""
+    """Return a disk with sum 1 whose edge is smoothed over 3 pixels, or over 5 pixels for large radii."""
     reach = 8 if radius <= 8 else ceil(radius)
     line = np.arange(-reach, reach + 1)
     disk = ((line[:, None] ** 2 + line**2) <= radius**2).astype(float)
@@ -216,9 +221,10 @@ def _disk(radius: float, sigma: float) -> Pixels:
 
 
 def _moved(x: Pixels, radius: float, sigma: float, angle: float) -> Pixels:
-    """Return x (H, W, C) after ImageMagick's motion blur: half a bell of 2 radius + 1 pixels along a line, edges repeated.
+    """Apply ImageMagick's motion blur to x (H, W, C).
 
-    ImageMagick rounds to 16 bits, and of these cuts off what 8 bits do not hold.
+    The kernel is one half of a Gaussian, with 2 radius + 1 pixels along a line; edge pixels are repeated.
+    ImageMagick rounds to 16 bits and then truncates to 8 bits.
     """
     width = 2 * ceil(radius) + 1
     bell = np.exp(-(np.arange(width) ** 2) / (2 * sigma**2))
@@ -235,7 +241,7 @@ def _moved(x: Pixels, radius: float, sigma: float, angle: float) -> Pixels:
 
 
 def _enlarged(x: Pixels, factor: float) -> Pixels:
-    """Return the middle of x (H, W, C), enlarged to the same size."""
+    """Return the centre of x (H, W, C), enlarged to the size of x."""
     height, width, _ = x.shape
     inner = [ceil(side / factor) for side in (height, width)]
     top, left = (height - inner[0]) // 2, (width - inner[1]) // 2
@@ -245,9 +251,10 @@ def _enlarged(x: Pixels, factor: float) -> Pixels:
 
 
 def _plasma(size: int, decay: float, random: Random) -> Pixels:
-    """Return heights (size, size) in [0, 1] by the diamond-square algorithm on a torus; size is a power of two.
+    """Return fractal heights (size, size) in [0, 1], by the diamond-square algorithm on a torus.
 
-    Each value is the mean of four around it and noise, which falls by `decay` from one scale to the next.
+    Each value is the mean of four neighbours plus noise. The noise is divided by `decay` from one scale to
+    the next. `size` is a power of two.
     """
     heights = np.zeros((size, size))
     step, noise = size, 100.0
@@ -274,7 +281,7 @@ def _plasma(size: int, decay: float, random: Random) -> Pixels:
 
 
 def _crop(photographs: Photographs, height: int, width: int, random: Random) -> Pixels:
-    """Return a part (H, W, 3) in [0, 1] of one of the photographs, both by chance."""
+    """Return a random crop (H, W, 3) in [0, 1] of a random photograph."""
     index = int(random.integers(len(photographs.files)))
     picture = photograph(photographs, index, frost_scale(min(height, width)))
     top, left = random.integers(0, picture.shape[0] - height), random.integers(0, picture.shape[1] - width)
@@ -283,10 +290,10 @@ def _crop(photographs: Photographs, height: int, width: int, random: Random) -> 
 
 @lru_cache(maxsize=PHOTOGRAPHS)
 def photograph(photographs: Photographs, index: int, scale: float) -> NDArray[np.uint8]:
-    """Return one of the photographs (H, W, 3) without its transparency, scaled as OpenCV's `resize` does: between the four nearest points.
+    """Return a photograph (H, W, 3) without alpha channel, scaled bilinearly as OpenCV's `resize` does.
 
     Raises:
-        DataError: If it cannot be read.
+        DataError: If the file cannot be read.
     """
     file = photographs.files[index]
     picture = np.asarray(upright(decode(read_bytes(file), where=str(file))).convert("RGB"))
@@ -301,9 +308,9 @@ def photograph(photographs: Photographs, index: int, scale: float) -> NDArray[np
 
 
 def _ice(height: int, width: int, random: Random) -> Pixels:
-    """Return a drawn layer of frost (H, W, 3) in [0, 1]: ridges of a fractal, which branch as crystals do, cold in colour.
+    """Draw a layer of frost (H, W, 3) in [0, 1]: branching ridges of a fractal in cold colours.
 
-    Its mean colour and its spread are those of their photographs.
+    Mean colour and standard deviation equal those of the original photographs.
     """
     size = 1 << (max(height, width) - 1).bit_length()
     ridges = sum(
@@ -315,27 +322,29 @@ def _ice(height: int, width: int, random: Random) -> Pixels:
 
 
 ICE_MEAN, ICE_SPREAD = np.array([0.57, 0.65, 0.70]), 0.11
-"""Statistics of the five photographs that the original code samples from, in total and within 224 pixels."""
+"""Mean colour and standard deviation (within crops of 224 pixels) of the five photographs in the original
+code."""
 
 
 Strengths: TypeAlias = Mapping[str, tuple[Any, ...]]
 
 
 def strengths(side: int) -> Strengths:
-    """Return the parameters of each severity for images whose shorter side is this long: of the benchmark that is nearest.
+    """Return the parameters of each severity, by corruption, for images with this shorter side.
 
-    CIFAR-10-C's were made for 32 pixels, Tiny ImageNet-C's for 64, ImageNet-C's for 224; between them the geometric mean decides.
+    They come from CIFAR-10-C (32 pixels), Tiny ImageNet-C (64 pixels) or ImageNet-C (224 pixels). The limits
+    are the geometric means of these sizes.
     """
     return next((benchmark for end, benchmark in ((46, CIFAR), (120, TINY)) if side < end), IMAGENET)
 
 
 def frost_scale(side: int) -> float:
-    """Return what photographs of frost are scaled by, likewise."""
+    """Return the scale of frost photographs for images with this shorter side; see `strengths`."""
     return next((scale for end, scale in ((46, 0.2), (120, 0.3)) if side < end), 1.0)
 
 
 def _elastic_strengths(size: int, *shares: tuple[float, float, float]) -> tuple[tuple[float, ...], ...]:
-    """Return strength, smoothness and the corners' moves, given as shares of a side."""
+    """Return strength, smoothing and corner shift in pixels, given as shares of the image size."""
     return tuple(tuple(size * share for share in severity) for severity in shares)
 
 
@@ -359,7 +368,7 @@ IMAGENET: Strengths = MappingProxyType(
         "fog": ((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4)),
         "brightness": (0.1, 0.2, 0.3, 0.4, 0.5),
         "contrast": (0.4, 0.3, 0.2, 0.1, 0.05),
-        # 244 is theirs
+        # not 224: the original code has 244
         "elastic": _elastic_strengths(
             244, (2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02)
         ),

@@ -1,4 +1,4 @@
-"""Corrupted data sets, and the numbers of a row on them."""
+"""Corrupted data sets, and metrics of a row on them."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from hydractl.research.corruptions.texts import corrupted_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorruptTransform(PerItem):
-    """What images go through that are corrupted: resized and cropped, corrupted, normalised. Safe to call from several threads.
+    """Thread-safe preprocessing of corrupted images: resize and crop, corrupt, normalize.
 
     Attributes:
-        clean: What they else go through.
+        clean: Preprocessing without corruption.
         least: As in `EvalTransform`.
-        corruption: What befalls them.
+        corruption: The corruption.
     """
 
     clean: EvalTransform
@@ -51,7 +51,7 @@ class CorruptTransform(PerItem):
 
     @classmethod
     def of(cls, corruption: Corruption, clean: EvalTransform) -> CorruptTransform:
-        """Return the transform of a corruption and of clean images."""
+        """Add a corruption to a preprocessing."""
         return cls(clean=clean, least=clean.least, corruption=corruption)
 
     @override
@@ -64,9 +64,13 @@ class CorruptTransform(PerItem):
 
 
 def with_corruption(dataset: Dataset, corruption: Corruption) -> Dataset:
-    """Return the items as a corruption leaves them: texts now, both of a pair; images on their way to a model.
+    """Return a data set with corrupted items.
 
-    Draws hang on the seed and on an item's place in the set: not on batches, their order, or who decodes them.
+    Texts (both of a pair) are corrupted at once, images during preprocessing. Draws depend on the seed and an
+    item's index in the data set, and not on batches or threads.
+
+    Raises:
+        UsageError: If the data set has labelled words.
     """
     if isinstance(dataset, ImageSet):
         return replace(dataset, changed=partial(CorruptTransform.of, corruption))
@@ -84,10 +88,10 @@ def _corrupted(text: Text, corruption: Corruption, place: int) -> Text:
 
 
 def check_photographs(corruptions: Iterable[Corruption], how: Reading) -> None:
-    """Refuse photographs that are too small for crops of what the model reads.
+    """Check that frost photographs are large enough for crops of the model's input size.
 
     Raises:
-        DataError: If one is, or cannot be read.
+        DataError: If a photograph is too small or cannot be read.
     """
     photographs = next((c.photographs for c in corruptions if c.photographs), None)
     if photographs is None or isinstance(how, Tokenization):
@@ -107,16 +111,16 @@ def check_photographs(corruptions: Iterable[Corruption], how: Reading) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShiftNumbers:
-    """Values of a row on the corrupted ID set, all on the same resamples of the clean samples.
+    """Metrics of a row on the corrupted ID set, on the same resamples of samples for all corruptions.
 
     Attributes:
-        cells: Values by corruption and severity.
+        cells: Metrics by (corruption, severity).
     """
 
     cells: Mapping[tuple[str, str], Estimates]
 
     def to_shift(self) -> Shift:
-        """Return the values as stored in a report."""
+        """Return the metrics in the form of a report."""
         means = self.means
         values: dict[str, dict[str, dict[str, float]]] = {}
         for (name, severity), estimates in self.cells.items():
@@ -135,20 +139,23 @@ class ShiftNumbers:
 
     @property
     def means(self) -> dict[str, dict[str, MetricEstimate]]:
-        """Means over corruptions and severities, by the names that conditions use."""
+        """Means over corruptions and severities, by scope."""
         return group_means(self.cells, scopes(self.cells))
 
     def differences(self, other_row: ShiftNumbers) -> dict[str, dict[str, Value]]:
-        """Return the differences of means to another row, as in `manifest.Difference`."""
+        """Return the means minus another row's means, by scope and metric; empty scopes are omitted."""
         return {name: gap for name, gap in differences(self.means, other_row.means).items() if gap}
 
 
 def measure_corrupted(
     run: Evaluation, row: LoadedRow, corruptions: Iterable[Corruption]
 ) -> ShiftNumbers | None:
-    """Return a row's numbers on labelled data under each corruption; None without one, or in processes that do not lead.
+    """Measure a row on the ID set under each corruption.
 
-    Memory holds the predictions under one corruption, and for each metric one number per resample.
+    Memory holds the predictions under one corruption, and one number per metric and resample.
+
+    Returns:
+        None without corruptions, and on all ranks except the leading rank.
     """
     cells: dict[tuple[str, str], Estimates] = {}
     metrics = needing(run.measurement.metrics, MetricNeeds.LABELS, MetricNeeds.TASK)

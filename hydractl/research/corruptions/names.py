@@ -1,4 +1,4 @@
-"""Which corruptions there are, and what `--corrupt` says. Importing this loads neither torch nor numpy."""
+"""Corruptions and the option `--corrupt`. Importing this module loads neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ IMAGES: Mapping[str, str] = MappingProxyType(
         "jpeg": "compressed by JPEG",
     }
 )
-"""Corruptions of ImageNet-C (Hendrycks and Dietterich 2019, section 3.2), in its order."""
+"""Corruptions of ImageNet-C in its order, each with a description (Hendrycks and Dietterich 2019, section
+3.2)."""
 TEXTS: Mapping[str, str] = MappingProxyType(
     {
         "typos": "letters swapped, left out, doubled, or mistaken for a neighbour on a QWERTY keyboard",
@@ -41,25 +42,25 @@ TEXTS: Mapping[str, str] = MappingProxyType(
         "case": "letters in the other case",
     }
 )
-"""Ours."""
+"""Corruptions of texts, each with a description. They are defined in this project."""
 ALL_CORRUPTIONS = (*IMAGES, *TEXTS)
 ALL, SHIFT = "all", "shift"
-"""All corruptions, in options and in scopes of conditions."""
+"""Name of all corruptions in options, and in conditions of `--fail-if`."""
 SEVERITIES = (1, 2, 3, 4, 5)
 
 
 FROST = "frost"
 PHOTOGRAPHS = 5
-"""Number of frost photographs that the code of ImageNet-C samples from; it has six."""
+"""Number of frost photographs that the code of ImageNet-C samples from; its folder has six."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Photographs:
-    """What `frost` adds crops of.
+    """Photographs whose crops the corruption `frost` adds.
 
     Attributes:
-        files: The first `PHOTOGRAPHS` of a folder, by name.
-        sha256: Of their contents, in this order.
+        files: The first `PHOTOGRAPHS` images of a folder, sorted by name.
+        sha256: Digest of their contents, in this order.
     """
 
     files: tuple[Path, ...]
@@ -67,10 +68,10 @@ class Photographs:
 
     @classmethod
     def of(cls, folder: Path) -> Self:
-        """Look for them.
+        """Find the photographs of a folder.
 
         Raises:
-            UsageError: If there is no such folder, or no image in it.
+            UsageError: If the folder does not exist or has no images.
         """
         paths = (
             sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
@@ -91,9 +92,13 @@ class Photographs:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Corruption:
-    """One of `ALL_CORRUPTIONS`, at one of `SEVERITIES`; what is random hangs on it, on the seed and on an item's place in its data set.
+    """One of `ALL_CORRUPTIONS` at one of `SEVERITIES`.
 
-    Of frost `photographs` are what it adds; None for drawn ice.
+    Attributes:
+        name: Name of the corruption.
+        severity: 1 to 5.
+        seed: Seed of the random draws.
+        photographs: Photographs of `frost`; None for drawn ice.
     """
 
     name: str
@@ -102,18 +107,18 @@ class Corruption:
     photographs: Photographs | None = field(default=None, compare=False)
 
     def seeded(self, place: int) -> tuple[int, ...]:
-        """Return what an item's draws hang on."""
+        """Return the seed of an item's draws, which includes the item's index in its data set."""
         return self.seed, ALL_CORRUPTIONS.index(self.name), self.severity, place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corruptions:
-    """What one `--corrupt` says.
+    """Value of one `--corrupt`.
 
     Attributes:
-        name: One of `ALL_CORRUPTIONS`, or `all` of those that are for what the model reads.
-        severities: Which, ascending.
-        photographs: Of `frost`, what it adds; None for drawn ice.
+        name: One of `ALL_CORRUPTIONS`, or `all` corruptions for the model's inputs.
+        severities: Severities in increasing order.
+        photographs: Photographs of `frost`; None for drawn ice.
     """
 
     name: str
@@ -122,10 +127,10 @@ class Corruptions:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `NAME`, `NAME:SEVERITY` or `NAME:FROM-TO`, of frost with `=FOLDER` of photographs.
+        """Parse `NAME`, `NAME:SEVERITY` or `NAME:FROM-TO`. The name `frost` may be followed by `=FOLDER`.
 
         Raises:
-            UsageError: If it is anything else, or there are none.
+            UsageError: If the text has another form, or if the folder has no photographs.
         """
         request, equals, folder = text.partition("=")
         if "," in request:
@@ -168,15 +173,20 @@ class Corruptions:
 
 
 def chosen(requests: Iterable[Corruptions], *, texts: bool, seed: int = 0) -> tuple[Corruption, ...]:
-    """Return what is asked for, each once, in the order of `ALL_CORRUPTIONS` and then of severity; all frost with the photographs that one has.
+    """Expand values of `--corrupt`, each corruption once.
 
     Args:
-        requests: As the options say.
-        texts: Whether the model reads texts; else it reads images.
-        seed: Of what is random.
+        requests: Values of the option.
+        texts: Whether the model reads texts; otherwise it reads images.
+        seed: Seed of the random draws.
+
+    Returns:
+        Corruptions in the order of `ALL_CORRUPTIONS`, then by severity. If one request has photographs, all
+        `frost` corruptions use them.
 
     Raises:
-        UsageError: If one is not for what the model reads, or photographs are of several folders.
+        UsageError: If a corruption does not apply to the model's inputs, or photographs come from several
+            folders.
     """
     applicable = TEXTS if texts else IMAGES
     requests = tuple(requests)
@@ -205,10 +215,14 @@ def chosen(requests: Iterable[Corruptions], *, texts: bool, seed: int = 0) -> tu
 
 
 def scopes(measured: Iterable[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
-    """Return what each name is the mean over, of corruptions at severities: `shift`, `shift:3`, `fog`, and `fog:3` itself.
+    """Return the cells (corruption, severity) that each scope averages.
 
     Args:
-        measured: The corruption and the severity of each number, in the order of tables.
+        measured: Measured cells, in the order of tables.
+
+    Returns:
+        Cells by scope: `shift` (all cells), `shift:3` (a severity), `fog` (a corruption) and `fog:3` (one
+            cell). Empty without cells.
     """
     cells = [*dict.fromkeys(measured)]
     severities = sorted({severity for _, severity in cells})
@@ -223,21 +237,21 @@ def scopes(measured: Iterable[tuple[str, str]]) -> dict[str, list[tuple[str, str
 
 
 def scopes_of(measured: Iterable[tuple[str, int]]) -> tuple[str, ...]:
-    """Return the names of all scopes of corruptions at severities."""
+    """Return the names of the scopes of some corruptions at severities; see `scopes`."""
     return tuple(scopes((name, str(severity)) for name, severity in measured))
 
 
 class Scopes(NamedTuple):
-    """Names that reports and conditions use for numbers under corruption.
+    """Names of metrics under corruption in reports and conditions.
 
     Attributes:
-        judged: The scope that the verdict of a report judges.
+        judged: Scope that the verdict of a report uses.
     """
 
     judged: str = SHIFT
 
     def title(self, scope: str) -> str:
-        """Return a scope in words."""
+        """Return a title for a scope, such as `fog of severity 3`."""
         name, _, severity = scope.partition(":")
         corruption = "corruption" if name == SHIFT else name
         return f"{corruption}{severity and f' of severity {severity}'}"

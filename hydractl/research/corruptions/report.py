@@ -1,4 +1,4 @@
-"""Numbers under corruption as tables and as curves over the severity. Importing this module does not load torch."""
+"""Tables and figures of metrics under corruption. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 TABLED = ("accuracy", "brier", "nll", "ece")
 DRAWN = ("accuracy", "nll", "ece")
 ROW_OFFSET, WIDEST_OFFSET = 0.06, 0.3
-"""How far apart two rows at one severity stand, and all of them."""
+"""Horizontal distance between two rows at one severity, and limit of the distance between all rows;
+severities have distance 1. Chosen by hand. Doubling separates rows more, and rows of a severity still do not
+reach the next severity."""
 
 Numbers = Mapping[str, Mapping[Quantity, Number]]
 
 
 def severities(quantities: Sequence[Quantity]) -> tuple[str, ...]:
-    """Return at which severities some of these were measured."""
+    """Return the severities at which quantities were measured."""
     scopes = dict.fromkeys(str(q.scope) for q in quantities if q.under_shift)
     return tuple(scope.removeprefix(f"{SHIFT}:") for scope in scopes if scope.startswith(f"{SHIFT}:"))
 
@@ -41,14 +43,15 @@ def severities(quantities: Sequence[Quantity]) -> tuple[str, ...]:
 def shift_tables(
     quantities: Sequence[Quantity], rows: Numbers, differences: Numbers
 ) -> Iterator[ReportTable]:
-    """Yield each of the first metrics by severity, means over corruptions, and the first of them by corruption.
+    """Yield tables of the main metrics by severity, and of the first metric by corruption.
 
-    Rows of the report stand side by side, as there are fewer of them than of severities.
+    Numbers by severity are means over corruptions, numbers by corruption are means over severities. Rows of
+    the report are columns of these tables, because there are fewer rows than severities.
 
     Args:
-        quantities: Those of a report.
-        rows: The numbers of each row.
-        differences: For each other row how much more the first one has.
+        quantities: Quantities of a report.
+        rows: Numbers of each row.
+        differences: For each other row, the first row's numbers minus its numbers.
     """
     under = {
         q.name: [shifted for shifted in quantities if shifted.under_shift and shifted.name == q.name]
@@ -100,7 +103,10 @@ def _side_by_side(
 
 
 def severity_chart(compared: Compared, quantity: Quantity) -> Chart:
-    """Return one number by the severity of corruptions, clean data at 0: rows stand a little apart, so that bars can be told."""
+    """Return a chart of one metric by severity, with clean data at 0.
+
+    Rows have a small horizontal distance, so that their intervals do not overlap.
+    """
     across = severities(compared.quantities)
     metric = quantity.metric
     places = {quantity: 0.0} | {
@@ -141,7 +147,7 @@ def _row_offset(row: int, compared: Compared) -> float:
 
 
 def _spans(compared: Compared, places: Mapping[Quantity, float]) -> Iterator[Series]:
-    """Yield for each row its numbers with their intervals, beside those of others; of several reports the means."""
+    """Yield the numbers of each row with their intervals; of several reports, the means."""
     for i, (row, numbers) in enumerate(compared.rows.items()):
         spans = [
             (numbers[q], x) for q, x in places.items() if q in numbers and numbers[q].interval is not None
@@ -157,13 +163,13 @@ def _spans(compared: Compared, places: Mapping[Quantity, float]) -> Iterator[Ser
 
 
 def corruption_section(compared: Compared) -> Section:
-    """Return the tables and the figure of numbers under corruption."""
+    """Return the section of a page with the tables and the figure of metrics under corruption."""
     tables = tuple(shift_tables(compared.quantities, compared.rows, compared.differences))
     return Section("corruption", "Corrupted data", tables, ("shift",))
 
 
 def shift_figure(compared: Compared) -> Figure | None:
-    """Quality by the severity of corruptions, clean data at 0."""
+    """Draw metrics by severity, with clean data at 0; None without corruptions."""
     under = {q.name for q in compared.quantities if q.under_shift}
     charts = [severity_chart(compared, Quantity(name)) for name in DRAWN if name in under]
     bars = ". Bars are 95 % intervals" if any(s.kind == "marks" for c in charts for s in c.series) else ""

@@ -1,4 +1,4 @@
-"""Numbers under corruption in a report."""
+"""Metrics under corruption in a report."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ Severity = Annotated[str, Field(pattern="^([1-5]|all)$")]
 
 
 class Shift(StrictModel):
-    """Numbers on the ID set under corruptions: by corruption, severity (`1` to `5`) and metric.
+    """Metrics on the ID set under corruptions.
 
-    `means` are over corruptions, for each severity and, under `all`, over all that was measured. `intervals` has 95 % intervals
-    by the names that conditions have: `fog:3`; `fog`, the mean over its severities; `shift:3` and `shift`, those over corruptions.
+    Attributes:
+        values: Metrics by corruption and severity (`1` to `5`).
+        means: Means over corruptions by severity; `all` is the mean over all cells.
+        intervals: 95 % intervals by scope: `fog:3`, `fog` (mean over severities), `shift:3` and `shift`
+            (means over corruptions).
     """
 
     values: dict[str, dict[Severity, dict[str, float]]]
@@ -29,11 +32,11 @@ class Shift(StrictModel):
 
     @property
     def cells(self) -> Mapping[tuple[str, str], Mapping[str, float]]:
-        """The numbers of each corruption at each severity."""
+        """Metrics by (corruption, severity)."""
         return {(name, severity): cell for name, by in self.values.items() for severity, cell in by.items()}
 
     def at(self, scope: str) -> dict[str, float]:
-        """Return the numbers of a name that a condition has, nothing where nothing was measured there."""
+        """Return the metrics of a scope, averaged over its cells; empty if the scope was not measured."""
         cells = self.cells
         over = [cells[cell] for cell in scopes(cells).get(scope, ())]
         shared = [name for name in over[0] if all(name in cell for cell in over)] if over else []

@@ -1,7 +1,7 @@
-"""Corruptions of texts: slips of the keyboard, words left out or swapped, letters in the other case.
+"""Corruptions of texts: typing errors, missing words, swapped words, and letters in the other case.
 
-Rates are shares of letters or of words by severity. There is no benchmark of these by severity, as ImageNet-C is one of images; these
-definitions are ours.
+This project defines these corruptions, because no benchmark has them by severity (as ImageNet-C has for
+images).
 """
 
 from __future__ import annotations
@@ -24,16 +24,21 @@ RATES: Mapping[str, tuple[float, ...]] = MappingProxyType(
         "case": (0.05, 0.1, 0.2, 0.3, 0.5),
     }
 )
+"""Share of letters (`typos`, `case`) or words (`drop`, `swap`) that change, for severities 1 to 5. Chosen by
+hand; doubling makes a severity as strong as the severity one or two steps above."""
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 
 
 def corrupted_text(text: str, corruption: Corruption, random: Random) -> str:
-    """Return a text as the corruption leaves it; one that nothing befalls is the same to the last blank."""
+    """Return the corrupted text. Without a change, the text keeps its spaces."""
     return _BY_NAME[corruption.name](text, RATES[corruption.name][corruption.severity - 1], random)
 
 
 def _typos(text: str, rate: float, random: Random) -> str:
-    """Let each letter suffer one of four slips with this chance; of a pair that is swapped the second suffers no other."""
+    """Give each letter with probability `rate` a typing error: swap, omission, wrong key or doubling.
+
+    The second letter of a swapped pair gets no further error.
+    """
     pieces: list[str] = []
     place = 0
     while place < len(text):
@@ -58,7 +63,7 @@ def _typos(text: str, rate: float, random: Random) -> str:
 
 
 def _drop(text: str, rate: float, random: Random) -> str:
-    """Leave each word out with this chance, with the blanks behind it, but never all."""
+    """Drop each word and the spaces before it with probability `rate`; at least one word remains."""
     words = re.findall(r"\s*\S+", text)
     keep_mask = random.random(len(words)) >= rate
     if not len(words) or keep_mask.all():
@@ -69,8 +74,8 @@ def _drop(text: str, rate: float, random: Random) -> str:
 
 
 def _swap(text: str, rate: float, random: Random) -> str:
-    """Swap each word with the next with this chance, from the left; none moves twice."""
-    parts = re.split(r"(\s+)", text)  # words at even places, what parts them at odd ones
+    """Swap each word with the next word with probability `rate`, from the left. No word moves twice."""
+    parts = re.split(r"(\s+)", text)  # words at even positions, separators at odd positions
     words = [place for place, part in enumerate(parts) if part and not part.isspace()]
     rank = 0
     while rank + 1 < len(words):
@@ -83,7 +88,7 @@ def _swap(text: str, rate: float, random: Random) -> str:
 
 
 def _case(text: str, rate: float, random: Random) -> str:
-    """Change the case of each letter with this chance."""
+    """Change the case of each letter with probability `rate`."""
     flips = random.random(len(text)) < rate
     return "".join(x.swapcase() if flip else x for x, flip in zip(text, flips, strict=True))
 
