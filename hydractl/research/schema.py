@@ -241,8 +241,8 @@ class RowFields(StrictModel):
     """Fields of a row.
 
     Attributes:
-        derived: Record of the baseline made from each model, or None for a model that predicts as it is.
-            Empty without baselines.
+        derived: Record of the baseline made from each model, or None for a model without a baseline. Empty if
+            the row has no baselines.
         shift: Metrics under corruptions.
         analyses: Results of `--analyse`.
     """

@@ -1,1 +1,1 @@
-"""Analyses of what models are and do: each asks models and data for numbers, and trains nothing."""
+"""Analyses of `eval --analyse`. They explain the results of rows, and train nothing."""

@@ -76,7 +76,7 @@ class BaselineOptions(CheckedSettings):
 
     @property
     def val(self) -> DataRef | None:
-        """Held-out data that select an option, or None."""
+        """Held-out data that select an option; None without such data."""
         return None
 
     @property
@@ -309,7 +309,7 @@ class DerivedModels(NamedModels):
     """A row with baselines.
 
     Attributes:
-        rivals: For each model, the options of the baseline made from it, or None if it predicts as it is.
+        rivals: For each model, the options of the baseline made from the model, or None without a baseline.
             Models of one baseline have equal options.
     """
 

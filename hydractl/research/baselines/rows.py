@@ -174,7 +174,8 @@ def baselines_of_row(named: NamedModels) -> Iterator[tuple[BaselineOptions | Non
     """Yield each baseline of a row with the positions of its models.
 
     Yields:
-        The options, or None for a model that predicts as it is. Nothing for rows without baselines.
+        Options and positions. The options are None for a model that predicts without a baseline. Rows without
+        baselines yield nothing.
     """
     place, rivals = 0, named.rivals if isinstance(named, DerivedModels) else ()
     while place < len(rivals):

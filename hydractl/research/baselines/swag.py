@@ -122,10 +122,10 @@ def _draw(models: Sequence[Towers], copies: Sequence[Towers], how: SwagOptions, 
 
 
 def check_one_training(models: Sequence[Towers], names: Sequence[str]) -> None:
-    """Check that models can be checkpoints of one training, without their weights.
+    """Check shapes, heads and temperatures, which agree for checkpoints of one training.
 
     Raises:
-        UnsupportedModelError: If they are zero-shot, or if shapes, heads or temperatures differ.
+        UnsupportedModelError: If shapes, heads or temperatures differ, or if the models are zero-shot.
     """
     first, name = models[0], names[0]
     if any(isinstance(answer, Contrast) for answer in first.answers):
@@ -174,11 +174,11 @@ def _normal(shape: Sequence[int], seed: int) -> Tensor:
 
 
 def check(_: SwagOptions, files: Sequence[OpenModel], __: Classes | None) -> None:
-    """Check from their headers that checkpoints can come from one training.
+    """Check headers: checkpoints must come from one training.
 
     Raises:
-        UnsupportedModelError: If architecture, heads, preprocessing or temperature differ, or if they are
-            zero-shot.
+        UnsupportedModelError: If architecture, heads, preprocessing or temperature differ, or if the models
+            are zero-shot.
     """
     check_one_training([without_weights(file) for file in files], [file.reference for file in files])
     _check_same_model(files)

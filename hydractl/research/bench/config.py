@@ -237,9 +237,9 @@ class WorkEstimate:
     """Amount of work in training steps.
 
     Attributes:
-        training: One training of a model with its validation.
-        from_start: One training from `--start`.
-        answers: One model's predictions on the test data, training data, validation data and pairs, by name.
+        training: A training of one model with validation.
+        from_start: A training from `--start` with validation.
+        answers: Predictions of one model on the test data, training data, validation data and pairs, by name.
         blocks: Number of blocks of the model.
         heads: Number of heads of the model.
     """
@@ -251,7 +251,7 @@ class WorkEstimate:
     heads: int
 
     def of(self, rival: Rival, members: int) -> float:
-        """Return the work of a rival's stages and rows. A row costs as much as its members run separately."""
+        """Return the work of a rival's stages and rows. A row costs as much as its separate members."""
         times = rival.trainings(members)
         trained = times * (self.from_start if rival.starts else self.training)
         answered = sum(count * self.answers[data] for data, count in rival.answers.items())

@@ -1,1 +1,1 @@
-"""Ways to train that others proposed, one module each."""
+"""Training methods of other papers, one module per method or group of methods."""

@@ -1,9 +1,9 @@
-"""What each method makes weights of, and which tensors of a model it changes.
+"""Training methods that compute weights by parametrizations of torch, and the tensors that they change.
 
-Optimal Brain Apoptosis (Sun et al. 2025) finds which single weights a loss can do without, by exact second derivatives: the
-unstructured form of the authors' `FastOBAPruner` of order 2, in one step.
+Optimal Brain Apoptosis (Sun et al. 2025) removes single weights by exact second derivatives of the loss. This
+is the unstructured form of the authors' `FastOBAPruner` of order 2, in one step.
 
-What makes weights is a parametrization of torch. Axes: O outputs, D inputs, P projections in one matrix, R rank.
+Axes: O outputs, D inputs, P projections in one matrix, R rank.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ from hydractl.training.trainable import TrainableModel, Training
 from hydractl.training.trainer import Job
 
 PARAMETRIZED, ORIGINAL = ".parametrizations.", ".original"
-"""Part of the names of parameters from which a weight is computed, and suffix of the one in the file."""
+"""Part of the names of parameters from which a weight is computed, and suffix of the original weight's
+name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A linear layer or a convolution with a weight, and its place in the library's model."""
+    """A linear layer or convolution, and the place of its weight in the library's model."""
 
     layer: nn.Linear | nn.Conv2d
     place: Place
@@ -60,9 +61,9 @@ def sites_of(family: Family, model: nn.Module, state: Mapping[str, torch.Tensor]
     """Return the linear layers and convolutions of a model by the names of their weights, sorted.
 
     Args:
-        family: Gives the place of a tensor.
+        family: Maps tensor names to places.
         model: A model without parametrizations.
-        state: The tensors of the model by the library's names.
+        state: State dict of the model. Weights that are missing here are omitted.
     """
     names = {id(tensor): name for name, tensor in state.items()}
     layers = {
@@ -74,14 +75,20 @@ def sites_of(family: Family, model: nn.Module, state: Mapping[str, torch.Tensor]
 
 
 def make(site: Site, how: nn.Module, *, trains: bool = False) -> None:
-    """Compute the weight of a layer by `how` from its original weight, which trains or not."""
+    """Compute the weight of a layer by the parametrization `how` from its original weight.
+
+    Args:
+        site: The layer.
+        how: The parametrization.
+        trains: Whether the original weight trains too.
+    """
     site.layer.weight.requires_grad = trains
     parametrize.register_parametrization(site.layer, "weight", how)
 
 
 @torch.no_grad()
 def realised(sites: Mapping[str, Site]) -> dict[str, torch.Tensor]:
-    """Return the computed weights and the biases of their layers by the library's names."""
+    """Return the computed weights, and the biases of their layers, by the library's names."""
     layers = {n: site.layer for n, site in sites.items() if parametrize.is_parametrized(site.layer, "weight")}
     biases = {bias_of(name): layer.bias for name, layer in layers.items()}
     return {name: layer.weight.detach() for name, layer in layers.items()} | {
@@ -90,7 +97,7 @@ def realised(sites: Mapping[str, Site]) -> dict[str, torch.Tensor]:
 
 
 def bias_of(weight: str) -> str:
-    """Return the name of the bias of a layer from the name of its weight."""
+    """Return the name of a layer's bias, given the name of its weight."""
     return weight.removesuffix("weight") + "bias"
 
 
@@ -99,7 +106,7 @@ class AdaptedModel(TrainableModel):
     """A model with computed weights.
 
     Attributes:
-        sites: Layers by the names of their weights: of each model, or of a hydra once.
+        sites: Layers by the names of their weights, for each model that trains; a hydra has one entry.
     """
 
     sites: tuple[Mapping[str, Site], ...]
@@ -107,7 +114,7 @@ class AdaptedModel(TrainableModel):
     @override
     def tensors(self) -> list[dict[str, torch.Tensor]]:
         computed = [realised(model_sites) for model_sites in self.sites]
-        # members of a hydra share the computed weights
+        # All members of a hydra share the computed weights.
         computed *= len(self.states) // len(computed)
         states = tuple(dict(state) | tensors for state, tensors in zip(self.states, computed, strict=True))
         return TrainableModel(
@@ -123,7 +130,7 @@ class AdaptedModel(TrainableModel):
 
 
 class SeededTraining(Training):
-    """Full fine-tuning with seeds of its own for the order of the data and for dropout."""
+    """Full fine-tuning with separate seeds for data order and dropout."""
 
     options: TrainingOptions
 
@@ -134,7 +141,7 @@ class SeededTraining(Training):
         return self.seeded(feed)
 
     def seeded(self, feed: ItemFeed) -> ItemFeed:
-        """Return the batches with the seed of the order."""
+        """Return the feed with `--order-seed`, if given."""
         seed = self.options.order_seed
         return feed if seed is None else replace(feed, seed=seed)
 
@@ -146,11 +153,14 @@ class SeededTraining(Training):
 
 
 class Adapter(SeededTraining):
-    """Training by a method that computes weights from other tensors. A run has one adapter and builds the model several times."""
+    """Training by a method that computes weights from other tensors.
+
+    A run has one adapter, which may build the model several times.
+    """
 
     trains_all = False
     inspected_batches = 0
-    """Number of batches that the method inspects before training."""
+    """Number of batches that `look` receives before training."""
 
     method: TrainingMethod
 
@@ -160,7 +170,11 @@ class Adapter(SeededTraining):
         self.method = cast("TrainingMethod", self.options.trains_by)
 
     def check_model(self) -> None:
-        """Refuse a hydra by default, because it has several weights in the place of one."""
+        """Check that the model is no hydra, in which a layer has several weights.
+
+        Raises:
+            UsageError: If it is one.
+        """
         if self.header.plan is not None:
             raise UsageError(
                 f"`--method {self.method.KIND}`: {self.model} is a hydra, but the method trains a single model",
@@ -195,7 +209,7 @@ class Adapter(SeededTraining):
     @override
     def build(self, subject: TrainableModel, names: Collection[str]) -> TrainableModel:
         models = self.models_of(subject)
-        # members of a hydra share their names, so the first state suffices
+        # Members of a hydra share these names, so the first state suffices.
         sites = tuple(sites_of(subject.family, *pair) for pair in zip(models, subject.states, strict=False))
         generator = torch.Generator().manual_seed(self.seed)
         for model_sites in sites:
@@ -209,7 +223,7 @@ class Adapter(SeededTraining):
         )
 
     def models_of(self, subject: TrainableModel) -> list[nn.Module]:
-        """Return the models that train together; by default the model itself."""
+        """Return the models that train together; by default only the model itself."""
         return [subject.module]
 
     @override
@@ -222,13 +236,13 @@ class Adapter(SeededTraining):
         return self.wrap(seeded)
 
     def wrap(self, feed: ItemFeed) -> Feed:
-        """Return the batches of training, derived from the batches of the data."""
+        """Return the feed for training, derived from the feed of the data."""
         return feed
 
     def _inspect(
         self, feed: ItemFeed, subject: TrainableModel, names: Collection[str], engine: Engine
     ) -> None:
-        """Pass batches to `look`. Each process passes all of them, so that all get the same result."""
+        """Pass batches to `look`. Every rank passes all batches, so all ranks get the same result."""
         sites = sites_of(subject.family, subject.module, subject.states[0])
         model, device = subject.module.to(engine.device).eval(), engine.device
         count = min(self.inspected_batches, feed.steps_per_epoch)
@@ -248,15 +262,15 @@ class Adapter(SeededTraining):
         return PARAMETRIZED not in parameter or parameter.endswith(ORIGINAL)
 
     def computed_names(self, sites: Mapping[str, Site], names: Collection[str]) -> list[str]:
-        """Return the names of computed weights among `names`, sorted."""
+        """Return the names of the weights in `names` that the method computes, sorted."""
         return sorted(name for name, site in sites.items() if name in names and self.fits(site))
 
     def fits(self, site: Site) -> bool:
-        """Return whether the method applies to a layer: by default to any linear layer of the blocks."""
+        """Return whether the method computes a layer's weight; by default, for linear layers of the blocks."""
         return isinstance(site.layer, nn.Linear) and site.place.layer is not None
 
     def changes(self, parametrized_names: Collection[str], places: Mapping[str, Place]) -> set[str]:
-        """Return the names of tensors that training changes: computed weights and the classifier.
+        """Return the names of tensors that training changes; by default computed weights and classifier.
 
         Args:
             parametrized_names: Names of computed weights.
@@ -268,8 +282,8 @@ class Adapter(SeededTraining):
         """Inspect the losses of batches before training.
 
         Args:
-            weights: Weights of `computed_names`.
-            losses: Each function computes the loss of a batch.
+            weights: The weights of `computed_names`.
+            losses: Functions that each compute the loss of one batch.
         """
 
     def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
@@ -278,16 +292,16 @@ class Adapter(SeededTraining):
         Args:
             sites: Layers of the model.
             names: Names of tensors that may train.
-            generator: Draws initial values; models that train together continue it in turn.
+            generator: Draws initial values. Models that train together share the generator.
         """
 
 
 _LEAST = 1e-6
-"""Added to the largest importance of a layer before it divides, as there."""
+"""Added to the largest importance of a layer before the division, as in the authors' code."""
 
 
 class LoraAdapter(Adapter):
-    """Adds a product of low rank to the projections of attention."""
+    """Adds low-rank products to the projections of attention."""
 
     method: LoraEnsemble
 
@@ -344,7 +358,7 @@ class SingularValueAdapter(Adapter):
 
 
 class ObaAdapter(Adapter):
-    """Sets single weights of the blocks' linear layers to zero for good, and trains everything."""
+    """Sets single weights of the blocks' linear layers to zero permanently, and trains the remaining weights."""
 
     method: Oba
 
@@ -370,7 +384,7 @@ class ObaAdapter(Adapter):
 
 
 class BatchEnsembleAdapter(Adapter):
-    """Members that share matrices, and have two vectors and a bias each of every linear layer, the classifier's too."""
+    """Trains members that share matrices; each has two vectors and a bias per linear layer."""
 
     method: BatchEnsemble
 
@@ -426,7 +440,7 @@ class BatchEnsembleAdapter(Adapter):
 
 
 class Jointly(nn.Module):
-    """Models that train together and may hold some parameters in common."""
+    """Models that train together and may share parameters."""
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -434,7 +448,7 @@ class Jointly(nn.Module):
 
     @override
     def forward(self, inputs: Inputs) -> torch.Tensor:
-        """Return what `Together` does."""
+        """Return logits (M, B, C) in training, and log-probabilities (B, C) of the ensemble in evaluation."""
         logits = torch.stack([member(inputs) for member in self.members])
         return logits if self.training else ensemble_log_probs(logits.log_softmax(-1))
 
@@ -442,15 +456,17 @@ class Jointly(nn.Module):
 def importances(
     weights: Mapping[str, torch.Tensor], losses: Iterable[Callable[[], torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
-    """Return the sum over losses of w_i sum_j H_ij w_j for each weight, H the loss's Hessian over all of these weights.
+    """Return the second-order importance w_i sum_j H_ij w_j of each weight, summed over batches.
+
+    H is the Hessian of a batch's loss with respect to all given weights.
 
     Args:
-        weights: Of layers, by name; they require gradients.
-        losses: Each computes one.
+        weights: Weights by name, which require gradients.
+        losses: Functions that each compute the loss of one batch.
     """
     curvatures = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items()}
     for loss in losses:
-        with sdpa_kernel(SDPBackend.MATH):  # the only form of attention that can be differentiated twice
+        with sdpa_kernel(SDPBackend.MATH):  # fused attention kernels have no second derivative
             slopes = torch.autograd.grad(loss(), [*weights.values()], create_graph=True)
             terms = [(slope * w.detach()).sum() for slope, w in zip(slopes, weights.values(), strict=True)]
             curved = torch.autograd.grad(torch.stack(terms).sum(), [*weights.values()])
@@ -462,15 +478,15 @@ def importances(
 def masks_of(
     weights: Mapping[str, torch.Tensor], curvatures: Mapping[str, torch.Tensor], keep: float
 ) -> dict[str, torch.Tensor]:
-    """Return which weights stay: of all together, the share with the highest scores.
+    """Return masks that keep the given share of all weights, those with the highest scores.
 
-    A weight's score is its importance without its sign, over the largest one of its layer, plus its own size over the largest
-    weight's.
+    The score of a weight is |importance| divided by the largest one of its layer, plus |weight| divided by
+    the largest one of all layers.
 
     Args:
-        weights: By name.
-        curvatures: What `importances` returns.
-        keep: The share, of which the number of weights is the whole part.
+        weights: Weights by name.
+        curvatures: Result of `importances`.
+        keep: Share of weights to keep, in (0, 1); the number of weights is rounded down.
     """
     largest = max(weight.abs().max() for weight in weights.values())
     scores = {
@@ -486,24 +502,24 @@ def masks_of(
 
 
 class LowRank(nn.Module):
-    """W + scale B A, for each of P projections that lie in one matrix by itself (Hu et al. 2022, section 4.1)."""
+    """W + scale B A, for each of P projections that one matrix concatenates (Hu et al. 2022, section 4.1)."""
 
     def __init__(
         self, weight: torch.Tensor, *, rank: int, scale: float, projections: int, generator: torch.Generator
     ) -> None:
-        """Draw A as peft does, uniform within 1 / sqrt(D); B is zero, so that nothing has changed yet.
+        """Draw A uniformly within ±1 / sqrt(D), as in peft. B is zero, so the outputs do not change at first.
 
         Args:
             weight: W, (O, D).
             rank: R.
-            scale: Of what is added.
+            scale: Factor of the product.
             projections: P, a divisor of O.
-            generator: What A is drawn with.
+            generator: Draws A.
         """
         super().__init__()
         outputs, inputs = weight.shape
         self.scale = scale
-        # their names say, as others do, that weight decay applies
+        # the suffix `_weight` makes weight decay apply, as for other weights
         uniform = torch.rand(projections, rank, inputs, generator=generator)
         self.a_weight = nn.Parameter((2 * uniform - 1) / math.sqrt(inputs))
         self.b_weight = nn.Parameter(torch.zeros(projections, outputs // projections, rank))
@@ -515,15 +531,15 @@ class LowRank(nn.Module):
 
 
 class Spectrum(nn.Module):
-    """U S V of fixed U and V, with S at least zero."""
+    """U S V with fixed U and V, and trainable S clamped at zero."""
 
     def __init__(self, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor) -> None:
-        """Take up a decomposition.
+        """Store a decomposition.
 
         Args:
-            u: Of shape (O, R).
-            s: What trains, (R,).
-            v: Of shape (R, D).
+            u: Shape (O, R).
+            s: Trainable singular values, (R,).
+            v: Shape (R, D).
         """
         super().__init__()
         self.register_buffer("u", u, persistent=False)
@@ -539,10 +555,10 @@ class Spectrum(nn.Module):
 
 
 class Masked(nn.Module):
-    """W, of which some weights are zero."""
+    """A weight whose masked entries are zero."""
 
     def __init__(self, keep_mask: torch.Tensor) -> None:
-        """Take up which weights stay, (O, D)."""
+        """Store the mask (O, D), True for weights that are kept."""
         super().__init__()
         self.register_buffer("kept", keep_mask, persistent=False)
 
@@ -553,14 +569,14 @@ class Masked(nn.Module):
 
 
 class Outer(nn.Module):
-    """W o (s r), of a vector for each side (Wen et al. 2020, equation 1): its layer's W (r o x) o s."""
+    """W o (s r'), one vector per side (Wen et al. 2020, equation 1); its layer computes W (r o x) o s."""
 
     def __init__(self, r: torch.Tensor, s: torch.Tensor) -> None:
-        """Take up what a member has for itself.
+        """Initialize the vectors of one member.
 
         Args:
-            r: Of inputs, (D,).
-            s: Of outputs, (O,).
+            r: Factors of the inputs, (D,).
+            s: Factors of the outputs, (O,).
         """
         super().__init__()
         self.r, self.s = nn.Parameter(r), nn.Parameter(s)

@@ -1,7 +1,8 @@
-"""Multi-input multi-output (Havasi et al. 2021): one network that sees M images at once, and has a classifier for each.
+"""Multi-input multi-output (MIMO): one network that reads M images at once, with one classifier per image.
 
-Images stand side by side on the channel axis, as one convolution sees them; of M times the same image it is the convolution whose
-weight is the sum over slots, which is what a file holds: an ordinary embedding.
+Havasi et al. (2021) concatenate the images along the channel axis before the first convolution. For M copies
+of one image, this equals a convolution whose weight is the sum over the slots. Files store this sum, an
+ordinary embedding.
 
 Axes: M slots, B batch, D width, C channels, P side of a patch or rows of a piece, R repetitions.
 """
@@ -32,19 +33,19 @@ from hydractl.training.trainable import Together, TrainableModel
 
 
 class Slots(nn.Module):
-    """The sum of the weights that a convolution has for each slot.
+    """Weight of a convolution as the sum of one weight per slot.
 
     Attributes:
         slot_weight: Weights of the slots, (M, D, C, P, P).
-        images: Images that the slots see, M times (B, C, height, width); None if all see the same image.
+        images: Images of the slots, M times (B, C, height, width); None if all slots get the same image.
     """
 
     def __init__(self, weight: torch.Tensor, members: int) -> None:
-        """Deal out a weight's filters to the slots in turn: slots differ at once, and their sum is the weight.
+        """Distribute a weight's filters over the slots in turn, so slots differ and sum to the weight.
 
         Args:
-            weight: Of a convolution, (D, C, P, P).
-            members: M.
+            weight: Weight of a convolution, (D, C, P, P).
+            members: Number of slots M.
         """
         super().__init__()
         self.images: Sequence[torch.Tensor] | None = None
@@ -53,7 +54,7 @@ class Slots(nn.Module):
 
     @contextmanager
     def seeing(self, images: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Let each slot see an image of its own within the context."""
+        """Give each slot an image of its own within the context."""
         self.images = images
         try:
             yield
@@ -62,13 +63,13 @@ class Slots(nn.Module):
 
     @override
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return the weight (D, C, P, P)."""
+        """Return the weight (D, C, P, P), the sum over the slots."""
         del weight
         return self.slot_weight.sum(0)
 
 
 def stack_images(layer: nn.Module, slots: Slots) -> None:
-    """Let a convolution, whose weight `slots` makes, see the images of all slots; what it is called with is the first's."""
+    """Make a convolution with weight `slots` read the images of all slots; its argument is the first."""
     if isinstance(layer, nn.Conv2d):
         vars(layer)["forward"] = partial(_stacked, layer, slots)
 
@@ -87,7 +88,7 @@ def _stacked(layer: nn.Conv2d, slots: Slots, x: torch.Tensor) -> torch.Tensor:
 
 
 class SideBySide(Together):
-    """A hydra whose members see different images in training, in one pass of one network."""
+    """A hydra whose members get different images in training, in one forward pass of one network."""
 
     @override
     def forward(self, inputs: Inputs) -> torch.Tensor:
@@ -102,7 +103,7 @@ class SideBySide(Together):
 
 
 class MimoAdapter(Adapter):
-    """Trains members of a hydra on different images, side by side."""
+    """Trains the members of a hydra on different images in one forward pass."""
 
     method: Mimo
 
@@ -140,7 +141,7 @@ class MimoAdapter(Adapter):
 
     @override
     def fits(self, site: Site) -> bool:
-        # a library's own kind of convolution computes otherwise
+        # Subclasses of Conv2d in libraries may compute something else.
         plain = (
             type(site.layer) is nn.Conv2d and site.layer.groups == 1 and site.layer.padding_mode == "zeros"
         )
@@ -161,16 +162,16 @@ class MimoAdapter(Adapter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoFeed(Feed):
-    """Pieces hold images (M R P, ...) and labels (M R P,) of one slot after another: what each slot sees, drawn anew each step.
+    """Pieces with M R P rows: the images of each slot one after another, drawn again in each step.
 
-    As `MIMOBatchFormat` of torch-uncertainty: every image R times, a share of rows the same in all slots, the other rows
-    shuffled for each.
+    As in `MIMOBatchFormat` of torch-uncertainty, every image is repeated R times. A share of the rows is the
+    same in all slots, and the other rows are shuffled for each slot. Labels have M R P rows too.
 
     Attributes:
-        feed: Where images come from.
+        feed: Feed of single images.
         slots: M.
         repeat: R.
-        rho: The share of rows that are the same.
+        rho: Share of rows that are the same in all slots, in [0, 1].
     """
 
     feed: ItemFeed
@@ -201,7 +202,7 @@ class MimoFeed(Feed):
         )
 
     def _rows(self, size: int, generator: torch.Generator) -> torch.Tensor:
-        """Return which of so many images each slot sees, (M, R P)."""
+        """Return the image indices of each slot, (M, R P), for a piece of `size` images."""
         every = torch.arange(size).repeat(self.repeat)
         every = every[torch.randperm(len(every), generator=generator)]
         shuffled_count = int(len(every) * (1 - self.rho))

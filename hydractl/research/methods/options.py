@@ -1,4 +1,4 @@
-"""Options of research for `finetune`: seeds, and the methods of `--method NAME::OPTIONS`. Importing this module does not load torch."""
+"""Options of `finetune` for methods and seeds. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _real = partial(number, "option")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingMethod(CheckedSettings):
-    """Options of a method: a subclass is a frozen dataclass of declared settings.
+    """Options of a training method. A subclass is a frozen dataclass of declared settings.
 
     Attributes:
         KIND: Name in `--method`.
-        EXAMPLE: Example in hints.
-        ADAPTER: Path of the class of its training.
+        EXAMPLE: Example for hints.
+        ADAPTER: Path of its class for training.
         TAKES_TEACHERS: Whether its models can learn from teachers.
     """
 
@@ -51,25 +51,26 @@ class TrainingMethod(CheckedSettings):
 
     @property
     def models(self) -> int:
-        """Number of models that a run makes."""
+        """Number of models that a run trains."""
         return 1
 
     def reference(self, model: str) -> str:
-        """Return the reference of the model that trains in the place of MODEL.
+        """Return the reference of the model that is trained, given the argument MODEL.
 
         Raises:
-            UsageError: If MODEL has none.
+            UsageError: If the method cannot train MODEL.
         """
         return model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraEnsemble(TrainingMethod):
-    """Each attention projection W trains as W + (alpha / rank) B A, and the classifier; all else stays (Hu et al. 2022).
+    """LoRA: attention projections W train as W + (alpha / rank) B A (Hu et al. 2022).
 
-    Queries, keys and values have an A and a B each, in one matrix or apart. A begins as in peft, B with zeros. A run makes
-    one member: members share nothing that trains, so that those of M seeds, trained one by one, are those that train jointly
-    (Mühlematter et al. 2024; the hydra paper, C.1.4).
+    The classifier trains too. All other tensors are frozen. Queries, keys and values have separate A and B,
+    also if one matrix concatenates them. A is initialized as in peft, B with zeros. A run trains one member.
+    Members share no trainable tensors, so members trained with M seeds equal jointly trained members
+    (Mühlematter et al. 2024; Hydra Ensembles, C.1.4).
     """
 
     KIND: ClassVar = "lora-ensemble"
@@ -82,10 +83,11 @@ class LoraEnsemble(TrainingMethod):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingularValues(TrainingMethod):
-    """Each matrix of the blocks is U S V, of which S trains, and so do its layer's bias and the classifier.
+    """Singular value ensemble: of each matrix U S V of the blocks, S trains (Turkoglu et al. 2026).
 
-    S begins as S (1 + e) and biases as b + e, e drawn of N(0, spread²); what falls below zero counts as zero. A run makes one
-    member: as of `LoraEnsemble`, several seeds are an ensemble (Turkoglu et al. 2026).
+    The biases of these layers and the classifier train too. S is initialized as S (1 + e) and biases as b +
+    e, with e from N(0, spread²); negative singular values count as zero. A run trains one member; several
+    seeds make an ensemble.
     """
 
     KIND: ClassVar = "singular-values"
@@ -99,9 +101,10 @@ class SingularValues(TrainingMethod):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oba(TrainingMethod):
-    """Weights of the blocks' linear layers that the loss needs least become zero and stay so; the rest trains (Sun et al. 2025).
+    """Optimal Brain Apoptosis: the least important weights become zero, the others train (Sun et al. 2025).
 
-    What a weight does is told by exact second derivatives of the loss on training batches: see `methods.adapters`.
+    It applies to the blocks' linear layers. Importance comes from exact second derivatives of the loss on
+    training batches; see `methods.adapters`.
     """
 
     KIND: ClassVar = "oba"
@@ -118,10 +121,10 @@ class Oba(TrainingMethod):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchEnsemble(TrainingMethod):
-    """Members share every matrix W but for a vector of each side: member m's is W o (s r), and its layer's bias is its own.
+    """BatchEnsemble: member m's weight is W o (s r'), with its own r, s and bias (Wen et al. 2020).
 
-    All train together, on the mean of their losses on the same batches; W begins as the model's, r and s are drawn of
-    N(1, spread²) (Wen et al. 2020). A run makes all members.
+    Members share each matrix W. They train jointly on the mean of their losses on the same batches. W is
+    initialized from the model, r and s from N(1, spread²). A run trains all members.
     """
 
     KIND: ClassVar = "batch-ensemble"
@@ -140,10 +143,11 @@ class BatchEnsemble(TrainingMethod):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mimo(TrainingMethod):
-    """One network sees as many images at once as a hydra has members, which have a classifier each and share all before it.
+    """MIMO: one network reads one image per member, and has a classifier per member (Havasi et al. 2021).
 
-    In training images are others for each, and so are their classes; asked, all see the same one, in one pass (Havasi et al.
-    2021). `fuse base.st base.st base.st --own-from L` of a base with L blocks makes such a hydra.
+    Members of a hydra share all layers before the classifier. In training their images and labels differ; in
+    prediction all members get the same image, in one pass. `fuse base.st base.st base.st --own-from L` makes
+    such a hydra from a base with L blocks.
     """
 
     KIND: ClassVar = "mimo"
@@ -161,11 +165,11 @@ class Mimo(TrainingMethod):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed(TrainingMethod):
-    """An architecture alpha times as wide in `members` groups that share nothing: so many narrow models (Laurent et al. 2023).
+    """Packed-Ensembles: a network `alpha` times as wide, in `members` groups (Laurent et al. 2023).
 
-    Each has an embedding of the whole input, norms and a classifier of its own, as the first layer is not grouped and norms are.
-    A run makes one from random weights, by its seed: the mean of their losses trains each as its own loss does, but for the
-    scale of gradients, which AdamW does not see.
+    Groups share nothing, so each group is a narrow model with its own embedding, norms and classifier. A run
+    trains one narrow model from random weights. Joint training on the mean of the losses gives the same
+    result up to the scale of gradients, which AdamW ignores.
     """
 
     KIND: ClassVar = "packed"
@@ -195,7 +199,7 @@ METHODS: Mapping[str, type[TrainingMethod]] = MappingProxyType(
 
 
 def parse_method(text: str) -> TrainingMethod:
-    """Return the method of `NAME::option=value,...`.
+    """Parse `NAME::option=value,...`.
 
     Raises:
         UsageError: If the method or an option is unknown, or an option is out of range.
@@ -212,14 +216,14 @@ def parse_method(text: str) -> TrainingMethod:
 
 
 def method_reference(method: TrainingMethod) -> str:
-    """Return the text of a method with all its options."""
+    """Return the text of a method with all its options, for records."""
     options = ",".join(f"{key}={number:g}" for key, number in asdict(method).items())
     return f"{method.KIND}::{options}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions(FinetuneExtension):
-    """Options of `finetune` for methods of other papers, and for seeds of single sources of randomness."""
+    """Options of `finetune` for methods of other papers, and for the seeds of single sources of randomness."""
 
     method: str | None = setting(
         None,

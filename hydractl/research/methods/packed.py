@@ -1,4 +1,4 @@
-"""The narrow models that a Packed Ensemble is (Laurent et al. 2023), told by an architecture's name and options."""
+"""Architectures of the narrow models in a Packed Ensemble (Laurent et al. 2023), by name and options."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from hydractl.model_source import parse_arch, split_options
 from hydractl.research.methods.options import Packed
 
 SIZES = (("hidden_size", "intermediate_size"), ("dim", "hidden_dim"))
-"""What configurations call the width of the stream and of the MLP; timm's architectures have `embed_dim`, and a ratio."""
+"""Option names of stream width and MLP width in configurations. Architectures of timm have `embed_dim` and a
+ratio."""
 EMBED = "embed_dim"
 
 
 def narrow_reference(reference: str, method: Packed) -> str:
-    """Return the `arch:` reference of a member: as many layers and heads, each `alpha / members` as wide, and so the MLP.
+    """Return the `arch:` reference of a member.
+
+    A member has the same layers and heads. The widths of its stream and MLP are `alpha / members` times the
+    given widths.
 
     Raises:
-        UsageError: If heads would not be equally wide, or the architecture's width is no option of it.
+        UsageError: If the width is not divisible by the heads, the architecture has several towers, or its
+            width cannot be set.
     """
     text = reference.removeprefix("arch:")
     name, options = parse_arch(text)
@@ -27,7 +32,7 @@ def narrow_reference(reference: str, method: Packed) -> str:
         architecture = family.describe(name, options).architecture
     except (
         UnsupportedModelError
-    ):  # heads need not share the whole width: 774 of the hydra paper's is for 36 together
+    ):  # The given width may have no whole heads: 774 in Hydra Ensembles is for 3 members of 12 heads.
         others = {
             key: value
             for key, value in options.items()

@@ -1,1 +1,1 @@
-"""Head scores of other papers, compared with circuits."""
+"""Head importance by methods of other papers, for comparison with circuits."""

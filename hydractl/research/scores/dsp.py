@@ -1,4 +1,4 @@
-"""Differentiable subset pruning: gates of which exactly K remain open (Li, Cotterell and Sachan 2021, section 4).
+"""Differentiable subset pruning: exactly K gates remain open (Li, Cotterell and Sachan 2021, section 4).
 
 Axes: N heads of all scored towers, of which K are kept.
 """
@@ -18,14 +18,14 @@ from hydractl.runtime import on_device
 from hydractl.scoring.job import Ranking, ScoreJob
 
 COLDEST = 1e-8
-"""Where the temperature ends."""
+"""Final temperature, as in the authors' code."""
 
 
 def score_dsp(job: ScoreJob) -> Ranking:
-    """Learn which K heads to keep, where the budget determines K; the score of a head is its w.
+    """Learn which K heads to keep. The budget determines K, and the importance of a head is its w.
 
-    `results` has K as `kept`, and the accuracy and NLL of the model with only the K heads with the highest w, on the
-    training data.
+    `results` has K as `kept`, and accuracy and NLL on the training data of the model with only the K heads of
+    highest w.
     """
     settings = job.set_for(DspSettings)
     total = total_heads(job.scored)
@@ -71,10 +71,10 @@ class StraightThrough(Gates):
 
 
 class SoftSubset(StraightThrough):
-    """A relaxed selection of K gates in training, which hardens as the temperature decreases; the K highest w in evaluation."""
+    """Relaxed selection of K gates in training, which hardens as the temperature falls; hard in evaluation."""
 
     def __init__(self, w: torch.Tensor, *, keep: int, temperature: float, cooldown: int) -> None:
-        """Initialize with w (N,) and `keep` = K; `temperature` decreases to its final value within `cooldown` steps."""
+        """Initialize with w (N,) and `keep` = K; `temperature` falls to `COLDEST` within `cooldown` steps."""
         super().__init__(w, keep=keep)
         self._begin, self._cooldown = temperature, cooldown
         self._temperature = temperature
@@ -99,20 +99,24 @@ class SoftSubset(StraightThrough):
 
 
 def hard_top_k(w: torch.Tensor, k: int) -> torch.Tensor:
-    """Return 1 for the k highest of w (N,) and 0 for the others, without gradient; ties go to the first."""
+    """Return 1 for the k highest entries of w (N,) and 0 for the rest, without gradient.
+
+    Ties go to the first entry.
+    """
     chosen = w.detach().sort(descending=True, stable=True).indices[:k]
     return torch.zeros_like(w, requires_grad=False).index_fill(0, chosen, 1.0)
 
 
 def soft_top_k(r: torch.Tensor, k: int, *, temperature: float) -> torch.Tensor:
-    """Return the relaxed selection (N,) of the k highest of r, which sums to k (Xie and Ermon 2019; Li et al. 2021, eq. 11).
+    """Return the relaxed selection (N,) of the k highest entries of r (Li et al. 2021, eq. 11).
 
-    p_1 = softmax(r / t); for j = 2..k: r += ln(max(1 - p_{j-1}, ε)), p_j = softmax(r / t); their sum. It tends to the
-    hard selection as t goes to 0, and to k / N for each element as t increases. In between an element may exceed 1,
-    because a selection in one round is only weakened in the next; as in the source, it is not clipped.
+    p_1 = softmax(r / t). For j = 2..k: r += ln(max(1 - p_{j-1}, ε)) and p_j = softmax(r / t). The result is
+    the sum of all p_j, which sums to k (Xie and Ermon 2019). As t goes to 0, it tends to the hard selection;
+    as t grows, each entry tends to k / N. An entry may exceed 1 in between, because a round only weakens
+    entries that earlier rounds selected. The authors do not clip it either.
 
     Args:
-        r: Shape (N,), float64 for small temperatures.
+        r: Shape (N,), float64 for low temperatures.
         k: 0 < k <= N.
         temperature: t, above 0.
     """
@@ -127,6 +131,6 @@ def soft_top_k(r: torch.Tensor, k: int, *, temperature: float) -> torch.Tensor:
 
 
 def temperature_at(step: int, *, begin: float, cooldown: int) -> float:
-    """Return the temperature of a step: exponential decay from `begin` at step 0 to `COLDEST` at step `cooldown`."""
+    """Return the temperature of a step: exponential decay from `begin` to `COLDEST` at step `cooldown`."""
     share = min(1.0, step / cooldown)
     return float(begin ** (1 - share) * COLDEST**share)

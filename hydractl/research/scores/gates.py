@@ -1,6 +1,7 @@
-"""Learned gates: a trainable factor of the output of each head.
+"""Learned gates: a trainable factor of each head's output.
 
-Axes: N heads of all scored towers (tower after tower, layer after layer), H heads of a layer, B batch, C classes.
+Axes: N heads of all scored towers (tower after tower, layer after layer), H heads of a layer, B batch, C
+classes.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ if TYPE_CHECKING:
 
 
 _INITIAL, _NOISE = -3, -4
-"""Keep the seeds of gates apart from those of data and dropout."""
+"""Stream numbers that separate the seeds of gates from those of data and dropout."""
 
 
 class Gates(nn.Module, ABC):
-    """One gate for each of N heads, with noise only in training."""
+    """One gate for each of N heads. Noise is applied in training only."""
 
     @property
     @abstractmethod
@@ -68,17 +69,17 @@ class Gates(nn.Module, ABC):
         """Return the gates (N,), differentiable with respect to the parameters."""
 
     def begin(self, step: int, *, seed: int) -> None:
-        """Draw the noise of a step, counted from 0, and update schedules; depends only on seed and step."""
+        """Draw the noise of a step (0-based) and update schedules. The result depends on seed and step only."""
 
 
 class GatedModel(nn.Module):
-    """A model with learned gates on head outputs before the output projection."""
+    """A model with learned gates on head outputs, before the output projection."""
 
     def __init__(self, model: Model, gates: Gates, towers: Mapping[str, TowerHeads]) -> None:
-        """Add the gates to a model.
+        """Add gates to a model.
 
         Args:
-            model: A base; its attention modules are replaced by `Gated` ones.
+            model: A base, whose attention modules are replaced in place.
             gates: One gate per head of the towers.
             towers: Towers with gates.
         """
@@ -99,14 +100,14 @@ class GatedModel(nn.Module):
         return logits
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return the tensors without the gates by the library's names."""
+        """Return the state dict of the model without its gates, by the library's names."""
         return {name: tensor.detach() for name, tensor in self.model.library_state().items()}
 
     @torch.no_grad()
     def absorb(self, gates: torch.Tensor) -> None:
-        """Multiply the output projections by gates (N,), so that the model without gates equals the gated one.
+        """Multiply the output projections by gates (N,), so the model without gates equals the gated model.
 
-        Gates of zero are skipped, so that closed heads do not change.
+        Gates of 0 are skipped, so the weights of closed heads stay for later pruning.
         """
         for tap, gate in zip(self._taps, self._by_layer(gates), strict=True):
             group = tap.groups()[0]
@@ -119,13 +120,13 @@ class GatedModel(nn.Module):
 
 
 def initial_draws(sizes: Sequence[int], *, seed: int) -> torch.Tensor:
-    """Return uniform starting values, float64, in Glorot and Bengio's (2010, eq. 16) bounds for a 1 x n matrix.
+    """Return uniform initial values, float64, within the bounds of Glorot and Bengio (2010, eq. 16).
 
-    They lie in ±sqrt(6 / (1 + n)), for n of `sizes` in turn.
+    A group of n values has the bounds ±sqrt(6 / (1 + n)) of a 1 x n matrix.
 
     Args:
-        sizes: How many values share a bound.
-        seed: Of the run.
+        sizes: Number of values of each group.
+        seed: Seed of the run.
     """
     generator = torch.Generator().manual_seed(sample_seed(_INITIAL, seed))
     draws = torch.rand(sum(sizes), generator=generator, dtype=torch.float64) * 2 - 1
@@ -133,13 +134,13 @@ def initial_draws(sizes: Sequence[int], *, seed: int) -> torch.Tensor:
 
 
 def step_uniform(count: int, *, seed: int, step: int) -> torch.Tensor:
-    """Return uniform draws (count,) in [0, 1), float64, a function of seed and step: the same in every process."""
+    """Return uniform draws (count,) in [0, 1), float64, which depend on seed and step only."""
     generator = torch.Generator().manual_seed(sample_seed(_NOISE, seed, step))
     return torch.rand(count, generator=generator, dtype=torch.float64)
 
 
 def tables(values: torch.Tensor, towers: Mapping[str, TowerHeads]) -> dict[str, list[list[float]]]:
-    """Return values (N,) as a table of L rows and H columns for each tower."""
+    """Return values (N,) as a table of L rows and H columns per tower."""
     parts = values.detach().cpu().split([t.layers * t.num_heads for t in towers.values()])
     return {
         name: part.reshape(t.layers, t.num_heads).tolist()
@@ -148,22 +149,23 @@ def tables(values: torch.Tensor, towers: Mapping[str, TowerHeads]) -> dict[str, 
 
 
 PIECES = 4
-"""Of each batch: so many processes share the work at most, and the result hangs on no number of them."""
+"""Pieces of each batch. Results do not depend on the number of processes up to this number. Chosen by hand;
+doubling allows 8 processes, but smaller pieces use a device less."""
 CLIP = 1.0
-"""Largest gradient norm, of gates and weights together, as in the code of Li et al.: a relaxed choice that is about to harden
-has gradients of any size."""
+"""Largest norm of the gradients of gates and weights together, as in the code of Li et al. Gradients of a
+relaxed selection grow without bound while it hardens."""
 _GATES = "gates."
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateTraining:
-    """Resources of the training of gates.
+    """Data and state of a training of gates.
 
     Attributes:
         feed: Opens shuffled batches of the ID data.
-        folder: Folder for the state of an unfinished run; None to save nothing.
+        folder: Folder for the state of an unfinished run; None to save no state.
         start: State to resume from; None to start from the beginning.
-        keeps_weights: Whether trained weights are saved.
+        keeps_weights: Whether trained weights will be saved.
     """
 
     feed: Callable[[], Feed]
@@ -179,11 +181,12 @@ def train_gates(
     *,
     penalty: Callable[[Gates], torch.Tensor] | None = None,
 ) -> tuple[GatedModel, Ranking]:
-    """Train gates, and with `joint` training also the model's weights; the job's model does not change.
+    """Train gates, and with `joint` training also the weights of a copy of the job's model.
 
-    AdamW without weight decay trains the gates at `gate_lr` and the weights at `weights_lr`; both decrease linearly to 0,
-    and gradients are clipped to norm 1. Weights are fp32, with autocast if the job's model is bf16. An fp16 model trains
-    in fp32 from its rounded weights, with a warning. The result is bit-identical for any number of processes.
+    AdamW without weight decay trains gates with `gate_lr` and weights with `weights_lr`. Both rates fall
+    linearly to 0, and gradients are clipped to norm `CLIP`. Weights are fp32, with autocast if the job's
+    model is bf16. An fp16 model trains in fp32 from its rounded weights, with a warning. The result is
+    bit-identical for any number of processes.
 
     Args:
         job: Job with its `training`.
@@ -192,7 +195,8 @@ def train_gates(
         penalty: Term added to the loss of each batch.
 
     Returns:
-        The gated model in evaluation mode, on the CPU, fp32; and the scores with metrics of the gated model on the training data.
+        The gated model in evaluation mode (CPU, fp32), and the head importance with metrics on the training
+        data.
 
     Raises:
         CheckFailed: If outputs or gates are not finite.
@@ -206,7 +210,7 @@ def train_gates(
             "joint training also changes the weights, which are discarded, so the scores are for a model that is "
             "not saved; save it with `--trained PATH`"
         )
-    if job.model.dtype == torch.float16:  # whose gradients vanish where no loss is scaled
+    if job.model.dtype == torch.float16:  # fp16 gradients underflow without loss scaling
         progress.warn(
             "gates cannot be trained in fp16; training in fp32 with the weights rounded to fp16; `--dtype "
             "bf16` trains under autocast"
@@ -236,7 +240,7 @@ def train_gates(
         feed=feed,
         loss=lambda logits, labels: question_losses(logits.float(), labels),
         evaluate=_measure(job),
-        # one training sample, the same in every process
+        # one training sample, the same on every rank
         probe=map_inputs(
             lambda x: x[:1], next(feed.steps(0, 1, Share(first=0, pieces=1, total=1)))[0].inputs
         ),
@@ -266,7 +270,7 @@ def _trained(offered: GateTraining, work: Job, device: torch.device, *, settings
     name = str(device) if world_size() == 1 else device.type
     start = Snapshot() if offered.start is None else offered.start
     with start_engine(name, precision=work.recipe.precision) as engine:
-        engine.wait()  # all have read the state before one writes it
+        engine.wait()  # All ranks must read the state before rank 0 overwrites it.
         try:
             return train(work, engine, folder=offered.folder, start=start)
         except CheckFailed as error:
@@ -282,7 +286,7 @@ def _diverged(settings: GateSettings) -> CheckFailed:
 
 
 def _gated(job: ScoreJob, gates: Gates, *, weights: bool) -> GatedModel:
-    """Return a copy of the job's model with gates, on the CPU; its weights train or not."""
+    """Return a copy of the job's model with gates, on the CPU in fp32."""
     model = copy.deepcopy(job.model).to("cpu", torch.float32)
     return GatedModel(model.requires_grad_(requires_grad=weights), gates, job.scored)
 
@@ -294,7 +298,7 @@ def _gates_of(model: nn.Module) -> Gates:
 
 
 def _measure(job: ScoreJob) -> Callable[[nn.Module], Metrics | None]:
-    """Return what measures a model on the job's data, all processes together and in the order of the data."""
+    """Return a function that measures a model on the job's data; a collective call of all ranks."""
 
     def measure(model: nn.Module) -> Metrics | None:
         tallies = []
@@ -308,13 +312,16 @@ def _measure(job: ScoreJob) -> Callable[[nn.Module], Metrics | None]:
 
 
 class GateRun(MethodRun):
-    """Trains gates from shuffled batches. The state is saved beside the output; an output stream has none."""
+    """A run of `score` that trains gates.
+
+    Its state is saved next to the output file, unless the output is a stream.
+    """
 
     folder: StateFolder | None = None
     start: Snapshot | None = None
 
     def __init__(self, config: ScoreConfig, opened: OpenModel) -> None:
-        """Store the configuration of `score` and the opened base."""
+        """Store the configuration of `score` and the base."""
         self.config, self.opened = config, opened
         self.trained = next((e.trained for e in config.extensions if isinstance(e, TrainedWeights)), None)
 
@@ -374,7 +381,7 @@ class GateRun(MethodRun):
 
     @override
     def publish(self, out: Path, scores: HeadScores, ranking: Ranking, output: Output) -> HeadScores:
-        """Write the scores, and with `--trained` the trained weights; the scores are then of the trained base.
+        """Write the head importance, and with `--trained` the trained weights, which the file then refers to.
 
         Raises:
             CheckFailed: If a trained weight does not fit its dtype.
@@ -402,7 +409,7 @@ class GateRun(MethodRun):
             self.folder.clear()
 
     def _header(self, scores: HeadScores) -> Header:
-        """Return the header of the trained base: that of the base with one more step."""
+        """Return the header of the trained base: the base's header with one more step."""
         config, opened, data = self.config, self.opened, scored_data(scores)
         step = make_step(
             config,
@@ -416,7 +423,7 @@ class GateRun(MethodRun):
         update: dict[str, object] = {"base": opened.base, "samples": samples, "made_by": step}
         if config.max_length is None:
             return opened.header.of_other_weights(update)
-        # `--max-length` shortens texts in this run only; the trained model still reads longer texts
+        # `--max-length` truncates texts in this run only. The trained model keeps the stored length.
         stored_header = (
             opened.checkpoint.header or open_model(config.model, arch=config.arch, seed=config.seed).header
         )

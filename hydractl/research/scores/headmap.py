@@ -1,4 +1,4 @@
-"""The locating step of HeadMap as a pruning method (Wang et al., ICLR 2025): keeps the heads whose masking hurts most.
+"""The locating step of HeadMap (Wang et al., ICLR 2025) as a pruning method.
 
 Axes: K heads of a layer, B samples of a batch, C classes, N inputs of a tower, F features.
 """
@@ -22,22 +22,22 @@ from hydractl.scoring.job import Ranking, Samples, ScoreJob
 
 
 def score_headmap(job: ScoreJob) -> Ranking:
-    """Locate in each layer the `keep` heads whose masking increases the loss most, while all heads located before are masked too.
+    """Locate in each layer the `keep` heads whose masking increases the loss most.
 
-    Uses the `samples` samples with the lowest loss under the whole model (ties go to the first). Starting with C = {},
-    layer by layer and tower by tower, for each head h: loss_h is the mean cross-entropy with C and h masked; the `keep`
-    heads with the largest loss are added to C, among equals the higher ones, because lower heads are removed first
-    everywhere.
+    The method uses the `samples` samples with the lowest loss of the whole model (ties go to the first). It
+    starts with an empty set C, and proceeds layer by layer and tower by tower. For each head h, loss_h is the
+    mean cross-entropy with C and h masked. The `keep` heads of the layer with the largest loss_h join C. Ties
+    go to higher heads, because lower heads are removed first in all methods.
 
-    The score is loss_h − loss with only C masked, so the `keep` highest of each layer are the located ones, and `prune
-    --keep n --per-layer` keeps exactly C. Scores are comparable within a layer, but not between layers, because more of
-    the model is masked in deeper ones.
+    The importance is loss_h minus the loss with only C masked, so `prune --keep n --per-layer` keeps exactly
+    C. It can be compared within a layer but not between layers, since deeper layers are scored with more
+    masked heads.
 
-    Cost: one pass over all data, then for each head a pass over the samples from its layer on, in which the head's term
-    is subtracted from the attention output. Memory holds the samples and the input of the layer.
+    Cost: one pass over all data, then for each head a pass over the samples from its layer on, with the
+    head's term subtracted from the attention output. Memory holds the samples and the inputs of one layer.
 
     Raises:
-        DataError: If a loss is not finite, or there are no labels.
+        DataError: If a loss is not finite, or if there are no labels.
     """
     tables: dict[str, list[list[float]]] = {name: [] for name in job.scored}
     with torch.no_grad():
@@ -51,10 +51,13 @@ def score_headmap(job: ScoreJob) -> Ranking:
 
 
 def easiest(job: ScoreJob, count: int) -> list[Samples | None]:
-    """Return of each of this process's batches the samples that are among the `count` of the lowest loss of all data.
+    """Select the `count` samples with the lowest loss, as parts of this rank's batches.
 
-    A batch is cut, not mixed with others, so the number of processes changes nothing. None where no sample was chosen; all
-    samples if there are no more than `count`. Of equal losses the first in the order of the data.
+    Samples keep their batches, so the result does not depend on the number of ranks. Ties go to the first
+    sample.
+
+    Returns:
+        The selected samples of each batch; None for batches without selected samples.
     """
     losses = job.team.in_order([sample_losses(job.model, samples).double() for samples in job.id_data])
     every = torch.cat(losses)
@@ -74,11 +77,11 @@ def _cut(samples: Samples, mask: torch.Tensor) -> Samples | None:
 
 
 _BatchInTower: TypeAlias = "tuple[torch.Tensor, dict[str, torch.Tensor]]"
-"""A batch on its way through a tower: its labels (B,), and the other towers' outputs (1, N, F)."""
+"""Labels (B,) of a batch, and the outputs (1, N, F) of the other towers."""
 
 
 def _located(job: ScoreJob, name: str, chosen: Sequence[Samples | None]) -> Iterator[list[float]]:
-    """Yield the scores of each layer of a tower, and leave the tower without the heads located."""
+    """Yield the importance of each layer of a tower. Located heads are removed from the tower."""
     tower, heads = job.model.tower(name), job.scored[name].num_heads
     room = MemoryBudget(job.model.device, job.max_memory, keeps_streams=False)
     batches, streams = _entering(job, name, chosen)
@@ -89,7 +92,7 @@ def _located(job: ScoreJob, name: str, chosen: Sequence[Samples | None]) -> Iter
             if located is None or stream is None:
                 losses.append(torch.zeros(1 + heads, 0, dtype=torch.float64))
                 continue
-            if id(stream) not in outputs:  # of a tower that is always asked the same there is one stream
+            if id(stream) not in outputs:  # A tower with fixed inputs has one stream for all batches.
                 outputs = {id(stream): _without_each(tower, layer, stream, room)}
             labels, others = located
             logits = job.model.answer(others | {name: outputs[id(stream)]})
@@ -107,7 +110,7 @@ def _located(job: ScoreJob, name: str, chosen: Sequence[Samples | None]) -> Iter
 def _entering(
     job: ScoreJob, name: str, chosen: Sequence[Samples | None]
 ) -> tuple[list[_BatchInTower | None], list[Stream | None]]:
-    """Return each batch's other towers' outputs and the stream that enters the tower's first block."""
+    """Return the other towers' outputs for each batch, and the stream before the tower's first block."""
     fixed: dict[str, torch.Tensor] = {}
     shared: Stream | None = None
     batches: list[_BatchInTower | None] = []
@@ -137,7 +140,7 @@ def _entering(
 
 
 def _without_each(tower: Tower, layer: int, stream: Stream, room: MemoryBudget) -> torch.Tensor:
-    """Return the tower's outputs (1 + K, N, F): as it is, and without each head of a layer."""
+    """Return the tower's outputs (1 + K, N, F): unchanged first, then without each head of a layer."""
     block, queries = tower.layers()[layer], tower.queries(layer)
     z = block.heads(stream, queries)
     y = block.project(z)
@@ -150,7 +153,7 @@ def _without_each(tower: Tower, layer: int, stream: Stream, room: MemoryBudget) 
 
 
 def _advanced(tower: Tower, layer: int, streams: Sequence[Stream | None]) -> list[Stream | None]:
-    """Return the streams that leave a layer; equal ones stay one."""
+    """Return the streams after a layer. A stream that several batches share is computed once."""
     block, advanced_by_id = tower.layers()[layer], {}
     for stream in streams:
         if stream is not None and id(stream) not in advanced_by_id:

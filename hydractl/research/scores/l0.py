@@ -1,4 +1,6 @@
-"""Gates that are closed by a penalty on their number (Voita et al. 2019, section 5; hard concrete of Louizos et al. 2018).
+"""Gates closed by a penalty on the number of open gates (Voita et al. 2019, section 5).
+
+The gates have the hard concrete distribution of Louizos et al. (2018).
 
 Axes: N heads of all scored towers.
 """
@@ -18,26 +20,28 @@ from hydractl.runtime import on_device
 from hydractl.scoring.job import Ranking, ScoreJob
 
 BETA = 0.33
+"""Temperature β, as in the code of Voita et al. Doubling makes gates between 0 and 1 more frequent."""
 LOW, HIGH = -0.1, 1.1
-"""γ and ζ: a gate is stretched to them, then cut to 0..1."""
+"""Bounds γ and ζ, as in the code of Voita et al. A gate is stretched to this interval, then clipped to [0,
+1]."""
 EDGE = 1e-6
-"""Noise lies so far within 0..1."""
+"""Distance of the noise from 0 and 1, as in the code of Voita et al., so that logarithms are finite."""
 CLOSED = math.log(-LOW / HIGH)
-"""In evaluation a gate is zero where log α is at most this: sigmoid(log α) (ζ - γ) + γ = 0."""
+"""Largest log α of a closed gate in evaluation, where sigmoid(log α) (ζ - γ) + γ = 0."""
 
 
 def score_l0(job: ScoreJob) -> Ranking:
-    """Learn gates with a penalty on the number of open gates; the score of a head is log α of its gate.
+    """Learn gates with a penalty on the number of open gates. The importance of a head is log α of its gate.
 
-    The loss of a batch is its mean cross-entropy + λ Σ_h P(g_h ≠ 0). The number of open heads depends only on λ, not on
-    the budget. A head is open if its gate without noise is not zero, that is log α > ln(-γ/ζ) ≈ -2.4; the
-    `results["open"]` highest scores are those of the open heads. `results` also has the accuracy and NLL of the gated
-    model on the training data.
+    The loss of a batch is its mean cross-entropy + λ Σ_h P(g_h ≠ 0). The number of open heads depends on λ
+    only, and not on the budget. A head is open if its gate without noise is above 0, which means log α >
+    ln(-γ/ζ) ≈ -2.4. `results` has the number of open heads as `open`; they have the highest importance. It
+    also has accuracy and NLL of the gated model on the training data.
 
-    A gate between 0 and 1 scales its head, but pruning keeps a head unscaled or removes it. With `joint` training the
-    open gates are therefore multiplied into the output projections of the returned weights, which equal the trained model
-    when pruned to the open heads. With `pipelined` training they are not, and the pruned model differs from the gated
-    one.
+    A gate between 0 and 1 scales its head, but pruning either keeps a head unscaled or removes it. With
+    `joint` training, open gates are therefore multiplied into the output projections of the returned weights.
+    These weights equal the trained model once pruned to the open heads. With `pipelined` training gates are
+    not multiplied, so the pruned model differs from the gated model.
     """
     settings = job.set_for(L0Settings)
     sizes = [t.num_heads for t in job.scored.values() for _ in range(t.layers)]
@@ -59,7 +63,7 @@ def score_l0(job: ScoreJob) -> Ranking:
 
 
 class HardConcrete(Gates):
-    """Hard concrete gates: with noise in training, the same for a whole batch; without noise in evaluation."""
+    """Hard concrete gates. In training, one noise applies to a whole batch; in evaluation there is no noise."""
 
     def __init__(self, log_alpha: torch.Tensor) -> None:
         """Initialize with log α (N,)."""
@@ -87,8 +91,9 @@ class HardConcrete(Gates):
 def hard_concrete(log_alpha: torch.Tensor, *, noise: torch.Tensor | None = None) -> torch.Tensor:
     """Return gates (N,) in [0, 1]: clip(s (ζ - γ) + γ, 0, 1), with positive probabilities of 0 and 1.
 
-    s = sigmoid((ln u - ln(1 - u) + log α) / β) with noise u (Louizos et al. 2018, eq. 10 and 11), and sigmoid(log α)
-    without noise, as in the code of Voita et al. (2019), which has neither noise nor temperature in evaluation.
+    s = sigmoid((ln u - ln(1 - u) + log α) / β) with noise u (Louizos et al. 2018, eq. 10 and 11). Without
+    noise s = sigmoid(log α), as in the code of Voita et al. (2019), which omits noise and temperature in
+    evaluation.
 
     Args:
         log_alpha: Shape (N,).
@@ -99,5 +104,8 @@ def hard_concrete(log_alpha: torch.Tensor, *, noise: torch.Tensor | None = None)
 
 
 def openness(log_alpha: torch.Tensor) -> torch.Tensor:
-    """Return the probability (N,) that a noisy gate is not zero: sigmoid(log α - β ln(-γ/ζ)) (Louizos et al. 2018, eq. 12)."""
+    """Return the probability (N,) that a noisy gate is above 0: sigmoid(log α - β ln(-γ/ζ)).
+
+    This is eq. 12 of Louizos et al. (2018).
+    """
     return (log_alpha - BETA * CLOSED).sigmoid()

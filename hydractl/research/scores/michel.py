@@ -1,4 +1,7 @@
-"""Head importance by gates (Michel, Levy, Neubig 2019: "Are sixteen heads really better than one?")."""
+"""Head importance by gradients of gates (Michel, Levy and Neubig 2019).
+
+Axes: B batch, H remaining heads of a layer, K scored heads of a tower, N inputs of a tower, F features.
+"""
 
 from __future__ import annotations
 
@@ -32,18 +35,20 @@ from hydractl.scoring.job import (
 
 
 def score_michel(job: ScoreJob) -> Ranking:
-    """Score heads by I_h = E|∂L/∂ξ_h|, ξ_h = 1 a gate on the head's output before the output projection.
+    """Compute I_h = E|∂L/∂ξ_h| with a gate ξ_h = 1 on each head's output, before the output projection.
 
-    With `form` `sample` the absolute value is each sample's (equation 2 of the paper); with `batch` it is that of the
-    gradient of a batch's mean loss, averaged over batches, as in the code that others use (DSP, CAHP): signs of samples
-    cancel, so it is no larger where batches are of one size, and it depends on their size. The source's division by the
-    number of tokens is the same for all heads and falls out.
+    With `form` `sample`, the absolute value is taken per sample (equation 2 of the paper). With `batch`, it
+    is taken of the gradient of a batch's mean loss and averaged over batches, as in the code of DSP and CAHP.
+    Samples then cancel each other, so the result depends on the batch size, and is not larger if batches have
+    equal sizes. The authors divide by the number of tokens, which is the same for all heads and has no
+    effect.
 
-    Then scores are normalised as the settings say (by layer, as in the source), and moved to [0, 1] over all heads; with
-    `normalize` `none` they stay I_h itself.
+    Importance is then normalized as `normalize` states (by layer, as in the authors' code) and scaled to [0,
+    1] over all heads. With `normalize` `none` it stays I_h.
 
-    With `recompute` N > 0 the N lowest heads go and scores are computed anew without them, until `budget` heads are gone
-    (the paper's pruning in steps, DSP's `exact_pruning`); see `remove_lowest`.
+    With `recompute` N > 0, the N least important heads are removed and the importance of the others is
+    computed again, until `budget` heads are removed (pruning in steps as in the paper, `exact_pruning` of
+    DSP); see `remove_lowest`.
     """
     settings = job.set_for(MichelSettings)
     warn_of_unlike_towers(job, settings.normalize)
@@ -64,14 +69,14 @@ def score_michel(job: ScoreJob) -> Ranking:
 
 
 def gate_importance(job: ScoreJob, form: str) -> HeadImportance:
-    """Return I_h of every head that is left, and the mean cross-entropy.
+    """Return I_h of every remaining head, and the mean cross-entropy.
 
     Args:
-        job: Its model may have lost heads.
+        job: Job whose model may have fewer heads than the base.
         form: `sample` or `batch`.
 
     Raises:
-        DataError: If a gradient is not finite, or there are no labels.
+        DataError: If a gradient is not finite, or if there are no labels.
     """
     if form == "sample":
         return absolute_gradients(job)
@@ -89,16 +94,16 @@ def mean_loss(job: ScoreJob) -> float:
     """Return the mean cross-entropy of all samples.
 
     Raises:
-        DataError: If it is not finite, or samples have no labels.
+        DataError: If it is not finite, or if samples have no labels.
     """
-    # not inference mode: what a library keeps for later passes must allow gradients
+    # Not inference mode: tensors that a library caches for later passes must support gradients.
     with torch.no_grad():
         batch_losses = [sample_losses(job.model, samples).double() for samples in job.id_data]
     return checked_loss(torch.cat(job.team.in_order(batch_losses)).mean().item())
 
 
 def checked_loss(loss: float) -> float:
-    """Return a loss.
+    """Return a loss unchanged.
 
     Raises:
         DataError: If it is not finite.
@@ -109,22 +114,28 @@ def checked_loss(loss: float) -> float:
 
 
 class Fixed(NamedTuple):
-    """A tower with fixed inputs: its outputs (1, N, F), and their derivatives (K, N, F) with respect to each head's gate."""
+    """Outputs of a tower with fixed inputs, and their derivatives.
+
+    Attributes:
+        outputs: Shape (1, N, F).
+        tangents: Derivatives with respect to each head's gate, (K, N, F).
+    """
 
     outputs: torch.Tensor
     tangents: torch.Tensor
 
 
 def absolute_gradients(job: ScoreJob) -> HeadImportance:
-    """Return E_x |∂L(x)/∂ξ_h| over all samples x, L(x) the cross-entropy, for gates ξ = 1 on the outputs of the remaining heads.
+    """Return E_x |∂L(x)/∂ξ_h| over all samples x, for gates ξ = 1 on the outputs of the remaining heads.
 
-    Gates (B, 1, H), one per sample, give the gradient of each sample in one backward pass per batch. The gates of a tower
-    with fixed inputs (a text tower with prompts) are shared by all samples: the derivatives of its outputs with respect
-    to each gate are computed once, in forward mode, and give the gradient of each sample. That costs half a pass over the
-    prompts per head and memory for (K + 1) N F numbers, whatever the number of samples.
+    Gates (B, 1, H), one per sample, give each sample's gradient of its cross-entropy in one backward pass per
+    batch. Gates of a tower with fixed inputs (a text tower with prompts) are shared by all samples.
+    Derivatives of its outputs with respect to each gate are computed once in forward mode, and give each
+    sample's gradient. Their cost is half a pass over the prompts per head and memory for (K + 1) N F numbers,
+    for any number of samples.
 
     Raises:
-        DataError: If there are no labels, or a gradient is not finite.
+        DataError: If there are no labels, or if a gradient is not finite.
     """
     job.model.requires_grad_(requires_grad=False)
     fixed_towers: dict[str, Fixed] = {}
@@ -142,7 +153,10 @@ def absolute_gradients(job: ScoreJob) -> HeadImportance:
 
 
 def _of_batch(job: ScoreJob, samples: Samples, fixed_towers: dict[str, Fixed]) -> torch.Tensor:
-    """Return Σ|∂L/∂ξ| of a batch for all heads that are left, tower after tower; then the summed loss and the number of samples; float64."""
+    """Return a batch's Σ|∂L/∂ξ| for all remaining heads, then the summed loss and the number of samples.
+
+    Heads are in the order of towers and layers; values are float64.
+    """
     inputs, labels = samples.labelled("computing gradients")
     routed = job.model.routed(inputs)
     for name in job.model.answer.fixed & routed.keys():
@@ -178,7 +192,7 @@ def _of_batch(job: ScoreJob, samples: Samples, fixed_towers: dict[str, Fixed]) -
 def _by_fixed(
     job: ScoreJob, outputs: dict[str, torch.Tensor], name: str, fixed: Fixed, labels: torch.Tensor
 ) -> torch.Tensor:
-    """Return Σ_b |∂L_b/∂ξ| (K,) of a tower that is always asked the same."""
+    """Return Σ_b |∂L_b/∂ξ| (K,) of a tower with fixed inputs."""
     if not len(fixed.tangents):
         return fixed.tangents.new_zeros(0).double()
     with _forward_mode(), forward_ad.dual_level():
@@ -192,9 +206,10 @@ def _by_fixed(
 
 
 def _fixed(tower: Tower, inputs: Inputs, *, moved: bool) -> Fixed:
-    """Return a tower's outputs, and if `moved` how each head's gate moves them.
+    """Return a tower's outputs, and with `moved` the derivative with respect to each head's gate.
 
-    A gate moves a layer's attention output by the head's own term, and what follows is run on the dual number of both.
+    A gate's derivative of a layer's attention output is the head's own term. The remaining layers run on dual
+    numbers.
     """
     tangents = []
     with _forward_mode():
@@ -224,34 +239,41 @@ def _fixed(tower: Tower, inputs: Inputs, *, moved: bool) -> Fixed:
 
 @contextlib.contextmanager
 def _forward_mode() -> Iterator[None]:
-    """Compute what forward mode can differentiate: of attention only the plain form."""
+    """Restrict computation to operators with forward-mode derivatives: attention by its mathematical form."""
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
-        # torch's own rules for forward mode still go through torch.jit
+        # Forward-mode rules of torch 2.15 use torch.jit, which warns that it is deprecated.
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
 
 
 class HeadImportance(NamedTuple):
-    """Scores of the heads that are left, in each layer in the order of `heads_left`, and the mean cross-entropy."""
+    """Importance of the remaining heads, and the mean cross-entropy.
+
+    Attributes:
+        tables: Importance by tower and layer, in the order of `heads_left`.
+        loss: Mean cross-entropy.
+    """
 
     tables: Tables
     loss: float
 
 
 def remove_lowest(job: ScoreJob, measure: Callable[[], HeadImportance], *, at_once: int) -> Ranking:
-    """Remove `job.budget` heads, the `at_once` lowest-scored in each step; of equal ones the lower (tower, layer, head).
+    """Remove `job.budget` heads, the `at_once` least important in each step.
 
-    What a removal records as its objective is −(mean cross-entropy) once its step is done, the same for all heads of a
-    step: `circuit`'s objective `-nll`. The next step's pass knows it anyway; only the last one costs a pass of its own.
-    A head's score is its place in the order of removal, as with `circuit`; heads that stay have one more than the last.
+    Ties go to the lower (tower, layer, head). A removal records −(mean cross-entropy) after its step as
+    objective, the same for all heads of the step, like the objective `-nll` of `circuit`. The next step
+    computes this loss anyway, so only the last step needs another pass. The importance of a removed head is
+    its position in the order of removal, as in `circuit`; remaining heads have one more than the last
+    position.
 
-    An interrupted run goes on after the last step that was recorded as a whole, and ends with the same bytes.
+    An interrupted run resumes after the last complete recorded step, and gives the same bytes.
 
     Args:
         job: Its model loses the heads.
-        measure: Scores what is left of the model.
-        at_once: How many go before scores are computed anew, at least 1.
+        measure: Computes the importance of the remaining heads.
+        at_once: Heads per step, at least 1.
     """
     recorded = job.log.recorded
     removals = list(recorded[: len(recorded) // at_once * at_once])
@@ -278,7 +300,7 @@ def remove_lowest(job: ScoreJob, measure: Callable[[], HeadImportance], *, at_on
             removal = Removal(tower=head.tower, layer=head.layer, head=head.head, objective=-importance.loss)
             if len(removals) >= len(
                 recorded
-            ):  # a step that was cut off is done again; some of it is on record
+            ):  # an incomplete step runs again, although some of its removals are recorded
                 job.log.record(removal)
             removals.append(removal)
     return Ranking.of_removals(job, removals, baseline=baseline)
