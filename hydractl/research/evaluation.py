@@ -1,4 +1,4 @@
-"""Options of `eval` that research adds. Importing this module does not load torch."""
+"""Options of `eval` for research. Importing this module does not load torch."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ from hydractl.stages.evaluate.config import EvalConfig
 
 @dataclass(slots=True)
 class ResearchMeasurer(RowMeasurer):
-    """Measurements that research adds to one run of `eval`.
+    """Measurements of research in a run of `eval`.
 
     Attributes:
         options: Options of the run.

@@ -1,6 +1,6 @@
 """Report fields of research: records of baselines, corruptions and analyses.
 
-Members are numbered from 0 over all models of a row. Heads have their numbers in the base.
+Members are numbered from 0 over all models of a row. Heads have the numbers of the base.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from hydractl.research.corruptions.schema import Shift
 
 Member = Annotated[int, Field(ge=0)]
 MOST_DRAWN = 400
-"""Largest number of points of a data set in a plane, so that a report has a bounded size. Chosen by hand;
+"""Largest number of points of a data set in a plane, which bounds the size of a report. Chosen by hand;
 analyses store `POINTS` = 200 points, and doubling would allow reports of twice the size."""
 
 
 class CentroidDistances(StrictModel):
-    """Distances of one head's OOD centroids from its ID centroid, by OOD set."""
+    """Distances of a head's OOD centroids from the ID centroid, by OOD set."""
 
     member: Member
     head: HeadName
@@ -44,9 +44,9 @@ class Plane(StrictModel):
     """The first two principal components of some heads' outputs, fitted on all data sets together.
 
     Attributes:
-        heads: Heads whose outputs are concatenated.
+        heads: Heads with concatenated outputs.
         variance: Share of the variance along each component, in [0, 1].
-        points: Projections of some samples of each data set. The ID set has the name `id`.
+        points: Projected samples of each data set, a subset. The ID set has the name `id`.
         mahalanobis: Distance of each OOD set's centroid from the ID centroid, within the plane.
     """
 
@@ -92,14 +92,14 @@ class EnsembleSize(StrictModel):
 
 
 class Pruned(StrictModel):
-    """Terms of Proposition 1 for one member under one corruption; see `hydractl.research.analyses.gradients`.
+    """Terms of Proposition 1 for a member under a corruption; see `hydractl.research.analyses.gradients`.
 
     Losses are mean cross-entropies in nats. Clean data are the ID set, noisy data the corrupted ID set.
 
     Attributes:
         member: Number of the member.
         corruption: `name:severity`.
-        moved: Number of weights that the step changes.
+        moved: Number of weights changed by the step.
         gap: Loss of the base on noisy data minus its loss on clean data.
         gap_pruned: The same difference for the member.
         slope_clean: Product of gradient and step on clean data.
@@ -107,7 +107,7 @@ class Pruned(StrictModel):
         curvature_clean: Product of step, Hessian and step on clean data.
         curvature: Product of step, Hessian and step on noisy data.
         diagonal: Estimated mean of the Hessian's diagonal over the changed weights, noisy minus clean.
-        deviation: Standard error of that estimate.
+        deviation: Standard error of `diagonal`.
     """
 
     member: Member
@@ -151,7 +151,7 @@ class BaseWithFewerHeads(StrictModel):
 
     Attributes:
         scores: Name of the head importance file.
-        kept: Number of heads that are kept.
+        kept: Number of kept heads.
         heads: Number of heads in the towers of the file.
         values: Metrics on the ID set.
         means: Metrics by group of OOD sets.
@@ -191,7 +191,7 @@ class Merging(StrictModel):
 
 
 class Analyses(StrictModel):
-    """Results of analyses, by their names. Analyses that were not selected or do not apply are absent."""
+    """Results of analyses, by name. Analyses that were not selected or do not apply are absent."""
 
     proposition: tuple[Pruned, ...] = Field(default=(), exclude_if=not_)
     centroids: Centroids | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -206,10 +206,10 @@ class Derived(StrictModel):
     """Record of a baseline.
 
     Attributes:
-        kind: Kind of the baseline, such as `laplace`.
-        options: Options, including fitted ones.
-        data: Data that the baseline was fitted on.
-        val: Data that an option was selected on.
+        kind: Kind of the baseline, for example `laplace`.
+        options: Options, including fitted values.
+        data: Data of the fit.
+        val: Data for the selection of an option.
     """
 
     kind: str
@@ -276,7 +276,7 @@ class ReportFields(StrictModel):
     """Fields of a report.
 
     Attributes:
-        scores: Files of `--scores`, as `NAME=FILE`.
+        scores: Files of `--scores`, in the form `NAME=FILE`.
     """
 
     if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Analyses of `eval --analyse`. They explain the results of rows, and train nothing."""
+"""Analyses of `eval --analyse`. Analyses explain results of rows, and train nothing."""

@@ -1,4 +1,4 @@
-"""Run the analyses of one row, on its loaded models, data and predictions.
+"""Run the analyses of a row on the loaded models, data and predictions.
 
 Axes: N samples, B batch.
 """
@@ -52,12 +52,12 @@ HINTS = {
 
 
 class ModelOfRow(NamedTuple):
-    """One model of a row: its checkpoint and the loaded model.
+    """A model of a row: checkpoint and loaded model.
 
     Attributes:
         opened: Header and files of the checkpoint.
         model: The model on the row's device.
-        first: Number of its first member within the row.
+        first: Number of the model's first member within the row.
     """
 
     opened: OpenModel
@@ -73,8 +73,8 @@ class AnalysisContext:
         run: The run of `eval`.
         parts: Models of the row. Empty for rows with baselines, because a baseline may combine several files
             into one model.
-        base: The base that a model of the row was pruned from, or None if the base is not a row.
-        separate_members: The members of a hydra with merged weights; empty if they are not a row.
+        base: The base of a model of the row; None if the base is not a row.
+        separate_members: The members of a hydra with merged weights; empty if no row has these members.
         scores: Head importance files of `--scores`, by name.
         corruptions: Corruptions of the ID set.
         predictions: Predictions on each data set, by name; empty on all ranks except the leading rank.
@@ -119,7 +119,7 @@ class AnalysisContext:
 
 
 class Numbers(NamedTuple):
-    """Metrics of one ensemble.
+    """Metrics of an ensemble.
 
     Attributes:
         values: Metric values on the ID set.
@@ -136,7 +136,7 @@ def ask(context: AnalysisContext, part: ModelOfRow, model: Towers) -> dict[str, 
     Args:
         context: The row.
         part: Model of the row whose preprocessing and temperature are used.
-        model: Model to run, on the row's device. Its temperature is overwritten.
+        model: Model to run, on the row's device. The call overwrites the model's temperature.
 
     Returns:
         Predictions by data set, with logits divided by the row's temperature too.
@@ -159,7 +159,7 @@ def measured(context: AnalysisContext, predictions: Mapping[str, StoredPredictio
     """Return the row's metrics for an ensemble.
 
     Args:
-        context: The row, which also selects metrics and OOD scores.
+        context: The row, with the selected metrics and OOD scores.
         predictions: Predictions of the ensemble on the ID set and on each OOD set, by name.
     """
     scores = context.run.measurement.scores
@@ -181,7 +181,7 @@ def measured(context: AnalysisContext, predictions: Mapping[str, StoredPredictio
 
 
 def with_classes(model: Model, opened: OpenModel, context: AnalysisContext) -> Model:
-    """Prepare a model for analysis: move it to the row's device and freeze its weights.
+    """Prepare a model for analysis: move weights to the row's device and freeze them.
 
     A zero-shot model also embeds the prompts of the classes of the data.
     """
@@ -232,7 +232,7 @@ def analyse(
     """Run the named analyses of a row.
 
     Returns:
-        Results of the analyses that apply to the row; None if no analysis does.
+        Results of the applicable analyses; None if no analysis applies.
 
     Raises:
         InputError: If the tensors of a member and of its base do not fit together.
@@ -306,7 +306,7 @@ def check_rows(analysing: Analysing, opened: Sequence[Sequence[OpenModel]]) -> N
 
 
 def base_of(model: OpenModel, opened: Sequence[Sequence[OpenModel]]) -> OpenModel | None:
-    """Return the base that a model was pruned from, if the base is a row of its own.
+    """Return the base of a pruned model, if a row is this base.
 
     Returns:
         The nearest one of several bases in the model's lineage. None for a base, or if no row has the model's

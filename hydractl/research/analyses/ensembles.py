@@ -30,7 +30,7 @@ from hydractl.research.schema import BaseWithFewerHeads, EnsembleSize, MergedAnd
 from hydractl.scoring.attention_hooks import Gated, tapped
 
 MOST = 20
-"""Largest number of ensembles of one size that are measured; larger sets of ensembles are sampled.
+"""Largest number of measured ensembles of a size; larger sets of ensembles are sampled.
 
 Chosen by hand: all ensembles of a row with up to 6 members are measured, since 6 members have at most 20
 subsets of one size. Doubling covers 7 members (35 subsets), and at most doubles the time.
@@ -38,14 +38,14 @@ subsets of one size. Doubling covers 7 members (35 subsets), and at most doubles
 
 
 def analyse_members(context: AnalysisContext) -> tuple[EnsembleSize, ...]:
-    """Measure ensembles of one member, of two members, and so on up to all members.
+    """Measure ensembles of 1, 2, ... members, up to all members.
 
-    Each entry has the mean, minimum and maximum over ensembles of one size. An ensemble averages the
-    probabilities of its members. Entries have no intervals, because ensembles of one size share members and
+    Each entry has the mean, minimum and maximum over ensembles of a size. An ensemble averages the
+    probabilities of the members. Entries have no intervals, because ensembles of a size share members and
     samples.
 
     Returns:
-        One entry per size. Empty for a row with one member, and on all ranks except the leading rank.
+        An entry per size. Empty for a row with a single member, and on all ranks except the leading rank.
     """
     if not context.predictions:
         return ()
@@ -94,8 +94,8 @@ def subsets(count: int, size: int, *, seed: int) -> Iterator[tuple[int, ...]]:
         seed: Seed of the sampling.
 
     Yields:
-        Increasing member indices. All ensembles if their number is at most `MOST`, else `MOST` distinct
-        random ones.
+        Increasing member indices. All ensembles up to a number of `MOST`, otherwise `MOST` distinct random
+        ensembles.
     """
     if math.comb(count, size) <= MOST:
         yield from combinations(range(count), size)
@@ -144,7 +144,7 @@ def analyse_mlps(context: AnalysisContext) -> Merging | None:
 
 
 def _separate_models(context: AnalysisContext, part: ModelOfRow) -> Iterator[Towers]:
-    """Yield the separate members one at a time, in the hydra's dtype and on its device."""
+    """Yield the separate members in turn, in the hydra's dtype and on the hydra's device."""
     for opened in context.separate_members:
         model = load_model(opened, dtype=part.model.dtype).to(part.model.device)
         settle(model, opened, context.run.data.classes)
@@ -174,12 +174,12 @@ def distances(hydra: OpenModel, members: Sequence[OpenModel]) -> dict[str, float
     """Return the relative distance of the members' merged weights from their mean, for each block.
 
     Args:
-        hydra: Hydra that stores the merged weights, which are the means.
-        members: The members that it was fused from.
+        hydra: Hydra with the merged weights, the means of the members' weights.
+        members: The members before fusion.
 
     Returns:
         Square root of the members' mean squared distance divided by the squared norm of the mean. Keys are
-        `tower.layer`, and `tower` for weights outside blocks. Blocks whose mean is zero are omitted.
+        `tower.layer`, and `tower` for weights outside blocks. Blocks with a mean of zero are omitted.
     """
     fates = hydra.header.plan.fates if hydra.header.plan is not None else {}
     off: dict[str, float] = {}
@@ -204,13 +204,13 @@ Ensembles (2, 4, 6 and 8 removed)."""
 def analyse_heads(context: AnalysisContext) -> tuple[BaseWithFewerHeads, ...]:
     """Measure a base without its least important heads, by each file of `--scores` (Hydra Ensembles, B.3).
 
-    One to five sixths of the heads are masked, without training; a masked head gives the same outputs as a
-    pruned head. If the scoring method had a budget per layer, every layer loses the same number of heads.
+    From one to five sixths of the heads are masked, without training; a masked head gives the same outputs as
+    a pruned head. If the scoring method had a budget per layer, every layer loses the same number of heads.
     Otherwise heads are removed over the whole model, up to the end of a greedy method's order. Logits are
     divided by the row's temperature.
 
     Returns:
-        One entry per file and number of heads. Empty if the row is not a single base.
+        An entry per file and number of heads. Empty if the row is not a single base.
     """
     return tuple(
         pruned_base
@@ -239,7 +239,7 @@ def _fewer(context: AnalysisContext, part: ModelOfRow) -> Iterator[BaseWithFewer
 
 
 def _gated(mask: Mask, tower: str, layer: int, attention: Attention) -> Attention:
-    """Return attention whose removed heads have zero output."""
+    """Return attention with zero output of removed heads."""
     group = attention.groups()[0]
     gate = torch.zeros(group.heads, device=group.proj.weight.device)
     gate[list(mask[tower].keep[layer])] = 1.0

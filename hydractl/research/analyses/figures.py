@@ -17,8 +17,8 @@ from hydractl.research.corruptions.report import shift_figure
 from hydractl.research.schema import BaseWithFewerHeads, Plane, Pruned
 
 DRAWN_METRICS = ("accuracy", "nll", "ece", "auroc", "fpr95")
-"""Metrics with a panel of their own. Chosen by hand: one for accuracy, two for calibration and two for OOD
-detection. More metrics mean more panels."""
+"""Metrics with a panel. Chosen by hand: a metric for accuracy, two for calibration and two for OOD detection.
+More metrics mean more panels."""
 FAINT = 0.55
 """Opacity of dots in scatter plots. Chosen by hand: overlapping dots stay visible; twice the value would be
 opaque."""

@@ -60,7 +60,7 @@ def analyse_proposition(context: AnalysisContext) -> tuple[Pruned, ...]:
     member adds to the step. Logits are not divided by a temperature.
 
     Returns:
-        One entry per member and corruption. Empty if the base is not a row; members equal to the base are
+        An entry per member and corruption. Empty if the base is not a row; members equal to the base are
         omitted.
     """
     if context.base is None or not context.parts:
@@ -94,7 +94,7 @@ def steps(
     Args:
         base: Header and files of the base.
         model: The loaded base.
-        mask: The heads that the member keeps.
+        mask: The member's mask.
         state: State dict of the member.
         name: Name of the member in errors.
 
@@ -121,7 +121,7 @@ def steps(
 def _unpruned(
     base: OpenModel, mask: Mask, key: str, weight: Tensor | None, shape: torch.Size
 ) -> Tensor | None:
-    """Return a member's tensor with zeros for removed heads, or None if its shape does not fit."""
+    """Return a member's tensor with zeros for removed heads, or None if the shape does not fit."""
     place = place_of(base.family, key)
     if weight is None or place.heads is None or place.layer is None:
         return weight if weight is not None and weight.shape == shape else None
@@ -137,7 +137,7 @@ def _unpruned(
 
 
 def diagonal_probes(moves: Sequence[Tensor], *, seed: int) -> list[list[Tensor]]:
-    """Draw probes of the Hessian's trace: random signs where a step changes weights, else 0 (Hutchinson).
+    """Draw probes of the Hessian's trace: random signs at changed weights, otherwise 0 (Hutchinson).
 
     For a probe v, E[v H v] is the trace of H over the changed weights, which is the mean of the diagonal
     times the number of these weights. Clean and corrupted data use the same probes, so shared noise cancels
@@ -148,7 +148,7 @@ def diagonal_probes(moves: Sequence[Tensor], *, seed: int) -> list[list[Tensor]]
         seed: Seed of the probes.
 
     Returns:
-        `PROBES` probes, each with one int8 tensor per parameter.
+        `PROBES` probes, with an int8 tensor per parameter.
     """
     draw = torch.Generator().manual_seed(seed)
     return [
@@ -179,7 +179,7 @@ class ExpansionTerms:
 
     Attributes:
         model: The base.
-        weights: Parameters that the step changes.
+        weights: Parameters changed by the step.
         moves: Changes of these parameters.
         moved: Number of changed weights.
         probes: See `diagonal_probes`.
@@ -281,8 +281,8 @@ def _pruned(
 def analyse_taylor(context: AnalysisContext) -> tuple[HeadTable, ...]:
     """Measure the Taylor importance of each member's heads on the ID set (Hydra Ensembles, C.3, Figure 7).
 
-    The values equal those of `score --method taylor --scope global`: mean |weight × gradient| over queries,
-    keys and values. They are not normalized, so towers can be compared.
+    The values equal `score --method taylor --scope global`: mean |weight × gradient| over queries, keys and
+    values. Values are not normalized, and can be compared between towers.
     """
     return tuple(_taylor_tables(context))
 

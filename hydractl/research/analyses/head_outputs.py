@@ -29,14 +29,14 @@ from hydractl.scoring.attention_hooks import tapped
 
 
 class Heard(Attention):
-    """Attention that passes its head outputs, before the output projection, to a function in each pass."""
+    """Attention that passes head outputs, before the output projection, to a function."""
 
     def __init__(self, attention: Attention, hear: Callable[[Tensor], None]) -> None:
-        """Wrap an attention module of one or several members.
+        """Wrap an attention module.
 
         Args:
             attention: Module to wrap.
-            hear: Receives the outputs, as `Attention.heads` returns them when members run in turn.
+            hear: Receives the result of `Attention.heads` in each pass, with members in turn.
         """
         super().__init__(attention.groups())
         self._hear = hear
@@ -49,7 +49,7 @@ class Heard(Attention):
 
 
 class Group(NamedTuple):
-    """Heads of one member whose outputs are concatenated."""
+    """Heads of a member, with concatenated outputs."""
 
     member: int
     heads: tuple[HeadName, ...]
@@ -159,7 +159,7 @@ def heard(model: Towers, inputs: Inputs, groups: Sequence[Group]) -> list[Tensor
     Args:
         model: The model.
         inputs: One batch.
-        groups: Groups of heads that their members keep.
+        groups: Groups of remaining heads.
 
     Returns:
         One tensor (B, D) per group, float64, on the CPU.
@@ -229,7 +229,7 @@ def analyse_centroids(context: AnalysisContext) -> Centroids | None:
     grow by chance.
 
     Returns:
-        None if no member keeps heads in its last layer, or if the row has a baseline.
+        None if no member keeps heads in the last layer, or if the row has a baseline.
     """
     heads: list[CentroidDistances] = []
     for part in context.parts:
@@ -284,9 +284,9 @@ points, and reaches `MOST_DRAWN`, the limit of a report."""
 def analyse_pca(context: AnalysisContext) -> tuple[Planes, ...]:
     """Measure principal components of the most and least important heads (Hydra Ensembles, B.2, Figure 4).
 
-    The heads are those that a member keeps, ranked by each file of `--scores`. There are `HEADS` on each
-    side, or half of the member's heads if fewer are kept. Components are fitted on the ID set and all OOD
-    sets together, each sample with equal weight.
+    A member's remaining heads are ranked by each file of `--scores`. There are `HEADS` on each side, or half
+    of the member's heads if fewer are kept. Components are fitted on the ID set and all OOD sets together,
+    each sample with equal weight.
 
     Returns:
         One entry per file and member with at least two heads.
@@ -313,7 +313,7 @@ def analyse_pca(context: AnalysisContext) -> tuple[Planes, ...]:
 def _ends(
     part: ModelOfRow, context: AnalysisContext, label: str
 ) -> Iterator[tuple[int, tuple[tuple[HeadName, ...], tuple[HeadName, ...]]]]:
-    """Yield each member with at least two heads, and its most and least important heads by one file."""
+    """Yield each member with at least two heads, and the most and least important heads by a file."""
     tower = data_tower(part.model)
     order = ranked(context.scores[label], tower)
     for member, mask in enumerate(part.opened.header.masks):

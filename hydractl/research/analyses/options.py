@@ -18,7 +18,7 @@ PANEL = "Analyses"
 
 
 class AnalysisNeeds(Enum):
-    """Inputs that an analysis requires: an option, or a property of a row."""
+    """Required inputs of an analysis: an option, or a property of a row."""
 
     OOD = "--near"
     SCORES = "--scores"
@@ -34,7 +34,7 @@ class Analysis(NamedTuple):
 
     Attributes:
         path: `module:function` that maps an `AnalysisContext` to a field of `Analyses`.
-        needs: Inputs that the analysis requires.
+        needs: Required inputs.
     """
 
     path: str
@@ -68,14 +68,14 @@ NEEDS_OF_OPTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedScores(NamedInputs):
-    """A head importance file and its name in tables."""
+    """A head importance file with a name for tables."""
 
     name: str
     ref: Path
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse `NAME=FILE`, or FILE, which is named after its stem.
+        """Parse `NAME=FILE`, or FILE with the stem as name.
 
         Raises:
             UsageError: If name or file is empty.
@@ -125,19 +125,19 @@ class Analysing:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The analyses that are selected by name, which must apply."""
+        """The analyses selected by name, which must apply."""
         return tuple(name for name in ANALYSES if name in self.analyse)
 
     @property
     def chosen_analyses(self) -> tuple[str, ...]:
-        """The selected analyses; with `all`, every analysis, of which some may not apply."""
+        """The selected analyses; with `all`, every analysis, applicable or not."""
         return tuple(ANALYSES) if ALL in self.analyse else self.named
 
     def check_given(self, needs_met: Collection[AnalysisNeeds]) -> None:
-        """Check that selected analyses have their options, and that an analysis reads `--scores`.
+        """Check the options of selected analyses, and that an analysis reads `--scores`.
 
         Raises:
-            UsageError: The message names the first analysis without its option.
+            UsageError: The message names the first analysis with a missing option.
         """
         for name in self.named:
             for need, example in NEEDS_OF_OPTIONS.items():

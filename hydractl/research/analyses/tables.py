@@ -22,7 +22,7 @@ LABELLED = (MetricNeeds.LABELS, MetricNeeds.OOD)
 
 
 def rows_of(report: Report) -> RowAnalyses:
-    """Return the rows that have analyses, each with its analyses."""
+    """Return pairs of rows and analyses, without rows that have no analyses."""
     pairs: list[tuple[Row, Analyses | None]] = [(row, getattr(row, "analyses", None)) for row in report.rows]
     return [(row, analyses) for row, analyses in pairs if analyses is not None]
 
@@ -62,7 +62,7 @@ def _proposition(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
 
 
 def _terms(prunings: Sequence[Pruned]) -> tuple[Cell, ...]:
-    """Return means over corruptions, some with the number of corruptions whose value is at least 0."""
+    """Return means over corruptions, and for signed terms the number of values that are at least 0."""
 
     def mean(of: Callable[[Pruned], float], *, share: bool = False) -> Cell:
         values = [of(pruned) for pruned in prunings]
@@ -160,7 +160,7 @@ def _members(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
 
 
 def of_size(size: EnsembleSize, quantity: Quantity) -> Spread | None:
-    """Return a quantity of the ensembles of a size; None if the size has no such quantity."""
+    """Return a quantity of the ensembles of a size; None if it was not measured."""
     return (size.values if quantity.scope is None else size.means.get(quantity.scope, {})).get(quantity.name)
 
 

@@ -43,8 +43,8 @@ from hydractl.research.baselines.rows import BaselineInputs, BaselineModel
 from hydractl.runtime import at_least_single
 
 CHUNK = 256
-"""Embeddings per step of `curvature`, which bounds the memory of its matrices (CHUNK, C): 67 MB each for
-32768 candidates in float64. Chosen by hand. Doubling doubles this memory; results differ by rounding."""
+"""Embeddings per step of `curvature`, to bound the memory of matrices (CHUNK, C): 67 MB for 32768 candidates
+in float64. Chosen by hand. Doubling doubles this memory; results differ by rounding."""
 VISION, TEXT = "vision", "text"
 NOT_LINEAR = "the embeddings of its {tower} tower are not the output of a linear layer"
 
@@ -102,7 +102,7 @@ def factors(sources: Projected, candidates: Tensor, *, scale: float, contrast: i
         sources: Projections of N pairs.
         candidates: Embeddings of the other modality, (N, F).
         scale: Factor of cosines in the logits.
-        contrast: Pairs per batch of the contrastive loss; N is a multiple of it.
+        contrast: Pairs per batch of the contrastive loss; a divisor of N.
     """
     width, length = sources.activations.shape[1], sources.embeddings.shape[1]
     outer, inner = exact(candidates).new_zeros(width, width), exact(candidates).new_zeros(length, length)
@@ -123,7 +123,7 @@ def best_prior(weight: Tensor, outer: Tensor, inner: Tensor, count: float) -> fl
         weight: The projection, (F, P).
         outer: A, (P, P).
         inner: B, (F, F).
-        count: Number of pairs that the data count for.
+        count: Number of pairs to count the data for.
     """
     squares, root = float(exact(weight).square().sum()), math.sqrt(count)
     a, b = (torch.linalg.eigvalsh(factor).clamp(min=0) * root for factor in (outer, inner))
@@ -179,7 +179,7 @@ def similarity(images: tuple[Tensor, Tensor], texts: tuple[Tensor, Tensor]) -> t
 
 
 class ProjectionTap:
-    """A CLIP whose linear layers are recorded during forward passes, to find its projections."""
+    """Recorder of a CLIP's linear layers in forward passes, to find the projections."""
 
     def __init__(self, model: Towers, *, name: str) -> None:
         """Register a hook on each linear layer.
@@ -244,7 +244,7 @@ class Pairs:
 
 
 class BayesVlm(BaselineModel):
-    """A CLIP with a normal distribution over its projections.
+    """A CLIP with a normal distribution over both projections.
 
     Attributes:
         priors: Prior precision of the image projection and of the text projection.
@@ -258,13 +258,13 @@ class BayesVlm(BaselineModel):
     def __init__(
         self, model: Towers, how: BayesVlmOptions, pairs: Pairs, prompts: dict[str, Tensor], *, name: str
     ) -> None:
-        """Fit the distributions in one pass over the pairs.
+        """Fit the distributions in a single pass over the pairs.
 
         Args:
-            model: In evaluation mode, on its device.
+            model: In evaluation mode, on the device of the run.
             how: Options of the baseline.
-            pairs: Images with one caption each.
-            prompts: Tokens of one prompt per class, (C, T).
+            pairs: Images with a caption each.
+            prompts: Tokens of a prompt per class, (C, T).
             name: Name of the model in errors.
 
         Raises:
@@ -336,10 +336,10 @@ class BayesVlm(BaselineModel):
 
 
 def check(_: BayesVlmOptions, files: Sequence[OpenModel], classes: Classes | None) -> None:
-    """Check that a model compares images with texts by linear projections. Its weights are loaded.
+    """Check that a model compares images with texts by linear projections. The call loads the weights.
 
     Raises:
-        UnsupportedModelError: If it does not, or if there are several templates.
+        UnsupportedModelError: If the model has no linear projections, or if there are several templates.
     """
     opened = files[0]
     tokenization, _classes = text_settings(opened, classes)
@@ -395,10 +395,10 @@ def text_settings(opened: OpenModel, classes: Classes | None) -> tuple[Tokenizat
 
 
 def check_pairs(options: BayesVlmOptions, images: Dataset) -> None:
-    """Check that there are at least two pairs, because a single caption cannot be contrasted.
+    """Check for at least two pairs, because a single caption cannot be contrasted.
 
     Raises:
-        DataError: If there is only one pair.
+        DataError: For a single pair.
     """
     if len(images) < FEWEST:
         raise DataError(

@@ -3,13 +3,13 @@
 The results equal those of `LLLaplace` of laplace-torch to the last digits. For features x of N training
 samples, the negative log posterior of the last layer's weights has the generalised Gauss-Newton matrix G =
 sum_n L_n (x) x_n x_n' at the trained weights, with L = diag(p) - p p'. G needs no labels. A normal prior adds
-its precision to the diagonal. `full` uses G, with biases as weights of a constant feature. `kron`
-approximates the weights' part by (sum_n L_n / N) (x) (sum_n x_n x_n') and the biases' part by sum_n L_n,
-without correlation between both parts (KFAC; Ritter et al. 2018).
+a precision to the diagonal. `full` uses G, with biases as weights of a constant feature. `kron` approximates
+the weights' part by (sum_n L_n / N) (x) (sum_n x_n x_n') and the biases' part by sum_n L_n, without
+correlation between both parts (KFAC; Ritter et al. 2018).
 
-The prior precision maximizes the marginal likelihood. With held-out data it minimizes their NLL over the grid
-of laplace-torch's `optimize_prior_precision(method="gridsearch", val_loader=...)`. laplace-torch 0.3 does not
-reset the running NLL between two precisions of this search; this module does.
+The prior precision maximizes the marginal likelihood. With held-out data the precision minimizes the NLL over
+the grid of laplace-torch's `optimize_prior_precision(method="gridsearch", val_loader=...)`. laplace-torch 0.3
+does not reset the running NLL between two precisions of this search; this module does.
 
 `probit` divides each logit by sqrt(1 + pi/8 times its variance) before the softmax (MacKay 1992; Kristiadi et
 al. 2020). `samples` draws weights, and each draw is a member.
@@ -43,9 +43,9 @@ LOWEST, HIGHEST = 1e-6, 1e9
 """Bounds of the search for the prior precision. Chosen by hand, far apart; wider bounds change the result
 only if the optimum is a bound."""
 GRID = tuple(10 ** (8 * step / 99 - 4) for step in range(100))
-"""Precisions that held-out data select from: `logspace(-4, 4, 100)`, the grid of laplace-torch."""
+"""Candidates for selection by held-out data: `logspace(-4, 4, 100)`, the grid of laplace-torch."""
 MOST_WEIGHTS = 6000
-"""Largest number of weights for `hessian=full`. Its matrix has 6000 x 6000 float64 numbers (288 MB). Chosen
+"""Largest number of weights for `hessian=full`. The matrix has 6000 x 6000 float64 numbers (288 MB). Chosen
 by hand; doubling needs four times the memory and eight times the time of the eigendecomposition."""
 
 
@@ -120,8 +120,8 @@ class LastLayer(BaselineModel):
     Attributes:
         posterior: The distribution, without the prior.
         prior: Prior precision of the weights.
-        count: Number of samples that the distribution was fitted on.
-        drawn_weights: Drawn weights (S, C, D + 1) of `predictive=samples`, else None.
+        count: Number of training samples.
+        drawn_weights: Drawn weights (S, C, D + 1) of `predictive=samples`, otherwise None.
     """
 
     drawn_weights: torch.Tensor | None
@@ -135,14 +135,14 @@ class LastLayer(BaselineModel):
         held_out: Iterable[tuple[Inputs, torch.Tensor]] | None = None,
         name: str,
     ) -> None:
-        """Fit the distribution in one pass over the training data, and select the prior precision.
+        """Fit the distribution in a single pass over the training data, and select the prior precision.
 
         Args:
-            model: In evaluation mode, on its device.
+            model: In evaluation mode, on the device of the run.
             how: Options of the baseline.
             batches: Inputs of the training data.
-            held_out: Held-out inputs with labels (B,) in 0..C-1 that select the prior precision. None uses
-                the option `prior`, or else the marginal likelihood.
+            held_out: Held-out inputs with labels (B,) in 0..C-1 that select the prior precision. If None, the
+                option `prior` or the marginal likelihood decides.
             name: Name of the model in errors.
 
         Raises:
@@ -305,10 +305,10 @@ def _normal(*shape: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def check(options: LaplaceOptions, files: Sequence[OpenModel], _: Classes | None) -> None:
-    """Check that a model has a linear last layer. Its weights are loaded.
+    """Check that a model has a linear last layer. The call loads the weights.
 
     Raises:
-        UnsupportedModelError: If it has none.
+        UnsupportedModelError: If there is no linear last layer.
     """
     LastLayer(load_any(files[0]), options, [probe_inputs(files[0].header)], name=files[0].reference)
 

@@ -1,8 +1,8 @@
 """MC dropout: several forward passes with active dropout (Gal and Ghahramani 2016).
 
-A dropout mask depends on seed, pass and layer only, and is the same for all samples. Each pass is therefore
-one draw of the weights, as in the Bayesian interpretation (consistent MC dropout; Kirsch et al. 2019,
-BatchBALD). Predictions do not depend on the batch, its size or earlier calls.
+A dropout mask depends on seed, pass and layer only, and is the same for all samples. Each pass is a draw of
+the weights, in line with the Bayesian interpretation (consistent MC dropout; Kirsch et al. 2019, BatchBALD).
+Predictions do not depend on the batch, its size or earlier calls.
 
 Axes: M members, B batch, C classes.
 """
@@ -29,13 +29,13 @@ from hydractl.training.dropout import NOT_DROPPED, dropout_layers
 
 
 class McDropout(BaselineModel):
-    """A model with active dropout and one member per pass. Its dropout layers are replaced in place."""
+    """A model with active dropout and a member per pass. Dropout layers are replaced in place."""
 
     def __init__(self, model: Towers, how: McDropoutOptions, *, name: str) -> None:
         """Replace the dropout layers that `finetune --dropout` sets by layers with seeded masks.
 
         Args:
-            model: Model of one or several members.
+            model: A model, which may have several members.
             how: Options of the baseline.
             name: Name of the model in errors.
 

@@ -38,7 +38,7 @@ DRAWS = 20
 the last layer and lowers the variance of the mean by half."""
 SEED = Setting("Of what is drawn.", parse=whole_number, low=0, high=LARGEST_SEED, option_names=("seed",))
 FEWEST = 2
-"""Smallest number of checkpoints or pairs: a single one has no spread."""
+"""Smallest number of checkpoints or pairs: a single sample has no spread."""
 
 
 _real = partial(number, "option")
@@ -54,10 +54,10 @@ class BaselineOptions(CheckedSettings):
         MODULE: Module with the functions `check` and `build`.
         SEVERAL: Whether the baseline combines several models.
         LABELLED: Whether the labels of `reads` are used.
-        TRAINS: Whether the multiply-accumulates of its training are counted.
+        TRAINS: Whether the multiply-accumulates of the training are counted.
         REFUSED_AS_MEMBER: Reason why the baseline cannot be a member of a row with several models; empty if
             it can.
-        OWN_CONFIDENCE: Whether the baseline estimates a confidence besides its probabilities.
+        OWN_CONFIDENCE: Whether the baseline estimates a confidence besides probabilities.
     """
 
     KIND: ClassVar[str]
@@ -71,7 +71,7 @@ class BaselineOptions(CheckedSettings):
 
     @property
     def checkpoints(self) -> int:
-        """Number of models that the baseline combines."""
+        """Number of combined models."""
         return 1
 
     @property
@@ -81,12 +81,12 @@ class BaselineOptions(CheckedSettings):
 
     @property
     def reads(self) -> DataRef | None:
-        """Data that the baseline is fitted on (option `data`), or None."""
+        """Data to fit on (option `data`), or None."""
         data: DataRef | None = getattr(self, DATA, None)
         return data
 
     def made_of(self, checkpoints: int) -> Self:
-        """Return the options for a number of combined models; unchanged for baselines of one model."""
+        """Return the options for a number of combined models; unchanged for baselines of a single model."""
         del checkpoints
         return self
 
@@ -256,7 +256,7 @@ class BayesVlmOptions(BaselineOptions):
 class ViluOptions(BaselineOptions):
     """ViLU: a small network estimates whether a zero-shot prediction is correct (Lafon et al. 2025).
 
-    The row keeps the model's predictions and probabilities. The estimate is its confidence.
+    The row keeps the model's predictions and probabilities. The estimate is the row's confidence.
     """
 
     KIND: ClassVar = "vilu"
@@ -310,7 +310,7 @@ class DerivedModels(NamedModels):
 
     Attributes:
         rivals: For each model, the options of the baseline made from the model, or None without a baseline.
-            Models of one baseline have equal options.
+            Models of the same baseline have equal options.
     """
 
     is_derived: ClassVar[bool] = True
@@ -338,7 +338,7 @@ class DerivedModels(NamedModels):
 
 
 def baselines_of(rows: Iterable[NamedModels]) -> list[BaselineOptions]:
-    """Return the options of all baselines of some rows."""
+    """Return the options of all baselines in rows."""
     rivals = (rival for row in rows if isinstance(row, DerivedModels) for rival in row.rivals)
     return [rival for rival in rivals if rival is not None]
 
@@ -347,17 +347,17 @@ def data_of(options: Sequence[BaselineOptions]) -> dict[str, DataRef]:
     """Return the data of baselines, each once: first the data to fit on, then the data that select options.
 
     Returns:
-        Data references by their text.
+        Data references by text.
     """
     refs = (*(o.reads for o in options), *(o.val for o in options))
     return {str(ref): ref for ref in refs if ref is not None}
 
 
 def parse_row(name: str | None, text: str) -> DerivedModels | None:
-    """Parse `MODEL[,MODEL...]` with at least one baseline.
+    """Parse `MODEL[,MODEL...]` that contains a baseline.
 
     Args:
-        name: Name of the row; None derives a name from the first model.
+        name: Name of the row; if None, derived from the first model.
         text: Value of `--compare` without the name.
 
     Returns:
@@ -397,7 +397,7 @@ def is_baseline(reference: str) -> bool:
 
 
 def parse_baseline(reference: str) -> tuple[str, BaselineOptions]:
-    """Split a baseline's reference into its model and its options.
+    """Split a baseline's reference into model and options.
 
     Returns:
         The model (several are separated by commas) and the options.

@@ -34,7 +34,7 @@ class BaselineModel(Towers):
 
     Attributes:
         passes: Forward passes per prediction.
-        training_macs: Multiply-accumulates of its training.
+        training_macs: Multiply-accumulates of the training.
     """
 
     passes = 1
@@ -52,7 +52,7 @@ class BaselineModel(Towers):
 
 
 class WithConfidence(BaselineModel):
-    """A derived model that also estimates the probability that its prediction is correct.
+    """A derived model that also estimates the probability of a correct prediction.
 
     Attributes:
         confidence: Confidence on the last batch, (B,).
@@ -68,12 +68,12 @@ class WithConfidence(BaselineModel):
 
 
 class FittedData(NamedTuple):
-    """Data that a baseline is fitted on.
+    """Data to fit a baseline on.
 
     Attributes:
         items: The data set.
         fingerprint: Fingerprint for the record.
-        labels: Labels (N,) as the models' classes; empty if the baseline uses no labels.
+        labels: Labels (N,) in the classes of the models; empty if the baseline uses no labels.
     """
 
     items: Dataset
@@ -174,8 +174,8 @@ def baselines_of_row(named: NamedModels) -> Iterator[tuple[BaselineOptions | Non
     """Yield each baseline of a row with the positions of its models.
 
     Yields:
-        Options and positions. The options are None for a model that predicts without a baseline. Rows without
-        baselines yield nothing.
+        Options and positions. The options are None for a model without a baseline. Rows without baselines
+        yield nothing.
     """
     place, rivals = 0, named.rivals if isinstance(named, DerivedModels) else ()
     while place < len(rivals):

@@ -1,9 +1,9 @@
 """SWAG: weights drawn from a normal distribution fitted to checkpoints of one training (Maddox et al. 2019).
 
-As in Algorithm 1 of the paper, the distribution has the mean of the checkpoints, the variance of each weight,
-and the deviations D of the last K checkpoints, each from the mean of all checkpoints up to it. A draw is mean
-+ sqrt(scale) (sqrt(variance) z1 + D z2 / sqrt(K - 1)) with standard normal z1 and z2. All weights share z2.
-The paper has scale 1/2. K is the rank, or the number of checkpoints if there are fewer.
+The distribution (Algorithm 1 of the paper) has the mean of the checkpoints, the variance of each weight, and
+the deviations D of the last K checkpoints, each from the mean of all checkpoints up to it. A draw is mean +
+sqrt(scale) (sqrt(variance) z1 + D z2 / sqrt(K - 1)) with standard normal z1 and z2. All weights share z2. The
+paper has scale 1/2. K is the rank, or the number of checkpoints if there are fewer.
 
 Axes: T checkpoints, K deviations, S draws.
 """

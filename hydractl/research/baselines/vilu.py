@@ -2,10 +2,10 @@
 
 Its input is the concatenation of the image embedding v, softmax(s v T') T, and the text embedding t_k of the
 predicted class. T = (t_1 .. t_C) are the text embeddings of the classes, all embeddings have norm 1, and s is
-the model's logit scale. An MLP returns the logit of P(correct). The model and its predictions do not change.
-The loss is a binary cross-entropy in which wrong predictions have weight log(1 + a / (1 - a)), with the share
-a of correct predictions in the batch. The learning rate has a linear warm-up of 5 epochs and a cosine decay
-per epoch. The results equal those of the authors' code (ykrmm/ViLU) without its mixed precision.
+the model's logit scale. An MLP returns the logit of P(correct). The model's predictions do not change. The
+loss is a binary cross-entropy in which wrong predictions have weight log(1 + a / (1 - a)), with the share a
+of correct predictions in the batch. The learning rate has a linear warm-up of 5 epochs and a cosine decay per
+epoch. The results equal those of the authors' code (ykrmm/ViLU) without mixed precision.
 
 Axes: N images, B batch, C classes, F embedding.
 """
@@ -45,15 +45,15 @@ WARMUP, COLD = 5, 0.1
 """Epochs of warm-up, and the factor of the learning rate in the first epoch, as in the authors' code."""
 VISION, TEXT = "vision", "text"
 BACKWARD = 3
-"""Cost of a training step in forward passes: one forward pass, and a backward pass that costs two."""
+"""Cost of a training step in forward passes: a forward pass, and a backward pass of twice the cost."""
 
 
 class FailurePredictor(nn.Module):
-    """Network that estimates the logit of P(correct).
+    """Network for the logit of P(correct).
 
     Attributes:
         scale: Logit scale s.
-        steps: Number of training steps so far.
+        steps: Number of past training steps.
         project_images: Projection (F, F) of images for the attention, initialized as the identity; None if it
             never trains.
         project_texts: The same for texts.
@@ -65,7 +65,7 @@ class FailurePredictor(nn.Module):
         Args:
             width: Width F of the embeddings.
             scale: Logit scale s.
-            thaw: Number of steps after which the projections train; None for never.
+            thaw: Number of steps before the projections train; None for never.
         """
         super().__init__()
         self.scale, self.thaw, self.steps = scale, thaw, 0
@@ -112,8 +112,8 @@ def loss_of(logits: Tensor, right: Tensor) -> Tensor:
 
     Args:
         logits: Logits of P(correct), (B,).
-        right: Whether each prediction is correct, (B,), boolean. If none is correct, wrong predictions have
-            weight 0.
+        right: Whether each prediction is correct, (B,), boolean. Without correct predictions, wrong
+            predictions have weight 0.
     """
     share = right.float().mean()
     weights = torch.where(right, 1.0, (1 + share / (1 - share)).log())
@@ -172,7 +172,7 @@ def contrast_of(model: Towers, *, name: str) -> Contrast:
 
 
 class Vilu(WithConfidence):
-    """A zero-shot model with a network that estimates whether its predictions are correct.
+    """A zero-shot model with a network that estimates the probability of a correct prediction.
 
     Attributes:
         judge: The network.
@@ -187,7 +187,7 @@ class Vilu(WithConfidence):
         """Train the network.
 
         Args:
-            model: In evaluation mode, on its device, with class embeddings.
+            model: In evaluation mode, on the device of the run, with class embeddings.
             how: Options of the baseline.
             feed: Images with labels.
             name: Name of the model in errors.
@@ -273,7 +273,7 @@ def check(_: ViluOptions, files: Sequence[OpenModel], __: Classes | None) -> Non
     """Check that a model is a single zero-shot model.
 
     Raises:
-        UnsupportedModelError: If it is not.
+        UnsupportedModelError: If the model is another kind of model.
     """
     contrast_of(without_weights(files[0]), name=files[0].reference)
 

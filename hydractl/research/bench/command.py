@@ -1,4 +1,4 @@
-"""`hydractl bench`: train all rivals of a model and measure them in one table."""
+"""`hydractl bench`: train the rivals of a model and compare all in a table."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _planned(config: BenchConfig, base: OpenModel) -> tuple[WorkEstimate, tuple[
 
 
 def _say(config: BenchConfig, names: tuple[str, ...], work: WorkEstimate, pace: CostModel) -> None:
-    """Print the rivals and their estimated durations to stderr."""
+    """Print the rivals with estimated durations to stderr."""
     seconds = [pace.of(work, PLANS[name], config.members) for name in names]
     rows = [
         [name, str(PLANS[name].trainings(config.members) or ""), lasting(time)]

@@ -188,7 +188,7 @@ class BenchConfig(CommandConfig):
         return EVERY if self.rivals is None else self.rivals
 
     def terms(self, *, blocks: int, heads: int) -> SharedSettings:
-        """Return the settings that all rivals share.
+        """Return the shared settings of all rivals.
 
         Args:
             blocks: Number of blocks of the model.
@@ -212,13 +212,13 @@ class BenchConfig(CommandConfig):
         )
 
     def _naming(self) -> dict[str, str | list[str]]:
-        """Return the options of `eval` that name classes, as texts."""
+        """Return the options of `eval` for class names, in text form."""
         names, templates, file = self.naming.names, self.naming.templates, self.naming.file
         classes = ",".join(names) if file is None else str(file)
         return ({"classes": classes} if names else {}) | ({"template": list(templates)} if templates else {})
 
     def _training(self) -> dict[str, str]:
-        """Return the given options of `finetune` that differ from their defaults, as texts by name."""
+        """Return the options of `finetune` that differ from the defaults, in text form by name."""
         names = {option.name for option in TRAINING}
         return {
             option.name: text_of(value)
@@ -229,7 +229,7 @@ class BenchConfig(CommandConfig):
 
 TABLE_STAGE = "table"
 FORWARD = 1 / 3
-"""Cost of a forward pass as a share of a training step, whose backward pass costs two forward passes."""
+"""Share of a forward pass in the cost of a training step; the backward pass costs two forward passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,9 +237,9 @@ class WorkEstimate:
     """Amount of work in training steps.
 
     Attributes:
-        training: A training of one model with validation.
+        training: A training of a model with validation.
         from_start: A training from `--start` with validation.
-        answers: Predictions of one model on the test data, training data, validation data and pairs, by name.
+        answers: Predictions of a model on the test data, training data, validation data and pairs, by name.
         blocks: Number of blocks of the model.
         heads: Number of heads of the model.
     """
@@ -251,7 +251,7 @@ class WorkEstimate:
     heads: int
 
     def of(self, rival: Rival, members: int) -> float:
-        """Return the work of a rival's stages and rows. A row costs as much as its separate members."""
+        """Return the work of a rival's stages and rows. A row has the cost of separate members."""
         times = rival.trainings(members)
         trained = times * (self.from_start if rival.starts else self.training)
         answered = sum(count * self.answers[data] for data, count in rival.answers.items())

@@ -37,17 +37,17 @@ from hydractl.training.plan import check_classes, open_student, trained_names
 from hydractl.training.recipe import Recipe
 
 FEW_STEPS, MORE_STEPS = 2, 10
-"""Steps of the two timed runs. Their difference excludes the start of a command. A first run of one step is
-not timed, because it loads libraries. Chosen by hand; doubling doubles the time and lowers the noise of the
-estimate."""
+"""Steps of the two timed runs. The difference excludes the start of a command. A first run of a single step
+is not timed, because libraries are loaded then. Chosen by hand; doubling doubles the time and lowers the
+noise of the estimate."""
 
 
 def base_of(config: BenchConfig) -> OpenModel:
-    """Open the model that rivals are derived from.
+    """Open the base of the rivals.
 
     Raises:
         InputError: If the model cannot be read.
-        UsageError: If the model is pruned or fused, or if classes are named for a model with its own classes.
+        UsageError: If the model is pruned or fused, or if classes are named for a model with stored classes.
     """
     opened = open_model(config.model)
     if opened.header.kind is not Kind.BASE:
@@ -165,7 +165,7 @@ def _seconds(config: BenchConfig, steps: int, out: Path, *, trains: bool) -> flo
 
 
 def fitting(config: BenchConfig, base: OpenModel, terms: SharedSettings, sets: Sets) -> tuple[str, ...]:
-    """Return the rivals that model and options support; with `all`, warn why the others are skipped.
+    """Return the supported rivals; with `all`, warn about skipped rivals with the reason.
 
     Raises:
         UsageError: If a rival in `--rivals` is not supported.
@@ -197,7 +197,7 @@ class _RivalChecker:
     sets: Sets
 
     def check(self, plan: Rival) -> None:
-        """Check that a rival can be trained and measured.
+        """Check whether a rival can be trained and measured.
 
         Raises:
             HydraError: The same error as the command that would fail.

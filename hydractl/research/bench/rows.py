@@ -1,4 +1,4 @@
-"""Rivals of `bench`: the stages and table rows of each one. Importing this module does not load torch."""
+"""Rivals of `bench`: stages and table rows. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ PASSES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSettings:
-    """Settings that all rivals share.
+    """Shared settings of all rivals.
 
     Attributes:
         out: Output folder.
-        model: Model that the rivals are derived from.
-        blocks: Number of its blocks.
-        heads: Number of its heads.
+        model: Base of the rivals.
+        blocks: Number of the base's blocks.
+        heads: Number of the base's heads.
         data: Training data.
         val: Validation data.
         test: Test data of the table.
         members: Members of every ensemble.
         training: Options of `finetune`, by name.
         start: Backbone or `arch:NAME` to train from the beginning; None without `--start`.
-        from_start: Options of `finetune` that differ for training from `start`.
+        from_start: Options of `finetune` for training from `start`.
         pairs: Captioned images; None without `--pairs`.
         naming: Options of `eval` that name the classes of a zero-shot model.
     """
@@ -62,12 +62,12 @@ class Rival:
     Attributes:
         rows: Returns the rows of the table: values of `--compare` by row name. `@NAME` is the output of a
             stage.
-        stages: Returns the stages that make the models; empty for baselines.
+        stages: Returns the stages of the models; empty for baselines.
         trainings: Returns the number of trainings for M members.
-        answers: Number of passes over each data set, besides trainings and one row of the table.
+        answers: Number of passes over each data set, besides trainings and a row of the table.
         starts: Whether the models are trained from `--start`.
         compares: Whether the rival is fitted on captioned images.
-        named: Whether `all` excludes the rival, because only some architectures support it.
+        named: Whether `all` excludes the rival, because few architectures support the rival.
     """
 
     rows: Callable[[SharedSettings], Mapping[str, str]]
@@ -82,7 +82,7 @@ class Rival:
 def tuned(
     terms: SharedSettings, name: str, model: str, *, times: int | None = None, **options: str
 ) -> StageOptions:
-    """Return a stage that fine-tunes one model, or `times` models with seeds 0, 1, and so on."""
+    """Return a stage that fine-tunes a model, or `times` models with seeds 0, 1, and so on."""
     training = {
         name: value for name, value in terms.training.items() if not (name == "steps" and "epochs" in options)
     }
@@ -161,7 +161,7 @@ def _fused(terms: SharedSettings, name: str, *members: str) -> StageOptions:
 
 
 def _by(method: str, title: str) -> Rival:
-    """Return a rival whose method trains each member in a run of its own."""
+    """Return a rival with a separate run per member."""
     return Rival(
         rows=lambda terms: {f"{title} of {terms.members}": f"@{method}"},
         stages=lambda terms: [tuned(terms, method, terms.model, times=terms.members, method=method)],

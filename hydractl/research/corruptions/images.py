@@ -7,11 +7,11 @@ Differences from the original code:
 
 - OpenCV's affine maps round positions to 1/32 pixel. This module does not round.
 - The original motion blur calls ImageMagick. This module implements ImageMagick's kernel and rounding.
-- The original frost is one of five photographs. This module draws ice (`_ice`) unless photographs are given
+- The original frost samples five photographs. This module draws ice (`_ice`) unless photographs are given
   (`_crop`).
 - Files of ImageNet-C are also compressed as JPEG with quality 85. Here a model gets the corrupted pixels
   directly.
-- Grey images keep one channel. The original code supports three channels only.
+- Grey images keep a single channel. The original code supports three channels only.
 
 Parameters are those of `make_cifar_c.py`, `make_tinyimagenet_c.py` and `make_imagenet_c.py` of
 github.com/hendrycks/robustness. Lengths are in pixels.

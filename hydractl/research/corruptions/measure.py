@@ -152,7 +152,7 @@ def measure_corrupted(
 ) -> ShiftNumbers | None:
     """Measure a row on the ID set under each corruption.
 
-    Memory holds the predictions under one corruption, and one number per metric and resample.
+    Memory holds the predictions under a single corruption, and a number per metric and resample.
 
     Returns:
         None without corruptions, and on all ranks except the leading rank.

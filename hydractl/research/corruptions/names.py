@@ -42,7 +42,7 @@ TEXTS: Mapping[str, str] = MappingProxyType(
         "case": "letters in the other case",
     }
 )
-"""Corruptions of texts, each with a description. They are defined in this project."""
+"""Corruptions of texts, each with a description. This project defines these corruptions."""
 ALL_CORRUPTIONS = (*IMAGES, *TEXTS)
 ALL, SHIFT = "all", "shift"
 """Name of all corruptions in options, and in conditions of `--fail-if`."""
@@ -51,16 +51,16 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 FROST = "frost"
 PHOTOGRAPHS = 5
-"""Number of frost photographs that the code of ImageNet-C samples from; its folder has six."""
+"""Number of frost photographs that the code of ImageNet-C samples from; the folder has six."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Photographs:
-    """Photographs whose crops the corruption `frost` adds.
+    """Photographs for the corruption `frost`, which adds crops.
 
     Attributes:
         files: The first `PHOTOGRAPHS` images of a folder, sorted by name.
-        sha256: Digest of their contents, in this order.
+        sha256: Digest of the contents, in this order.
     """
 
     files: tuple[Path, ...]
@@ -92,7 +92,7 @@ class Photographs:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Corruption:
-    """One of `ALL_CORRUPTIONS` at one of `SEVERITIES`.
+    """A corruption at a severity.
 
     Attributes:
         name: Name of the corruption.
@@ -107,16 +107,16 @@ class Corruption:
     photographs: Photographs | None = field(default=None, compare=False)
 
     def seeded(self, place: int) -> tuple[int, ...]:
-        """Return the seed of an item's draws, which includes the item's index in its data set."""
+        """Return the seed of an item's draws, which includes the item's index in the data set."""
         return self.seed, ALL_CORRUPTIONS.index(self.name), self.severity, place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corruptions:
-    """Value of one `--corrupt`.
+    """Value of a `--corrupt` option.
 
     Attributes:
-        name: One of `ALL_CORRUPTIONS`, or `all` corruptions for the model's inputs.
+        name: A name in `ALL_CORRUPTIONS`, or `all` for the model's kind of input.
         severities: Severities in increasing order.
         photographs: Photographs of `frost`; None for drawn ice.
     """
@@ -177,12 +177,12 @@ def chosen(requests: Iterable[Corruptions], *, texts: bool, seed: int = 0) -> tu
 
     Args:
         requests: Values of the option.
-        texts: Whether the model reads texts; otherwise it reads images.
+        texts: Whether the model reads texts; otherwise images.
         seed: Seed of the random draws.
 
     Returns:
-        Corruptions in the order of `ALL_CORRUPTIONS`, then by severity. If one request has photographs, all
-        `frost` corruptions use them.
+        Corruptions in the order of `ALL_CORRUPTIONS`, then by severity. Photographs of a request apply to all
+        `frost` corruptions.
 
     Raises:
         UsageError: If a corruption does not apply to the model's inputs, or photographs come from several
@@ -215,13 +215,13 @@ def chosen(requests: Iterable[Corruptions], *, texts: bool, seed: int = 0) -> tu
 
 
 def scopes(measured: Iterable[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
-    """Return the cells (corruption, severity) that each scope averages.
+    """Return the cells (corruption, severity) of each scope.
 
     Args:
         measured: Measured cells, in the order of tables.
 
     Returns:
-        Cells by scope: `shift` (all cells), `shift:3` (a severity), `fog` (a corruption) and `fog:3` (one
+        Cells by scope: `shift` (all cells), `shift:3` (a severity), `fog` (a corruption) and `fog:3` (a
             cell). Empty without cells.
     """
     cells = [*dict.fromkeys(measured)]
@@ -245,13 +245,13 @@ class Scopes(NamedTuple):
     """Names of metrics under corruption in reports and conditions.
 
     Attributes:
-        judged: Scope that the verdict of a report uses.
+        judged: Scope for the verdict of a report.
     """
 
     judged: str = SHIFT
 
     def title(self, scope: str) -> str:
-        """Return a title for a scope, such as `fog of severity 3`."""
+        """Return a title for a scope, for example `fog of severity 3`."""
         name, _, severity = scope.partition(":")
         corruption = "corruption" if name == SHIFT else name
         return f"{corruption}{severity and f' of severity {severity}'}"

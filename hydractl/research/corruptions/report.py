@@ -35,7 +35,7 @@ Numbers = Mapping[str, Mapping[Quantity, Number]]
 
 
 def severities(quantities: Sequence[Quantity]) -> tuple[str, ...]:
-    """Return the severities at which quantities were measured."""
+    """Return the severities of measured quantities."""
     scopes = dict.fromkeys(str(q.scope) for q in quantities if q.under_shift)
     return tuple(scope.removeprefix(f"{SHIFT}:") for scope in scopes if scope.startswith(f"{SHIFT}:"))
 
@@ -105,7 +105,7 @@ def _side_by_side(
 def severity_chart(compared: Compared, quantity: Quantity) -> Chart:
     """Return a chart of one metric by severity, with clean data at 0.
 
-    Rows have a small horizontal distance, so that their intervals do not overlap.
+    A small horizontal distance between rows keeps intervals from overlapping.
     """
     across = severities(compared.quantities)
     metric = quantity.metric
@@ -147,7 +147,7 @@ def _row_offset(row: int, compared: Compared) -> float:
 
 
 def _spans(compared: Compared, places: Mapping[Quantity, float]) -> Iterator[Series]:
-    """Yield the numbers of each row with their intervals; of several reports, the means."""
+    """Yield the numbers of each row with intervals; of several reports, the means."""
     for i, (row, numbers) in enumerate(compared.rows.items()):
         spans = [
             (numbers[q], x) for q, x in places.items() if q in numbers and numbers[q].interval is not None

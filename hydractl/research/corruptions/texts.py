@@ -1,7 +1,6 @@
 """Corruptions of texts: typing errors, missing words, swapped words, and letters in the other case.
 
-This project defines these corruptions, because no benchmark has them by severity (as ImageNet-C has for
-images).
+This project defines these corruptions, because no benchmark has severities for texts.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ RATES: Mapping[str, tuple[float, ...]] = MappingProxyType(
     }
 )
 """Share of letters (`typos`, `case`) or words (`drop`, `swap`) that change, for severities 1 to 5. Chosen by
-hand; doubling makes a severity as strong as the severity one or two steps above."""
+hand; doubling equals a severity that is one or two steps higher."""
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 
 
 def corrupted_text(text: str, corruption: Corruption, random: Random) -> str:
-    """Return the corrupted text. Without a change, the text keeps its spaces."""
+    """Return the corrupted text. An unchanged text keeps all spaces."""
     return _BY_NAME[corruption.name](text, RATES[corruption.name][corruption.severity - 1], random)
 
 
@@ -63,7 +62,7 @@ def _typos(text: str, rate: float, random: Random) -> str:
 
 
 def _drop(text: str, rate: float, random: Random) -> str:
-    """Drop each word and the spaces before it with probability `rate`; at least one word remains."""
+    """Drop each word and the spaces before it with probability `rate`; a word always remains."""
     words = re.findall(r"\s*\S+", text)
     keep_mask = random.random(len(words)) >= rate
     if not len(words) or keep_mask.all():

@@ -1,4 +1,4 @@
-"""Training methods that compute weights by parametrizations of torch, and the tensors that they change.
+"""Training methods that compute weights by parametrizations of torch.
 
 Optimal Brain Apoptosis (Sun et al. 2025) removes single weights by exact second derivatives of the loss. This
 is the unstructured form of the authors' `FastOBAPruner` of order 2, in one step.
@@ -63,7 +63,7 @@ def sites_of(family: Family, model: nn.Module, state: Mapping[str, torch.Tensor]
     Args:
         family: Maps tensor names to places.
         model: A model without parametrizations.
-        state: State dict of the model. Weights that are missing here are omitted.
+        state: State dict of the model. Weights without a name here are omitted.
     """
     names = {id(tensor): name for name, tensor in state.items()}
     layers = {
@@ -106,7 +106,7 @@ class AdaptedModel(TrainableModel):
     """A model with computed weights.
 
     Attributes:
-        sites: Layers by the names of their weights, for each model that trains; a hydra has one entry.
+        sites: Layers by the names of their weights, for each trained model; a hydra has a single entry.
     """
 
     sites: tuple[Mapping[str, Site], ...]
@@ -155,7 +155,7 @@ class SeededTraining(Training):
 class Adapter(SeededTraining):
     """Training by a method that computes weights from other tensors.
 
-    A run has one adapter, which may build the model several times.
+    The adapter of a run may build the model several times.
     """
 
     trains_all = False
@@ -170,10 +170,10 @@ class Adapter(SeededTraining):
         self.method = cast("TrainingMethod", self.options.trains_by)
 
     def check_model(self) -> None:
-        """Check that the model is no hydra, in which a layer has several weights.
+        """Refuse a hydra, whose layers have several weights.
 
         Raises:
-            UsageError: If it is one.
+            UsageError: If the model is a hydra.
         """
         if self.header.plan is not None:
             raise UsageError(
@@ -223,7 +223,7 @@ class Adapter(SeededTraining):
         )
 
     def models_of(self, subject: TrainableModel) -> list[nn.Module]:
-        """Return the models that train together; by default only the model itself."""
+        """Return the jointly trained models; by default only the model itself."""
         return [subject.module]
 
     @override
@@ -270,11 +270,11 @@ class Adapter(SeededTraining):
         return isinstance(site.layer, nn.Linear) and site.place.layer is not None
 
     def changes(self, parametrized_names: Collection[str], places: Mapping[str, Place]) -> set[str]:
-        """Return the names of tensors that training changes; by default computed weights and classifier.
+        """Return the names of changed tensors; by default computed weights and classifier.
 
         Args:
             parametrized_names: Names of computed weights.
-            places: Places of all tensors that may train.
+            places: Places of all trainable tensors.
         """
         return {*parametrized_names, *(name for name, place in places.items() if place.part == "head")}
 
@@ -283,7 +283,7 @@ class Adapter(SeededTraining):
 
         Args:
             weights: The weights of `computed_names`.
-            losses: Functions that each compute the loss of one batch.
+            losses: A function per batch, which computes the loss.
         """
 
     def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
@@ -291,8 +291,8 @@ class Adapter(SeededTraining):
 
         Args:
             sites: Layers of the model.
-            names: Names of tensors that may train.
-            generator: Draws initial values. Models that train together share the generator.
+            names: Names of trainable tensors.
+            generator: Draws initial values. Jointly trained models share the generator.
         """
 
 
@@ -392,7 +392,7 @@ class BatchEnsembleAdapter(Adapter):
     def load(
         self, family: Family, header: Header, state: Mapping[str, torch.Tensor], *, where: str
     ) -> TrainableModel:
-        """Build the members, which share all parameters."""
+        """Build members with shared parameters."""
         shared = {
             name: nn.Parameter(tensor) if tensor.is_floating_point() else tensor
             for name, tensor in in_one_dtype(family, state, torch.float32).items()
@@ -440,7 +440,7 @@ class BatchEnsembleAdapter(Adapter):
 
 
 class Jointly(nn.Module):
-    """Models that train together and may share parameters."""
+    """Jointly trained models, which may share parameters."""
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -461,8 +461,8 @@ def importances(
     H is the Hessian of a batch's loss with respect to all given weights.
 
     Args:
-        weights: Weights by name, which require gradients.
-        losses: Functions that each compute the loss of one batch.
+        weights: Weights by name, with gradients enabled.
+        losses: A function per batch, which computes the loss.
     """
     curvatures = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items()}
     for loss in losses:
@@ -478,10 +478,10 @@ def importances(
 def masks_of(
     weights: Mapping[str, torch.Tensor], curvatures: Mapping[str, torch.Tensor], keep: float
 ) -> dict[str, torch.Tensor]:
-    """Return masks that keep the given share of all weights, those with the highest scores.
+    """Return masks that keep a share of all weights, by the highest scores.
 
-    The score of a weight is |importance| divided by the largest one of its layer, plus |weight| divided by
-    the largest one of all layers.
+    The score of a weight is |importance| divided by the maximum of the layer, plus |weight| divided by the
+    maximum of all layers.
 
     Args:
         weights: Weights by name.
@@ -502,12 +502,12 @@ def masks_of(
 
 
 class LowRank(nn.Module):
-    """W + scale B A, for each of P projections that one matrix concatenates (Hu et al. 2022, section 4.1)."""
+    """W + scale B A, for each of P concatenated projections (Hu et al. 2022, section 4.1)."""
 
     def __init__(
         self, weight: torch.Tensor, *, rank: int, scale: float, projections: int, generator: torch.Generator
     ) -> None:
-        """Draw A uniformly within ±1 / sqrt(D), as in peft. B is zero, so the outputs do not change at first.
+        """Draw A uniformly within ±1 / sqrt(D), like peft. B is zero, so the outputs do not change at first.
 
         Args:
             weight: W, (O, D).
@@ -555,7 +555,7 @@ class Spectrum(nn.Module):
 
 
 class Masked(nn.Module):
-    """A weight whose masked entries are zero."""
+    """A weight with masked entries."""
 
     def __init__(self, keep_mask: torch.Tensor) -> None:
         """Store the mask (O, D), True for weights that are kept."""
@@ -569,10 +569,10 @@ class Masked(nn.Module):
 
 
 class Outer(nn.Module):
-    """W o (s r'), one vector per side (Wen et al. 2020, equation 1); its layer computes W (r o x) o s."""
+    """W o (s r'), a vector per side (Wen et al. 2020, equation 1); the layer computes W (r o x) o s."""
 
     def __init__(self, r: torch.Tensor, s: torch.Tensor) -> None:
-        """Initialize the vectors of one member.
+        """Initialize the vectors of a member.
 
         Args:
             r: Factors of the inputs, (D,).

@@ -1,7 +1,7 @@
-"""Multi-input multi-output (MIMO): one network that reads M images at once, with one classifier per image.
+"""Multi-input multi-output (MIMO): a network with M images as input, and a classifier per image.
 
 Havasi et al. (2021) concatenate the images along the channel axis before the first convolution. For M copies
-of one image, this equals a convolution whose weight is the sum over the slots. Files store this sum, an
+of an image, this equals a convolution with the sum over the slots as weight. Files store this sum, an
 ordinary embedding.
 
 Axes: M slots, B batch, D width, C channels, P side of a patch or rows of a piece, R repetitions.
@@ -33,11 +33,11 @@ from hydractl.training.trainable import Together, TrainableModel
 
 
 class Slots(nn.Module):
-    """Weight of a convolution as the sum of one weight per slot.
+    """Weight of a convolution, the sum over weights of slots.
 
     Attributes:
         slot_weight: Weights of the slots, (M, D, C, P, P).
-        images: Images of the slots, M times (B, C, height, width); None if all slots get the same image.
+        images: Images of the slots, M times (B, C, height, width); None for the same image in all slots.
     """
 
     def __init__(self, weight: torch.Tensor, members: int) -> None:
@@ -69,7 +69,7 @@ class Slots(nn.Module):
 
 
 def stack_images(layer: nn.Module, slots: Slots) -> None:
-    """Make a convolution with weight `slots` read the images of all slots; its argument is the first."""
+    """Make a convolution with weight `slots` read the images of all slots; the argument is the first."""
     if isinstance(layer, nn.Conv2d):
         vars(layer)["forward"] = partial(_stacked, layer, slots)
 
@@ -88,7 +88,7 @@ def _stacked(layer: nn.Conv2d, slots: Slots, x: torch.Tensor) -> torch.Tensor:
 
 
 class SideBySide(Together):
-    """A hydra whose members get different images in training, in one forward pass of one network."""
+    """A hydra with different images per member in training, in a single forward pass."""
 
     @override
     def forward(self, inputs: Inputs) -> torch.Tensor:

@@ -40,8 +40,8 @@ class TrainingMethod(CheckedSettings):
     Attributes:
         KIND: Name in `--method`.
         EXAMPLE: Example for hints.
-        ADAPTER: Path of its class for training.
-        TAKES_TEACHERS: Whether its models can learn from teachers.
+        ADAPTER: Path of the class for training.
+        TAKES_TEACHERS: Whether the models can learn from teachers.
     """
 
     KIND: ClassVar[str]
@@ -51,7 +51,7 @@ class TrainingMethod(CheckedSettings):
 
     @property
     def models(self) -> int:
-        """Number of models that a run trains."""
+        """Number of models per run."""
         return 1
 
     def reference(self, model: str) -> str:
@@ -68,7 +68,7 @@ class LoraEnsemble(TrainingMethod):
     """LoRA: attention projections W train as W + (alpha / rank) B A (Hu et al. 2022).
 
     The classifier trains too. All other tensors are frozen. Queries, keys and values have separate A and B,
-    also if one matrix concatenates them. A is initialized as in peft, B with zeros. A run trains one member.
+    also in a concatenated matrix. A is initialized like peft, B with zeros. A run trains a single member.
     Members share no trainable tensors, so members trained with M seeds equal jointly trained members
     (Mühlematter et al. 2024; Hydra Ensembles, C.1.4).
     """
@@ -85,9 +85,9 @@ class LoraEnsemble(TrainingMethod):
 class SingularValues(TrainingMethod):
     """Singular value ensemble: of each matrix U S V of the blocks, S trains (Turkoglu et al. 2026).
 
-    The biases of these layers and the classifier train too. S is initialized as S (1 + e) and biases as b +
-    e, with e from N(0, spread²); negative singular values count as zero. A run trains one member; several
-    seeds make an ensemble.
+    The biases of these layers and the classifier train too. The initial values are S (1 + e) and b + e for
+    biases, with e from N(0, spread²); negative singular values are set to zero. A run trains a single member;
+    several seeds make an ensemble.
     """
 
     KIND: ClassVar = "singular-values"
@@ -103,8 +103,8 @@ class SingularValues(TrainingMethod):
 class Oba(TrainingMethod):
     """Optimal Brain Apoptosis: the least important weights become zero, the others train (Sun et al. 2025).
 
-    It applies to the blocks' linear layers. Importance comes from exact second derivatives of the loss on
-    training batches; see `methods.adapters`.
+    The method applies to the blocks' linear layers. Importance comes from exact second derivatives of the
+    loss on training batches; see `methods.adapters`.
     """
 
     KIND: ClassVar = "oba"
@@ -123,7 +123,7 @@ class Oba(TrainingMethod):
 class BatchEnsemble(TrainingMethod):
     """BatchEnsemble: member m's weight is W o (s r'), with its own r, s and bias (Wen et al. 2020).
 
-    Members share each matrix W. They train jointly on the mean of their losses on the same batches. W is
+    Members share each matrix W. Members train jointly on the mean of the losses on the same batches. W is
     initialized from the model, r and s from N(1, spread²). A run trains all members.
     """
 
@@ -143,9 +143,9 @@ class BatchEnsemble(TrainingMethod):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mimo(TrainingMethod):
-    """MIMO: one network reads one image per member, and has a classifier per member (Havasi et al. 2021).
+    """MIMO: a network with an input image and a classifier per member (Havasi et al. 2021).
 
-    Members of a hydra share all layers before the classifier. In training their images and labels differ; in
+    Members of a hydra share all layers before the classifier. In training images and labels differ; in
     prediction all members get the same image, in one pass. `fuse base.st base.st base.st --own-from L` makes
     such a hydra from a base with L blocks.
     """
@@ -167,8 +167,8 @@ class Mimo(TrainingMethod):
 class Packed(TrainingMethod):
     """Packed-Ensembles: a network `alpha` times as wide, in `members` groups (Laurent et al. 2023).
 
-    Groups share nothing, so each group is a narrow model with its own embedding, norms and classifier. A run
-    trains one narrow model from random weights. Joint training on the mean of the losses gives the same
+    Groups share nothing. Each group is a narrow model with separate embedding, norms and classifier. A run
+    trains a single narrow model from random weights. Joint training on the mean of the losses gives the same
     result up to the scale of gradients, which AdamW ignores.
     """
 

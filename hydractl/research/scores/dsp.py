@@ -18,11 +18,11 @@ from hydractl.runtime import on_device
 from hydractl.scoring.job import Ranking, ScoreJob
 
 COLDEST = 1e-8
-"""Final temperature, as in the authors' code."""
+"""Final temperature of the authors' code."""
 
 
 def score_dsp(job: ScoreJob) -> Ranking:
-    """Learn which K heads to keep. The budget determines K, and the importance of a head is its w.
+    """Learn a choice of K heads to keep. The budget determines K, and the importance of a head is its w.
 
     `results` has K as `kept`, and accuracy and NLL on the training data of the model with only the K heads of
     highest w.
@@ -71,7 +71,7 @@ class StraightThrough(Gates):
 
 
 class SoftSubset(StraightThrough):
-    """Relaxed selection of K gates in training, which hardens as the temperature falls; hard in evaluation."""
+    """Relaxed selection of K gates in training, which hardens with falling temperature; hard in evaluation."""
 
     def __init__(self, w: torch.Tensor, *, keep: int, temperature: float, cooldown: int) -> None:
         """Initialize with w (N,) and `keep` = K; `temperature` falls to `COLDEST` within `cooldown` steps."""
@@ -111,9 +111,9 @@ def soft_top_k(r: torch.Tensor, k: int, *, temperature: float) -> torch.Tensor:
     """Return the relaxed selection (N,) of the k highest entries of r (Li et al. 2021, eq. 11).
 
     p_1 = softmax(r / t). For j = 2..k: r += ln(max(1 - p_{j-1}, ε)) and p_j = softmax(r / t). The result is
-    the sum of all p_j, which sums to k (Xie and Ermon 2019). As t goes to 0, it tends to the hard selection;
-    as t grows, each entry tends to k / N. An entry may exceed 1 in between, because a round only weakens
-    entries that earlier rounds selected. The authors do not clip it either.
+    the sum of all p_j, which sums to k (Xie and Ermon 2019). For t to 0 the result tends to the hard
+    selection, for large t each entry tends to k / N. An entry may exceed 1 in between, because a round only
+    weakens previously selected entries. The authors do not clip entries either.
 
     Args:
         r: Shape (N,), float64 for low temperatures.

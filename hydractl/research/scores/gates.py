@@ -53,11 +53,11 @@ if TYPE_CHECKING:
 
 
 _INITIAL, _NOISE = -3, -4
-"""Stream numbers that separate the seeds of gates from those of data and dropout."""
+"""Stream numbers that separate seeds of gates from seeds of data and dropout."""
 
 
 class Gates(nn.Module, ABC):
-    """One gate for each of N heads. Noise is applied in training only."""
+    """Gates of N heads. Noise is applied in training only."""
 
     @property
     @abstractmethod
@@ -79,8 +79,8 @@ class GatedModel(nn.Module):
         """Add gates to a model.
 
         Args:
-            model: A base, whose attention modules are replaced in place.
-            gates: One gate per head of the towers.
+            model: A base. Attention modules are replaced in place.
+            gates: A gate per head of the towers.
             towers: Towers with gates.
         """
         super().__init__()
@@ -163,7 +163,7 @@ class GateTraining:
 
     Attributes:
         feed: Opens shuffled batches of the ID data.
-        folder: Folder for the state of an unfinished run; None to save no state.
+        folder: Folder for the state of an unfinished run; None to save nothing.
         start: State to resume from; None to start from the beginning.
         keeps_weights: Whether trained weights will be saved.
     """
@@ -189,7 +189,7 @@ def train_gates(
     bit-identical for any number of processes.
 
     Args:
-        job: Job with its `training`.
+        job: Job with `training`.
         settings: Epochs and learning rates.
         make: Returns the initial gates, given the number of steps.
         penalty: Term added to the loss of each batch.
@@ -312,10 +312,7 @@ def _measure(job: ScoreJob) -> Callable[[nn.Module], Metrics | None]:
 
 
 class GateRun(MethodRun):
-    """A run of `score` that trains gates.
-
-    Its state is saved next to the output file, unless the output is a stream.
-    """
+    """A run of `score` that trains gates. next to the output file, unless the output is a stream."""
 
     folder: StateFolder | None = None
     start: Snapshot | None = None
@@ -384,7 +381,7 @@ class GateRun(MethodRun):
         """Write the head importance, and with `--trained` the trained weights, which the file then refers to.
 
         Raises:
-            CheckFailed: If a trained weight does not fit its dtype.
+            CheckFailed: If a trained weight exceeds the dtype.
             OutputError: If a file cannot be written.
         """
         if self.trained is None or ranking.weights is None:
@@ -409,7 +406,7 @@ class GateRun(MethodRun):
             self.folder.clear()
 
     def _header(self, scores: HeadScores) -> Header:
-        """Return the header of the trained base: the base's header with one more step."""
+        """Return the header of the trained base: the base's header with a further step."""
         config, opened, data = self.config, self.opened, scored_data(scores)
         step = make_step(
             config,

@@ -33,7 +33,7 @@ def score_headmap(job: ScoreJob) -> Ranking:
     C. It can be compared within a layer but not between layers, since deeper layers are scored with more
     masked heads.
 
-    Cost: one pass over all data, then for each head a pass over the samples from its layer on, with the
+    Cost: a pass over all data, then for each head a pass over the samples from the head's layer on, with the
     head's term subtracted from the attention output. Memory holds the samples and the inputs of one layer.
 
     Raises:
@@ -53,7 +53,7 @@ def score_headmap(job: ScoreJob) -> Ranking:
 def easiest(job: ScoreJob, count: int) -> list[Samples | None]:
     """Select the `count` samples with the lowest loss, as parts of this rank's batches.
 
-    Samples keep their batches, so the result does not depend on the number of ranks. Ties go to the first
+    Samples keep the batches, and the result does not depend on the number of ranks. Ties go to the first
     sample.
 
     Returns:
@@ -153,7 +153,7 @@ def _without_each(tower: Tower, layer: int, stream: Stream, room: MemoryBudget) 
 
 
 def _advanced(tower: Tower, layer: int, streams: Sequence[Stream | None]) -> list[Stream | None]:
-    """Return the streams after a layer. A stream that several batches share is computed once."""
+    """Return the streams after a layer. A shared stream of several batches is computed once."""
     block, advanced_by_id = tower.layers()[layer], {}
     for stream in streams:
         if stream is not None and id(stream) not in advanced_by_id:

@@ -20,12 +20,11 @@ from hydractl.runtime import on_device
 from hydractl.scoring.job import Ranking, ScoreJob
 
 BETA = 0.33
-"""Temperature β, as in the code of Voita et al. Doubling makes gates between 0 and 1 more frequent."""
+"""Temperature β of the code of Voita et al. Doubling makes gates between 0 and 1 more frequent."""
 LOW, HIGH = -0.1, 1.1
-"""Bounds γ and ζ, as in the code of Voita et al. A gate is stretched to this interval, then clipped to [0,
-1]."""
+"""Bounds γ and ζ of the code of Voita et al. A gate is stretched to this interval, then clipped to [0, 1]."""
 EDGE = 1e-6
-"""Distance of the noise from 0 and 1, as in the code of Voita et al., so that logarithms are finite."""
+"""Distance of the noise from 0 and 1 in the code of Voita et al., for finite logarithms."""
 CLOSED = math.log(-LOW / HIGH)
 """Largest log α of a closed gate in evaluation, where sigmoid(log α) (ζ - γ) + γ = 0."""
 
@@ -34,11 +33,11 @@ def score_l0(job: ScoreJob) -> Ranking:
     """Learn gates with a penalty on the number of open gates. The importance of a head is log α of its gate.
 
     The loss of a batch is its mean cross-entropy + λ Σ_h P(g_h ≠ 0). The number of open heads depends on λ
-    only, and not on the budget. A head is open if its gate without noise is above 0, which means log α >
-    ln(-γ/ζ) ≈ -2.4. `results` has the number of open heads as `open`; they have the highest importance. It
+    only, and not on the budget. A head is open if the gate without noise is above 0: log α > ln(-γ/ζ) ≈ -2.4.
+    `results` has the number of open heads as `open`, and open heads have the highest importance. `results`
     also has accuracy and NLL of the gated model on the training data.
 
-    A gate between 0 and 1 scales its head, but pruning either keeps a head unscaled or removes it. With
+    A gate between 0 and 1 scales its head, but pruning keeps a head unscaled or removes the head. With
     `joint` training, open gates are therefore multiplied into the output projections of the returned weights.
     These weights equal the trained model once pruned to the open heads. With `pipelined` training gates are
     not multiplied, so the pruned model differs from the gated model.
@@ -63,7 +62,7 @@ def score_l0(job: ScoreJob) -> Ranking:
 
 
 class HardConcrete(Gates):
-    """Hard concrete gates. In training, one noise applies to a whole batch; in evaluation there is no noise."""
+    """Hard concrete gates. In training, the same noise applies to a whole batch; evaluation has no noise."""
 
     def __init__(self, log_alpha: torch.Tensor) -> None:
         """Initialize with log α (N,)."""
@@ -92,7 +91,7 @@ def hard_concrete(log_alpha: torch.Tensor, *, noise: torch.Tensor | None = None)
     """Return gates (N,) in [0, 1]: clip(s (ζ - γ) + γ, 0, 1), with positive probabilities of 0 and 1.
 
     s = sigmoid((ln u - ln(1 - u) + log α) / β) with noise u (Louizos et al. 2018, eq. 10 and 11). Without
-    noise s = sigmoid(log α), as in the code of Voita et al. (2019), which omits noise and temperature in
+    noise s = sigmoid(log α), as in the code of Voita et al. (2019), without noise and temperature in
     evaluation.
 
     Args:

@@ -37,18 +37,18 @@ from hydractl.scoring.job import (
 def score_michel(job: ScoreJob) -> Ranking:
     """Compute I_h = E|∂L/∂ξ_h| with a gate ξ_h = 1 on each head's output, before the output projection.
 
-    With `form` `sample`, the absolute value is taken per sample (equation 2 of the paper). With `batch`, it
-    is taken of the gradient of a batch's mean loss and averaged over batches, as in the code of DSP and CAHP.
+    With `form` `sample`, the absolute value is taken per sample (equation 2 of the paper). With `batch`, the
+    absolute value of the gradient of a batch's mean loss is averaged over batches (code of DSP and CAHP).
     Samples then cancel each other, so the result depends on the batch size, and is not larger if batches have
     equal sizes. The authors divide by the number of tokens, which is the same for all heads and has no
     effect.
 
-    Importance is then normalized as `normalize` states (by layer, as in the authors' code) and scaled to [0,
-    1] over all heads. With `normalize` `none` it stays I_h.
+    Importance is then normalized by `normalize` (by layer in the authors' code) and scaled to [0, 1] over all
+    heads. With `normalize` `none` the result is I_h.
 
-    With `recompute` N > 0, the N least important heads are removed and the importance of the others is
-    computed again, until `budget` heads are removed (pruning in steps as in the paper, `exact_pruning` of
-    DSP); see `remove_lowest`.
+    With `recompute` N > 0, the N least important heads are removed and the importance is computed again,
+    until `budget` heads are removed (pruning in steps in the paper, `exact_pruning` of DSP); see
+    `remove_lowest`.
     """
     settings = job.set_for(MichelSettings)
     warn_of_unlike_towers(job, settings.normalize)
@@ -106,7 +106,7 @@ def checked_loss(loss: float) -> float:
     """Return a loss unchanged.
 
     Raises:
-        DataError: If it is not finite.
+        DataError: If the loss is not finite.
     """
     if not torch.tensor(loss).isfinite():
         raise not_finite("losses")
@@ -128,7 +128,7 @@ class Fixed(NamedTuple):
 def absolute_gradients(job: ScoreJob) -> HeadImportance:
     """Return E_x |∂L(x)/∂ξ_h| over all samples x, for gates ξ = 1 on the outputs of the remaining heads.
 
-    Gates (B, 1, H), one per sample, give each sample's gradient of its cross-entropy in one backward pass per
+    Gates (B, 1, H) per sample give the gradient of each sample's cross-entropy in a single backward pass per
     batch. Gates of a tower with fixed inputs (a text tower with prompts) are shared by all samples.
     Derivatives of its outputs with respect to each gate are computed once in forward mode, and give each
     sample's gradient. Their cost is half a pass over the prompts per head and memory for (K + 1) N F numbers,
@@ -239,7 +239,7 @@ def _fixed(tower: Tower, inputs: Inputs, *, moved: bool) -> Fixed:
 
 @contextlib.contextmanager
 def _forward_mode() -> Iterator[None]:
-    """Restrict computation to operators with forward-mode derivatives: attention by its mathematical form."""
+    """Restrict computation to operators with forward-mode derivatives: plain attention."""
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
         # Forward-mode rules of torch 2.15 use torch.jit, which warns that it is deprecated.
         warnings.simplefilter("ignore", FutureWarning)
@@ -262,16 +262,15 @@ class HeadImportance(NamedTuple):
 def remove_lowest(job: ScoreJob, measure: Callable[[], HeadImportance], *, at_once: int) -> Ranking:
     """Remove `job.budget` heads, the `at_once` least important in each step.
 
-    Ties go to the lower (tower, layer, head). A removal records −(mean cross-entropy) after its step as
-    objective, the same for all heads of the step, like the objective `-nll` of `circuit`. The next step
-    computes this loss anyway, so only the last step needs another pass. The importance of a removed head is
-    its position in the order of removal, as in `circuit`; remaining heads have one more than the last
-    position.
+    Ties go to the lower (tower, layer, head). The objective of a removal is −(mean cross-entropy) after the
+    step, the same for all heads of the step (`-nll` of `circuit`). The next step computes this loss anyway;
+    only the last step needs another pass. The importance of a removed head is the position in the order of
+    removal, like `circuit`; remaining heads have the last position plus 1.
 
     An interrupted run resumes after the last complete recorded step, and gives the same bytes.
 
     Args:
-        job: Its model loses the heads.
+        job: The job's model loses the heads.
         measure: Computes the importance of the remaining heads.
         at_once: Heads per step, at least 1.
     """

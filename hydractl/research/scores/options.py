@@ -1,4 +1,4 @@
-"""Head importance methods of other papers and their settings. Importing this module does not load torch."""
+"""Head importance methods of other papers with settings. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class HeadmapSettings(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSettings(Settings):
-    """Settings that methods with learned gates share."""
+    """Shared settings of methods with learned gates."""
 
     training: str = setting(
         "pipelined",
@@ -144,7 +144,7 @@ class L0Settings(GateSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DspSettings(GateSettings):
-    """Settings of `dsp`. There is one epoch by default, and three with joint training."""
+    """Settings of `dsp`. The default is 1 epoch, or 3 epochs with joint training."""
 
     gate_lr: float = by_default(0.5, GATE_LR)
     estimator: str = setting(
