@@ -1,4 +1,4 @@
-"""The hydra paper's tables at this size: commands that a user could type, claims about rows that are made, and a page of what came of them."""
+"""Tables of Hydra Ensembles in small: commands, claims about rows, and a page of the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `hydractl.research` adds to the core's tables is there, and its paths lead somewhere."""
+"""Entries of `hydractl.research` in the core's tables exist, and their paths can be imported."""
 
 from __future__ import annotations
 

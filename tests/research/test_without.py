@@ -1,4 +1,4 @@
-"""The core runs without `hydractl.research`: each of its modules is imported, and `--help` lists its commands."""
+"""The core runs without `hydractl.research`: all modules can be imported, and `--help` lists the commands."""
 
 from __future__ import annotations
 

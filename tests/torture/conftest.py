@@ -1,4 +1,4 @@
-"""How much is tried: a seeded share by default, all of it with `--torture`; and the table of tries and failures."""
+"""Number of tries (a seeded share, or all with `--torture`), and the table of tries and failures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARES = 10
 
 
 def pytest_generate_tests(metafunc):
-    """Give tests that ask for a share the one of a short run, or all."""
+    """Parametrize tests that use `share`: a single share by default, all shares with `--torture`."""
     if "share" in metafunc.fixturenames:
         long = metafunc.config.getoption("torture")
         shares = [Share(number, long=bool(long)) for number in range(long or 1)]
@@ -24,14 +24,14 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(scope="session")
 def hub():
-    """Return the Hub that all tries know, and few may ask."""
+    """Return a fake Hub. Forbidden contact is a fault of a try."""
     with served(LyingHub()) as lying:
         yield lying
 
 
 @pytest.fixture(scope="session")
 def worker(tmp_path_factory, python, hub):
-    """Return the process that tries."""
+    """Return the process for tries."""
     known = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_ETAG_TIMEOUT": "1", "HF_HUB_DOWNLOAD_TIMEOUT": "1"}
     started = Worker.start(python(), tmp_path_factory.mktemp("torture"), **known)
     yield started
@@ -40,12 +40,12 @@ def worker(tmp_path_factory, python, hub):
 
 @pytest.fixture(scope="session")
 def whole(worker):
-    """Return what undisturbed runs give."""
+    """Return the outputs of undisturbed runs."""
     return undisturbed(worker)
 
 
 class Share:
-    """A part of all tries: a few of them, the same each time, or in the long run one of `SHARES` parts."""
+    """A part of all tries: a fixed sample, or with `--torture` part `number` of `SHARES`."""
 
     def __init__(self, number: int, *, long: bool) -> None:
         self.number, self.long = number, long
@@ -55,29 +55,35 @@ class Share:
         return tries[self.number :: SHARES] if self.long else draw.sample(tries, min(few, len(tries)))
 
     def count(self, few, many):
-        """Return how many of what has no end."""
+        """Return `many` with `--torture`, otherwise `few`."""
         return many if self.long else few
 
 
 class Tally:
-    """Tries, by kind, and what was wrong with them."""
+    """Counts of tries and failures, by kind."""
 
     def __init__(self, kind, record) -> None:
         self.kind, self.record = kind, record
         self.tries, self.failed = Counter(), defaultdict(dict)
 
     def add(self, what, faults, *, kind=None):
-        """Count one try; `what` says how to try it again, `kind` what the table calls it besides."""
+        """Count a try.
+
+        Args:
+            what: Description to repeat the try.
+            faults: Failures; empty for success.
+            kind: Second part of the kind in the table.
+        """
         kind = self.kind if kind is None else f"{self.kind}: {kind}"
         self.tries[kind] += 1
         if found := list(faults):
             self.failed[kind][str(what)] = found
             print(
                 kind, what, *found, sep="\n    ", file=sys.stderr, flush=True
-            )  # long before the end, with `-s`
+            )  # printed at once, because a run with `-s` is long
 
     def done(self):
-        """Fail if a try did."""
+        """Raise if a try failed."""
         for kind, tries in self.tries.items():
             self.record("torture", [kind, tries, len(self.failed[kind])])
             print(f"{kind}: {tries} tries, {len(self.failed[kind])} failed", file=sys.stderr, flush=True)
@@ -88,5 +94,5 @@ class Tally:
 
 @pytest.fixture
 def tally(request, record_property):
-    """Return what counts the tries of a test."""
+    """Return the counter of a test's tries."""
     return Tally(request.node.path.stem.removeprefix("test_"), record_property)

@@ -1,4 +1,4 @@
-"""The checks themselves: a program that breaks a law is found out."""
+"""The checks themselves detect a program that violates a rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file system that is full, read-only or broken, and places that are no files: said in a line, nothing half written."""
+"""Full, read-only and broken file systems, and special files: a short error, no partial output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAYS = [*((n, True) for n in (errno.ENOSPC, errno.EROFS, errno.EDQUOT)), *((n, F
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_errors_at_calls(worker, whole, tally, stage, share):
-    """Each call that changes something fails, alone or with all that follow; or one that only looks."""
+    """Each changing call fails, alone or with all later calls; or a reading call fails."""
     draw = random.Random(f"errors {stage} {share.number}")  # noqa: S311 - the same each time
     calls = whole.points[stage]
     changes = [what for what in calls if what.split()[0] in CHANGES]
@@ -40,7 +40,7 @@ def test_errors_at_calls(worker, whole, tally, stage, share):
 
 
 def faults(worker, whole, name, plan):
-    """Say what is wrong after a stage met an error."""
+    """Yield the faults of a stage with an error."""
     stage, begun = STAGES[name], whole.read_by(name)
     place = worker.place(begun)
     ended = place.run(*stage.words, plan=plan)
@@ -117,7 +117,7 @@ def test_names_that_lead_nowhere(worker, whole, name):
 @pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("stage", STAGES)
 def test_two_writers(worker, whole, tally, stage):
-    """Both come to the end, or one says that it finds the other's output; which is whole."""
+    """Both processes succeed, or a process reports the output of the other; the output is complete."""
     place = worker.place(whole.read_by(stage))
     one, other = place.side_by_side([STAGES[stage].words] * 2)
     found = [] if 0 in {one.code, other.code} else ["neither came to the end"]

@@ -1,4 +1,4 @@
-"""A Hub that lies: said in a line, with nothing written outside its cache; and nobody but the Hub hears the token."""
+"""A malicious Hub: one-line errors, no files outside the cache, and the token goes to the Hub only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def asked(hub, whole):
-    """Return what a try is asked that may ask the Hub, and the stranger too."""
+    """Serve the files, and return the hosts that a try may contact."""
     hub.truth = {n.removeprefix("timm/"): data for n, data in whole.files.items() if n.startswith("timm/")}
     hub.data = {"train.parquet": whole.files["pictures.parquet"]}
     hosts = [urlsplit(address) for address in (hub.endpoint, hub.stranger)]
@@ -42,7 +42,7 @@ def test_lies(worker, hub, whole, asked, tally, share):
 
 
 def test_changed_answers(worker, hub, whole, asked, tally, share):
-    """The Hub's own JSON, changed as files are."""
+    """The Hub's JSON responses are changed like files."""
     draw = random.Random(f"answers {share.number}")  # noqa: S311 - the same each time
     changes = [drawn("answer.json", draw) for _ in range(share.count(4, 60))]
     told(worker, hub, whole, asked, tally, [("none", draw.choice(list(COMMANDS))) for _ in changes], changes)
@@ -50,7 +50,7 @@ def test_changed_answers(worker, hub, whole, asked, tally, share):
 
 
 def test_what_is_not_on_the_hub_asks_nobody(worker, hub, whole, asked):
-    """Though it might: all else is tried where to ask anybody is an offence."""
+    """Contact is allowed here, and counts as a fault in all other tries."""
     place = worker.place({name: data for name, data in whole.files.items() if name.startswith("bert/")})
     hub.asked.clear()
 
@@ -62,19 +62,20 @@ def test_what_is_not_on_the_hub_asks_nobody(worker, hub, whole, asked):
 
 
 def test_the_hub_alone_hears_the_token(worker, hub, asked):
-    """And it does hear it, or the other checks would mean nothing."""
+    """The Hub must receive the token, or the other checks prove nothing."""
     place = worker.place()
     hub.tokens.clear()
 
     assert not [*place.run("prune", "org/xet.own", *PRUNED, **asked).faults({0, 3, 4})]
-    assert hub.tokens - {""} == {f"Bearer {TOKEN}"}  # what the client asks on its own account needs none
+    # further requests of the client carry no token
+    assert hub.tokens - {""} == {f"Bearer {TOKEN}"}
     assert hub.heard
     assert not [*leaked(worker, hub)]
     worker.leave(place)
 
 
 def told(worker, hub, whole, asked, tally, cases, changes=()):
-    """Try command lines that read repositories of the Hub's."""
+    """Run command lines on repositories of the Hub."""
     names = [f"org/{lie}.{next(numbers)}" for lie, _ in cases]
     hub.changes |= dict(zip(names, changes, strict=False))
     lines = [COMMANDS[command](name) for name, (_, command) in zip(names, cases, strict=True)]
@@ -95,7 +96,7 @@ def told(worker, hub, whole, asked, tally, cases, changes=()):
 
 
 def leaked(worker, hub):
-    """Say what lies where it must not, and who has heard the token."""
+    """Yield files outside the allowed folders, and hosts that received the token."""
     found = [*worker.folder.rglob(OWNED), *Path("/tmp").glob(OWNED), *Path("/").glob(OWNED)]  # noqa: S108 - not to be there
     yield from (f"{path} is there" for path in found)
     yield from (f"the stranger has heard the token: {said}" for said in hub.heard if TOKEN in said)

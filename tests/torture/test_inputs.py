@@ -1,4 +1,4 @@
-"""Every file that a command reads, changed: each ends in a documented exit code, within bounds, in one short error line."""
+"""Changed input files: each command ends with a documented exit code, within limits, and a short error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from support.torture.readers import UNITS, read_by
 CORPUS = Path(__file__).with_name("corpus.jsonl")
 KINDS = sorted({unit.kind for unit in UNITS.values()})
 TOGETHER = 20
-"""How many changes one process tries."""
+"""Changes per process. Chosen by hand; doubling halves the number of process starts, and more tries share a
+process."""
 
 
 @pytest.mark.spread(cases=4)
@@ -34,7 +35,7 @@ def test_changes(worker, whole, tally, kind, share):
 
 
 def test_what_is_not_changed_is_read(worker, whole, tally, share):
-    """Or else nothing would be found out about what is."""
+    """Unchanged files must work, or failures with changed files prove nothing."""
     lines = sorted({line for unit in UNITS.values() for line in unit.lines})
     draw = random.Random(f"unchanged {share.number}")  # noqa: S311 - the same each time
     for words in share.of(lines, draw, few=4):
@@ -51,7 +52,7 @@ def test_what_was_found_before(worker, whole, tally):
 
 
 def tried(worker, whole, tally, tries):
-    """Try each in a folder of its own, many in one process."""
+    """Run each try in a separate folder, many tries per process."""
     for first in range(0, len(tries), TOGETHER):
         some = tries[first : first + TOGETHER]
         places = [worker.place(changed(whole, change, words)) for change, words in some]
@@ -63,24 +64,24 @@ def tried(worker, whole, tally, tries):
 
 
 def faults_of(ended, change):
-    """Return what is wrong; that a table of pictures names a file to be read as one is not."""
+    """Return the faults, except opening a file that a changed table of images names."""
     named = change.file.startswith("pictures.") and change.what == "canary"
     return [fault for fault in ended.faults() if not (named and fault.strip().startswith("offence open"))]
 
 
 def kind_of(file):
-    """Return what the table of tries calls a file."""
+    """Return the kind of a file for the table of tries."""
     return UNITS[max((name for name in UNITS if file.startswith(name)), key=len)].kind
 
 
 def changed(whole, change, words):
-    """Return the files that a command line reads, one of them changed."""
+    """Return the files that a command line reads, after a change."""
     files = read(whole, words, change.file)
     return files | {change.file: change.of(files[change.file])}
 
 
 def read(whole, words, *files):
-    """Return the files that a command line reads, and `files` with their folders, which none names if they are a run's state."""
+    """Return the files that a command line reads, and all files in the folders of `files`."""
     beside = [name for unit in UNITS.values() if tuple(words) in unit.lines for name in unit.beside]
     folders = (*beside, *(f"{file.partition('/')[0]}/" for file in files if "/" in file))
     names = {

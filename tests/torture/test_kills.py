@@ -1,4 +1,4 @@
-"""Killed, ended and interrupted at calls and at other times: outputs whole or absent, and a rerun ends with the same bytes."""
+"""Killed, terminated and interrupted runs: outputs are complete or absent, and a rerun gives equal bytes."""
 
 from __future__ import annotations
 

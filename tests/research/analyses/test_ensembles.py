@@ -1,4 +1,4 @@
-"""Two ensembles that are compared: scipy's numbers, and no more memory than a part of what they say."""
+"""Comparison of two ensembles: numbers of scipy, and bounded memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAID = 4 * MEMBERS * SAMPLES * CLASSES
 
 
 class Model:
-    """One whose answers are drawn."""
+    """A model with random predictions."""
 
     device, dtype, temperature = torch.device("cpu"), torch.float32, 1.0
 
@@ -38,7 +38,7 @@ class Model:
 
 
 class Inputs:
-    """A data set whose samples are their numbers."""
+    """A data set of sample indices."""
 
     def __len__(self):
         return SAMPLES

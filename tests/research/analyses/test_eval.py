@@ -1,4 +1,4 @@
-"""eval --analyse: what is found against the libraries' own models, scikit-learn and numpy, of images, texts and pairs of both."""
+"""`eval --analyse` against the libraries' models, scikit-learn and numpy, for images, texts and pairs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SETS = {"id": DATA, "others": NEAR}
 TABLE = [[5, 1, 2, 9], [4, 3, 8, 6], [7, 12, 10, 11]]
 KEEPS = (((0, 2, 3), (0, 1, 2), (1, 3)), ((1, 2), (), (0, 1, 2)), ((0, 1, 2, 3), (0,), (0, 3)))
 HALVES = {"random": ((3,), (2,), (0, 1, 2, 3)), "layers": ((0, 3), (2, 3), (1, 3))}
-"""What stays of half of the heads, over the model and in every layer."""
+"""Masks that keep half of the heads, by importance over the model and per layer."""
 COMMON = ("--no-latency", "--device", "cpu", "--bootstrap", "0", "--batch-size", "50", "--force")
 
 
 def pruned(sample, path, folder, keeps):
-    """Write members of a base that lies at a path."""
+    """Write pruned members of a base that is stored at a path."""
     digest = open_model(str(path)).checkpoint.digest
     for i, keep in enumerate(keeps):
         member = sample.pruned(*keep)
@@ -42,7 +42,7 @@ def pruned(sample, path, folder, keeps):
 
 @pytest.fixture(scope="module", autouse=True)
 def few():
-    """Estimates are looked at elsewhere."""
+    """Use few probes: other tests check the estimates."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradients, "PROBES", 2)
         yield
@@ -75,7 +75,7 @@ def rows(here):
 
 
 def said(sample, reference):
-    """What timm gives to the output projection of each layer at the class token: L of (N, H, K)."""
+    """Return the inputs of timm's output projections at the class token: L arrays (N, H, K)."""
     items, library, found = open_data(reference), sample.library(), []
     for block in library.blocks:
         block.attn.proj.register_forward_pre_hook(
@@ -89,7 +89,7 @@ def said(sample, reference):
 
 @pytest.fixture(scope="module")
 def by_timm():
-    """What the base and each member say, a member as the base whose removed heads are masked."""
+    """Return the head outputs of the base and of each member, which is the base with masked heads."""
     models = {"base": base()} | {i: base().masked(*keep) for i, keep in enumerate(KEEPS)}
     return {name: {s: said(model, ref) for s, ref in SETS.items()} for name, model in models.items()}
 
@@ -252,7 +252,7 @@ def gap(row):
 
 
 def test_the_gaps_of_proposition_1_are_those_of_the_rows(rows):
-    """Its step leads to weights with which the base answers as the member."""
+    """After the step, the base predicts like the member."""
     hydra, turn = (rows[name].analyses.proposition for name in ("hydra", "turn"))
     assert [(p.member, p.corruption) for p in hydra] == [(m, "gaussian-noise:3") for m in range(3)]
     assert all(p.gap == pytest.approx(gap(rows["base"]), abs=1e-5) for p in hydra)
@@ -267,7 +267,7 @@ def test_the_gaps_of_proposition_1_are_those_of_the_rows(rows):
 @pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("kind", ["clip", "bert"])
 def test_both_towers_and_texts_are_pruned_and_compared(kind, tmp_path, capsys):
-    """A member as a row of its own tells its gap."""
+    """The gaps equal those of a row with the member alone."""
     zero_shot = kind == "clip"
     sample = pairs.pair("clip", tmp_path) if zero_shot else _reader(tmp_path)
     pruned(sample, sample.save(tmp_path / "base.st"), tmp_path, [((0, 2), (1, 3)), ((0, 1, 2, 3), (0,))])
@@ -287,7 +287,7 @@ def test_both_towers_and_texts_are_pruned_and_compared(kind, tmp_path, capsys):
         f"{tmp_path}/r.json", *COMMON, *(("--classes", "0,1,2,3,4") if zero_shot else ()),
     )  # fmt: skip
     assert main([*command]) == 0
-    assert "--normalize" not in capsys.readouterr().err  # an option of `score`
+    assert "--normalize" not in capsys.readouterr().err  # `score_taylor` suggests this option of `score`
     *members, single = Report.read(tmp_path / "r.json").rows
     for row in members:
         (found,) = row.analyses.proposition
@@ -339,7 +339,7 @@ def test_all_leaves_out_what_cannot_be_asked(here, monkeypatch):
 
 
 def test_a_report_is_made_anew_where_scores_changed_and_not_else(here, monkeypatch, capsys):
-    """Nor are data that a score of features is fitted on, or chosen by, taken for others."""
+    """Data of `--fit`, `--val` and `--ood-val` must not make the report stale."""
     monkeypatch.chdir(here)
     scores_file(here / "a.json", TABLE)
     command = (

@@ -1,4 +1,4 @@
-"""The terms of Proposition 1 against the whole Hessian of the library's own model, in double precision."""
+"""Terms of Proposition 1 against the full Hessian of the library's model, in float64."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def opened(tmp_path_factory):
 
 
 def moved(opened, member):
-    """The model in double precision, and its step to a member's weights."""
+    """Return the model in float64, and the step to a member's weights."""
     model = base(SMALL).model(DOUBLE)
     return model, steps(opened, model, member.header.masks[0], member.state, name="member")
 
 
 def removed(state):
-    """The places of what head 0 of the first layer has in timm's tensors."""
+    """Return masks of the weights of head 0 of the first layer, for timm's tensors."""
     places = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in state.items()}
     for kind in ("weight", "bias"):
         places[f"blocks.0.attn.qkv.{kind}"].unflatten(0, (3, 2, 4))[:, 0] = True

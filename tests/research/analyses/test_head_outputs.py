@@ -1,4 +1,4 @@
-"""What heads say, of every kind of model: of members, alone or in a hydra however it is laid out, what masked bases say."""
+"""Head outputs of every family: members, alone and in a hydra of both layouts, equal masked bases."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_member_says_what_the_base_says_whose_other_heads_are_masked(name):
     ],
 )
 def test_padding_says_nothing(name):
-    """In layers that look at all of a text, and in those whose own mask is that of a window."""
+    """For layers with full attention, and for layers with an attention window."""
     sample = base(variant(name))
     model = sample.model()
     inputs = sample.inputs(batch=2)

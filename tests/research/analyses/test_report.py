@@ -1,4 +1,4 @@
-"""What `--analyse` found, in tables and figures: every number where it belongs, whatever things are called."""
+"""Tables and figures of `--analyse` contain every number, for all names of rows and data."""
 
 from __future__ import annotations
 

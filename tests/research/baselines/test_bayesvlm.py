@@ -1,4 +1,4 @@
-"""Doubted projections: the authors' numbers, autograd's matrices, the library's own CLIP, and a row of `eval`."""
+"""BayesVLM against the authors' numbers, autograd and transformers' CLIP, and as a row of `eval`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ GOLDEN = {
         0.49580976366996765,
     ),
 }
-"""Of AaltoML/BayesVLM: `kfac_ggn` of 12 pairs told apart by sixes, and `optimize_prior_precision` after 6,000 steps, n = 10."""
+"""Values of AaltoML/BayesVLM: `kfac_ggn` of 12 pairs in batches of 6, and `optimize_prior_precision` after
+6,000 steps with n = 10."""
 MEAN = [
     [3.0964219812559275, 2.9634807147977136, -2.6181913072054486],
     [1.5692181881055869, 2.0408490454651016, -0.3449496685443241],
@@ -65,7 +66,8 @@ VARIANCE = [
     [0.3278796276153598, 0.622244953069223, 0.22662249062759296],
     [0.19729362527256905, 0.39380916338431554, 0.12775624114604797],
 ]
-"""Its probabilistic logits of two images and three texts, where lambda is 2 for images and 0.5 for texts."""
+"""Variances of AaltoML/BayesVLM's probabilistic logits for two images and three texts, with lambda 2 for
+images and 0.5 for texts."""
 CAPTIONS = (
     "a 3",
     "the big drawing of the number 2",
@@ -137,7 +139,7 @@ def test_curvature_is_the_gauss_newton_matrix_by_autograd(monkeypatch):
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
-    """A small CLIP, its file, and eight images with a caption each."""
+    """Return a small CLIP, its file, and a table of eight images with captions."""
     folder = tmp_path_factory.mktemp("clip")
     sample = pair("clip", folder)
     rows = []
@@ -150,7 +152,7 @@ def clip(tmp_path_factory):
 
 
 def asked(sample, source):
-    """Return images (N, ...), captions and prompts as tokens, and images of digits (B, ...)."""
+    """Return images (N, ...), tokens of captions and prompts, and digit images (B, ...)."""
     how = sample.header.prompting.tokenization
     reads = sample.header.preprocess
     images, digits = (
@@ -174,7 +176,7 @@ def made(sample, source, **options):
 
 @pytest.fixture(scope="module")
 def by_hand(clip):
-    """Return logits of digits by the library's CLIP and numpy: n = 1e4, lambda 30 and 20, four pairs told apart at once."""
+    """Compute logits with transformers' CLIP and numpy: n = 1e4, lambda 30 and 20, batches of 4 pairs."""
     sample, _, source = clip
     images, captions, prompts, digits = asked(sample, source)
     library = sample.library()
@@ -228,7 +230,7 @@ def test_logits_are_those_of_the_library_s_clip_and_the_formulas(clip, by_hand):
 
 
 def test_as_a_row_captions_stay_with_their_images(clip, by_hand, tmp_path):
-    """They come by length, and so in another order than images; which four are told apart matters."""
+    """Captions are sorted by length, in another order than images, but pairs must form the same batches."""
     _, path, source = clip
     row = f"Bayes=bayesvlm:{path}::count=1e4,contrast=4,prior_image=30,prior_text=20,data={source}::text=caption"
     document = run_eval(
@@ -263,7 +265,7 @@ def test_what_is_left_of_pairs_is_said(clip):
 
 
 def test_a_temperature_divides_before_the_projections_are_doubted(clip):
-    """So that 1 / logit^2 grows with the temperature's square."""
+    """1 / logit^2 is then linear in the square of the temperature."""
     sample, _, source = clip
     model, digits = made(sample, source, **GIVEN), asked(sample, source)[-1]
     found = []

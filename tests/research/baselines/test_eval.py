@@ -1,4 +1,4 @@
-"""`--compare mc:...` and `laplace:...`: how they are written, what they cost, and what a report says of them."""
+"""`--compare mc:...` and `--compare laplace:...`: syntax, cost and records in reports."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def config(model, *compare, **changes):
 
 @pytest.fixture(scope="module")
 def found(model, tmp_path_factory):
-    """A base beside its rivals, and what all of them said."""
+    """Measure a base with baselines as rows, and return report and predictions."""
     folder = tmp_path_factory.mktemp("report")
     document = run_eval(
         config(
@@ -127,7 +127,7 @@ def test_being_tested_on_what_a_row_is_made_with_is_told(model):
 
 
 def test_held_out_data_choose_a_prior(model, found):
-    """A report says which, and on what; given as an option it makes the same row."""
+    """The report records data and prior; the same prior as an option gives the same row."""
     held = "digits::split=val,classes=0-6,limit=60"
     chosen = run_eval(config(model, f"laplace:{{}}::val={held},data={TRAIN}"), ear := Heard()).document.rows[
         1
@@ -347,7 +347,7 @@ def test_scores_of_features_are_not_of_rivals():
 
 @pytest.mark.parametrize("late", ["mc:{}::passes=2", "vilu:{}::epochs=1,data=" + TRAIN])
 def test_a_rival_that_cannot_be_made_is_refused_before_a_row_is_measured(model, late):
-    """Of a hydra too, whose weights nobody reads for that."""
+    """The same holds for a hydra, without reading its weights."""
     run_fuse(FuseConfig(models=(str(model), str(model)), out=model.parent / "h.st", verify=False, force=True))
 
     for path in (model, model.parent / "h.st"):

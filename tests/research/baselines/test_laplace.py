@@ -1,4 +1,4 @@
-"""The last layer's distribution: laplace-torch's numbers, the Hessian itself, draws, and what is refused."""
+"""Laplace approximation against laplace-torch and the exact Hessian; draws; refused models."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ GOLDEN = {
         0.09344748018334482,
     ),
 }
-"""Of laplace-torch 0.3 with its BackPACK backend: variances of three samples' logits where the prior's precision is 2.5, and
-the precision of the highest `log_marginal_likelihood`."""
+"""Values of laplace-torch 0.3 with BackPACK: variances of three samples' logits at prior precision 2.5, and
+the precision with the highest `log_marginal_likelihood`."""
 
 
 def table(rows, columns, start):
@@ -103,7 +103,7 @@ def fitted():
 
 @pytest.fixture(scope="module")
 def unsure():
-    """A model that is much surer than it is right, of whom a middling prior makes the best; and held-out data, labelled."""
+    """Return an overconfident model, for which a medium prior is best, and labelled held-out data."""
     sample = base()
     surer = replace(sample, state={n: t * 6 if n.startswith("head.") else t for n, t in sample.state.items()})
     inputs = sample.inputs(batch=60, seed=8)
@@ -125,7 +125,7 @@ def nll(logits, labels):
 
 @pytest.mark.parametrize("hessian", ["full", "kron"])
 def test_held_out_data_choose_the_prior_of_the_lowest_nll(unsure, hessian):
-    """As `GRID` of all precisions does whose covariances are inverted one by one."""
+    """The reference inverts the precision matrix for each value of `GRID`."""
     sample, inputs, labels = unsure
     made = LastLayer(
         sample.model(),
@@ -164,7 +164,7 @@ def test_held_out_data_choose_the_prior_of_the_lowest_nll(unsure, hessian):
 
 @pytest.mark.more
 def test_a_chosen_prior_is_the_best_of_those_that_could_be_given(unsure):
-    """Of draws, those of the same seed."""
+    """With draws, the seeds are equal."""
     sample, inputs, labels = unsure
     how = laplace(predictive="samples", samples=5, seed=3)
     made = LastLayer(sample.model(), how, batches(sample), held_out=held_out(inputs, labels), name="it")
@@ -180,7 +180,7 @@ def test_a_chosen_prior_is_the_best_of_those_that_could_be_given(unsure):
 
 
 def test_full_is_the_hessian_of_the_loss(fitted):
-    """Of a linear last layer it is, whatever the labels: by torch's own second derivatives."""
+    """For a linear last layer the Gauss-Newton matrix equals the Hessian, for all labels."""
     sample, made = fitted
     with torch.no_grad():
         _, features, layer = made._logits_and_features(sample.inputs(batch=8))

@@ -1,4 +1,4 @@
-"""MC dropout: masks by seed, pass and layer alone; the rate; what is refused."""
+"""MC dropout: masks depend on seed, pass and layer; rates; refused models."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def test_rates_are_the_layers_own_where_none_is_given():
     rates = {drop.rate for drop in thinned(own.model(), rate=None).drops}
 
     assert rates == {0.0, 0.3}
-    assert {drop.rate for drop in thinned().drops} == {0.0, 0.2}  # what the classifier reads is left alone
+    assert {drop.rate for drop in thinned().drops} == {0.0, 0.2}  # dropout before the classifier stays off
 
 
 def test_a_hydra_has_its_members_in_each_pass():
-    """Those that ran stacked too: of their copies nothing would be dropped."""
+    """A hydra in the stacked layout must drop too, although stacked copies have no dropout."""
     hydras = [Hydra([base().model(), base().tuned(1).model()]) for _ in range(2)]
     hydras[0].lay_out("stacked")
 

@@ -1,4 +1,4 @@
-"""Weights around checkpoints: the authors' numbers, the paper's covariance, whose weights members have, and what is refused."""
+"""SWAG against the authors' numbers and the paper's covariance; members' weights; refused checkpoints."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ GOLDEN = {
     ],
     "bias": [1.0239387402847446, 0.5571209705606894],
 }
-"""Of wjmaddox/swa_gaussian: a linear layer's draw from five steps with `max_num_models=3`, `scale=0.5` and covariance."""
+"""Values of wjmaddox/swa_gaussian: a draw of a linear layer from five steps with `max_num_models=3`,
+`scale=0.5` and covariance."""
 
 
 def step(t):
-    """Return the weights of a training's step t."""
+    """Return the weights of a linear layer at step t of a training."""
     weight = torch.sin(torch.arange(6.0, dtype=torch.float64) * 1.3 + 0.7 * t).view(2, 3) * (1 + 0.1 * t)
     return weight, torch.cos(torch.arange(2.0, dtype=torch.float64) + 0.4 * t)
 
@@ -48,7 +49,7 @@ def test_a_draw_is_that_of_the_authors_code():
 @pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("rank", [2, 4, 9])
 def test_draws_vary_as_the_paper_says(rank):
-    """By the formulas in numpy: half the diagonal, and half of D D' / (K - 1), between all weights."""
+    """The covariance of all weights is half the diagonal plus half of D D' / (K - 1)."""
     steps = np.stack([step(t)[0].numpy().ravel() for t in range(4)])
     until = np.cumsum(steps, 0) / np.arange(1, 5)[:, None]
     last = (steps - until)[-rank:]
@@ -83,7 +84,7 @@ def test_members_are_draws_and_frozen_weights_stay():
         same = all(torch.equal(mean, other[name]) for other in found[1:])
         assert same == ("blocks" not in name), name
     spread = torch.stack([one["vision.blocks.0.norm1.weight"] for one in found]).double()
-    # by two deviations alone, three draws would lie in a plane with the first
+    # with the low-rank part alone, the draws would have rank 2
     assert torch.linalg.matrix_rank(spread[1:] - spread[0]) == 3
     inputs = samples[0].inputs(batch=4)
     with torch.no_grad():
@@ -92,7 +93,7 @@ def test_members_are_draws_and_frozen_weights_stay():
         torch.testing.assert_close(said[1:2], each[1].member_logits(inputs))
         assert torch.equal(drawn(samples, samples=4, seed=5).member_logits(inputs), said)
         assert not torch.equal(drawn(samples, samples=4, seed=6).member_logits(inputs), said)
-        # a prefix of the draws does not hang on how many there are
+        # fewer draws are a prefix of more draws
         assert torch.equal(drawn(samples, samples=1, seed=5).member_logits(inputs), said[:1])
 
 
@@ -108,7 +109,7 @@ def test_almost_without_scale_the_mean_answers():
 
 def test_a_hydra_has_draws_times_members():
     hydras = [Hydra([base().tuned(a).model(), base().tuned(b).model()]) for a, b in ((1, 2), (3, 4))]
-    hydras[0].lay_out("stacked")  # whose copies of the weights must not answer
+    hydras[0].lay_out("stacked")  # stacked copies of the weights must not be used
     made = Swag(hydras, SwagOptions(samples=2, scale=1e-18), names=("a", "b"))
     middle = Hydra([mixed(1, 3), mixed(2, 4)])
     with torch.no_grad():

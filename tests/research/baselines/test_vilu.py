@@ -1,4 +1,4 @@
-"""A judge of answers: the authors' formulas written out, the library's own CLIP, and a row of `eval`."""
+"""ViLU against the authors' formulas and transformers' CLIP, and as a row of `eval`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def softmax(z):
 
 
 def written_out(state, v, t, *, projected):
-    """The authors' `viluAttention.forward`, in numpy and float64: x = [v, attention, t of the prediction], then the MLP."""
+    """Compute the authors' `viluAttention.forward` in numpy: [v, attention, predicted t], then the MLP."""
     w = {name: tensor.double().numpy() for name, tensor in state.items()}
     v, t = v.double().numpy(), t.double().numpy()
     q, k = (v @ w["project_images.weight"].T, t @ w["project_texts.weight"].T) if projected else (v, t)
@@ -72,7 +72,7 @@ def test_logits_are_those_of_the_authors_formulas(thaw, projected):
     for number, name in enumerate(("project_images", "project_texts") if projected else ()):
         noise = torch.randn(F, F, generator=torch.Generator().manual_seed(7 + number))
         it.get_submodule(name).weight.data += 0.3 * noise
-    it.steps = 1  # one more than it waits
+    it.steps = 1  # one step more than `thaw`
 
     with torch.no_grad():
         found = it(v, t)
@@ -99,7 +99,7 @@ def test_attention_begins_as_the_zero_shot_probabilities_of_classes(thaw):
 
 @pytest.mark.parametrize("right", [(1, 0, 1, 1, 0, 1, 1, 1), (1, 0, 0, 0, 0, 0, 0, 0), (1,) * 8, (0,) * 8])
 def test_wrong_answers_weigh_the_logarithm_of_one_and_the_odds(right):
-    """The authors' `BCELoss` with `adaptative` weights."""
+    """The reference is the authors' `BCELoss` with `adaptative` weights."""
     logits, correct = 3 * drawn(8), np.array(right, dtype=bool)
     p, acc = 1 / (1 + np.exp(-logits.double().numpy())), correct.mean()
     each = -np.where(correct, np.log(p), np.log(1 - p))
@@ -113,7 +113,7 @@ def test_wrong_answers_weigh_the_logarithm_of_one_and_the_odds(right):
 
 
 def authors(state, batches, t, *, epochs, lr, thaw=None):
-    """Train as their `Trainer` does, with updates of SGD and rates written out; the weights at last."""
+    """Train like the authors' `Trainer`, with explicit SGD updates and rates, and return the weights."""
     w = {name: tensor.clone().double().requires_grad_() for name, tensor in state.items()}
     speed = {name: torch.zeros_like(tensor) for name, tensor in w.items()}
     t, step = t.double(), 0
@@ -147,7 +147,7 @@ def authors(state, batches, t, *, epochs, lr, thaw=None):
 
 @pytest.mark.parametrize("thaw", [None, 6])
 def test_training_is_the_authors(thaw):
-    """Weighted loss, momentum and decay, five epochs of warm-up times a cosine, projections that wait and decay."""
+    """Covers loss weights, momentum, weight decay, warm-up, cosine, and decay of frozen projections."""
     batches = [(drawn(16, F, seed=s), torch.arange(16) % C) for s in (3, 4)]
     t, it = drawn(C, F, seed=1), judge(thaw=thaw)
     expected = authors(it.state_dict(), batches, t, epochs=9, lr=0.05, thaw=thaw)
@@ -174,7 +174,6 @@ def test_projections_wait_and_only_decay():
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
-    """A small CLIP and its file."""
     folder = tmp_path_factory.mktemp("clip")
     sample = pair("clip", folder)
     return sample, sample.save(folder / "clip.st")
@@ -187,7 +186,7 @@ def labelled(sample, ref=DATA):
 
 
 def made(sample, **options):
-    """Return the model with its judge, of classes settled by hand."""
+    """Return the model with its trained network, for named classes."""
     model, asked = sample.model(), how(**{"epochs": 4, "batch": 16, "lr": 0.05} | options)
     texts = [NAMED.templates[0].replace("{label}", name) for name in NAMED.names]
     settle_classes(model, encode_texts(texts, sample.header.prompting.tokenization), templates=1)
@@ -224,7 +223,7 @@ def test_the_seed_says_all_and_answers_are_the_model_s(clip, augment):
 
 
 def test_it_learns_on_embeddings_of_the_library_s_clip(clip):
-    """What is trained on images is what is trained on their embeddings, in the order that the seed gives."""
+    """Training on images equals training on their embeddings in the order of the seed."""
     sample, _ = clip
     items, images = labelled(sample)
     library = sample.library()
@@ -255,7 +254,7 @@ def seeds(epochs):
 def test_training_is_counted(clip):
     sample, _ = clip
     once, anew = (made(sample, augment=augment) for augment in ("none", "crops"))
-    width, seen = 16, 4 * 32  # of 40 images two batches of 16 an epoch
+    width, seen = 16, 4 * 32  # 40 images give two batches of 16 per epoch
     network = 3 * width * 512 + 512 * 256 + 256 * 128 + 128 + 3 * 5 * width
     embedded = (anew.training_macs - once.training_macs) / (seen - 40)
 

@@ -1,4 +1,4 @@
-"""Fixtures of command lines."""
+"""Fixtures for command lines."""
 
 from cli.conftest import call, environment, made, spawn
 

@@ -1,4 +1,4 @@
-"""`hydractl bench`: every rival becomes a row of one table, by a plan that can be run again, and nothing is made twice."""
+"""`hydractl bench`: every rival becomes a row of one table, and the plan resumes without repeated work."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ STARTED = (*SMALL, "--start", ARCH, "--start-epochs", "1", "--start-lr", "1e-3")
 
 @pytest.fixture(scope="module")
 def whole(made, tmp_path_factory):
-    """A folder where every rival was made."""
+    """Return a folder after a run with all rivals."""
     from hydractl.cli.app import main
 
     folder = tmp_path_factory.mktemp("bench") / "work"
@@ -105,7 +105,7 @@ def test_the_plan_is_a_pipeline_of_these_very_commands(folder, call):
     stages = tomllib.loads((folder / "bench/bench.toml").read_text())["stage"]
     assert [stage["name"] for stage in stages[-2:]] == ["table", "page"]
     names = [stage["name"] for stage in stages]
-    assert names.index("longer") < names.index("copies") < names.index("alone")  # the cheapest first
+    assert names.index("longer") < names.index("copies") < names.index("alone")  # cheapest first
 
 
 def test_another_plan_is_not_written_over_one_that_is_there(folder, call):
@@ -222,12 +222,12 @@ CANNOT = {
         ("longer", "hydra", "lora-ensemble", "mimo"): "clip.st: is a zero-shot model without classes to train on",
     },
 }  # fmt: skip
-"""Of each model, which rivals it cannot have, and why."""
+"""For each model, the rivals that it does not support, with the reason."""
 
 
 @pytest.fixture(scope="module")
 def others(whole):
-    """A folder with a model of each kind, and texts."""
+    """Return a folder with a model of each kind, and texts."""
     vit = ARCH.replace("num_heads=4", "num_heads=1")
     made = {
         "one": vit,
@@ -236,7 +236,7 @@ def others(whole):
         + ",".join(f"vision.{key}={value}" for key, value in TOWER.items()),
     }
     for name, reference in made.items():
-        opened = open_model(reference)  # holds the file
+        opened = open_model(reference)  # keeps the temporary file alive
         shutil.copy(opened.checkpoint.paths[0], whole / f"{name}.st")
     pair("clip", whole).save(whole / "clip.st")
     bert = open_model(arch(whole))
@@ -250,7 +250,7 @@ def others(whole):
 @pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("model", CANNOT)
 def test_what_a_model_cannot_have_is_left_out_of_all_and_said_in_a_line(others, folder, call, model):
-    """Each line of the plan is of what can be made: none is refused after others have trained."""
+    """The remaining stages of the plan can all run."""
     data = TEXTS if model == "bert" else SMALL[:-2]
 
     seen = call("bench", f"{model}.st", *data, "-o", "left", "--rivals", "all", "--dry-run", "-q")
@@ -267,7 +267,7 @@ def test_what_a_model_cannot_have_is_left_out_of_all_and_said_in_a_line(others, 
 
 
 def test_the_folder_of_a_pair_is_no_backbone_of_classifiers(folder, call):
-    """`finetune` would take its image tower, but rivals are of the model that is measured."""
+    """`finetune` would train its image tower, but rivals must be derived from the measured model."""
     few = "shapes::split=train,limit=48"
     images = of_kind(open_data(few), ImageSet)
     train_pair(
@@ -306,7 +306,7 @@ def test_a_model_of_images_and_texts_has_what_judges_its_answers(others, folder,
 
 @pytest.fixture(scope="module")
 def pairs(others):
-    """Eight images with captions, in the folder of the others."""
+    """Write eight images with captions into the folder of `others`."""
     rows = []
     for i in range(8):
         values = np.random.Generator(np.random.PCG64(i)).integers(0, 256, (8, 8, 3), dtype=np.uint8)
@@ -322,7 +322,7 @@ CLASSES = ("--classes", "names.txt", "--template", "the big {label} .")
 
 @pytest.mark.more
 def test_a_model_of_images_and_texts_is_asked_about_the_classes_that_are_named(pairs, folder, call):
-    """Each row is, and its projections are doubted: the table is that of `eval` with the same options."""
+    """The table equals that of `eval` with the same options."""
     line = ("clip.st", *SMALL[:-2], "-o", "asked", *CLASSES, "--rivals", "bayesvlm,vilu", "--pairs", pairs)
 
     seen = call("bench", *line, "-q")
@@ -418,7 +418,7 @@ def test_what_cannot_be_planned_is_refused(pairs, folder, call, words, code, sai
 
 
 def test_a_stage_that_would_be_refused_is_refused_before_anything_runs(folder, call):
-    """Options of training hold for every rival, and each command line is read before the first one runs."""
+    """Options of training apply to every rival, and all stages are parsed before the first stage runs."""
     seen = call(
         "bench", "base.st", *SMALL[:-1], "new", "--rivals", "mc,longer", "--steps", "1", "--epochs", "2"
     )

@@ -1,4 +1,4 @@
-"""Corruptions: pixels beside those of the benchmarks' own code, texts by what may befall them, both by sample alone."""
+"""Corruptions: pixels of the benchmarks' code, changes of texts, and draws that depend on the sample only."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TEXT = "The film is a quiet marvel, and I would see it twice. " * 40
 
 
 def picture(side):
-    """What the kept numbers were made of."""
+    """Return the image from which the stored numbers were computed."""
     y, x = np.mgrid[:side, :side]
     wave = (128 + 100 * np.sin(x / 3) * np.cos(y / 5)).astype(int)
     return np.stack([x * 255 // (side - 1), (x * 7 + y * 13) % 256, wave], -1).astype(np.uint8)
@@ -57,13 +57,11 @@ def seen(image, name, severity):
 @pytest.mark.parametrize("name", [name for name in IMAGES if name not in DRAWN])
 @pytest.mark.parametrize("side", [32, 64, 224])
 def test_pixels_are_those_of_the_benchmarks(side, name):
-    """To one of 255 levels, by the same draws, with the parameters for that size."""
+    """Values differ by at most 1 of 255 levels, for equal draws and the parameters of the image size."""
     rows = THEIRS[str(side)][name]
     for severity, (mean, *values) in zip((1, 5) if len(rows) == 2 else range(1, 6), rows, strict=True):
         found = seen(Image.fromarray(picture(side)), name, severity)
-        assert found.mean() == pytest.approx(
-            mean, abs=0.5
-        )  # whole numbers are cut off to the one or the other
+        assert found.mean() == pytest.approx(mean, abs=0.5)  # truncation may give either of two levels
         assert np.abs(found.reshape(-1)[:: found.size // 16 + 1].astype(int) - values).max() <= (
             name not in EXACT
         )
@@ -86,7 +84,7 @@ def test_the_size_says_which_benchmark(side, benchmark):
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_grey_and_small_and_oblong_images_stay_what_they_are(name):
-    """Eight pixels, as the digits have; and where nothing is drawn, grey is grey in any mode."""
+    """Without random draws, grey images stay grey in mode RGB too."""
     for size in ((8, 8), (12, 8)):
         grey = Image.fromarray(picture(16)[..., 2]).resize(size)
         found = corrupted(grey, Corruption(name, 5), random())
@@ -114,7 +112,7 @@ def test_drawn_frost_is_as_bright_as_theirs_and_as_uneven():
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory):
-    """Six files as theirs are called, of which five are drawn from; two have transparency, which does not count."""
+    """Write six files with the original names: five are sampled, and the transparency of two is ignored."""
     folder = tmp_path_factory.mktemp("frost")
     for i, suffix in enumerate(("png", "png", "png", "jpg", "jpg", "jpg")):
         values = np.random.default_rng(i).integers(0, 256, (60, 90, 4 if i < 2 else 3), dtype=np.uint8)
@@ -124,7 +122,7 @@ def photographs(tmp_path_factory):
 
 
 def scaled(whole, scale):
-    """As `cv2.resize(whole, (0, 0), fx=scale, fy=scale)`, by its formula: the middle of a new pixel in old ones."""
+    """Compute `cv2.resize(whole, (0, 0), fx=scale, fy=scale)` by its formula, with pixel centres."""
     height, width = (round(side * scale) for side in whole.shape[:2])
     found = np.empty((height, width, 3))
     for i in range(height):
@@ -146,7 +144,7 @@ def scaled(whole, scale):
 @pytest.mark.parametrize(("side", "scale"), [(32, 0.2), (64, 0.3), (224, None)])
 @pytest.mark.parametrize("severity", [1, 5])
 def test_frost_of_photographs_is_theirs(photographs, side, scale, severity):
-    """`make_cifar_c.py`, `make_tinyimagenet_c.py` and `make_imagenet_c.py`, line by line, by the same draws."""
+    """The reference is the code of `make_cifar_c.py`, `make_tinyimagenet_c.py` and `make_imagenet_c.py`."""
     c = {32: CIFAR, 64: TINY, 224: IMAGENET}[side]["frost"][severity - 1]
     (corruption,) = chosen([Corruptions.parse(f"frost:{severity}={photographs}")], texts=False)
     image = Image.fromarray(picture(side))
@@ -211,7 +209,7 @@ def test_draws_hang_on_the_sample_alone():
     corruption = Corruption("gaussian-noise", 5, seed=3)
     items = with_corruption(
         open_data("digits::limit=9").subset([4] * 9), corruption
-    )  # one image at nine places
+    )  # one image at nine positions
 
     once = inputs(items, batch_size=4)
     again = inputs(items, batch_size=1, indices=range(8, -1, -1))
@@ -260,7 +258,7 @@ def test_what_befalls_texts(severity):
     moved = sum(a != b for a, b in zip(swapped, words, strict=True)) / 2 / len(words)
     assert moved == pytest.approx(
         rate["swap"] / (1 + rate["swap"]), abs=0.05
-    )  # of two that swap the second is passed over
+    )  # after a swap, the second word is skipped
     cased = slip("case", severity)
     assert cased.lower() == TEXT.lower()
     flipped = sum(a != b for a, b in zip(cased, TEXT, strict=True)) / len(letters)

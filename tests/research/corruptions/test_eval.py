@@ -1,4 +1,4 @@
-"""eval under corruptions: numbers by hand from the model and the corrupted data, means, tables, refusals."""
+"""`eval --corrupt`: numbers computed by hand from model and corrupted data, means, tables, errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def report(here):
 
 
 def samples_by_hand(here, corruption, seeds=(0, 1)):
-    """What each sample adds to the accuracy and the NLL of models together, (N,) of numpy."""
+    """Return each sample's accuracy and NLL for the ensemble of the models, (N,) each."""
     items = open_data(DATA) if corruption is None else with_corruption(open_data(DATA), corruption)
     batches = encoded(items, base().header.preprocess, batch_size=7)
     batch = [(b.inputs, torch.tensor(items.labels)[b.indices]) for b in batches]
@@ -69,7 +69,7 @@ def samples_by_hand(here, corruption, seeds=(0, 1)):
 
 
 def by_hand(here, corruption):
-    """Accuracy and NLL of two models together."""
+    """Return accuracy and NLL of the ensemble of two models."""
     return {name: float(each.mean()) for name, each in samples_by_hand(here, corruption).items()}
 
 
@@ -86,7 +86,7 @@ MEASURED = {
 
 
 def resampled(each, scope):
-    """Means of a scope on each resample of clean samples, by numpy: one draw of samples for all corruptions at once."""
+    """Return the mean of a scope, and its means on resamples that all corruptions share."""
     generator = torch.Generator().manual_seed(3)
     draws = [torch.randint(30, (30,), generator=generator).numpy() for _ in range(RESAMPLES)]
     cells = np.stack([each[cell] for cell in MEASURED[scope]])
@@ -175,7 +175,7 @@ def test_the_tables(here, report, capsys):
 
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_the_tables_fit_a_terminal(report, width):
-    """Four rows of the usual names, with intervals: no table is wider, and none of three rows is in two parts."""
+    """Four rows with usual names and intervals fit, and tables with three rows are not split."""
     names = ("Hydra of 3", "Single model", "Deep ensemble of 2", "MC dropout")
     first, other = report.rows
     rows = [(first, other)[i > 0].model_copy(update={"name": name}) for i, name in enumerate(names)]
@@ -189,12 +189,12 @@ def test_the_tables_fit_a_terminal(report, width):
         under = shown[begin : shown.index("Acc ↑ by corruption, means over severities")]
         assert max(map(len, shown)) <= width
     heads = [line for line in under if line.startswith("severity")]
-    assert len(heads) == 4  # of two metrics, numbers and differences
+    assert len(heads) == 4  # two metrics, each as numbers and as differences
     assert all("Deep ensemble of 2" in line for line in heads)
 
 
 def test_a_condition_on_a_corruption_decides(here, report, capsys):
-    """It is as `report --json` calls the number, and what it found is in the report."""
+    """Names are those of `report --json`, and the report contains the result of the condition."""
     command = [
         "eval",
         f"{here}/m0.st",
@@ -292,7 +292,7 @@ def test_texts(tmp_path):
 
     clean = row.values["nll"].value
     assert row.shift.values["typos"]["5"]["nll"] != clean
-    assert row.shift.values["case"]["5"]["nll"] == clean  # its tokenizer makes all letters small
+    assert row.shift.values["case"]["5"]["nll"] == clean  # the tokenizer lowercases all letters
     for metric, (low, high) in row.shift.intervals["case:5"].items():
         value = row.values[metric]
         assert (row.shift.at("case")[metric], low, high) == (value.value, value.low, value.high)
@@ -306,7 +306,8 @@ def test_what_cannot_be_is_refused(here, capsys):
     assert main(["eval", f"{here}/m0.st", "--data", DATA, "--corrupt", "frog"]) == 2
     assert "did you mean `fog`" in capsys.readouterr().err
     command = ["eval", f"{here}/m0.st", "--data", DATA, "--corrupt", "all:1"]
-    assert main([*command, "--fail-if", "acc[typos]<0.5"]) == 2  # of texts, as the model tells
+    # the model reads images, and `typos` is a corruption of texts
+    assert main([*command, "--fail-if", "acc[typos]<0.5"]) == 2
     assert "accuracy is not measured under `typos`" in capsys.readouterr().err
     assert main([*command, "--fail-if", "acc[fgo:1]<0.5"]) == 2
     assert "did you mean `fog:1`" in capsys.readouterr().err
@@ -321,7 +322,7 @@ def test_what_cannot_be_is_refused(here, capsys):
 
 
 def test_frost_adds_the_photographs_of_a_folder(here, tmp_path, capsys):
-    """The report says of which, other contents make it again, and what is too small for the model is refused at once."""
+    """The report names the photographs, other contents make it stale, and small photographs are errors."""
     folder = tmp_path / "frost"
     folder.mkdir()
     for i in range(2):

@@ -1,4 +1,4 @@
-"""`--fail-if` under corruption."""
+"""Conditions of `--fail-if` under corruption."""
 
 from __future__ import annotations
 

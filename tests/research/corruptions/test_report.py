@@ -1,4 +1,4 @@
-"""Numbers under corruption in tables and figures, and their intervals."""
+"""Metrics under corruption in tables and figures, with intervals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRIALS = 150
 
 
 class Captions(HTMLParser):
-    """Texts of the spans of a page."""
+    """Parser of the spans in a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -55,13 +55,13 @@ def test_corruptions_are_drawn_by_severity_from_the_clean_data_on():
     said = [f"{clean.value:.3f} [{clean.low:.3f}, {clean.high:.3f}]"]
     said += [f"{value:.3f} [{value - 0.04:.3f}, {value + 0.03:.3f}]" for value in found.values()]
     assert f"hydra: {', '.join(said)}" in text
-    assert "ECE under corruption" not in text  # which the report does not have
+    assert "ECE under corruption" not in text  # the report has no ECE
     captions = Captions(text).texts
     assert "Acc ↑ under 1 corruption of the ID set, means by severity" in captions
 
 
 def test_every_interval_under_corruption_is_a_bar():
-    """Six severities of three rows, and none where the report has none."""
+    """Three rows at six severities have bars, and a report without intervals has no bars."""
 
     def bars(report):
         compared = Compared.of({"a.json": report})
@@ -108,7 +108,7 @@ def test_seeds_have_means_under_corruption_and_their_intervals():
 
 @pytest.mark.more
 def test_intervals_of_means_over_corruptions_cover():
-    """Most samples are as hard under each corruption, so that draws of each by itself would make intervals far too narrow."""
+    """Samples are equally hard under each corruption, so separate resamples would narrow intervals."""
     generator, covered, apart = torch.Generator().manual_seed(0), 0, 0
     for trial in range(TRIALS):
         hard = torch.rand(100, generator=generator, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Weights that are made of others: what each method may change of a model, and that files hold what was trained."""
+"""Training methods with computed weights: allowed changes of a model, and trained weights in files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BASES = {
 
 
 def made(sample, method, *, noise=0.3, seed=0):
-    """Return a model that trains by a method and has done so: its trained parameters are others than at first."""
+    """Return a model with changed parameters after training by a method."""
     model = Sample(sample.header, {name: tensor.clone() for name, tensor in sample.state.items()}).model()
     state = model.library_state()
     sites = sites_of(sample.family, model, state)
@@ -92,7 +92,7 @@ def test_what_is_written_answers_as_what_was_trained(sample, method):
 
 
 def test_lora_changes_attention_and_the_classifier_by_so_low_a_rank(sample):
-    """Queries, keys and values by that rank each, whether they lie in one matrix or apart."""
+    """Queries, keys and values have that rank each, also if one matrix concatenates them."""
     _, state, told = made(sample, LoraEnsemble(rank=2))
     others = {name for name, tensor in sample.state.items() if not torch.equal(tensor, state[name])}
 
@@ -130,7 +130,7 @@ def decayed(model):
 
 @pytest.mark.parametrize("method", [Oba(keep=0.5), BatchEnsemble()], ids=lambda m: m.KIND)
 def test_a_weight_that_trains_decays_as_if_nothing_were_made_of_it(sample, method):
-    """All that decays without a method, and no vector of a member: it is the shared weights that the paper's authors decay."""
+    """Shared weights decay as without a method. Vectors of members do not decay, as in the authors' code."""
     model, _, _ = made(sample, method)
     found = decayed(model)
 
@@ -141,7 +141,7 @@ def test_a_weight_that_trains_decays_as_if_nothing_were_made_of_it(sample, metho
 
 
 def test_pairs_of_low_rank_decay_and_singular_values_do_not(sample):
-    """The former are matrices, which peft and transformers have decay as well."""
+    """peft and transformers also decay the low-rank matrices."""
     low, spectra = (made(sample, method)[0] for method in (LoraEnsemble(), SingularValues()))
     pairs = {name for name, _ in trained(low) if PARAMETRIZED in name}
 
@@ -194,7 +194,7 @@ def test_the_spread_is_that_of_what_members_begin_with():
 
 
 def test_a_product_of_low_rank_as_the_paper_has_it():
-    """h = W x + (alpha / r) B A x, A uniform within 1 / sqrt(D) and B zero, as peft's `reset_lora_parameters`."""
+    """h = W x + (alpha / r) B A x. A is uniform within 1 / sqrt(D) and B zero, as in peft."""
     weight, x = torch.randn(6, 5), torch.randn(4, 5)
     low = LowRank(weight, rank=2, scale=8 / 2, projections=1, generator=torch.Generator().manual_seed(0))
 
@@ -206,7 +206,7 @@ def test_a_product_of_low_rank_as_the_paper_has_it():
 
 
 def test_a_member_of_a_batch_ensemble_as_the_paper_has_it():
-    """y = (W (x o r)) o s, of one matrix for all (equation 5)."""
+    """y = (W (x o r)) o s with a shared matrix W (equation 5)."""
     weight, x, r, s = torch.randn(6, 5), torch.randn(4, 5), torch.randn(5), torch.randn(6)
 
     torch.testing.assert_close(F.linear(x, Outer(r, s)(weight)), ((x * r) @ weight.T) * s)
@@ -222,7 +222,7 @@ def test_singular_values_below_zero_count_as_zero():
 
 
 def test_pruned_weights_are_zero_in_all_layers_together(sample):
-    """Whatever training did to them: so many of all stay, not of each layer."""
+    """The share of kept weights holds for all layers together, also after training."""
     _, state, told = made(sample, Oba(keep=0.4))
     matrices = [n for n in told if n.endswith("weight") and place_of(sample.family, n).layer is not None]
     kept = {n: state[n].count_nonzero().item() / state[n].numel() for n in matrices if state[n].ndim == 2}

@@ -1,4 +1,4 @@
-"""finetune --method: ordinary checkpoints come out, the same whatever interrupts it; what does not go together is refused."""
+"""`finetune --method`: ordinary checkpoints, no effect of interruptions, and conflicts of options."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tensors(path):
 
 
 def evaluated(*paths):
-    """Return the numbers of a row: of a model, or of several together."""
+    """Return the metrics of a row with one or several models."""
     rows = (NamedModels.parse(f"row={','.join(map(str, paths))}"),) if len(paths) > 1 else ()
     given = {"latency": False, "bootstrap": 0, "device": "cpu", "dtype": "fp32"}
     asked = EvalConfig(model=str(paths[0]), data=DataRef.parse(VAL), compare=rows, **given)
@@ -122,7 +122,7 @@ def test_a_member_and_one_without_heads_in_a_layer_train(tmp_path):
 
 
 def test_weights_that_a_loss_can_do_without_are_zero(tmp_path, model):
-    """The masks are of the loss on training batches, whatever the pieces that they are computed in."""
+    """The masks depend on training batches, and not on gradient accumulation."""
     method = "oba::keep=0.6,batches=1"
     report = run_finetune(
         config(tmp_path / "out.st", model, method, recipe=replace(RECIPE, weight_decay=0.1))
@@ -144,7 +144,7 @@ def test_weights_that_a_loss_can_do_without_are_zero(tmp_path, model):
 
 
 def test_a_run_says_what_training_the_weights_took(tmp_path, model):
-    """Three epochs of 32 and a batch of 20 of a fourth: three passes of the model's own for each."""
+    """3 epochs of 32 samples and a batch of 20, with three forward passes per step."""
     recipe = replace(RECIPE, epochs=None, steps=7, batch_size=20)
     report = run_finetune(config(tmp_path / "out.st", model, "lora-ensemble", recipe=recipe))
     opened = open_model(str(tmp_path / "out.st"))
@@ -154,7 +154,7 @@ def test_a_run_says_what_training_the_weights_took(tmp_path, model):
 
 
 def test_members_of_a_batch_ensemble_differ_by_an_outer_product_and_biases(tmp_path, model):
-    """Of each linear layer; all else they share to the last bit. All come out at once, or none; what is told is of them all."""
+    """Members share all other tensors exactly, and all outputs appear together."""
     asked = config(tmp_path / "be-{i}.st", model, "batch-ensemble::members=3", save_every=1)
     with pytest.raises(KeyboardInterrupt):
         run_finetune(asked, Cut(after=2))
@@ -181,7 +181,7 @@ def test_members_of_a_batch_ensemble_differ_by_an_outer_product_and_biases(tmp_p
     assert all(not torch.equal(first[n], tensors(model)[n]) for n in first)
     row = evaluated(*paths)
     assert row["nll"].value == pytest.approx(report.nll, abs=1e-5)
-    # two epochs of 32, three passes each
+    # 2 epochs of 32 samples, three passes each
     assert row["training_macs"].value == report.training_macs == 3 * 2 * 32 * row["macs"].value
     vectors = sum(sum(first[name].shape) for name in linear)
     biases = sum(first[name.replace("weight", "bias")].numel() for name in linear)
@@ -190,7 +190,7 @@ def test_members_of_a_batch_ensemble_differ_by_an_outer_product_and_biases(tmp_p
 
 
 def test_members_that_train_together_as_one_alone_would(tmp_path, model):
-    """With nothing of their own yet, and the whole of each batch for each, the mean of equal losses trains one model."""
+    """Members without own values have equal losses, so joint training equals training a single model."""
     recipe = replace(RECIPE, dropout=0.0, optimizer="sgd", lr=(1e-2,), steps=1, epochs=None, warmup=0)
     run_finetune(config(tmp_path / "be-{i}.st", model, "batch-ensemble::members=2,spread=0", recipe=recipe))
     run_finetune(config(tmp_path / "one.st", model, None, recipe=recipe))
@@ -204,7 +204,7 @@ def test_members_that_train_together_as_one_alone_would(tmp_path, model):
 
 @pytest.fixture(scope="module")
 def copies(model):
-    """A hydra of equal members that share all but what follows the blocks."""
+    """Return a hydra of equal members that share everything before the classifiers."""
     out = model.with_name("copies.st")
     run_fuse(FuseConfig(models=(str(model),) * 3, out=out, own_from=3))
     return out
@@ -212,7 +212,7 @@ def copies(model):
 
 @pytest.mark.more
 def test_members_that_see_images_side_by_side_are_a_hydra_of_one_pass(tmp_path, model, copies):
-    """An interrupted run too: its trunk is all there is before the classifiers, and what was measured is what it answers."""
+    """A resumed run gives the same bytes. The trunk contains all blocks, and the report equals an evaluation."""
     recipe = replace(RECIPE, epochs=None, steps=5, batch_size=20)
     asked = config(tmp_path / "out.st", copies, "mimo::repeat=2", save_every=1, recipe=recipe)
     with pytest.raises(KeyboardInterrupt):
@@ -229,7 +229,7 @@ def test_members_that_see_images_side_by_side_are_a_hydra_of_one_pass(tmp_path, 
     assert not any(torch.equal(before[n], after[n]) for n in after)
     assert not torch.equal(*after["head.weight"].chunk(3)[:2])
     assert row["nll"].value == pytest.approx(report.nll, abs=1e-5)
-    # two epochs of 32 and a batch of 20 more, each image twice, three passes
+    # 2 epochs of 32 samples and a batch of 20, each image twice, three passes
     assert report.training_macs == 3 * 2 * (2 * 32 + 20) * row["macs"].value
 
 
@@ -247,7 +247,7 @@ def test_what_does_not_see_images_side_by_side_is_refused(tmp_path, model, copie
 
 
 def test_a_member_of_a_packed_ensemble_is_a_narrow_model_from_random_weights(tmp_path):
-    """So many layers and heads as were named, 2 / 3 as wide; the same as who names that width, but for what the lineage says."""
+    """The width is 2 / 3 of the named width. Training that narrow architecture directly gives equal tensors."""
     tiny = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=48,depth=2,num_heads=4,num_classes=7"
     report = run_finetune(config(tmp_path / "packed.st", tiny, "packed::members=3,alpha=2"))
     run_finetune(config(tmp_path / "narrow.st", tiny.replace("=48", "=32"), None))

@@ -1,4 +1,4 @@
-"""Several images at once: the convolution that the paper has, and batches as torch-uncertainty makes them."""
+"""MIMO: the convolution of the paper, and batches as in torch-uncertainty."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support.builders import base
 
 @pytest.fixture
 def layer():
-    """A convolution of three slots, one of channels, stride and padding of its own."""
+    """Return a convolution with three slots, and its original weight."""
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 7, 3, stride=2, padding=1)
     plain = conv.weight.detach().clone()
@@ -72,7 +72,7 @@ def test_a_model_that_changes_images_first_is_refused(layer):
 
 
 def test_rows_of_a_batch_as_torch_uncertainty_deals_them():
-    """Each slot sees every image R times; a share of rows is the same in all, the others are not; labels go with images."""
+    """Each slot gets every image R times; a share of rows is equal in all slots, and labels match images."""
     how = base().header.preprocess
     items = open_data(DataRef.parse("digits::classes=0-6,limit=40"), content=Content.IMAGES)
     feed = ItemFeed.open(items, list(range(40)), how, augment=(), batch_size=16, seed=3)
@@ -101,7 +101,7 @@ def test_rows_of_a_batch_as_torch_uncertainty_deals_them():
 
 
 def test_only_plain_convolutions_of_the_embedding_see_several_images():
-    """Those of a network before a transformer compute in ways of their own, or see what another one made."""
+    """Convolutions of hybrid models are other classes, or read the output of another layer."""
 
     class Standardised(nn.Conv2d):
         pass

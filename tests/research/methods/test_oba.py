@@ -1,4 +1,4 @@
-"""Optimal Brain Apoptosis: its second derivatives are those of the whole Hessian."""
+"""Optimal Brain Apoptosis: importance equals that of the full Hessian."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hydractl.research.methods.adapters import importances, masks_of
 
 
 def test_importances_are_those_of_the_whole_hessian():
-    """w_i sum_j H_ij w_j over all weights of both layers, summed over losses; autograd's own Hessian says what H is."""
+    """w_i sum_j H_ij w_j over the weights of both layers, summed over losses, with autograd's Hessian."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)).double()
     x, y = torch.randn(2, 5, 3).double(), torch.randint(2, (2, 5))

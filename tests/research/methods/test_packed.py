@@ -1,4 +1,4 @@
-"""Packed Ensembles: grouped layers are narrow models side by side."""
+"""Packed-Ensembles: grouped layers equal narrow models."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NARROW = Variant("timm-vit", "class-token", TIMM_VIT["class-token"][0], TINY)
 
 
 def grouped(x, weights, biases):
-    """Return what torch-uncertainty's `PackedLinear` does: groups of features, a weight for each (its `einsum`)."""
+    """Compute torch-uncertainty's `PackedLinear`: one weight per group of features (`einsum`)."""
     parts = x.unflatten(-1, (len(weights), -1))
     return torch.einsum("...mi,moi->...mo", parts, torch.stack(weights)).flatten(-2) + torch.cat(biases)
 
 
 def test_layers_in_groups_are_narrow_models_side_by_side():
-    """A block of M members by grouped linear layers, grouped norms and M times the heads: their `PackedVit`, alpha = M."""
+    """A block with grouped linear layers, grouped norms and M times the heads (`PackedVit` with alpha = M)."""
     members = [base(NARROW).tuned(seed).model() for seed in range(3)]
     blocks = [member.tower().layers()[0] for member in members]
     x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
@@ -79,7 +79,7 @@ def test_layers_in_groups_are_narrow_models_side_by_side():
     ],
 )
 def test_widths_of_members_whatever_they_are_called(name, sizes):
-    """The hydra paper's: 774 wide, of which three members of 12 heads have 516 each (torch-uncertainty's `PackedVit`)."""
+    """Hydra Ensembles: width 774, with 516 for each of three members with 12 heads (`PackedVit`)."""
     found = narrow_reference(f"arch:{name}", Packed()).removeprefix("arch:")
     (tower,) = (
         family_for_name(name.partition("::")[0]).describe(*parse_arch(found)).architecture.towers.values()

@@ -1,4 +1,4 @@
-"""finetune --order-seed, --dropout-seed: each replaces --seed for one source of randomness."""
+"""`finetune --order-seed` and `--dropout-seed` replace `--seed` for one source of randomness each."""
 
 from __future__ import annotations
 

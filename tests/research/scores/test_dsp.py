@@ -1,4 +1,4 @@
-"""The relaxed choice of K: against a transcription in plain floats, in its limits, and on a model with idle heads."""
+"""Relaxed top-K selection: against plain Python, in its limits, and on a model with unused heads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def draws(count, seed=0):
 
 
 def literal(r, k, t):
-    """METHODS 3.3 in plain floats."""
+    """Compute equation 11 of Li et al. (2021) in plain Python."""
     r, total, p = [float(x) for x in r], [0.0] * len(r), None
     for j in range(k):
         if j:

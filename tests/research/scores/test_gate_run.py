@@ -1,4 +1,4 @@
-"""`score` with methods that train: what is written, what a killed run leaves, and what is refused."""
+"""`score` with methods that train gates: outputs, resume after a kill, and errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def config(model, out, **changes):
 
 
 class Pressed(Silent):
-    """A progress whose owner presses Ctrl-C after an epoch."""
+    """Progress that raises KeyboardInterrupt after the first epoch."""
 
     def step(self, message):
         if "epoch 1)" in message:

@@ -1,4 +1,4 @@
-"""Gates train through the loop that fine-tuning uses, and leave frozen weights alone."""
+"""Training of gates uses the loop of `finetune`, and does not change frozen weights."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_joint_training_leaves_running_statistics_and_measures_what_comes_back()
 
 
 def test_the_weights_that_come_back_are_the_gated_model_once_cut():
-    """Of `l0`, whose open gates scale their heads."""
+    """`l0` multiplies open gates into the weights."""
     settings = L0Settings(training="joint", epochs=12, gate_lr=0.5, penalty=0.05)
     asked = job(settings, keeps_weights=True)
     found = score_l0(asked)
@@ -126,7 +126,7 @@ def test_training_that_is_not_in_the_dtype_asked_for_is_told(score, settings, dt
     asked.model.to(dtype)
     found = score(asked)
     assert [("fp16" in w) for w in heard.warnings] == [True] * (dtype == torch.float16)
-    if dtype == torch.float16:  # of the rounded weights, in fp32
+    if dtype == torch.float16:  # equals fp32 training from the rounded weights
         asked.model.to(torch.float32)
         assert score(asked) == found
 

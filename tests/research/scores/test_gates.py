@@ -1,4 +1,4 @@
-"""Gates in a model, what they start from, and the settings of methods that learn them."""
+"""Gates in a model, initial values, and settings of methods that learn gates."""
 
 from __future__ import annotations
 

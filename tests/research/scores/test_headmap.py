@@ -24,7 +24,7 @@ SOME = [v for v in VARIANTS if str(v) in KINDS]
 
 
 def located(library, inputs, labels, keep, samples):
-    """Return scores and C as the source writes it: full passes, heads zeroed in W_O, layer after layer."""
+    """Compute scores and located heads like the authors: full passes, heads zeroed in W_O, layer by layer."""
     chosen = slopes.losses(library, inputs, labels).sort(stable=True).indices[:samples]
     inputs, labels = map_inputs(lambda x: x[chosen], inputs), labels[chosen]
     scores, kept = [], []
@@ -45,7 +45,7 @@ def located(library, inputs, labels, keep, samples):
 
 
 def of_prune(scores, keep):
-    """Return the heads that `prune --keep n --per-layer` keeps, layers of all towers in turn."""
+    """Return the heads that `prune --keep n --per-layer` keeps, for the layers of all towers in order."""
     shape = {name: TowerShape(len(rows), len(rows[0])) for name, rows in scores.items()}
     masks = best_mask_per_layer(removal_order(scores), shape, keep=keep)
     return [list(kept) for mask in masks.values() for kept in mask.keep]

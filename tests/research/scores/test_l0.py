@@ -1,4 +1,4 @@
-"""Hard concrete gates: the formulas against sampling, and what a penalty closes."""
+"""Hard concrete gates: formulas against sampling, and heads that a penalty closes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def learned(penalty, *, epochs, gate_lr):
 
 @pytest.fixture(scope="module")
 def by_penalty():
-    """Return what each penalty finds on a model half of whose heads do nothing."""
+    """Return the result of each penalty, for a model in which half of the heads have no effect."""
     return {penalty: learned(penalty, epochs=10, gate_lr=0.6) for penalty in (0.0, 0.02, 0.3)}
 
 

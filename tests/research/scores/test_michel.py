@@ -26,12 +26,12 @@ SOME = [v for v in VARIANTS if str(v) in KINDS]
 
 
 def rows(tables):
-    """Return scores (layers of all towers, H)."""
+    """Return tables as a tensor (layers of all towers, H)."""
     return torch.tensor([row for table in tables.values() for row in table], dtype=torch.float64)
 
 
 def in_turns(sample, order):
-    """Return the sample with the heads of the middle layer in another order."""
+    """Return the sample with permuted heads in the middle layer."""
 
     def change(name, x):
         if ".1.attn." not in name:

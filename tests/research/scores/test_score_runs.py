@@ -1,4 +1,4 @@
-"""Options in the scores file of `michel` and `headmap`, and the same bytes after an interruption."""
+"""Recorded options of `michel` and `headmap`, and equal bytes after an interruption."""
 
 from __future__ import annotations
 
