@@ -31,7 +31,8 @@ def asked(hub, whole):
     hub.truth = {n.removeprefix("timm/"): data for n, data in whole.files.items() if n.startswith("timm/")}
     hub.data = {"train.parquet": whole.files["pictures.parquet"]}
     hosts = [urlsplit(address) for address in (hub.endpoint, hub.stranger)]
-    return {"hosts": [(host.hostname, host.port) for host in hosts], "wall": 600}  # the client asks six times
+    # the client sends six requests
+    return {"hosts": [(host.hostname, host.port) for host in hosts], "wall": 600}
 
 
 def test_lies(worker, hub, whole, asked, tally, share):
