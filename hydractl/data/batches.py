@@ -1,4 +1,4 @@
-"""Batches of a model's inputs: images decoded by threads or worker processes, and texts sorted by length."""
+"""Batches of model inputs: images decoded by threads or worker processes, and texts sorted by length."""
 
 from __future__ import annotations
 
@@ -38,12 +38,17 @@ from hydractl.model_inputs import Inputs
 
 Transform: TypeAlias = "Callable[[Image.Image], Tensor] | PerItem"
 CACHE_BYTES = 512 * 2**20
+"""Maximum size of image inputs that are kept in memory between passes: about 890 images of 224 x 224 pixels.
+Chosen by hand; doubling it doubles this memory and avoids repeated decoding of larger data."""
 BATCHES = 16
-"""Number of batches of texts that are sorted by length together, so that batches need less padding."""
+"""Number of batches of texts that are sorted by length together, to reduce padding. Chosen by hand; doubling
+it saves a little more padding, but results appear later in `predict`."""
 _AHEAD = 2
-"""Number of batches that are decoded while one is in use."""
+"""Number of batches that are decoded in advance. Chosen by hand; doubling it doubles the memory of decoded
+batches."""
 _PART = 16
-"""Maximum number of items that a thread or process reads at a time."""
+"""Maximum number of items that a thread or process reads per task. Chosen by hand; doubling it halves the
+number of tasks, but distributes large batches less evenly."""
 
 
 T_co = TypeVar("T_co", covariant=True)
@@ -53,9 +58,11 @@ class Batch(NamedTuple, Generic[T_co]):
     """Some items of a data set.
 
     Attributes:
-        inputs: Images (B, C, H, W), float32, or what a text model takes by name, each (B, T), int64.
+        inputs: Images of shape (B, C, H, W), float32, or inputs of a text model by name, each of shape (B,
+            T), int64.
         indices: Shape (B,), int64, positions in the data set.
-        bad: Of a lenient set, why images cannot be read, by their positions; their inputs are black.
+        bad: Reasons why images are unreadable, by position, if the data set is lenient. Their inputs are
+            black images.
     """
 
     inputs: T_co
@@ -64,11 +71,15 @@ class Batch(NamedTuple, Generic[T_co]):
 
 
 class BatchShare(NamedTuple):
-    """Which batches are dealt to one of several processes: numbers `rank`, `which + of`, `which + 2 of`, ...
+    """Batches of one of several processes: batch numbers `rank`, `rank + of`, `rank + 2 * of`, ...
 
-    With `as_given` texts stay in the order that they are given in, too, though more is padded then; else they are sorted by length,
-    among all or among so many batches that follow each other. Without `ahead` images are decoded when their batch is asked for, and
-    none while it is in use: where the model computes on all cores, each would have it wait for one of them.
+    Attributes:
+        rank: Number of this process.
+        of: Number of processes.
+        as_given: Whether texts keep their order, with more padding. False sorts texts by length.
+        ahead: Whether to decode images in advance. False decodes a batch only when it is requested, for a
+            model that computes on all cores: decoding threads would delay the model.
+        among: Number of consecutive batches whose texts are sorted together. None sorts all texts.
     """
 
     rank: int = 0
@@ -78,7 +89,12 @@ class BatchShare(NamedTuple):
     among: int | None = None
 
     def positions(self, count: int, batch_size: int) -> list[int]:
-        """Return where the items of one's own batches stand among `count` that lie in the order of the batches."""
+        """Return the positions of this process's items in the order of the batches.
+
+        Args:
+            count: Number of items of all processes.
+            batch_size: Number of items per batch.
+        """
         starts = range(self.rank * batch_size, count, self.of * batch_size)
         return [i for start in starts for i in range(start, min(start + batch_size, count))]
 
@@ -89,15 +105,17 @@ EVERY_BATCH = BatchShare()
 def batches(
     dataset: ImageSet, transform: Transform, *, batch_size: int, indices: Sequence[int] | Tensor | None = None
 ) -> Iterator[Batch[Tensor]]:
-    """Yield the items in the order of `indices`, the last batch as small as need be.
+    """Yield the images in the order of `indices`. The last batch may be smaller.
 
-    Images are decoded and transformed by threads that run ahead, or by the set's crew: the same, whoever does it.
+    Threads, or the worker processes of the data set, decode and transform images in advance. The result does
+    not depend on their number.
 
     Args:
-        dataset: Where the images come from.
-        transform: From `eval_transform`, or `train_transform(...).at(seed=..., epoch=...)`.
+        dataset: The images.
+        transform: Result of `eval_transform`, or of `train_transform(...).at(seed=..., epoch=...)`.
         batch_size: At least 1.
-        indices: Positions in the data set, any order, repeats allowed; None for all of them once.
+        indices: Positions in the data set, in any order, with or without repetitions. None for all positions
+            in order.
 
     Raises:
         DataError: If an image is missing or corrupt.
@@ -115,15 +133,17 @@ def tensor_cache(
     limit_bytes: int = CACHE_BYTES,
     ahead: bool = True,
 ) -> Iterable[Batch[Tensor]]:
-    """Return batches that can be gone over again and again: held in memory if they fit, else decoded anew.
+    """Return batches for repeated passes.
+
+    Inputs are kept in memory if they fit, otherwise decoded in each pass.
 
     Args:
-        dataset: Where the images come from.
-        transform: Must give the same tensor for the same image each time.
+        dataset: The images.
+        transform: Deterministic transform.
         batch_size: At least 1.
-        indices: As for `batches`.
-        limit_bytes: How much memory the inputs may take; 0 decodes anew without a look.
-        ahead: As in `BatchShare`.
+        indices: See `batches`.
+        limit_bytes: Maximum size of the inputs in memory. 0 always decodes.
+        ahead: See `BatchShare`.
 
     Raises:
         DataError: If an image is missing or corrupt.
@@ -139,13 +159,13 @@ def tensor_cache(
 
 
 def epoch_order(count: int, *, seed: int, epoch: int) -> Tensor:
-    """Return a permutation of 0..count-1, int64, that depends on (count, seed, epoch) alone."""
+    """Return a random permutation of 0..count-1, int64, determined by (count, seed, epoch)."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(sample_seed(seed, epoch)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Batches:
-    """Batches that are decoded anew on each pass."""
+    """Batches that are decoded in each pass."""
 
     dataset: ImageSet
     transform: Transform
@@ -172,7 +192,7 @@ class _Batches:
 
 
 def checked_order(count: int, batch_size: int, indices: Sequence[int] | Tensor | None) -> Sequence[int]:
-    """Return the positions that `indices` names out of 0..count-1, all of them if it is None.
+    """Return the positions in `indices`, or all of 0..count-1 if `indices` is None.
 
     Raises:
         ValueError: If `batch_size` or an index is out of range.
@@ -188,7 +208,8 @@ def checked_order(count: int, batch_size: int, indices: Sequence[int] | Tensor |
 
 
 DecodedPart: TypeAlias = tuple[Tensor, dict[int, str]]
-"""Inputs (P, C, H, W) of some items, and the reasons why images cannot be read, by their positions in the data set."""
+"""Inputs (P, C, H, W) of some items, and the reasons why images are unreadable, by position in the data
+set."""
 
 
 def _read(
@@ -199,11 +220,18 @@ def _read(
     *,
     stack: Callable[[list[Tensor]], Tensor] = torch.stack,
 ) -> DecodedPart:
-    """Return the images at `indices`, transformed as those with such `numbers` are.
+    """Decode and transform the images at `indices`.
+
+    Args:
+        dataset: The images.
+        transform: The transform.
+        indices: Positions in `dataset`.
+        numbers: Positions in the whole data set, for random transforms and error messages.
+        stack: Function that joins the inputs.
 
     Raises:
-        UnreadableError: If one is missing or corrupt, or the transform refuses it, and the set is not lenient; the message names
-            it.
+        UnreadableError: If an image is missing, corrupt or refused by the transform, and the set is not
+            lenient.
     """
     inputs, bad = list[Tensor](), dict[int, str]()
     if dataset.fast and isinstance(transform, EvalTransform):
@@ -228,20 +256,21 @@ def _transformed(transform: Transform, image: Image.Image, number: int) -> Tenso
 
 
 def _read_apart(transform: bytes, images: ImageSet, numbers: Sequence[int]) -> DecodedPart:
-    """Do so in a worker process, of which all cores have one."""
+    """Run `_read` in a worker process with one thread per process, because there is a process for each core."""
     torch.set_num_threads(1)
     return _read(images, _unpickled(transform), range(len(images)), numbers, stack=_shared)
 
 
 def _shared(inputs: list[Tensor]) -> Tensor:
-    """Stack tensors in memory that is shared, as torch's own loader does: else all would be copied once more on the way.
+    """Stack tensors in shared memory, like torch's own loader, to avoid a copy between processes.
 
     Raises:
-        InputError: If there is no such memory.
+        InputError: If no shared memory is available.
     """
     first = inputs[0]
     try:
-        storage = torch.UntypedStorage._new_shared(first.nbytes * len(inputs))  # it has no public name
+        # `_new_shared` has no public equivalent
+        storage = torch.UntypedStorage._new_shared(first.nbytes * len(inputs))
     except RuntimeError as error:
         raise unshared(error) from error
     stacked = torch.empty(0, dtype=first.dtype).set_(storage, 0, (len(inputs), *first.shape))  # type: ignore[call-overload]
@@ -256,7 +285,16 @@ def _unpickled(transform: bytes) -> Transform:
 def _parts(
     dataset: ImageSet, transform: Transform, cut: Iterator[Sequence[int]], window: int, *, ahead: bool
 ) -> Iterator[DecodedPart]:
-    """Yield one part of the items after the other while up to `window` more are under way: `ahead`, or all begun together."""
+    """Yield the decoded parts in order.
+
+    Args:
+        dataset: The images.
+        transform: The transform.
+        cut: Positions of each part.
+        window: Maximum number of parts in progress.
+        ahead: Whether to start a new part for each part that is yielded. False starts `window` parts at once,
+            and the next ones when all of them are yielded.
+    """
     with _reading(dataset, transform) as begin:
         running = deque(map(begin, islice(cut, window)))
         try:
@@ -268,7 +306,7 @@ def _parts(
                 if not running:
                     running.extend(map(begin, islice(cut, window)))
         finally:
-            for part in running:  # of a consumer that stops early nobody will see them
+            for part in running:  # if the consumer stops early, nobody reads the remaining parts
                 part.cancel()
 
 
@@ -276,7 +314,7 @@ def _parts(
 def _reading(
     dataset: ImageSet, transform: Transform
 ) -> Iterator[Callable[[Sequence[int]], Future[DecodedPart]]]:
-    """Give what begins to read some items, by their places: in threads, or with a crew in its processes."""
+    """Yield a function that starts to read some items, in threads or in the worker processes of the data set."""
     crew = dataset.crew
     if crew is not None:
         sent = pickle.dumps(transform)
@@ -286,7 +324,8 @@ def _reading(
     try:
         yield lambda positions: pool.submit(_read, dataset, transform, positions, positions)
     finally:
-        # nor may Ctrl-C come while one waits here, where an exception cannot leave what the garbage collector closes
+        # Do not wait for the threads: Ctrl-C during a wait in the garbage collector could not raise an
+        # exception.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -295,14 +334,18 @@ def _cut(order: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 
 def _parted(transform: Transform) -> tuple[Transform, Normalised | None]:
-    """Return a transform to whole numbers, of which a quarter of the bytes is handed over, and what makes inputs of them."""
+    """Split a transform into one that returns uint8 pixels, and the normalization of these pixels.
+
+    Worker processes send pixels, because normalized inputs have four times as many bytes. The normalization
+    is None if the transform cannot be split.
+    """
     if isinstance(transform, EvalTransform | TrainTransform) and isinstance(transform.finish, Normalised):
         return replace(transform, finish=pixels), transform.finish
     return transform, None
 
 
 def _joined(parts: Sequence[Tensor], count: int, finish: Normalised | None) -> Tensor:
-    """Return the inputs of parts as one tensor, in pinned memory if a GPU is in use."""
+    """Join the inputs of parts, in pinned memory if CUDA is in use."""
     joined = torch.empty(
         (count, *parts[0].shape[1:]),
         dtype=parts[0].dtype if finish is None else torch.float32,
@@ -317,10 +360,12 @@ def _joined(parts: Sequence[Tensor], count: int, finish: Normalised | None) -> T
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenBatches:
-    """Batches of texts that can be gone over again and again, by default of about one length each, the longest first.
+    """Batches of texts for repeated passes.
+
+    By default, longer texts come first and a batch has texts of similar length.
 
     Attributes:
-        tokens: The whole data set's.
+        tokens: Tokens of the whole data set.
         order: Positions in the order of the batches.
         batch_size: At least 1.
     """
@@ -338,9 +383,13 @@ class TokenBatches:
         batch_size: int,
         among: int | None = None,
     ) -> TokenBatches:
-        """Sort positions by length, among all or among so many that follow each other.
+        """Sort positions by length. Equal lengths keep their order, so batches are deterministic.
 
-        Of equal lengths the order given stays, so the batches hang on nothing else.
+        Args:
+            tokens: Tokens of the whole data set.
+            indices: Positions of the texts.
+            batch_size: At least 1.
+            among: Number of consecutive texts that are sorted together. None sorts all texts.
         """
         order = torch.tensor(indices, dtype=torch.int64)
         parts = order.split(max(1, len(order) if among is None else among))
@@ -355,24 +404,29 @@ class TokenBatches:
 
 
 def check_reads(how: Reading, *, model: str) -> None:
-    """Refuse a model that can read no data, before any are opened.
+    """Check that a model can read data, before data are opened.
 
     Args:
-        how: Of the model.
-        model: What messages call it.
+        how: Preprocessing or tokenization of the model.
+        model: Name of the model in messages.
 
     Raises:
-        CheckpointError: If it reads texts and has no tokenizer.
+        CheckpointError: If a text model has no tokenizer.
     """
     if isinstance(how, Tokenization):
         require_tokenizer(how, model=model)
 
 
 def limited(how: Reading, max_length: int | None, *, model: str) -> Reading:
-    """Return how a model reads texts of `max_length` tokens at most; None leaves it as it is.
+    """Return a tokenization with `max_length` reduced to a user's value. None changes nothing.
+
+    Args:
+        how: Preprocessing or tokenization of the model.
+        max_length: Value of `--max-length`.
+        model: Name of the model in messages.
 
     Raises:
-        UsageError: If the model reads images, or not so many tokens.
+        UsageError: If the model reads images, or cannot read texts of this length.
     """
     if max_length is None:
         return how
@@ -391,7 +445,10 @@ def limited(how: Reading, max_length: int | None, *, model: str) -> Reading:
 
 
 def shortened(how: Reading, max_length: int | None) -> Reading:
-    """Return how a model reads, texts of no more than `max_length` tokens; one that reads fewer or all alike stays as it is."""
+    """Return a tokenization of at most `max_length` tokens, if the model accepts shorter texts.
+
+    Images, and models with padding to a fixed length, are returned unchanged.
+    """
     if max_length is None or not isinstance(how, Tokenization) or how.padding == "max_length":
         return how
     return how.model_copy(update={"max_length": min(how.max_length, max_length)})
@@ -406,22 +463,23 @@ def encoded(
     limit_bytes: int = CACHE_BYTES,
     deal: BatchShare = EVERY_BATCH,
 ) -> Iterable[Batch[Inputs]]:
-    """Return evaluation batches that can be gone over again and again, in an order that is the same each time.
+    """Return evaluation batches for repeated passes, in the same order each time.
 
-    Images come in the order of `indices`, held in memory if they fit. Texts are held as tokens, and come sorted by length so
-    that little is padded, unless `deal` says otherwise: `Batch.indices` says which items a batch holds.
+    Images are in the order of `indices`, and kept in memory if they fit. Texts are kept as tokens and sorted
+    by length, unless `deal` keeps their order. `Batch.indices` contains the positions.
 
     Args:
         dataset: The data.
-        how: Of the model.
+        how: Preprocessing or tokenization of the model.
         batch_size: At least 1.
-        indices: Positions in the data, any order, repeats allowed; None for all of them once.
-        limit_bytes: How much memory decoded images may take.
-        deal: Which of the batches; no other images are decoded, and what a batch holds hangs not on it.
+        indices: Positions in the data, in any order, with or without repetitions. None for all positions.
+        limit_bytes: Maximum size of decoded images in memory.
+        deal: Batches of this process. Only their images are decoded. The content of a batch does not depend
+            on the number of processes.
 
     Raises:
         DataError: If an item cannot be read.
-        CheckpointError: If the model's tokenizer is missing or unfit.
+        CheckpointError: If the model's tokenizer is missing or does not match the model.
         ValueError: If `batch_size` or an index is out of range.
     """
     if isinstance(how, Tokenization):
@@ -448,10 +506,10 @@ def encoded(
 
 
 def check_augment(how: Reading, augment: tuple[str, ...]) -> None:
-    """Refuse augmentations that are not known, or not for what the model reads.
+    """Check the augmentations for the inputs of a model.
 
     Raises:
-        UsageError: If there is one.
+        UsageError: If an augmentation is unknown, or the model reads texts.
     """
     if not isinstance(how, Tokenization):
         train_transform(how, augment)

@@ -1,7 +1,7 @@
-"""Data sets: images or texts with labels and class names, from files or from a program.
+"""Data sets: images or texts with labels and class names, from files or from Python objects.
 
-Every data set is an `Dataset`: its length, `labels`, `class_names`, and the digest of each item. `TextSet` holds texts;
-`ImageSet` reads images from an `ImageStore`. `data/batches.py` turns data sets into batches of a model's inputs.
+A `Dataset` has a length, `labels`, `class_names` and a digest of each item. `TextSet` holds texts in memory.
+`ImageSet` reads images from an `ImageStore`. `data/batches.py` creates batches from data sets.
 """
 
 from __future__ import annotations
@@ -53,37 +53,40 @@ Text: TypeAlias = "str | tuple[str, str]"
 
 
 def change_text(text: Text, change: Callable[[str], str]) -> Text:
-    """Return a text changed, or both of two that belong together, the first one first."""
+    """Apply `change` to a text, or to both texts of a pair (the first one first)."""
     return change(text) if isinstance(text, str) else (change(text[0]), change(text[1]))
 
 
 class Content(StrEnum):
-    """What the items are; the value is how messages call them."""
+    """Type of the items of a data set. The value is its name in messages, in the plural."""
 
     IMAGES = "images"
     TEXTS = "texts"
 
     @property
     def singular(self) -> str:
-        """One of them."""
+        """Name of the type in the singular."""
         return self.value.removesuffix("s")
 
 
 def text_sample(text: Text) -> bytes:
-    """Return the bytes that identify a text. Blanks, line ends and Unicode forms, which file formats change, do not count."""
+    """Return the sample digest of a text, `SAMPLE_BYTES` bytes.
+
+    White space and Unicode forms are normalized first, because file formats change them.
+    """
     plain_text = change_text(text, lambda part: " ".join(unicodedata.normalize("NFC", part).split()))
     return hashlib.sha256(json.dumps(plain_text).encode()).digest()[:SAMPLE_BYTES]
 
 
 UNASKED = -100
-"""Label of a word that nothing is asked about, as in losses of PyTorch."""
+"""Label of words without an answer, the default `ignore_index` of losses in PyTorch."""
 
 
 ItemLabels: TypeAlias = "tuple[int, ...] | tuple[tuple[int, ...], ...]"
 
 
 class Labels(NamedTuple):
-    """What is said of the classes of items; as in `Dataset`."""
+    """Classes and labels of items. The fields are those of `Dataset`."""
 
     class_names: tuple[str, ...] = ()
     labels: ItemLabels | None = None
@@ -93,22 +96,21 @@ class Labels(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dataset(ABC):
-    """Images or texts in a fixed order, with or without labels.
-
-    Safe to read from several threads.
+    """Images or texts in a fixed order, with or without labels. Safe to read from several threads.
 
     Attributes:
-        content: What the items are.
-        name: What reports call the set; holds no absolute path.
-        class_names: One name a class, in the order that labels count; empty without labels.
-        labels: For each item an index into `class_names`; of items that may have several, increasing ones; or one for each word.
-            None without labels.
-        numbered: Whether classes have no names: a table's labels are whole numbers, which are a model's class indices. A
-            folder's sub-folder `7` has a name, and so has a class that a data set calls so.
-        columns: Those of the table that the items were read from; empty where there was none.
-        by_position: Whether a user insists that the classes are a model's in order, whatever their names.
-        task: What the labels answer.
-        is_selection: Whether items that may have several labels may have others too, which `classes=` left out.
+        content: Type of the items.
+        name: Name of the data set in reports, without local folders.
+        class_names: One name per class. Empty without labels.
+        labels: One entry per item, made from indices into `class_names`: an index; for data with several
+            labels a tuple of increasing indices; for token classification a tuple with one index per answered
+            word. None without labels.
+        numbered: Whether classes are numbers without names: labels of a table are integers, read as class
+            indices of the model. Names of sub-folders and declared class names are names, even `7`.
+        columns: All columns of the source table. Empty without a table.
+        by_position: Whether the user matches classes to the model's by order (`classes-by=`), ignoring names.
+        task: Task of the labels.
+        is_selection: Whether `classes=` removed labels from items with several labels.
     """
 
     content: ClassVar[Content]
@@ -124,23 +126,23 @@ class Dataset(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return how many items there are."""
+        """Return the number of items."""
 
     @property
     def total(self) -> int:
-        """How many items there are for a user, to whom the windows of a long text are one."""
+        """Number of items in messages and reports, without counting the windows of a long text separately."""
         return len(self)
 
     @abstractmethod
     def key(self, index: int) -> str | int:
-        """Return what a user finds an item by: the path of its file, or its row number where it was read, from 0."""
+        """Return the path of an item's file, or its row number in the source, counted from 0."""
 
     @abstractmethod
     def item_digest(self, index: int) -> bytes:
-        """Return the SHA-256 of an item's content, followed by the `SAMPLE_BYTES` bytes that identify its sample.
+        """Return the SHA-256 of an item's content, followed by the sample digest of `SAMPLE_BYTES` bytes.
 
-        Equal samples of files in different formats share these last bytes. Labels and file names do not count. Every
-        stage reads the digests before it computes anything.
+        The sample digest is equal for equal samples in different file formats. Labels and file names have no
+        influence. Every stage reads all digests before its computation.
 
         Raises:
             DataError: If the item cannot be read.
@@ -148,31 +150,35 @@ class Dataset(ABC):
 
     @abstractmethod
     def at(self, indices: Sequence[int]) -> Self:
-        """Return the items at `indices`, which are in range, under labels that the caller mends."""
+        """Return the items at `indices`, which must be in range. The caller must replace the labels."""
 
     @property
     def firsts(self) -> Sequence[int]:
-        """Index of the first item of each sample. A long text of words is one sample with several items."""
+        """Index of the first item of each sample. Only windows of a long text share a sample."""
         return range(len(self))
 
     @property
     def decoding(self) -> str:
-        """How items are decoded where that changes what a model sees; empty where it is the usual way."""
+        """Non-default options for decoding images, joined by `+`. Empty if all are default."""
         return ""
 
     def fingerprint(self, digests: Iterable[bytes] | None = None) -> str:
-        """Return `sha256:...` of the selected items, their labels, the class names and `decoding`, in order.
+        """Return `sha256:...` of the items, labels, class names and `decoding`, in order.
 
-        The same content gives the same fingerprint wherever it lies.
+        File names and locations have no influence.
 
         Args:
-            digests: `item_digest` of every item, in order; None reads them all.
+            digests: `item_digest` of every item, in order. None computes the digests.
         """
         item_digests = map(self.item_digest, range(len(self))) if digests is None else digests
         return fingerprint_of(len(self), self.class_names, self.labels, item_digests, decoding=self.decoding)
 
     def subset(self, indices: Sequence[int], *, name: str | None = None) -> Self:
-        """Return the items at `indices`, all classes kept, under another name if one is given.
+        """Return the items at `indices`, with all classes.
+
+        Args:
+            indices: Positions, in any order.
+            name: New name. None keeps the name.
 
         Raises:
             ValueError: If an index is out of range.
@@ -182,14 +188,20 @@ class Dataset(ABC):
         return replace(self.at(indices), labels=self.labels_at(indices), name=name or self.name)
 
     def labels_at(self, indices: Sequence[int]) -> ItemLabels | None:
-        """Return the labels of the items at `indices`."""
+        """Return the labels of the items at `indices`. None without labels."""
         return None if self.labels is None else cast("ItemLabels", tuple(self.labels[i] for i in indices))
 
     def of_classes(self, classes: Sequence[int]) -> Self:
-        """Return the items of some classes, labels counted from 0 in the order of `classes`; all of those that may have several.
+        """Return the items of some classes, with classes renumbered in the order of `classes`.
+
+        Data with several labels keep all items, and lose the labels of other classes.
+
+        Args:
+            classes: Indices into `class_names`.
 
         Raises:
-            DataError: If the set has no labels, or a word would be left without one.
+            DataError: If the data set has no labels, or has a label for each word and `classes` leaves out a
+                class.
         """
         if self.labels is None:
             raise DataError(
@@ -229,11 +241,11 @@ class Dataset(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TextSet(Dataset):
-    """Texts in memory; where they were read from does not count for their digests.
+    """Texts in memory. Their source has no influence on digests.
 
     Attributes:
-        texts: Each one, or two that belong together.
-        keys: What `key` returns; empty where that is the position.
+        texts: Single texts or pairs of texts.
+        keys: Results of `key`. Empty if keys are positions.
     """
 
     content = Content.TEXTS
@@ -260,7 +272,11 @@ class TextSet(Dataset):
         return replace(self, texts=tuple(self.texts[i] for i in indices), keys=tuple(map(self.key, indices)))
 
     def queries(self) -> tuple[int, ...] | None:
-        """Return for each pair the number of its first text, if some pairs share one as passages do a query; else None."""
+        """Group pairs of texts by their first text, for example passages by query.
+
+        Returns:
+            The group of each pair, from 0. None if all first texts differ, or if any item is a single text.
+        """
         numbers: dict[str, int] = {}
         pairs = [text for text in self.texts if not isinstance(text, str)]
         queries = tuple(numbers.setdefault(query, len(numbers)) for query, _ in pairs)
@@ -268,17 +284,25 @@ class TextSet(Dataset):
 
 
 Source: TypeAlias = "Image.Image | NDArray[np.uint8] | bytes | Path | str | FileSpan"
-"""An image, its pixels (height, width) or (height, width, 1, 3 or 4), or its encoded bytes: in memory, or in a file."""
+"""Image, uint8 pixels of shape (H, W) or (H, W, 1, 3 or 4), encoded bytes, or the file of an image."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldSources:
-    """Sources of some images by their numbers, or the error of a missing source. Can be sent to another process."""
+    """Picklable function from image numbers to sources, for worker processes.
+
+    Attributes:
+        sources: Source of each image, or the error of a missing source.
+    """
 
     sources: Mapping[int, Source | DataError]
 
     def __call__(self, index: int) -> Source:
-        """Return the source of one image."""
+        """Return the source of one image.
+
+        Raises:
+            DataError: If the source is missing.
+        """
         source = self.sources[index]
         if isinstance(source, DataError):
             raise source
@@ -287,14 +311,14 @@ class HeldSources:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ImageStore:
-    """Images by their numbers. Safe to read from several threads.
+    """Access to images by number. Safe to read from several threads.
 
     Attributes:
-        source: Returns the source of an image.
-        table: Name of the table in messages, in which rows name the images; empty for images without names. None if
-            images are files, which are named by their paths.
-        checks_paths: Whether `source` raises if a file is missing, so that images can be checked before any is read.
-        checks_headers: Whether the digest of a file checks its header.
+        source: Function from an image number to its source.
+        table: Name of the table in messages, followed by row numbers. Empty for built-in images. None for
+            image files, which messages name by path.
+        checks_paths: Whether `source` raises for missing files, for an early check of all images.
+        checks_headers: Whether `item_digest` also checks the headers of files.
     """
 
     source: Callable[[int], Source]
@@ -303,10 +327,10 @@ class ImageStore:
     checks_headers: bool = False
 
     def image(self, index: int, *, least: int | None = None, max_item: int = MAX_ITEM) -> Image.Image:
-        """Return one image, in the mode it is stored in; `least` and `max_item` as in `decode`.
+        """Return an image in the stored mode. See `decode` for `least` and `max_item`.
 
         Raises:
-            DataError: If it is missing or corrupt; the message names it.
+            DataError: If the image is missing or corrupt. The message names the image.
         """
         source = self.source(index)
         if isinstance(source, Image.Image):
@@ -317,37 +341,39 @@ class ImageStore:
         return decode(encoded_bytes(source), where=where, least=least, max_item=max_item)
 
     def only(self, places: Sequence[int]) -> ImageStore:
-        """Return the store of some images under the same numbers, for another process."""
+        """Return a picklable store of some images under the same numbers, for another process."""
         sources: dict[int, Source | DataError] = {}
         for place in places:
             try:
                 sources[place] = self.source(place)
+            # the error must be raised for this image only, in the process that decodes the image
             except DataError as error:  # raised in the process that decodes the image
                 sources[place] = error
         return replace(self, source=HeldSources(sources))
 
     def check_there(self, places: Sequence[int]) -> None:
-        """Raise if a file is missing, as far as no image has to be read.
+        """Check that the files of images exist, if the store can check paths without reading images.
 
         Raises:
-            DataError: If one is missing.
+            DataError: If a file is missing.
         """
         if self.checks_paths:
             for place in places:
                 self.source(place)
 
     def key(self, index: int) -> str | int:
-        """Return the path of an image file, or the image's number."""
+        """Return the path of an image file, or the number of the image."""
         source = self.source(index) if self.table is None else index
         return str(source) if isinstance(source, str | Path) else index
 
     def item_digest(self, index: int) -> bytes:
-        """Return the SHA-256 of one image, and the bytes that identify its pixels.
+        """Return the digest of one image in the format of `Dataset.item_digest`.
 
-        The SHA-256 is of the encoded bytes of folders and tables, else of mode, size and pixels.
+        For images of folders and tables the SHA-256 covers the encoded bytes, otherwise mode, size and
+        pixels.
 
         Raises:
-            DataError: If it is missing or corrupt.
+            DataError: If the image is missing or corrupt.
         """
         if self.table or self.checks_headers:
             source = cast("bytes | Path | FileSpan", self.source(index))
@@ -366,13 +392,14 @@ class ImageSet(Dataset):
     """Images in a fixed order, with or without labels.
 
     Attributes:
-        store: Where they are.
-        places: Each one's number in the store.
-        crew: The processes that decode them; None for threads of this one.
-        lenient: Whether batches hold black for what cannot be read, and say why.
-        fast: Whether batches are of images decoded at a smaller size that suffices; see `decode`.
-        oriented: Whether images are turned as their EXIF orientation says.
-        changed: Wraps the transform of evaluation; None for images as they are.
+        store: Access to the images.
+        places: Number of each item in the store.
+        crew: Worker processes that decode images. None decodes in threads.
+        lenient: Whether batches contain black images and error messages for unreadable images.
+        fast: Whether batches may decode JPEG files at a smaller size; see `decode`.
+        oriented: Whether images are rotated by their EXIF orientation.
+        changed: Function that wraps the evaluation transform, for example with a corruption. None for
+            unchanged images.
         max_item: Maximum size of one decoded image in bytes.
     """
 
@@ -392,14 +419,14 @@ class ImageSet(Dataset):
         return len(self.places)
 
     def image(self, index: int, *, least: int | None = None) -> Image.Image:
-        """Decode one image, in the mode it is stored in, upright if the set is `oriented`.
+        """Decode an image in the stored mode, upright if the set is `oriented`.
 
         Args:
             index: 0 <= index < len(self).
-            least: As in `decode`.
+            least: See `decode`.
 
         Raises:
-            DataError: If the image is missing or corrupt; the message names it.
+            DataError: If the image is missing or corrupt. The message names the image.
             IndexError: If the index is out of range.
         """
         if index < 0:
@@ -431,7 +458,7 @@ class ImageSet(Dataset):
         return replace(self, places=tuple(self.places[index] for index in indices))
 
     def sent(self, indices: Sequence[int]) -> ImageSet:
-        """Return the items at `indices` as another process can read them: without labels, and no more than it needs."""
+        """Return a small picklable set of the items at `indices` for a worker process, without labels."""
         places = [self.places[index] for index in indices]
         return replace(
             self,
@@ -444,16 +471,16 @@ class ImageSet(Dataset):
 
 
 def columns_there(columns: Sequence[str]) -> str:
-    """Return the end of a message about labels that a table has not: the columns that it has."""
+    """Return the end of a message about missing labels: the columns of the table. Empty without columns."""
     return f"; its columns are {quoted(columns)}: select one with `::label=COLUMN`" if columns else ""
 
 
 DIGEST = np.dtype("<u8")
-"""Type of a sample's digest, the last `SAMPLE_BYTES` bytes of an item's digest."""
+"""Data type of the sample digest: the last `SAMPLE_BYTES` bytes of the digest of an item."""
 
 
 def samples_in(item_digests: Iterable[bytes]) -> np.ndarray:
-    """Return the samples' digests, shape (N,) of type `DIGEST`, in the digests of N items."""
+    """Return the sample digests of N items, shape (N,) of type `DIGEST`, from the digests of the items."""
     return np.frombuffer(b"".join(digest[-SAMPLE_BYTES:] for digest in item_digests), DIGEST)
 
 
@@ -465,7 +492,15 @@ def fingerprint_of(
     *,
     decoding: str,
 ) -> str:
-    """Return the fingerprint of so many items of such labels and digests; see `Dataset`."""
+    """Return the fingerprint of `count` items; see `Dataset.fingerprint`.
+
+    Args:
+        count: Number of items.
+        class_names: Names of the classes.
+        labels: Labels of the items, or None.
+        digests: `Dataset.item_digest` of each item. The sample digest is ignored.
+        decoding: `Dataset.decoding`. An empty string keeps the fingerprint of sets without options.
+    """
     sha = hashlib.sha256(json.dumps([count, class_names, labels, *filter(None, [decoding])]).encode())
     for digest in digests:
         sha.update(digest[:-SAMPLE_BYTES])
@@ -473,19 +508,19 @@ def fingerprint_of(
 
 
 Reading: TypeAlias = "Preprocess | Tokenization"
-"""Preprocessing of items as the model's header specifies it."""
+"""Preprocessing of images or tokenization of texts, from the header of a model."""
 
 
 def content_of(how: Reading) -> Content:
-    """Return whether a model reads images or texts."""
+    """Return the type of items that a model reads."""
     return Content.TEXTS if isinstance(how, Tokenization) else Content.IMAGES
 
 
 def of_kind(items: Dataset, kind: type[T]) -> T:
-    """Return a data set as one of images or texts.
+    """Return the data set after checking its class, `TextSet` or `ImageSet`.
 
     Raises:
-        DataError: If it is of the other kind.
+        DataError: If the data set has the other type of items.
     """
     if not isinstance(items, kind):
         raise DataError(f"{items.name}: contains {items.content}, but the model reads {kind.content}")
@@ -493,17 +528,17 @@ def of_kind(items: Dataset, kind: type[T]) -> T:
 
 
 Picture: TypeAlias = "Image.Image | Path | str | NDArray[np.uint8]"
-"""An image of Pillow, the path of an image file, or uint8 pixels (height, width) or (height, width, 1, 3 or 4)."""
+"""A Pillow image, the path of an image file, or uint8 pixels of shape (H, W) or (H, W, 1, 3 or 4)."""
 Item: TypeAlias = "Text | Picture"
 BATCHED = 4
-"""Number of axes of a batch of images."""
+"""Number of dimensions of a batch of images."""
 
 
 def listed(items: Iterable[Any]) -> list[Any]:
-    """Return items as a list.
+    """Convert items to a list.
 
     Raises:
-        TypeError: If there are none, or `items` is a single one.
+        TypeError: If `items` is empty or a single item.
     """
     kinds_of_one = {str: "one text", Path: "one path", Image.Image: "one image"}
     single = next((name for kind, name in kinds_of_one.items() if isinstance(items, kind)), "")
@@ -522,11 +557,16 @@ def is_text(item: object) -> TypeGuard[Text]:
 
 
 def given_items(items: Sequence[Item], how: Reading, *, name: str = "the items") -> Dataset:
-    """Return items of a program as a data set. For a model that reads images, a text is a path.
+    """Return a data set of Python objects. For a model of images, a string is a path.
+
+    Args:
+        items: Texts or images.
+        how: Preprocessing or tokenization of the model.
+        name: Name of the data set in messages.
 
     Raises:
-        TypeError: If the model cannot read an item.
-        DataError: If a text names no image file.
+        TypeError: If an item has a type that the model cannot read.
+        DataError: If an image file does not exist.
     """
     if content_of(how) is Content.TEXTS:
         texts = tuple(item for item in items if is_text(item))
@@ -558,5 +598,5 @@ def _checked_picture(item: object) -> Picture:
 
 
 def kinds(items: Iterable[object]) -> str:
-    """Return the types of items, for messages."""
+    """Return the type names of items, for messages."""
     return ", ".join(sorted({type(item).__name__ for item in items}))

@@ -1,4 +1,4 @@
-"""How image files are opened: the only place that hands bytes to Pillow."""
+"""Decoding of image files. No other module passes encoded bytes to Pillow."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ FORMATS = (
     "PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF",
     *(["AVIF"] if "avif" in features.modules and features.check("avif") else []),
 )  # fmt: skip
-"""Formats that Pillow may read. Pillow detects the format from the content, and some other readers start
-programs, such as Ghostscript for EPS.
-"""
+"""Formats that Pillow may read. Pillow detects the format from the content, and some of its other readers
+start programs (Ghostscript for EPS)."""
 PILLOW_ERRORS = (
     OSError, SyntaxError, ValueError, LookupError, TypeError, AttributeError, AssertionError, EOFError, ArithmeticError, struct.error,
     zlib.error,
@@ -41,19 +40,22 @@ _TRANSPOSES = MappingProxyType(
         8: Image.Transpose.ROTATE_90,
     }
 )
-"""Transposition that makes an image upright, by its EXIF orientation."""
+"""Transposition that makes an image upright, by EXIF orientation. Orientation 1 needs no transposition."""
 SAMPLE_BYTES = 8
-"""Number of bytes that identify a sample. A collision among ten million samples occurs in less than one of a million runs."""
+"""Number of digest bytes that identify a sample. With 64 bits, two of ten million samples collide with a
+probability of 3 in a million. Doubling it doubles the size of the recorded samples."""
 MOST_COMPARED_PIXELS = 1 << 16
-"""Number of pixels up to which pixels identify an image. The bytes of the file identify a larger one: decoding is slow."""
+"""Maximum number of pixels of images that are identified by their pixels. Larger images are identified by
+their file bytes, because decoding is slow. Chosen by hand (256 x 256 pixels); doubling it decodes larger
+images while digests are computed."""
 _COMPARED_MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA"})
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a file's bytes.
+    """Return the content of a file.
 
     Raises:
-        DataError: If it cannot be read.
+        DataError: If the file cannot be read.
     """
     try:
         return path.read_bytes()
@@ -62,28 +64,40 @@ def read_bytes(path: Path) -> bytes:
 
 
 def check_header(data: bytes, *, where: str) -> None:
-    """Look at an encoded image without decoding it; takes less than 0.1 ms.
+    """Check the header of an encoded image without decoding pixels. Takes less than 0.1 ms.
 
     Args:
-        data: The image file's bytes.
-        where: What an error message calls the image.
+        data: Content of the image file.
+        where: Name of the image in messages.
 
     Raises:
-        DataError: If it is no image, or its header is damaged. Its pixels may still be.
+        DataError: If the data are not an image, or the header is damaged. Damaged pixels are not detected.
     """
     with _named(where):
         _open(data).verify()
 
 
 def image_sample(image: Image.Image, digest: bytes) -> bytes:
-    """Return the bytes that identify an image: of its RGBA pixels, or `digest` of a large image or one of other modes."""
+    """Return the sample digest of an image, `SAMPLE_BYTES` bytes.
+
+    Args:
+        image: The image.
+        digest: SHA-256 of the file, used for images with more than `MOST_COMPARED_PIXELS` pixels or of
+            unusual modes.
+
+    Returns:
+        Start of the SHA-256 of size and RGBA pixels, or of `digest`.
+    """
     if image.width * image.height <= MOST_COMPARED_PIXELS and image.mode in _COMPARED_MODES:
         digest = hashlib.sha256(repr(image.size).encode() + image.convert("RGBA").tobytes()).digest()
     return digest[:SAMPLE_BYTES]
 
 
 def encoded_digest(data: bytes) -> bytes:
-    """Return the digest of an encoded image, as `Dataset.item_digest`. A damaged image is identified by its bytes."""
+    """Return the digest of an encoded image in the format of `Dataset.item_digest`.
+
+    The sample digest is based on the pixels, or on the file bytes if the image is damaged.
+    """
     digest = hashlib.sha256(data).digest()
     try:
         return digest + image_sample(_open(data), digest)
@@ -92,7 +106,7 @@ def encoded_digest(data: bytes) -> bytes:
 
 
 def is_image(source: Path | IO[bytes]) -> bool:
-    """Return whether the content of a regular file begins like an image of one of `FORMATS`."""
+    """Return whether the content of a regular file starts like an image in one of `FORMATS`."""
     try:
         with Image.open(source, formats=FORMATS):
             return True
@@ -106,20 +120,20 @@ def decode(data: bytes, *, where: str, least: int | None = None, max_item: int =
     """Return the first frame of an encoded image.
 
     Args:
-        data: Bytes of the image file.
+        data: Content of the image file.
         where: Name of the image in messages.
-        least: Number of pixels that each side needs at least: JPEG files may then be decoded at a smaller size, which is
+        least: Minimum number of pixels per side. JPEG files may then be decoded at a smaller size, which is
             faster. None decodes all pixels.
-        max_item: Largest number of bytes of pixels.
+        max_item: Maximum size of the pixels in bytes.
 
     Raises:
-        DataError: If it is not an image of one of `FORMATS`, or truncated, corrupt or too large.
+        DataError: If the image has a format not in `FORMATS`, or is truncated, corrupt or too large.
     """
     with _named(where):
         image = _open(data)
         if least is not None:
             image.draft(None, (least, least))
-        # a small file may decode to gigabytes
+        # Check the size in the header before `load`: a small file may decode to gigabytes.
         channels = len(image.getbands())
         if (size := image.width * image.height * channels) > max_item:
             raise DataError(
@@ -131,9 +145,10 @@ def decode(data: bytes, *, where: str, least: int | None = None, max_item: int =
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Return an image turned and mirrored as its EXIF orientation says, with the pixels of `PIL.ImageOps.exif_transpose`.
+    """Return an image rotated and mirrored by its EXIF orientation.
 
-    That rewrites the metadata too, and so fails on damaged ones, which here count as none.
+    The pixels equal `PIL.ImageOps.exif_transpose`, which also rewrites the metadata and therefore fails if
+    the metadata are damaged. Here, damaged metadata are ignored.
     """
     image.load()
     try:
@@ -170,17 +185,23 @@ def _named(where: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """Some bytes of a file."""
+    """Range of bytes in a file.
+
+    Attributes:
+        path: The file.
+        offset: Position of the first byte.
+        size: Number of bytes.
+    """
 
     path: Path
     offset: int
     size: int
 
     def read(self) -> bytes:
-        """Return them.
+        """Return the bytes of the range.
 
         Raises:
-            DataError: If they are not there.
+            DataError: If the file cannot be read or is too short.
         """
         try:
             with self.path.open("rb", buffering=0) as file:

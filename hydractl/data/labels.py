@@ -1,4 +1,4 @@
-"""The classes of data: names, choice and order by a data reference, and the match with a model's classes."""
+"""Classes of data: names, selection, order, and the match with the classes of a model."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ _MAX_SHOWN = 10
 
 
 def are_numerals(names: Iterable[str]) -> bool:
-    """Return whether every name is a whole number as Python writes it: `7`, not `07`."""
+    """Return whether every name is an integer in Python's notation: `7`, not `07`."""
     return all(_NUMERAL.fullmatch(name) for name in names)
 
 
 def select_classes(class_names: Sequence[str], selectors: Sequence[str]) -> tuple[int, ...]:
-    """Return the classes that `classes=` chooses, increasing.
+    """Return the sorted indices of the classes selected by `classes=`.
 
-    A class's name goes before everything. Otherwise a number is that in a name where all names are no more than numbers
-    (`7`, `LABEL_7`), and a position counted from 0 where they are not.
+    A selector that equals a class name selects this class. Otherwise a number selects by the numbers in the
+    names if all names are only numbers (`7`, `LABEL_7`), and by position (from 0) if not.
 
     Args:
-        class_names: The data set's classes.
-        selectors: Names, numbers, or inclusive ranges of numbers such as `0-6`.
+        class_names: Class names of the data set.
+        selectors: Names, numbers, or inclusive ranges of numbers like `0-6`.
 
     Raises:
-        UsageError: If a range runs backwards.
-        DataError: If the data have no such class.
+        UsageError: If a range is decreasing.
+        DataError: If a class does not exist.
     """
     by_name = {name: index for index, name in enumerate(class_names)}
     numbered = {str(n): i for i, n in enumerate(placeholders(class_names) or range(len(class_names)))}
@@ -78,22 +78,22 @@ def select_classes(class_names: Sequence[str], selectors: Sequence[str]) -> tupl
             first, last = int(ends[1]), int(ends[2])
             if first > last:
                 raise UsageError(f"`classes={item}`: the range is reversed", hint=f"write {last}-{first}")
-            # both ends first: a range far too long must not be walked
+            # check both ends first: a range of billions of numbers must fail at once
             _number_of(str(last), numbered, class_names)
             chosen.update(_number_of(str(number), numbered, class_names) for number in range(first, last + 1))
     return tuple(sorted(chosen))
 
 
 def required_labels(dataset: Dataset, option: str, *, hint: str = LABELS_HINT) -> tuple[int, ...]:
-    """Return the data's labels, in the data's own classes.
+    """Return the labels of the data, as indices into the data's own classes.
 
     Args:
         dataset: The data.
-        option: Which option of the command line needs them.
-        hint: What to do without.
+        option: Option that needs labels, for messages.
+        hint: Advice if labels are missing.
 
     Raises:
-        DataError: If there are none, or items have several, of labels or of words.
+        DataError: If labels are missing, or items have several labels or labels of words.
     """
     check_labels(
         dataset, option, task=dataset.task if dataset.task.has_one_question else SINGLE_LABEL, hint=hint
@@ -102,10 +102,16 @@ def required_labels(dataset: Dataset, option: str, *, hint: str = LABELS_HINT) -
 
 
 def check_labels(dataset: Dataset, option: str, *, task: Task, hint: str = LABELS_HINT) -> None:
-    """Refuse data without labels, or with those of another task.
+    """Check that data have labels of a task.
+
+    Args:
+        dataset: The data.
+        option: Option that needs labels, for messages.
+        task: The required task.
+        hint: Advice if labels are missing.
 
     Raises:
-        DataError: If they have none of the task.
+        DataError: If labels are missing or of another task.
     """
     if dataset.labels is None:
         needs = "them" if task is SINGLE_LABEL else task.labels
@@ -128,21 +134,23 @@ def model_labels(
     architecture: Architecture,
     hint: str = LABELS_HINT,
 ) -> Tensor:
-    """Return the labels of the data as a model counts classes.
+    """Return the labels of the data as class indices of a model.
 
     Args:
         dataset: The data.
-        table: For each class of the data the model's.
-        option: Which option of the command line needs them.
-        architecture: Of the model.
-        hint: What to do without.
+        table: Model class of each data class, from `match_classes`.
+        option: Option that needs labels, for messages.
+        architecture: Architecture of the model.
+        hint: Advice if labels are missing.
 
     Returns:
-        Shape (N,), int64; of a model for several labels (N, Q), 1 where a label applies and 0 where it does not; of a classifier
-        of tokens (N, Q), the class of each word, -100 where a text has no more.
+        Int64. For single labels shape (N,). For several labels shape (N, number of classes), 1 if a label
+        applies and 0 if not. For token classification shape (N, maximum number of words), -100 after the last
+        word.
 
     Raises:
-        DataError: As `check_labels`, and if some of the model's labels are left out of the data.
+        DataError: See `check_labels`. Also if `classes=` removed labels of the model from data with several
+            labels.
     """
     import torch  # noqa: PLC0415 - readers of labels do without it
 
@@ -169,10 +177,14 @@ def model_labels(
 
 
 def check_training_labels(dataset: Dataset, option: str) -> None:
-    """Refuse labels that a classifier cannot be trained on.
+    """Check that a classifier can be trained on the labels.
+
+    Args:
+        dataset: The data.
+        option: Option of the data, for messages.
 
     Raises:
-        DataError: If there are none, or all are the same.
+        DataError: If labels are missing, or all labels are equal.
     """
     check_labels(dataset, option, task=dataset.task)
     labels = dataset.labels or ()
@@ -193,16 +205,18 @@ def check_training_labels(dataset: Dataset, option: str) -> None:
 
 
 def apply_class_options(dataset: T, ref: DataRef) -> T:
-    """Return items whose classes a reference chooses, renames and orders, in this turn.
+    """Apply `classes`, `map` and `classes-by` of a reference to data, in this order.
 
     Raises:
-        UsageError: If a range of classes runs backwards.
-        DataError: If there are no labels, or no such classes, or two would have one name, or a name has no number to order by.
+        UsageError: If a range of classes is decreasing.
+        DataError: If labels or selected classes are missing, two classes get the same name, or a name has no
+            number to order by.
     """
     if dataset.labels is None:
         if ref.classes is None and ref.reads_classes:
             required_labels(dataset, f"::{MAP}=" if ref.map else "::classes-by=")
-        return dataset if ref.classes is None else dataset.of_classes(())  # which are refused
+        # without labels, `of_classes` raises
+        return dataset if ref.classes is None else dataset.of_classes(())
     names = tuple(map(normal, dataset.class_names))
     if (twice := first_twice(names)) is not None:
         raise DataError(
@@ -229,7 +243,7 @@ def _renamed(dataset: T, names: dict[str, str]) -> T:
 
 
 def _ordered(dataset: T, by: str) -> T:
-    """Return items whose classes are counted in an order, in which they are to be taken."""
+    """Return items with their classes in an order: `position`, `number` or `alphabet`."""
     names = dataset.class_names
     order: Sequence[int] | None = range(len(names))
     if by == ALPHABET:
@@ -248,7 +262,7 @@ def _ordered(dataset: T, by: str) -> T:
 
 
 def first_names(names: Sequence[str]) -> str:
-    """Return the first of some names, and how many more there are."""
+    """Return the first names and the number of other names, for messages."""
     suffix = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
     return quoted(names[:_MAX_SHOWN]) + suffix
 
@@ -271,30 +285,35 @@ def match_classes(
     by_text: bool = False,
     called: str = "the data",
 ) -> tuple[int, ...]:
-    """Return for each class of the data the model's.
+    """Return the model class of each data class.
 
-    By name if the model knows every class of the data, capitals, blanks around them and forms of Unicode aside. Where it
-    knows some and not others, nothing else is tried. Else data's names that are no more than numbers (`7`, `LABEL_7`) are the
-    model's class indices, or, where these do not fit, classes are taken in the order of their numbers. Where the model's
-    classes have no names, or such, the data's are taken in order, too. Order needs as many classes in the data as in the
-    model. Else `::classes-by=` insists on order, of the model's first classes if its classes have no names. Anything but
-    a match by name is said through `progress.warn`.
+    The rules, in order:
 
-    Labels that are numbers and not names (`Dataset.numbered`) are never taken in order, and neither are the classes of a model
-    that is asked about texts: a class is there what its name says.
+    1. `::classes-by=` matches by order. If the model has no class names, these are its first classes.
+    2. Names match if the model knows every class of the data, ignoring upper and lower case, surrounding
+      spaces and Unicode forms. If only some names match, the data are refused.
+    3. Data names that are only numbers (`7`, `LABEL_7`) are class indices of the model, if in range. For a
+      model without class names and with equally many classes, numbers at the end of names (`class7`) are
+      indices, too.
+    4. Classes match in order if the model has no class names or the data's names are numbers, and both have
+      equally many classes.
+
+    Rules 3 and 4, and names that differ in case, give a warning, except integers for a model without class
+    names. Rule 4 never applies to labels that are integers (`Dataset.numbered`), or with `by_text`, because
+    names then define the classes.
 
     Args:
         dataset: The data.
-        model_labels: The model's class names, one each; empty if it has none.
-        num_classes: How many classes the model tells apart.
-        by_text: Whether the names are what the model is asked about (zero-shot), or count as if they were: never in order.
-        called: What warnings call the data.
+        model_labels: Class names of the model. Empty if it has no names.
+        num_classes: Number of classes of the model.
+        by_text: Whether class names define the classes of the model (zero-shot).
+        called: Name of the data in warnings.
 
     Returns:
-        Each in 0..num_classes-1; none for data without labels.
+        One index per data class, in 0..num_classes-1. Empty for data without labels.
 
     Raises:
-        DataError: If the classes do not fit.
+        DataError: If the classes do not match.
     """
     class_names = dataset.class_names
     if dataset.by_position:
@@ -331,17 +350,20 @@ def match_classes(
 
 
 def nameless(model_labels: Sequence[str]) -> bool:
-    """Return whether the model's classes have no names, or none but their numbers: `LABEL_0`, `LABEL_1`, ..."""
+    """Return whether a model has no class names, or only numbers: `LABEL_0`, `LABEL_1`, ..."""
     return placeholders(model_labels) == tuple(range(len(model_labels)))
 
 
 def has_default_names(model_labels: Sequence[str]) -> bool:
-    """Return whether a model has no class names, or the default ones of transformers: `LABEL_0`, `LABEL_1`, ..."""
+    """Return whether a model has no class names, or the defaults of transformers: `LABEL_0`, `LABEL_1`, ..."""
     return tuple(model_labels) == tuple(f"LABEL_{i}" for i in range(len(model_labels)))
 
 
 def names_agree(dataset: Dataset, model_labels: Sequence[str], num_classes: int) -> bool:
-    """Return whether the data's classes are the model's by name, number or order of the user, or the model's have no names."""
+    """Return whether data and model agree about the classes by name, by number, or by order if requested.
+
+    Data also agree with a model without names that has equally many classes.
+    """
     are_as_many = len(dataset.class_names) == num_classes
     if (not model_labels or are_as_many) if dataset.by_position else (not model_labels and are_as_many):
         return True
@@ -352,10 +374,14 @@ def names_agree(dataset: Dataset, model_labels: Sequence[str], num_classes: int)
 
 
 def new_names(class_names: Sequence[str], number: int) -> tuple[str, ...]:
-    """Return names for a new classifier of `number` classes, which are at least as many as the data's.
+    """Return class names for a new classifier.
 
-    The data's classes come first, in their order. Where they are fewer and all are numbers below `number`, each has its own
-    index instead, as `match_classes` reads them.
+    The data's classes come first, in their order. If there are fewer than `number` and all are integers below
+    `number`, each class gets the index in its name instead, like in `match_classes`.
+
+    Args:
+        class_names: Class names of the data.
+        number: Number of classes of the classifier, at least the number of names.
     """
     spare = (
         number > len(class_names) and are_numerals(class_names) and all(int(n) < number for n in class_names)
@@ -367,13 +393,16 @@ def new_names(class_names: Sequence[str], number: int) -> tuple[str, ...]:
 def filled_names(
     model_labels: Sequence[str], class_names: Sequence[str], table: Sequence[int], number: int
 ) -> tuple[str, ...]:
-    """Return the model's class names, with the data's for classes that have none; what is left is `unnamed class 3`.
+    """Return the class names of a model, with names of the data for unnamed classes.
 
     Args:
-        model_labels: One each, or none.
-        class_names: The data's.
-        table: Which class of the model each of those is.
-        number: How many classes the model tells apart.
+        model_labels: Class names of the model, or empty.
+        class_names: Class names of the data.
+        table: Model class of each data class.
+        number: Number of classes of the model.
+
+    Returns:
+        One name per class. Remaining classes are named like `unnamed class 3`.
     """
     theirs = dict(zip(table, class_names, strict=True))
     model_names = model_labels or [_unnamed(i) for i in range(number)]
@@ -381,7 +410,7 @@ def filled_names(
 
 
 def names_all(dataset: Dataset, model_labels: Sequence[str]) -> bool:
-    """Return whether the data know every class of the model that has a name, and the model every class of the data."""
+    """Return whether the data have every named class of the model, and the model every class of the data."""
     if not model_labels or not names_agree(dataset, model_labels, len(model_labels)):
         return False
     with reporting(SILENT):
@@ -394,9 +423,9 @@ def _unnamed(index: int) -> str:
 
 
 def _by_name(class_names: Sequence[str], model_labels: Sequence[str]) -> tuple[list[int | None], bool]:
-    """Return for each class of the data the model's of that name, None where there is not one, and whether capitals agree.
+    """Return the model class of each data class by name, and whether all names match in upper and lower case.
 
-    A class that the model calls by its number alone has that number for a name.
+    A class without a unique match has None. A number also matches the model's unnamed class with this index.
     """
     places: list[int | None] = [None] * len(class_names)
     exactly = True
@@ -415,9 +444,10 @@ def _by_name(class_names: Sequence[str], model_labels: Sequence[str]) -> tuple[l
 def _indices(
     dataset: Dataset, model_labels: Sequence[str], num_classes: int, *, by_text: bool
 ) -> tuple[int, ...] | None:
-    """Return the numbers of the data's classes if they can be the model's class indices: it calls none by another number.
+    """Return the numbers in the data's class names if they can be class indices of the model, else None.
 
-    Numbers within names are such only where the model's classes have no names, are as many, and it is not asked about texts.
+    Numbers within longer names count only if the model has no class names, has equally many classes and
+    `by_text` is False. Numbers conflict if the model gives one of these classes another number.
     """
     numbers = placeholders(dataset.class_names)
     if numbers is None and nameless(model_labels) and not by_text and len(dataset.class_names) == num_classes:
@@ -433,7 +463,7 @@ def _indices(
 
 
 def _order(class_names: Sequence[str], model_labels: Sequence[str], num_classes: int) -> list[int] | None:
-    """Return the positions of the data's classes in the order in which they are taken for the model's; None for no order."""
+    """Return the positions of the data's classes in the model's order, or None without an order."""
     count, by_numbers = len(class_names), by_number(class_names)
     if count != num_classes:
         return None
@@ -444,7 +474,11 @@ def _order(class_names: Sequence[str], model_labels: Sequence[str], num_classes:
 
 
 def _in_position(dataset: Dataset, model_labels: Sequence[str], num_classes: int) -> tuple[int, ...]:
-    """Return the data's classes in their order, which the user insists on, unless a name disproves it."""
+    """Return the data's classes in order, as the user requested, unless a name contradicts the order.
+
+    Raises:
+        DataError: If the numbers of classes differ, or a class has the name of another class of the model.
+    """
     count = len(dataset.class_names)
     if count > num_classes or (count < num_classes and not nameless(model_labels)):
         raise DataError(
@@ -466,10 +500,10 @@ def _in_position(dataset: Dataset, model_labels: Sequence[str], num_classes: int
 def _warn_indices(
     dataset: Dataset, model_labels: Sequence[str], indices: Sequence[int], *, called: str
 ) -> None:
-    """Say that names are taken for indices, where they could be something else."""
+    """Warn that class names are read as class indices, if another reading is possible."""
     numbers = counters(
         model_labels
-    )  # in its names, which count otherwise where the alphabet has ordered them
+    )  # numbers in the model's names differ from its indices if its classes were sorted alphabetically
     at = next((i for i, index in enumerate(indices) if numbers and numbers[index] != index), 0)
     name, index = dataset.class_names[at], indices[at]
     other_order = _other_order(dataset)
@@ -489,7 +523,7 @@ def _other_order(dataset: Dataset) -> str:
 def _unlike(
     dataset: Dataset, strange: Sequence[str], model_labels: Sequence[str], *, num_classes: int, by_text: bool
 ) -> DataError:
-    """Return the refusal of data of which the model does not know some classes, or none."""
+    """Return the error for class names that the model does not know."""
     class_names, count = dataset.class_names, len(dataset.class_names)
     if nameless(model_labels) and not by_text:
         return DataError(

@@ -1,4 +1,4 @@
-"""Data sets of DATA references: opened, selected, and read as a model needs them."""
+"""Open the data set of a DATA reference and select its items."""
 
 from __future__ import annotations
 
@@ -64,21 +64,22 @@ def open_data(
 ) -> Dataset:
     """Return the images or texts that a data reference selects.
 
-    The split comes first, then `classes`, `map` and `classes-by`, then `limit`, which spreads its items evenly over what is
-    left, so that data sorted by class keep all their classes; then `part`. The digest of a sample selects its part, so equal
-    samples are in the same part, in any file, order or subset.
+    The keys of the reference are applied in a fixed order: `split`, then `classes`, `map` and `classes-by`,
+    then `limit`, then `part`. `limit` spreads its items evenly over the remaining items, to keep all classes
+    of sorted data. The digest of a sample selects its part: equal samples belong to the same part in any
+    file, order or subset.
 
     Args:
-        ref: A parsed reference, or the text of one.
-        content: What the items are to be.
-        labelled: Whether labels are read where there are some. If not, a folder's files may lie beside its sub-folders,
-            unless the reference says something of classes.
-        skip_bad: Whether files that a table names may be missing.
-        pairs: Whether the model was trained on pairs of texts, None if unknown.
+        ref: Parsed data reference, or its text.
+        content: Expected type of the items.
+        labelled: Whether to read labels if the data have labels. If False, a folder may hold files next to
+            its sub-folders, unless the reference selects, renames or orders classes.
+        skip_bad: Whether image files named by a table may be missing.
+        pairs: Whether the model was trained on pairs of texts. None if unknown.
 
     Raises:
-        UsageError: If the reference is malformed or names a column of the other kind.
-        DataError: If the data are missing, malformed, of the other kind, or none is left.
+        UsageError: If the reference is malformed, or names a column of the other type of items.
+        DataError: If the data are missing, malformed or of the other type, or no item is selected.
         HubError: If the Hub cannot be reached.
     """
     if isinstance(ref, str):
@@ -103,7 +104,7 @@ def open_data(
 
 
 def _part_of(dataset: Dataset, index: int, parts: int) -> int:
-    """Return the part of an item, in 0..parts-1. Equal samples are in one part, and an unreadable image in the first."""
+    """Return the part of an item, in 0..parts-1. Unreadable images belong to part 0."""
     try:
         (sample,) = samples_in([dataset.item_digest(index)])
     except DataError:
@@ -126,7 +127,7 @@ def _named(ref: DataRef, dataset: Dataset) -> Dataset:
 
 
 def _check_columns(ref: DataRef, content: Content) -> None:
-    """Refuse a reference that asks for the other kind of items."""
+    """Raise if a reference names a column of the other type of items."""
     if content is Content.TEXTS and ref.image is not None:
         raise UsageError(
             f"`image={ref.image}` selects a column of images, but the model reads texts",
@@ -147,7 +148,7 @@ def _opened(ref: DataRef, content: Content, *, reads_labels: bool, pairs: bool |
                 f"{ref.kind.value} are {toy_content}, but the model reads {content}", hint=SOURCES[content]
             )
         return TOYS[ref.kind](ref)
-    # without labels a folder's files may lie beside its sub-folders
+    # `label=` names a column of a table, even if the caller needs no labels
     labelled = reads_labels or ref.label is not None
     if _holds_files(ref, content, labelled=labelled):
         return (folder.open_folder if reads_labels else folder.open_tree)(ref, content)
@@ -164,10 +165,12 @@ def _opened(ref: DataRef, content: Content, *, reads_labels: bool, pairs: bool |
 
 
 def _holds_files(ref: DataRef, content: Content, *, labelled: bool) -> bool:
-    """Return whether the files below a folder are the items; without labels also where metadata name them.
+    """Return whether the items are the files below a folder.
+
+    Without labels, this includes folders with metadata files.
 
     Raises:
-        UsageError: If they are, and the reference names a column.
+        UsageError: If the items are files and the reference names a column.
     """
     if ref.kind is not SourceKind.FOLDER or webdataset.shards_in(ref) or folder.is_saved(ref):
         return False
@@ -199,14 +202,21 @@ def open_items(
     workers: int | None = 0,
     skip_bad: bool = False,
 ) -> Dataset:
-    """Return the data that a reference selects, images or texts as the model reads them; as `open_data`.
+    """Return the data that a reference selects, in the form that a model reads.
+
+    For a token classifier, texts become rows of words (`by_word`).
 
     Args:
-        ref: As there.
-        how: Of the model.
-        labelled: As there.
-        workers: How many processes decode images; None for what pays, see `WorkerPool.of`.
-        skip_bad: Whether images that cannot be read are left out; `progress` hears how many, see `open_readable`.
+        ref: Parsed data reference, or its text.
+        how: Preprocessing or tokenization of the model.
+        labelled: See `open_data`.
+        workers: Number of processes that decode images, 0 for threads. None chooses; see `WorkerPool.of`.
+        skip_bad: Whether to leave out unreadable images, with a warning. See `open_readable`.
+
+    Raises:
+        UsageError: See `open_data`.
+        DataError: See `open_data`. Also if a text of a token classifier has no word to answer.
+        HubError: If the Hub cannot be reached.
     """
     if skip_bad:
         dataset, left_out = open_readable(ref, how, labelled=labelled, workers=workers)
@@ -230,13 +240,16 @@ def open_items(
 def open_readable(
     ref: DataRef | str, how: Reading, *, labelled: bool = True, workers: int | None = 0
 ) -> tuple[Dataset, str | None]:
-    """Return the images that a reference selects and the model can read, and a sentence on how many are left out, if any.
+    """Return the readable images of a reference, and a message about the others.
 
-    Each image is decoded once; arguments as of `open_items`.
+    Each image is decoded once. The arguments are those of `open_items`.
+
+    Returns:
+        The images, and the number of skipped images in words. The message is None if all images are readable.
 
     Raises:
-        UsageError: If they are texts.
-        DataError: If none can be read.
+        UsageError: If the items are texts.
+        DataError: If no image is readable.
     """
     dataset = open_lenient(ref, how, labelled=labelled, workers=workers)
     unreadable: dict[int, str] = {}
@@ -256,10 +269,10 @@ def open_readable(
 def open_lenient(
     ref: DataRef | str, how: Reading, *, labelled: bool = True, workers: int | None = 0
 ) -> ImageSet:
-    """Return images that may be unreadable or missing; arguments as of `open_items`.
+    """Return images, of which any may be unreadable or missing. The arguments are those of `open_items`.
 
     Raises:
-        UsageError: If they are texts.
+        UsageError: If the items are texts.
     """
     dataset = open_data(ref, content=content_of(how), labelled=labelled, skip_bad=True)
     if not isinstance(dataset, ImageSet):
@@ -268,12 +281,17 @@ def open_lenient(
 
 
 def lenient(dataset: Dataset) -> Dataset:
-    """Return images that may be unreadable, or the texts."""
+    """Return a data set whose batches accept unreadable images. Texts are returned unchanged."""
     return replace(dataset, lenient=True) if isinstance(dataset, ImageSet) else dataset
 
 
 def crewed(dataset: T, workers: int | None) -> T:
-    """Return items of which images are decoded by so many processes; None for what pays."""
+    """Return a data set whose images are decoded by `workers` processes. Texts are returned unchanged.
+
+    Args:
+        dataset: The data.
+        workers: Number of processes, 0 for threads. None chooses by the number of images and cores.
+    """
     return (
         replace(dataset, crew=WorkerPool.of(workers, images=len(dataset)))
         if isinstance(dataset, ImageSet)

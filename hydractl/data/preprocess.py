@@ -1,4 +1,4 @@
-"""From an image to a model's input: resizes and crops that compute only the pixels in use, and random augmentation."""
+"""Image preprocessing: resizing and cropping, random augmentation for training, and normalization."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", int, float)
 Steps: TypeAlias = tuple[Callable[[Any], Any], ...]
-"""A function from image to image."""
+"""Functions from image to image, applied in order."""
 RADIUS = 3
-"""Support of Lanczos, the widest of Pillow's filters, in pixels of the coarser side."""
+"""Support of Lanczos, the widest filter of Pillow, in pixels of the coarser of input and output."""
 EXACT = 1 << 24
-"""Integers below this are exact in single precision, in which Pillow takes the box to resize."""
+"""Limit below which all integers are exact in float32, the type of Pillow's resize box."""
 
 
 def resizing(preprocessing: Preprocess) -> Steps:
-    """Return the steps from an image of any size to one of input size, to the bit as timm or transformers evaluates.
+    """Return the steps from an image of any size to an image of input size.
 
-    Pillow resizes as in timm, torchvision as in the image processors of transformers (`Preprocess.resizes_tensors`).
-    With `crop_offset` "before" less is cut on the left and above of an odd margin.
+    The result equals, bit by bit, evaluation with Pillow (timm) or with torchvision (image processors of
+    transformers), selected by `Preprocess.resizes_tensors`. For an odd margin, `crop_offset="before"` cuts
+    less on the left and above.
     """
     if preprocessing.resizes_tensors:
         height, width = (floor(side / preprocessing.crop_pct) for side in preprocessing.input_size[1:])
@@ -70,9 +71,9 @@ def resizing(preprocessing: Preprocess) -> Steps:
             crop_mode=preprocessing.crop_mode,
         ).transforms
     )
-    steps = steps[:-2]  # what follows is normalised, to the bit as `Normalised` does in half the time
+    steps = steps[:-2]  # drop timm's last two steps: `Normalised` computes the same bits in half the time
     first, size = steps[0], preprocessing.input_size[1:]
-    # a resize to one size has known margins
+    # after a resize to a fixed size, the margins are known
     odd = not (isinstance(first, Resize) and not isinstance(first.size, int)) or any(
         (resized_side - crop_side) % 2 for resized_side, crop_side in zip(first.size, size, strict=True)
     )
@@ -95,13 +96,13 @@ def resizing(preprocessing: Preprocess) -> Steps:
 
 
 class _ResizedSide(NamedTuple):
-    """What is kept of one side of a resized image.
+    """Part of one side of a resized image, after a crop.
 
     Attributes:
-        source: How long the side is.
-        resized: How long it would be.
-        begin: Where the part begins in that.
-        cropped: How long it is.
+        source: Length of the side before the resize, in pixels.
+        resized: Length of the side after the resize.
+        begin: First remaining pixel of the resized side.
+        cropped: Number of remaining pixels.
     """
 
     source: int
@@ -111,42 +112,48 @@ class _ResizedSide(NamedTuple):
 
     @property
     def kept_pixels(self) -> tuple[int, int]:
-        """Where the part begins and ends in the whole."""
+        """First remaining pixel of the resized side, and the pixel after the last."""
         return self.begin, self.begin + self.cropped
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Where the part begins and ends in the image."""
+        """Start and end of the remaining part, in pixels of the source."""
         first, last = self.kept_pixels
         return first * self.source / self.resized, last * self.source / self.resized
 
     @property
     def is_exact(self) -> bool:
-        """Whether Pillow gives this part alone as it gives it of the whole: if no place in it has to be rounded."""
+        """Whether Pillow computes the same bits for this part alone as for the whole side.
+
+        This holds if all positions are exact in float32.
+        """
         parts = Fraction(self.source, self.resized).denominator
         return parts & (parts - 1) == 0 and self.source * parts < EXACT
 
     @property
     def read(self) -> tuple[int, int]:
-        """Which pixels of the side the part is made of, and perhaps some more."""
+        """First source pixel that can influence the part, and the pixel after the last."""
         (begin, end), reach = self.ends, RADIUS * max(1.0, self.source / self.resized)
         return max(0, floor(begin - reach)), min(self.source, ceil(end + reach))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Middle:
-    """What a resize of the shorter side to `side` leaves of an image after a crop to its middle.
+    """Resize of the shorter side to `side` followed by a center crop, computed for the remaining pixels only.
 
-    Pillow resizes rows, then columns, and rounds between. What becomes of a row hangs on no other row, and of a column on no
-    other column, so that those which are cut off may be left out: before a side is resized where that needs no rounding (to 256
-    pixels, as most models do, of the shorter side always), else after it.
+    Pillow resizes rows, then columns, and rounds to integers in between. An output row does not depend on
+    other rows, and an output column does not depend on other columns. Pixels outside the crop are therefore
+    left out: before a side is resized if `_ResizedSide.is_exact` (always for the shorter side if `side` is
+    256), otherwise after the resize.
 
     Attributes:
-        side: At least as long as what is kept.
-        size: That, (height, width).
-        before: Of an odd margin, whether less is cut on the left and above, or what torchvision's crop does.
-        resample: Pillow's filter.
-        exact: Whether the result is to the bit that of the whole image's resize, or but for rounding in less time.
+        side: Length of the shorter side after the resize, at least as large as both values of `size`.
+        size: (height, width) of the crop.
+        before: Whether an odd margin is cut less on the left and above. False rounds like torchvision's
+            CenterCrop.
+        resample: Filter of Pillow.
+        exact: Whether the result has the bits of a resize of the whole image. False is faster and differs by
+            rounding.
     """
 
     side: int
@@ -156,14 +163,14 @@ class Middle:
     exact: bool = True
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        """Return the part."""
+        """Return the resized and cropped image."""
         across, down = self._parts(image)
         if not self.exact:
             (left, right), (above, below) = across.ends, down.ends
             return image.resize(
                 (across.cropped, down.cropped), self.resample, box=(left, above, right, below)
             )
-        # from release 13 on, Pillow resizes columns before rows if an image becomes lower rather than narrower
+        # Pillow 13 resizes columns before rows if the height shrinks more than the width
         if down.source - down.resized > max(0, 2 * (across.source - across.resized)):
             whole = image.resize((across.resized, down.resized), self.resample)
             return whole.crop(_box(across.kept_pixels, down.kept_pixels))
@@ -184,7 +191,7 @@ class Middle:
         return resized.crop(_box((0, across.cropped), down.kept_pixels))
 
     def _parts(self, image: Image.Image) -> tuple[_ResizedSide, _ResizedSide]:
-        """Return what is kept across and down."""
+        """Return the remaining parts of width and height."""
         short = min(image.size)
         across, down = (
             _ResizedSide(
@@ -201,12 +208,12 @@ class Middle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorResize:
-    """Resize and center crop of transformers' torchvision backend, which works on uint8 tensors.
+    """Resize and center crop of transformers' torchvision backend, computed on uint8 tensors.
 
     Attributes:
-        size: (height, width) before the crop; None keeps the aspect ratio.
+        size: (height, width) before the crop. None keeps the aspect ratio.
         side: Shorter side before the crop, if the aspect ratio is kept.
-        crop: (height, width).
+        crop: (height, width) of the crop.
         mode: Name of the filter in torchvision.
     """
 
@@ -216,7 +223,12 @@ class TensorResize:
     mode: str
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        """Return the resized and cropped image."""
+        """Return the resized and cropped image.
+
+        Raises:
+            DataError: If the resized image has more than `MAX_ITEM` bytes, because of an extreme aspect
+                ratio.
+        """
         from torchvision.transforms.v2 import InterpolationMode, functional  # noqa: PLC0415 - as above
 
         short = min(image.size)
@@ -235,12 +247,12 @@ class TensorResize:
 
 @dataclass(frozen=True, slots=True)
 class CropBefore:
-    """Cuts the middle (height, width) out of an image that is no smaller; of an odd margin less on the left and above."""
+    """Center crop to (height, width). An odd margin is cut less on the left and above."""
 
     size: tuple[int, int]
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        """Return it."""
+        """Return the cropped image."""
         height, width = self.size
         left, above = (image.width - width) // 2, (image.height - height) // 2
         return image.crop((left, above, left + width, above + height))
@@ -253,9 +265,10 @@ def _box(across: tuple[T, T], down: tuple[T, T]) -> tuple[T, T, T, T]:
 
 MODES = MappingProxyType({1: "L", 3: "RGB"})
 AUGMENTATIONS = ("rrc", "flip", "shift", "randaugment")
-"""Augmentations of training images, in the order of application: a random resized crop of 8 to 100 % of the area;
-a horizontal flip of every other image; in one image of five a shift by up to an eighth of the side, filled with
-black; two operations of RandAugment at magnitude 12 of 30 (Cubuk et al. 2020)."""
+"""Augmentations of training images, in the order of their application. `rrc`: a random resized crop of 8 to
+100 % of the area. `flip`: a horizontal flip with probability 0.5. `shift`: with probability 0.2 a shift by up
+to 1/8 of each side, filled with black. `randaugment`: two operations of RandAugment at magnitude 12 of 30
+(Cubuk et al. 2020), the setting of the paper (Appendix D.2)."""
 
 _DRAWS = frozenset(
     {torch.rand, torch.randint, torch.randn, torch.randperm, torch.bernoulli, torch.multinomial, torch.normal}
@@ -265,18 +278,28 @@ _DRAWS = frozenset(
     }
 )
 CROPPING = frozenset({"crop_mode", "crop_offset", "crop_pct", "resize_backend"})
-"""Fields of a `Preprocess` that determine the steps of the preprocessing."""
+"""Fields of `Preprocess` that determine resizing and cropping."""
 SMALLEST_CROP = 0.08
+"""Minimum share of the area in a random resized crop, the default of torchvision. Doubling it gives crops
+with less variation."""
 GAP = 2.0
-"""Size factor up to which an image is reduced before resizing, as in Pillow, where the filter makes little difference."""
+"""Minimum ratio of the decoded size to the size after resizing, if images are decoded at a smaller size.
+Equals the default `reducing_gap` of Pillow's `Image.thumbnail`. Doubling it gives pixels closer to full
+decoding, with a smaller gain of speed."""
 SHIFT_PROBABILITY = 0.2
+"""Probability of a shift. Chosen by hand; doubling it shifts 40 % of the training images."""
 SHIFT_FRACTION = 1 / 8
+"""Maximum shift as a share of each side. Chosen by hand; doubling it cuts off up to a quarter of each
+side."""
 
 
 def reading_differences(
     ours: Preprocess | Tokenization, theirs: Preprocess | Tokenization
 ) -> tuple[str, ...]:
-    """Return the fields by which two models make other inputs of an item; those that change no input are left out."""
+    """Return the names of fields by which two models prepare the same item differently.
+
+    Fields without an influence on the inputs are left out. Empty if inputs are equal.
+    """
     if type(ours) is not type(theirs):
         return ("images or texts",)
     fields = tuple(
@@ -296,14 +319,14 @@ def reading_differences(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalTransform:
-    """What images go through that are not augmented. Safe to call from several threads.
+    """Preprocessing of an image for evaluation. Safe to call from several threads.
 
     Attributes:
-        convert: From an image of any mode to one of the model's.
-        least: What sides of an image suffice, in pixels.
-        steps: From image to image of input size.
-        quick: The same but for rounding, in less time.
-        finish: From there to the normalised tensor.
+        convert: Conversion to the model's number of channels.
+        least: Minimum side in pixels to which images may be decoded in fast mode.
+        steps: Resize and crop to the input size.
+        quick: Faster version of `steps` that differs by rounding.
+        finish: Conversion to a normalized tensor.
     """
 
     convert: Callable[[Image.Image], Image.Image]
@@ -313,14 +336,15 @@ class EvalTransform:
     finish: Callable[[Image.Image], Tensor]
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """Return the input, float32 of shape (C, H, W)."""
+        """Return the model input, float32 of shape (C, H, W)."""
         return self.finish(run_steps(self.steps, self.convert(image)))
 
 
 def eval_transform(preprocessing: Preprocess) -> EvalTransform:
-    """Return the transform that timm evaluates with, after conversion to grey or RGB.
+    """Return the evaluation transform of timm, after conversion to grey or RGB.
 
-    With `crop_offset` "before" it equals the image processors of transformers; `resize_backend` selects their backend.
+    With `crop_offset="before"` the transform equals the image processors of transformers. `resize_backend`
+    selects their backend.
     """
     steps = resizing(preprocessing)
     return EvalTransform(
@@ -335,21 +359,26 @@ def eval_transform(preprocessing: Preprocess) -> EvalTransform:
 
 
 def _least(preprocessing: Preprocess, area: float = 1.0) -> int:
-    """Return what sides of an image suffice of which this share of the area may be all that is read."""
+    """Return the minimum side of a decoded image in fast mode.
+
+    Args:
+        preprocessing: Preprocessing of the model.
+        area: Minimum share of the image area that a crop reads.
+    """
     return ceil(GAP * max(preprocessing.input_size[1:]) / preprocessing.crop_pct / sqrt(area))
 
 
 def to_channels(
     image: Image.Image, channels: int, transparency: Literal["drop", "white"] = "drop"
 ) -> Image.Image:
-    """Return an image as mode `L` (1 channel) or `RGB` (3), in the steps of transformers' pipelines.
+    """Convert an image to mode `L` (1 channel) or `RGB` (3), in the steps of transformers' pipelines.
 
-    Pillow's conversion drops alpha channels and the alpha values of a palette, but keeps a single transparent colour.
-    All pixels of this colour become white if `transparency` says so.
+    Pillow's conversion drops alpha channels and the alpha values of a palette, but keeps a single transparent
+    colour in the metadata. `transparency="white"` replaces all pixels of this colour by white.
 
     Raises:
-        DataError: If the image has more than 8 bits per channel, which a conversion would cut off at white; or a mode that Pillow
-            does not convert.
+        DataError: If the image has more than 8 bits per channel, because Pillow's conversion clips to white,
+            or has a mode without a conversion.
     """
     mode = MODES[channels]
     if image.mode.startswith(("I", "F")):
@@ -358,10 +387,10 @@ def to_channels(
             hint="convert the images to 8 bits first",
         )
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
-        image = image.convert("RGBA")  # Pillow's direct conversion has the same pixels, but warns
+        image = image.convert("RGBA")  # the direct conversion has the same pixels, but Pillow warns
     try:
         if image.mode == "LAB":
-            image = image.convert("RGB")  # the only one that Pillow makes of it
+            image = image.convert("RGB")  # Pillow converts `LAB` only to `RGB`
         if image.mode != mode:
             image = image.convert(mode)
         if transparency == "white" and image.info.get("transparency") is not None:
@@ -376,32 +405,32 @@ def to_channels(
 
 
 class PerItem(ABC):
-    """What makes an input of an image that hangs on its place in its data set, too."""
+    """Transform whose result also depends on the index of the item in its data set."""
 
     __slots__ = ()
 
     least: int
-    """As in `EvalTransform`."""
+    """Minimum side in pixels to which images may be decoded in fast mode."""
 
     @abstractmethod
     def __call__(self, image: Image.Image, index: int) -> Tensor:
-        """Return the input of the data set's item `index`, float32 of shape (C, H, W)."""
+        """Return the model input of item `index`, float32 of shape (C, H, W)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainTransform(PerItem):
-    """Random augmentation that depends on the image and on (seed, epoch, index), and on nothing else.
+    """Random augmentation that depends only on the image and on (seed, epoch, index).
 
     Safe to call from several threads.
 
     Attributes:
-        convert: As in `EvalTransform`.
-        least: As in `EvalTransform`, and a side of the smallest crop.
-        resize: Steps from image to image that need no luck.
-        random: Random steps from image to image, the result of input size.
-        finish: From there to the normalised tensor.
-        seed: Of the run.
-        epoch: Counted from 0.
+        convert: Conversion to the model's number of channels.
+        least: Minimum side in pixels to which images may be decoded in fast mode.
+        resize: Deterministic steps before the random steps.
+        random: Random steps. The last one returns an image of input size.
+        finish: Conversion to a normalized tensor.
+        seed: Seed of the run.
+        epoch: Epoch, counted from 0.
     """
 
     convert: Callable[[Image.Image], Image.Image]
@@ -421,17 +450,19 @@ class TrainTransform(PerItem):
         return self.finish(prepared)
 
     def at(self, *, seed: int, epoch: int) -> TrainTransform:
-        """Return the transform of another run's epoch."""
+        """Return the same transform with another seed and epoch."""
         return replace(self, seed=seed, epoch=epoch)
 
 
 def train_transform(preprocessing: Preprocess, augment: tuple[str, ...]) -> TrainTransform:
-    """Return the training transform with the named augmentations; with none it is the evaluation's.
+    """Return the training transform. Without augmentations it equals the evaluation transform.
 
-    They apply in the order of `AUGMENTATIONS`, whatever the order given.
+    Args:
+        preprocessing: Preprocessing of the model.
+        augment: Names of augmentations. They are always applied in the order of `AUGMENTATIONS`.
 
     Raises:
-        UsageError: If a name is unknown or given twice.
+        UsageError: If a name is unknown or occurs twice.
     """
     for name in augment:
         if name not in AUGMENTATIONS:
@@ -453,12 +484,15 @@ def train_transform(preprocessing: Preprocess, augment: tuple[str, ...]) -> Trai
 
 
 def sample_seed(*parts: int) -> int:
-    """Return a seed in 0..2**63-1 that mixes whole numbers; near ones give unrelated seeds."""
+    """Hash integers to a seed in 0..2**63-1. Similar integers give unrelated seeds."""
     return int.from_bytes(hashlib.sha256("/".join(str(part) for part in parts).encode()).digest()[:8]) >> 1
 
 
 class _Drawing(TorchFunctionMode):
-    """Lets what draws from torch's global generator, in this thread, draw from one of its own."""
+    """Within the block, random functions of torch in this thread use a generator of their own.
+
+    torchvision's transforms draw from the global generator, which threads share.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -473,7 +507,7 @@ class _Drawing(TorchFunctionMode):
 
 
 def run_steps(steps: Steps, value: Any) -> Any:  # noqa: ANN401 - images, as libraries take them
-    """Apply the steps of a transform to an image."""
+    """Apply the steps of a transform in order."""
     for step in steps:
         value = step(value)
     return value
@@ -481,9 +515,13 @@ def run_steps(steps: Steps, value: Any) -> Any:  # noqa: ANN401 - images, as lib
 
 @dataclass(frozen=True, slots=True)
 class Normalised:
-    """Makes an image of mode `L` or `RGB` a tensor (C, H, W), less a mean (C,) and divided by `std` (C,).
+    """Normalization of an image: converts 0..255 to 0..1, subtracts `mean` and divides by `std`.
 
-    With numpy: torch would divide so little among threads, of which each that decodes would have its own.
+    Uses numpy, because torch would start threads for each of these small operations in each decoding thread.
+
+    Attributes:
+        mean: Shape (C,).
+        std: Shape (C,).
     """
 
     mean: NDArray[np.float32]
@@ -491,13 +529,13 @@ class Normalised:
 
     @classmethod
     def of(cls, preprocessing: Preprocess) -> Normalised:
-        """Return what a model's inputs are normalised by."""
+        """Return the normalization of a model."""
         return cls(
             *(np.array(statistic, np.float32) for statistic in (preprocessing.mean, preprocessing.std))
         )
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """Return the input (C, H, W), float32."""
+        """Return the model input, float32 of shape (C, H, W)."""
         planes = np.empty((len(self.mean), image.height, image.width), np.float32)
         for i, band in enumerate(image.split()):
             np.divide(np.asarray(band), np.float32(255), out=planes[i], dtype=np.float32)
@@ -506,13 +544,13 @@ class Normalised:
         return torch.from_numpy(planes)
 
     def into(self, pixels: Tensor, out: Tensor) -> None:
-        """Do the same to the bit with pixels (B, C, H, W), uint8, into `out`, float32."""
+        """Normalize uint8 pixels (B, C, H, W) into `out`, float32, with the same bits as `__call__`."""
         mean, std = (torch.from_numpy(statistic)[:, None, None] for statistic in (self.mean, self.std))
         out.copy_(pixels).div_(255).sub_(mean).div_(std)
 
 
 def pixels(image: Image.Image) -> Tensor:
-    """Return an image of mode `L` or `RGB` as a tensor (C, H, W), uint8: in place of a `finish`, with a quarter of its bytes."""
+    """Convert an image of mode `L` or `RGB` to a tensor (C, H, W), uint8, a quarter of the bytes of float32."""
     return torch.from_numpy(np.stack([np.asarray(band) for band in image.split()]))
 
 

@@ -1,8 +1,8 @@
-"""Data sets by name, `preset:NAME[/SETS][::key=value,...]`. Importing this module loads nothing but the table.
+"""Data sets by name, `preset:NAME[/SETS][::key=value,...]`. Importing this module loads only the table.
 
-Images are the paper's: CIFAR, ImageNet-1k with the lists, folders and roles of OpenOOD 1.5 (Zhang et al. 2023,
-`openood/evaluation_api/datasets.py`), and the nine of zero-shot classification. Texts are SST-2 and its OOD sets, as in the branch
-`OodEval` of torch-uncertainty by the paper's first author.
+Images are the data sets of the paper: CIFAR, ImageNet-1k with the lists, folders and roles of OpenOOD 1.5
+(Zhang et al. 2023, `openood/evaluation_api/datasets.py`), and the nine data sets of zero-shot classification.
+Texts are SST-2 and its OOD sets, from the branch `OodEval` of torch-uncertainty by the paper's first author.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from hydractl.messages import did_you_mean, quoted
 
 NEAR, FAR, OOD_VAL = "near", "far", "ood-val"
 ROLES = (NEAR, FAR, OOD_VAL)
-"""Roles of a data set for another one: near OOD, far OOD, and OOD validation data."""
+"""Roles of an OOD set: near OOD, far OOD, and OOD validation data."""
 TEST = "test"
 NOT_STATED, UNKNOWN = "not stated", "unknown"
-"""Licences that a card on the Hub does not state."""
+"""Licence of data sets whose card on the Hub states no licence."""
 
 
 @dataclass(frozen=True, slots=True)
 class PresetPart:
-    """A part of a data set on the Hub: its `split=` there, and how many samples it has."""
+    """Split of a data set on the Hub.
+
+    Attributes:
+        split: Name or slice of the split on the Hub.
+        samples: Number of samples.
+    """
 
     split: str
     samples: int
@@ -32,12 +37,12 @@ class PresetPart:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Images that a list of OpenOOD 1.5 names, by paths from one of its folders.
+    """Images in a list of OpenOOD 1.5.
 
     Attributes:
-        file: The list's.
-        images: That folder.
-        samples: How many it names, where that is known.
+        file: File name of the list.
+        images: Folder of the image paths in the list.
+        samples: Number of images. None if unknown.
     """
 
     file: str
@@ -47,14 +52,14 @@ class Listed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """A data set that is out-of-distribution to another.
+    """Data set that is out-of-distribution for another data set.
 
     Attributes:
-        name: What tables call it.
+        name: Name in tables.
         role: One of `ROLES`.
-        preset: Which one has exactly its samples; None where the Hub has none that is known to.
-        part: Which part of that.
-        listed: Where OpenOOD lists it.
+        preset: Preset with exactly the same samples. None if the Hub lacks this data set.
+        part: Part of the preset.
+        listed: List in OpenOOD. None for texts.
     """
 
     name: str
@@ -66,23 +71,23 @@ class Outside:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A data set.
+    """Data set with a name.
 
     Attributes:
-        name: As it is typed.
+        name: Name after `preset:`.
         content: `images` or `texts`.
-        about: What it is, in a few words.
-        source: Where it lies on the Hub.
-        options: Its configuration and columns there.
-        parts: Its parts, `test` among them.
-        classes: How many; None where it is read without labels.
-        licence: As its card has it.
-        home: Where to read of it.
-        note: What else one has to know or do.
-        benchmark: OpenOOD's folder of lists for it.
-        listed: Those of its own parts.
-        outside: The sets that are out-of-distribution to it.
-        zero_shot: Whether it is one of the nine that the paper classifies zero-shot.
+        about: Description in a few words.
+        source: Reference on the Hub.
+        options: Configuration and columns on the Hub.
+        parts: Splits by name, always including `test`.
+        classes: Number of classes. None without labels.
+        licence: Licence on the Hub.
+        home: Page about the data set.
+        note: Advice for users, or None.
+        benchmark: Name of the data set in OpenOOD. None if OpenOOD has no lists.
+        listed: Lists of OpenOOD for the splits.
+        outside: OOD sets.
+        zero_shot: Whether the paper evaluates zero-shot classification on this data set.
     """
 
     name: str
@@ -319,7 +324,7 @@ TEXTS = (
         about="Stanford Sentiment Treebank, two classes of film reviews (Socher et al. 2013), as GLUE has it",
         source="hf:nyu-mll/glue",
         options={"config": "sst2", "text": "sentence", "label": "label"},
-        # the labels of GLUE's own test split are withheld
+        # GLUE withholds the labels of its test split
         parts={
             "train": PresetPart("train[3000:]", 64349),
             "val": PresetPart("train[:3000]", 3000),
@@ -434,20 +439,23 @@ TEXTS = (
 PREFIX = "preset:"
 OPENOOD, SPLIT = "openood", "split"
 LISTS = "benchmark_imglist"
-"""Folder of OpenOOD's image lists."""
+"""Folder with the image lists of OpenOOD."""
 FETCH = "https://github.com/Jingkang50/OpenOOD/blob/main/scripts/download/download.py"
 PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in (*IMAGES, *TEXTS)})
 
 
 def find(source: str, user_options: Mapping[str, str]) -> tuple[tuple[str, str, dict[str, str]], ...]:
-    """Return the data sets that a reference names: of each what tables call it, where it lies, and its options there.
+    """Return the data sets of a reference.
 
     Args:
-        source: `preset:NAME`, or `preset:NAME/SETS` for sets that are out-of-distribution to it: a role, or one's name.
-        user_options: What the reference says after `::`.
+        source: `preset:NAME`, or `preset:NAME/SETS` for the OOD sets of a role or with a name.
+        user_options: Options after `::`.
+
+    Returns:
+        For each data set its name in tables, its source and the options of the source.
 
     Raises:
-        UsageError: If there is no such data set, split or list.
+        UsageError: If a data set, split or list does not exist.
     """
     name, slash, sets = source.removeprefix(PREFIX).partition("/")
     preset = of_name(name, reference=source)
@@ -468,10 +476,14 @@ def find(source: str, user_options: Mapping[str, str]) -> tuple[tuple[str, str, 
 
 
 def of_name(name: str, *, reference: str) -> Preset:
-    """Return the data set of that name.
+    """Return the preset with a name.
+
+    Args:
+        name: The name.
+        reference: Reference in messages.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: If no preset has this name.
     """
     if name not in PRESETS:
         raise UsageError(

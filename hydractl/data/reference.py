@@ -1,7 +1,8 @@
-"""What a DATA argument says: `SOURCE[::key=value,...]`, parsed and checked without reading anything.
+"""DATA arguments, `SOURCE[::key=value,...]`: parsed and checked without reading any data.
 
-The last `::` ends the source; a source that holds `::` is written with one at its end. Functions at the end of the module
-compare and number class names, and parse `::map=OLD:NEW,...`. Importing this module does not load torch.
+The last `::` ends the source. If the source itself contains `::`, write another `::` at its end. Functions at
+the end of the module compare and number class names, and parse `::map=OLD:NEW,...`. Importing this module
+does not load torch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hydractl.messages import did_you_mean, did_you_mean_path, quoted
 from hydractl.output.publish import STDOUT, is_stream
 
 LEAST = 2
-"""Maximum number of classes."""
+"""Minimum number of classes."""
 MAP = "map"
 POSITION, NUMBER, ALPHABET = "position", "number", "alphabet"
 ORDERS = (POSITION, NUMBER, ALPHABET)
@@ -34,7 +35,7 @@ TWO_ORDERS = (
     f"classes are sorted by number, not alphabetically as in torchvision: `::classes-by={ALPHABET}` "
     f"sorts alphabetically, `::classes-by={NUMBER}` confirms this order"
 )
-"""Message if numbers within names determine the order of classes."""
+"""Warning for class names whose order by number differs from their alphabetical order."""
 
 _PLACEHOLDER = re.compile(r"(?:label_|unnamed class )?([0-9]{1,18})(?:\.0+)?", re.IGNORECASE)
 _COUNTED = re.compile(r"(.*?)([0-9]{1,18})", re.DOTALL)
@@ -44,16 +45,18 @@ _PAIR = re.compile(rf"({_QUOTED}|{_PLAIN}):({_QUOTED}|{_PLAIN})(?:,|$)")
 _NEEDS_NO_QUOTES = re.compile(r'[^",:=]+')
 
 COLUMN_SUFFIXES = (".conll", ".bio", ".iob", ".iob2")
-"""Files with a word a line and its label behind it, as of the CoNLL tasks."""
+"""Suffixes of files with one word per line and its label in the last column, as in the CoNLL shared tasks."""
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", *COLUMN_SUFFIXES)
 LIST_SUFFIX = ".txt"
 SHARD_SUFFIX = ".tar"
 IMAGE_SUFFIXES = (
     ".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".gif", ".avif", ".avifs",
 )  # fmt: skip
-"""Usual suffixes of the formats in `decoding.FORMATS`. Folders also hold images under other names."""
+"""Usual suffixes of the formats in `decoding.FORMATS`. Images in folders may have other suffixes."""
 MAX_ITEM = 1 << 28
-"""Maximum size of one decoded item in bytes, unless `max-item=` says otherwise."""
+"""Maximum size of one decoded item in bytes, unless `max-item=` is given. Chosen by hand: an RGB image of
+this size has 89 million pixels, the limit at which Pillow warns. Each thread or process may decode one such
+item at a time. Doubling it doubles the memory that one small malicious file can allocate."""
 HUB_PREFIX = "hf:"
 MOST_TEXTS = 2
 REMOVED_KEYS = ("streaming", "buffer")
@@ -65,14 +68,14 @@ SOURCES_HINT = (
 
 _DATA_SUFFIXES = (*FILE_SUFFIXES, LIST_SUFFIX, SHARD_SUFFIX)
 _COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
-"""Commands that decompress, by the first bytes of a file."""
+"""Programs that decompress, by the first bytes of a file."""
 _HUB = re.compile(r"hf:(?P<repo>[A-Za-z0-9._-]+/[A-Za-z0-9._-]+)(?:@(?P<revision>[^@\s]+))?")
 _NATURAL = re.compile(r"[0-9]{1,18}")
 _PART = re.compile(r"([0-9]{1,5})/([0-9]{1,5})")
 
 
 class SourceKind(Enum):
-    """Where the items come from; the value is how messages call it."""
+    """Type of source of a data set. The value is its name in messages."""
 
     DIGITS = "`digits`"
     SHAPES = "`shapes`"
@@ -92,7 +95,7 @@ BUILT_IN_TEXTS = (SourceKind.REVIEWS, SourceKind.INTENTS, SourceKind.MANUAL, Sou
 BUILT_IN = tuple(kind.value.strip("`") for kind in (*BUILT_IN_IMAGES, *BUILT_IN_TEXTS))
 """Names of the built-in sources."""
 COLUMNS = frozenset({"image", "label", "text", "label-separator"})
-"""Keys that control the reading of columns."""
+"""Keys that select or parse columns of a table."""
 _SELECTION = frozenset({"classes", "classes-by", "limit", "part", MAP})
 OF_IMAGES = frozenset({"decode", "exif"})
 """Keys that control the decoding of images."""
@@ -120,33 +123,34 @@ LABELLED_BUILT_IN = tuple(name for name in BUILT_IN if "classes" in KEYS[SourceK
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRef:
-    """A parsed DATA argument.
+    """Parsed DATA argument.
 
     Attributes:
-        source: A built-in source's name, a path, or `hf:org/name[@revision]`.
-        split: A part of the source: `train`, `val`, `test`, or a name that the source knows.
-        config: Which configuration of a Hub data set.
+        source: Name of a built-in source, a path, or `hf:org/name[@revision]`.
+        split: Part of the source: `train`, `val`, `test`, or another split name.
+        config: Configuration of a Hub data set.
         classes: Class names, numbers or inclusive ranges of numbers (`0-6`) to keep.
-        classes_by: Take the classes in order for the model's, whatever their names: by `position`, as the data count them;
-            by `number`, the last one in each name; or by the `alphabet`, as torchvision's ImageFolder does.
-        map: Old and new names of classes; `classes` chooses by the old ones.
-        limit: At most so many items, spread evenly over what is left.
-        part: `K/N`, the K-th of N parts of about the same size. The digest of a sample selects its part.
+        classes_by: Match the classes to the model's by order, ignoring their names: by `position` in the
+            data, by the last `number` in each name, or by the `alphabet` (like torchvision's ImageFolder).
+        map: Old and new names of classes. `classes` selects by the old names.
+        limit: Maximum number of items, spread evenly over the selected items.
+        part: `K/N`, the K-th of N parts of about equal size. The digest of a sample selects its part.
         image: Column with the images.
         label: Column with the labels.
-        text: Column with the texts, or `FIRST+SECOND` where an item is a pair of them.
-        label_separator: Separator of labels in one cell, `comma`, `space` or `tab` for these; `none` reads each cell as one name.
-        root: Where the images of a table lie, if not from its folder on.
-        seed: What `noise` and `letters` are drawn from.
+        text: Column with the texts, or `FIRST+SECOND` for pairs of texts.
+        label_separator: Separator of the labels in one cell. `comma`, `space` and `tab` name these
+            characters. `none` disables splitting.
+        root: Folder of the image paths in a table. None for the folder of the table.
+        seed: Seed of `noise` and `letters`.
         size: Side of `photos` and `noise`, in pixels.
-        domain: What `reviews` are of; `known` or `novel` ones of `shapes`; which foreign `intents`.
-        decode: `fast` lets JPEG files be decoded at a half, a quarter or an eighth of their size where that is still twice
-            what they are resized to: nearly the same pixels.
-        exif: `ignore` leaves images as they are stored, which else are turned as their EXIF orientation says.
-        max_item: Maximum size of one decoded item in bytes; `MAX_ITEM` by default.
+        domain: Topic of `reviews`; `known` or `novel` for `shapes`; OOD domain of `intents`.
+        decode: `fast` decodes JPEG files at 1/2, 1/4 or 1/8 of their size if this is still at least twice the
+            size after resizing. Pixels differ slightly.
+        exif: `ignore` does not rotate images by their EXIF orientation.
+        max_item: Maximum size of one decoded item in bytes. None means `MAX_ITEM`.
 
     Raises:
-        UsageError: If the source is malformed, or a key does not apply to it or has a malformed value.
+        UsageError: If the source is malformed, or a key is not valid for the source or has a malformed value.
     """
 
     source: str
@@ -199,12 +203,12 @@ class DataRef:
 
     @property
     def reads_classes(self) -> bool:
-        """Whether it chooses, renames or orders classes."""
+        """Whether the reference selects, renames or orders classes."""
         return not (self.classes is None and self.classes_by is None and self.map is None)
 
     @property
     def part_of(self) -> tuple[int, int] | None:
-        """K and N of `part`."""
+        """K and N of `part`. None without `part`."""
         return None if self.part is None else _part(self.part)
 
     @classmethod
@@ -212,7 +216,7 @@ class DataRef:
         """Parse the reference of a single data set.
 
         Raises:
-            UsageError: If `text` does not follow the grammar, or names several data sets; the message says where.
+            UsageError: If `text` is malformed, or names several data sets.
         """
         named_refs = cls.parse_all(text)
         if len(named_refs) > 1:
@@ -225,10 +229,13 @@ class DataRef:
 
     @classmethod
     def parse_all(cls, text: str) -> tuple[tuple[str | None, Self], ...]:
-        """Parse a reference: a single data set without a name (None), or the named data sets of a preset.
+        """Parse a reference to one data set, or to the OOD sets of a preset.
+
+        Returns:
+            Pairs of a name and a reference. The name is None except for presets.
 
         Raises:
-            UsageError: If `text` does not follow the grammar; the message says where.
+            UsageError: If `text` is malformed.
         """
         source, options = _parts(text)
         if source.startswith(PREFIX):
@@ -252,14 +259,14 @@ class DataRef:
 
     @property
     def name(self) -> str:
-        """The reference with no more of a path than its last part: reports travel."""
+        """The reference for reports, without local folders: only the last part of a path is kept."""
         if self.kind not in {SourceKind.FOLDER, SourceKind.FILE}:
             return str(self)
         return Path(self.source).resolve().name + str(replace(self, root=None)).removeprefix(self.source)
 
     @property
     def kind(self) -> SourceKind:
-        """Where the items come from, told by the form of the source alone."""
+        """Type of the source, from its text alone: no file is accessed."""
         if self.source in BUILT_IN:
             return SourceKind(f"`{self.source}`")
         if self.source.startswith(HUB_PREFIX):
@@ -267,7 +274,9 @@ class DataRef:
         return SourceKind.FILE if self.source.lower().endswith(_DATA_SUFFIXES) else SourceKind.FOLDER
 
     def check_there(self) -> None:
-        """Check that a local path exists and is no stream. The files of a pattern of shards are checked when they are opened.
+        """Check that a local path exists and is not a stream.
+
+        Files of a shard pattern are checked later, by `open_shards`.
 
         Raises:
             DataError: If the path does not exist, or is standard input, a FIFO or a device.
@@ -283,18 +292,18 @@ class DataRef:
 
     @property
     def text_columns(self) -> tuple[str, ...]:
-        """The columns that `text` names: none, one or two."""
+        """Columns named by `text`: zero, one or two."""
         return () if self.text is None else tuple(self.text.split("+"))
 
     @property
     def repo_id(self) -> str:
-        """The Hub data set's `org/name`; empty for other sources."""
+        """`org/name` of a Hub data set. Empty for other sources."""
         match = _HUB.fullmatch(self.source)
         return match["repo"] if match else ""
 
     @property
     def revision(self) -> str | None:
-        """The Hub data set's branch, tag or commit, if one is named."""
+        """Branch, tag or commit of a Hub data set. None if the reference names no revision."""
         match = _HUB.fullmatch(self.source)
         return match["revision"] if match else None
 
@@ -303,7 +312,7 @@ class DataRef:
 
 
 def check_seekable(path: Path) -> None:
-    """Check that data can be read by position.
+    """Check that a file can be read by position.
 
     Raises:
         DataError: If the path is standard input, a FIFO, a device or a compressed file.
@@ -340,7 +349,7 @@ def _field(key: str) -> str:
 
 
 def _parts(text: str) -> tuple[str, dict[str, str]]:
-    """Return the source and what stands after the last `::`, which may be nothing."""
+    """Return the source and the options of a reference. The options are empty without `::`."""
     source, separator, options_text = split_source(text)
     known_keys = (*OPTION_KEYS, OPENOOD) if source.startswith(PREFIX) else OPTION_KEYS
     options: dict[str, str] = {}
@@ -422,22 +431,30 @@ def _check_value(key: str, value: Any) -> None:  # noqa: ANN401 - of a program, 
 
 
 def normal(name: str) -> str:
-    """Return a class name as names are compared: in Unicode's form NFC, without blanks around it."""
+    """Return a class name in Unicode normal form NFC without surrounding white space, for exact comparison."""
     return unicodedata.normalize("NFC", name.strip())
 
 
 def folded(name: str) -> str:
-    """Return a class name as names are compared where capitals do not count."""
+    """Return a class name for comparison that ignores upper and lower case."""
     return normal(normal(name).casefold())
 
 
 def placeholders(names: Sequence[str]) -> tuple[int, ...] | None:
-    """Return the numbers of names that are no more than numbers, as `7`, `7.0` and `LABEL_7`; None if a name is more."""
+    """Return the numbers of names that are only numbers: `7`, `7.0` or `LABEL_7`.
+
+    Returns:
+        One number per name. None if any name is not a number, or if two numbers are equal.
+    """
     return _distinct([int(match[1]) for match in map(_PLACEHOLDER.fullmatch, names) if match], names)
 
 
 def counters(names: Sequence[str]) -> tuple[int, ...] | None:
-    """Return the numbers of names that differ in their last number alone, as `class0` and `class10`; else None."""
+    """Return the numbers of names that differ only in their last number, like `class0` and `class10`.
+
+    Returns:
+        One number per name. None if names differ otherwise, two numbers are equal, or there is a single name.
+    """
     matches = [*filter(None, map(_COUNTED.fullmatch, names))]
     one_stem = len({match[1] for match in matches}) == 1 and len(names) > 1
     return _distinct([int(match[2]) for match in matches], names) if one_stem else None
@@ -448,19 +465,19 @@ def _distinct(numbers: Sequence[int], names: Sequence[str]) -> tuple[int, ...] |
 
 
 def by_number(names: Sequence[str]) -> list[int] | None:
-    """Return the positions of names in the order of their numbers; None where they are not numbered alike."""
+    """Return the positions of names, ordered by their numbers. None if names are not numbered."""
     numbers = placeholders(names) or counters(names)
     return None if numbers is None else sorted(range(len(names)), key=numbers.__getitem__)
 
 
 def has_two_orders(names: Sequence[str]) -> bool:
-    """Return whether names stand in the order of the alphabet, and that of their numbers is another."""
+    """Return whether names are sorted alphabetically and their order by number differs."""
     order = by_number(names)
     return order is not None and list(names) == sorted(names) and order != sorted(order)
 
 
 def continues(option: str, part: str) -> bool:
-    """Return whether what follows a comma belongs to the option before it, which is then a list of renamed classes."""
+    """Return whether the text after a comma continues the option before the comma: only lists of `map=` do."""
     if not option.startswith(f"{MAP}="):
         return False
     old, colon, _ = part.partition(":")
@@ -468,7 +485,12 @@ def continues(option: str, part: str) -> bool:
 
 
 def split_source(text: str) -> tuple[str, str, str]:
-    """Split a data reference at the last `::` that is not within a quoted name, as `str.partition` does."""
+    """Split a data reference at the last `::` outside of quoted names.
+
+    Returns:
+        Source, `::` and options; or `text` and two empty strings if there is no separator. Like
+        `str.partition`.
+    """
     places = [at for at in range(len(text)) if text.startswith("::", at)]
     for at in reversed(places):
         options = [split_keys(text[before + 2 : at])[-1] for before in places if before < at]
@@ -478,7 +500,7 @@ def split_source(text: str) -> tuple[str, str, str]:
 
 
 def split_keys(text: str) -> list[str]:
-    """Split `key=value,...` at commas, except those between and within renamed classes."""
+    """Split `key=value,...` at commas, except for commas in the list of `map=`."""
     options: list[str] = []
     for part in text.split(","):
         if options and continues(options[-1], part):
@@ -489,12 +511,12 @@ def split_keys(text: str) -> list[str]:
 
 
 def read_pairs(text: str) -> tuple[tuple[str, str], ...]:
-    """Return the old and new names of `OLD:NEW,...`.
+    """Parse `OLD:NEW,...` into pairs of old and new names.
 
-    A name with one of `" , : =` in it stands in double quotes, and a quote in it twice.
+    A name with a quote, comma, colon or `=` must be in double quotes, and quotes in the name must be doubled.
 
     Raises:
-        UsageError: If it is malformed.
+        UsageError: If the text is malformed.
     """
     pairs: list[tuple[str, str]] = []
     at = 0
@@ -512,17 +534,17 @@ def read_pairs(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def write_pairs(pairs: Sequence[tuple[str, str]]) -> str:
-    """Return pairs as `read_pairs` reads them."""
+    """Format pairs of names for `read_pairs`."""
     return ",".join(f"{write_name(old)}:{write_name(new)}" for old, new in pairs)
 
 
 def write_name(name: str) -> str:
-    """Return a name in quotes where `read_pairs` asks for them."""
+    """Return a class name, in quotes if `read_pairs` requires quotes."""
     return name if _NEEDS_NO_QUOTES.fullmatch(name) else '"{}"'.format(name.replace('"', '""'))
 
 
 def _check_pairs(pairs: Sequence[tuple[str, str]]) -> None:
-    """Refuse pairs with an empty name, and pairs that rename a class twice."""
+    """Raise if a name is empty or a class is renamed twice."""
     if not pairs or not all(map(all, pairs)):
         raise UsageError(f"the key `{MAP}` has an empty name", hint=f"write `{MAP}=OLD:NEW`, or leave it out")
     if (twice := first_twice(old for old, _ in pairs)) is not None:
@@ -530,7 +552,7 @@ def _check_pairs(pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def first_twice(names: Iterable[str]) -> str | None:
-    """Return the first name that stands twice, or None."""
+    """Return the first name that occurs more than once. None if all names differ."""
     return next((name for name, times in Counter(names).items() if times > 1), None)
 
 
@@ -539,13 +561,14 @@ def _read(text: str) -> str:
 
 
 LINES = "-"
-"""DATA on standard input, one item per line."""
+"""DATA argument for standard input, with one item per line."""
 
 
 def image_path(reference: str) -> Path | None:
-    """Return the path if DATA names an image file, else None; a name with `::` ends with one, or no `=` follows.
+    """Return the path of DATA if DATA names an image file, else None.
 
-    Image files have a suffix of images, or they exist and have no suffix of data files.
+    An image file has a usual suffix of images, or it exists and has no suffix of tables, lists or shards.
+    References with options (`::key=value`) are no image files. A trailing `::` is removed.
     """
     name = reference.removesuffix("::")
     _, separator, options = name.rpartition("::")
@@ -558,6 +581,6 @@ def image_path(reference: str) -> Path | None:
 
 
 def is_file(reference: str) -> bool:
-    """Return whether DATA is one image file, though none may be there."""
+    """Return whether DATA names one image file. The file may be missing."""
     path = image_path(reference)
     return path is not None and not os.path.isdir(path)  # noqa: PTH112 - `Path.is_dir` raises where a path is too long

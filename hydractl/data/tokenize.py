@@ -1,6 +1,7 @@
-"""From texts to a text model's inputs.
+"""Tokenization of texts into the inputs of a text model.
 
-Tokenizers that transformers has in Python only are run by transformers itself; `manifest/tokenizers.py` says how they are stored.
+A tokenizer that transformers implements only in Python runs in transformers. `manifest/tokenizers.py` defines
+its stored form.
 
 Axes: N texts, B batch, T tokens.
 """
@@ -48,26 +49,32 @@ if TYPE_CHECKING:
     from hydractl.manifest.header import Tokenization
 
 CHUNK = 1024
-"""Number of texts that are tokenized together."""
+"""Number of texts per call of the tokenizer. Chosen by hand to limit the memory of Python token lists, which
+doubling doubles."""
 SHORT = 1000
-"""Minimum number of characters that are tokenized, whatever `max_length` is; more than any word has."""
+"""Minimum length of the tokenized part of a text, in characters. Chosen by hand, longer than any word: a cut
+within a word changes its tokens. The value matters if `max_length` is at most 62; doubling it tokenizes up to
+twice as much text."""
 CHARACTERS = 16
-"""Characters per token up to which the prefix of a long text is enough; otherwise more of the text is tokenized."""
+"""Assumed maximum of characters per token. A long text is first tokenized up to `max_length` times this
+number. Chosen by hand, well above the four or so of English text; doubling it tokenizes twice as much of each
+long text."""
 GROWTH = 8
-"""Factor by which the prefix grows."""
+"""Factor by which the tokenized part of a text grows if it has fewer than `max_length` tokens. Chosen by
+hand; doubling it needs fewer attempts, but may tokenize more text than necessary."""
 SEGMENTS = 2
-"""Maximum number of segments of a text."""
+"""Maximum number of texts per item."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tokens:
-    """Tokenised texts in memory, end to end and without padding.
+    """Tokenized texts in memory, concatenated without padding.
 
     Attributes:
-        how: What made them.
-        ids: All tokens, int32.
-        segments: For each token which text of a pair it is from, uint8.
-        starts: Shape (N + 1,), int64: text i's tokens lie in starts[i]..starts[i + 1] - 1.
+        how: Tokenization of the model.
+        ids: Tokens of all texts, int32.
+        segments: Number of the text within its pair for each token, uint8.
+        starts: Shape (N + 1,), int64. Text i has the tokens starts[i]..starts[i + 1] - 1.
     """
 
     how: Tokenization
@@ -80,22 +87,23 @@ class Tokens:
 
     @property
     def lengths(self) -> Tensor:
-        """Tokens of each text, special ones included, (N,), int64; all of them `max_length` where the model pads so far."""
+        """Padded length of each text in a batch of its own, shape (N,), int64, including special tokens."""
         if self.how.padding == "max_length":
             return torch.full((len(self),), self.how.max_length)
         return self.starts.diff()
 
     def batch(self, chosen: Tensor, *, length: int | None = None) -> dict[str, Tensor]:
-        """Return some texts as a model's inputs by name, padded on the side that the model's are, each (B, T), int64.
+        """Return some texts as model inputs by name, each of shape (B, T), int64, with padding.
 
         Args:
             chosen: Shape (B,), int64, positions in 0..N-1.
-            length: T, at least that of the longest; None for that of the longest.
+            length: T, at least the length of the longest text. None uses the longest text.
         """
         text_lengths = self.starts.diff()[chosen, None]
         longest = int(self.lengths[chosen].max()) if length is None else length
         positions = torch.arange(longest) - (longest - text_lengths if self.how.padding_side == "left" else 0)
         token_mask = (positions >= 0) & (positions < text_lengths)
+        # padding reads the first token of its text, a valid position, and is masked below
         places = (self.starts[chosen, None] + positions).where(token_mask, self.starts[chosen, None])
         inputs = {
             "input_ids": self.ids[places].long().masked_fill_(~token_mask, self.how.pad_id),
@@ -112,18 +120,19 @@ def tokenize(
     where: str = "the data",
     encode: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
 ) -> Tokens:
-    """Return texts as tokens: cut to `max_length`, of a pair the longer text first.
+    """Tokenize texts, truncated to `max_length` tokens. The longer text of a pair is truncated first.
 
     Args:
-        texts: At least one.
-        how: Of the model.
-        where: What messages call the texts.
-        encode: Returns the encodings of some of the texts, which must be cut; None for the model's tokenizer.
+        texts: At least one text, pair of texts or list of words.
+        how: Tokenization of the model.
+        where: Name of the texts in messages.
+        encode: Function from some texts to truncated encodings. None uses the model's tokenizer.
 
     Raises:
-        CheckpointError: If the model has no tokenizer, or one that cannot be read or has other tokens than the model.
-        UsageError: If `max_length` leaves no room beside the special tokens.
-        DataError: If a text becomes no token at all.
+        CheckpointError: If the tokenizer is missing or malformed, or returns tokens that the model does not
+            have.
+        UsageError: If `max_length` allows only the special tokens.
+        DataError: If a text has no token.
     """
     tokenizer = open_cutting(how)
     special = tokenizer.num_special_tokens_to_add(is_pair=any(isinstance(text, tuple) for text in texts))
@@ -169,9 +178,10 @@ def tokenize(
 
 
 def _shortened(text: str, tokenizer: Tokenizer | PythonTokenizer, how: Tokenization) -> str:
-    """Return a text without what lies far beyond `max_length`: the whole would be tokenised before it is cut.
+    """Return the part of a long text that is sufficient for `max_length` tokens.
 
-    Twice as much stays as makes `max_length` tokens, so that the tokens at the cut are not among them.
+    The tokenizers library tokenizes a whole text before truncation. The returned part is twice as long as a
+    part with `max_length` tokens, because tokens at the cut differ from the tokens of the whole text.
     """
     length = max(SHORT, CHARACTERS * how.max_length)
     while 2 * length < len(text):
@@ -183,17 +193,21 @@ def _shortened(text: str, tokenizer: Tokenizer | PythonTokenizer, how: Tokenizat
 
 
 def encode_texts(texts: Sequence[Text], how: Tokenization) -> dict[str, Tensor]:
-    """Return a few texts as one batch of a model's inputs by name, each (B, T), int64; raises as `tokenize` does."""
+    """Tokenize texts into one batch of model inputs by name, each (B, T), int64; see `tokenize`."""
     tokens = tokenize(texts, how, where="the texts")
     return tokens.batch(torch.arange(len(tokens)))
 
 
 def require_tokenizer(how: Tokenization, *, model: str) -> None:
-    """Refuse a text model that cannot read texts.
+    """Check that a text model has a tokenizer and the packages for its use.
+
+    Args:
+        how: Tokenization of the model.
+        model: Name of the model in messages.
 
     Raises:
-        CheckpointError: If it has no tokenizer.
-        UnsupportedModelError: If a package that the tokenizer needs is not installed.
+        CheckpointError: If the model has no tokenizer.
+        UnsupportedModelError: If a package is not installed.
     """
     if how.tokenizer is None:
         raise CheckpointError(
@@ -205,11 +219,11 @@ def require_tokenizer(how: Tokenization, *, model: str) -> None:
 
 
 def open_whole(how: Tokenization) -> Tokenizer:
-    """Return a model's tokenizer, which leaves texts as long as they are and tells where its tokens stand in them.
+    """Return a model's tokenizer with character offsets and without truncation.
 
     Raises:
-        CheckpointError: If the model has none, or one that cannot be read.
-        UnsupportedModelError: If it tells no places.
+        CheckpointError: If the tokenizer is missing or malformed.
+        UnsupportedModelError: If the tokenizer has no offsets.
     """
     require_tokenizer(how, model="the model")
     if is_python_tokenizer(how.tokenizer or ""):
@@ -221,26 +235,30 @@ def open_whole(how: Tokenization) -> Tokenizer:
 
 
 def open_cutting(how: Tokenization) -> Any:  # noqa: ANN401 - a `Tokenizer` or `PythonTokenizer`
-    """Return a model's tokenizer, which cuts texts to `max_length`; raises as `open_whole`."""
+    """Return a model's tokenizer with truncation to `max_length` tokens; raises like `require_tokenizer`."""
     require_tokenizer(how, model="the model")
     return _tokenizer(how.tokenizer or "", how.max_length, how.truncation_side)
 
 
 @contextmanager
 def translated(failure: str) -> Iterator[None]:
-    """Raise errors and panics of the tokenizers library in the block as `CheckpointError`, with `failure` in the message."""
+    """Convert errors and panics of the tokenizers library to `CheckpointError`.
+
+    Args:
+        failure: Verb of the message after "the model's tokenizer".
+    """
     try:
         with without_panic():
             yield
     except HydraError:
         raise
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # the library raises plain `Exception`, without subclasses
         raise CheckpointError(f"the model's tokenizer {failure}: {reason_of(error)}") from error
 
 
 @lru_cache(maxsize=8)
 def _tokenizer(text: str, max_length: int | None, side: str) -> Tokenizer | PythonTokenizer:
-    """Return a tokenizer that cuts texts to `max_length` tokens, or not if it is None."""
+    """Return a tokenizer that truncates to `max_length` tokens. None disables truncation."""
     from tokenizers import Tokenizer  # noqa: PLC0415 - commands that read no text do not load it
 
     with translated("cannot be read"):
@@ -256,29 +274,35 @@ def _tokenizer(text: str, max_length: int | None, side: str) -> Tokenizer | Pyth
 
 
 class Encoding(NamedTuple):
-    """A text's tokens, as the tokenizers library names them."""
+    """Tokens of a text, with the field names of the tokenizers library."""
 
     ids: list[int]
     type_ids: list[int]
 
 
 class PythonTokenizer:
-    """A tokenizer of transformers behind the interface of the tokenizers library."""
+    """Adapter from a Python tokenizer of transformers to the interface of the tokenizers library."""
 
     def __init__(self, tokenizer: Any, *, max_length: int, truncation_side: str) -> None:  # noqa: ANN401 - untyped
-        """Wrap a tokenizer, which cuts texts to `max_length` tokens."""
+        """Wrap a tokenizer.
+
+        Args:
+            tokenizer: Tokenizer of transformers.
+            max_length: Maximum number of tokens per text or pair.
+            truncation_side: `left` or `right`.
+        """
         self.tokenizer = tokenizer
         self.tokenizer.truncation_side = truncation_side
         self.max_length = max_length
 
     def num_special_tokens_to_add(self, *, is_pair: bool) -> int:
-        """Return how many special tokens a text, or a pair of texts, gets."""
+        """Return the number of special tokens of a text or a pair of texts."""
         return int(self.tokenizer.num_special_tokens_to_add(pair=is_pair))
 
     def encode_batch_fast(self, texts: Sequence[Text]) -> list[Encoding]:
         """Return the tokens of texts and pairs of texts."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # SigLIP's warns of texts that hold its end token
+            warnings.simplefilter("ignore")  # SigLIP's tokenizer warns about texts that contain its end token
             encodings = [
                 self.tokenizer(
                     *((text,) if isinstance(text, str) else text),
@@ -292,10 +316,10 @@ class PythonTokenizer:
 
 
 def _python_tokenizer(text: str, *, max_length: int, truncation_side: str) -> PythonTokenizer:
-    """Return the tokenizer that a checkpoint holds.
+    """Create the Python tokenizer stored in a checkpoint.
 
     Raises:
-        CheckpointError: If the text is not of this form.
+        CheckpointError: If the stored text is malformed.
         UnsupportedModelError: If a package is missing.
     """
     name, files = parts_of(text)

@@ -1,6 +1,6 @@
-"""The words of texts by their tokens, windows of long texts, and texts whose words are answered one by one.
+"""Words of texts for token classification: their tokens, windows of long texts, and data sets of words.
 
-Axes: N rows, Q words of a row at most, A members, D texts.
+Axes: N rows, Q maximum number of words per row, A members, D texts.
 """
 
 from __future__ import annotations
@@ -32,27 +32,29 @@ if TYPE_CHECKING:
 
 
 Span: TypeAlias = tuple[int, int]
-"""First character and the one behind the last."""
+"""Position of the first character, and of the first character after the end."""
 OVERLAP = 4
-"""Neighbouring windows share one in so many tokens: each word has an eighth of a window before and behind it, if its text has."""
+"""Neighbouring windows share 1 / `OVERLAP` of their tokens, so each word has context of at least an eighth of
+a window on both sides. Chosen by hand; doubling it halves this context and needs fewer windows."""
 SHRINK = 8
-"""By itself a window may have more tokens than within its text; it is then made shorter by one in so many."""
+"""Windows shrink by 1 / `SHRINK` if they have too many tokens when they are tokenized alone. Chosen by hand;
+doubling it gives longer windows after more attempts."""
 
 
 class Word(NamedTuple):
-    """A word of a text, and the number of its first token."""
+    """Word of a text, with its characters and the index of the first token."""
 
     span: Span
     token: int
 
 
 class Window(NamedTuple):
-    """A part of a text.
+    """Part of a text that a model reads at once.
 
     Attributes:
-        characters: Its characters.
-        words: Numbers of the words in it.
-        answered: Numbers of those words that it answers.
+        characters: Characters of the window in the text.
+        words: Indices of the words in the window.
+        answered: Indices of the words whose predictions are taken from this window.
     """
 
     characters: Span
@@ -61,20 +63,27 @@ class Window(NamedTuple):
 
 
 def spans_of_window(window: Window, words: Sequence[Word]) -> list[Span]:
-    """Return the characters of the words in a window of a text, counted from its begin."""
+    """Return the spans of the words in a window, counted from the start of the window."""
     begin = window.characters[0]
     return [(b - begin, e - begin) for (b, e), _ in words[window.words.start : window.words.stop]]
 
 
 def sources_of(texts: Sequence[str], lists: Sequence[Sequence[Span]]) -> Sequence[str | list[str]]:
-    """Return the inputs of the tokenizer: texts, or if `lists` has the words of each text, lists of words."""
+    """Return the inputs of the tokenizer: the texts, or their words if `lists` has spans for each text."""
     return (
         [[text[b:e] for b, e in spans] for text, spans in zip(texts, lists, strict=True)] if lists else texts
     )
 
 
 def words_of_text(text: str, spans: Sequence[Span] | None, encoding: Encoding, cutter: Cutter) -> list[Word]:
-    """Return the words of a text that have tokens: those at `spans` if it is a list of words, else those of `words_in`."""
+    """Return the words of a text that have tokens.
+
+    Args:
+        text: The text.
+        spans: Characters of each word, if the text is a list of words. None finds the words with `words_in`.
+        encoding: Tokens of the text.
+        cutter: Tokenizer of the model.
+    """
     if spans is None:
         return words_in(text, encoding, cutter)
     tokens = {number: i for i, number in reversed([*enumerate(encoding.word_ids)])}
@@ -82,11 +91,12 @@ def words_of_text(text: str, spans: Sequence[Span] | None, encoding: Encoding, c
 
 
 def words_in(text: str, encoding: Encoding, cutter: Cutter) -> list[Word]:
-    """Return the words of a running text as transformers' pipeline for token classification tells them by the tokens.
+    """Find the words of a text from its tokens, like transformers' pipeline for token classification.
 
-    Where the tokenizer marks tokens within words, a token that is longer than its characters continues a word; where it
-    does not, a token continues a word if there is no blank at its begin. An unknown token begins a word. Several words may
-    have the same characters, such as the bytes of an emoji, and a word may have none, such as a blank that the tokenizer trims.
+    If the tokenizer marks tokens within words (`##ing`), a token with more characters than its span continues
+    a word. Otherwise, a token continues a word if there is no space at its start. An unknown token starts a
+    word. Several words may share characters (bytes of an emoji), and a word may be empty (a space that the
+    tokenizer trims).
     """
     marks = bool(getattr(cutter.tokenizer.model, "continuing_subword_prefix", None))
     words: list[Word] = []
@@ -104,7 +114,14 @@ def words_in(text: str, encoding: Encoding, cutter: Cutter) -> list[Word]:
 
 
 class Cutter(NamedTuple):
-    """Cuts texts into windows of at most `capacity` tokens without special ones; `unknown` is the unknown token's number."""
+    """Splits long texts into windows.
+
+    Attributes:
+        how: Tokenization of the model.
+        tokenizer: Tokenizer without truncation.
+        capacity: Maximum number of tokens in a window, without special tokens.
+        unknown: Id of the unknown token. None if the tokenizer has no unknown token.
+    """
 
     how: Tokenization
     tokenizer: Tokenizer
@@ -113,7 +130,7 @@ class Cutter(NamedTuple):
 
     @classmethod
     def of(cls, how: Tokenization) -> Cutter:
-        """Return the cutter of a model; raises as `open_whole`."""
+        """Return the cutter of a model; raises like `open_whole`."""
         tokenizer = open_whole(how)
         unknown = unknown_token(how.tokenizer or "")
         return cls(
@@ -124,7 +141,7 @@ class Cutter(NamedTuple):
         )
 
     def encode(self, sources: Sequence[str | list[str]]) -> Iterator[Encoding]:
-        """Yield the tokens of texts or lists of words. Memory holds `CHUNK` of them at a time.
+        """Yield the tokens of texts or lists of words. Memory holds `CHUNK` texts at a time.
 
         Raises:
             CheckpointError: If the tokenizer fails.
@@ -135,25 +152,25 @@ class Cutter(NamedTuple):
             yield from encodings
 
     def encode_part(self, sources: Sequence[str | list[str]]) -> list[Encoding]:
-        """Return the tokens of at least one text or list of words. Errors are those of the tokenizers library."""
+        """Return the tokens of at least one text or list of words, with the errors of the library."""
         return self.tokenizer.encode_batch(list(sources), is_pretokenized=not isinstance(sources[0], str))
 
     def windows(
         self, text: str, words: Sequence[Word], encoding: Encoding, *, in_words: bool
     ) -> list[Window]:
-        """Return the windows of a text.
+        """Split a text into windows: one window if the text is short enough.
 
         Args:
             text: The text.
-            words: Its words.
-            encoding: Its tokens.
-            in_words: Whether it is tokenized word by word.
+            words: Words of the text.
+            encoding: Tokens of the text.
+            in_words: Whether the text is tokenized word by word.
         """
         number, spans = len(words), [word.span for word in words]
         windows = [Window((0, len(text)), range(number), range(number))]
         if len(encoding.ids) <= self.how.max_length or not words:
             return windows
-        # words that share characters stay together
+        # words that share characters must stay in the same window
         heads = [i for i, (begin, _) in enumerate(spans) if i == 0 or begin >= spans[i - 1][1]]
         ordinary = (i for i, special in enumerate(encoding.special_tokens_mask) if not special)
         starts = [*(words[i].token for i in heads), max(ordinary, default=0) + 1]
@@ -173,7 +190,7 @@ class Cutter(NamedTuple):
             texts = [text[slice(*window.characters)] for window in windows]
             lists = [spans_of_window(window, words) for window in windows] if in_words else ()
             too_long = (len(part.ids) > self.how.max_length for part in self.encode(sources_of(texts, lists)))
-            # a word that is longer than any window is read as far as it fits
+            # a word longer than a window is truncated, so a window with a single word is accepted
             if not any(
                 long and last - first > 1 for long, (first, last, _) in zip(too_long, cuts, strict=True)
             ):
@@ -183,11 +200,14 @@ class Cutter(NamedTuple):
 
 
 def _cut(starts: Sequence[int], capacity: int) -> list[tuple[int, int, range]]:
-    """Return each window's first word and the one behind its last, and the words that it answers.
+    """Split words into overlapping windows.
 
     Args:
-        starts: Each word's first token, and the number of all tokens.
-        capacity: Tokens in a window; a longer word has one of its own.
+        starts: Index of the first token of each word, followed by the number of all tokens.
+        capacity: Maximum number of tokens per window. A longer word gets a separate window.
+
+    Returns:
+        For each window: the first word, the word after the last, and the words to answer.
     """
     windows: list[tuple[int, int, range]] = []
     first, answered, number = 0, 0, len(starts) - 1
@@ -196,7 +216,8 @@ def _cut(starts: Sequence[int], capacity: int) -> list[tuple[int, int, range]]:
         if last >= number:
             return [*windows, (first, number, range(answered, number))]
         overlapping = bisect_left(starts, starts[last] - capacity // OVERLAP)
-        reaching = bisect_left(starts, starts[last + 1] - capacity)  # so far that the next word fits
+        # the smallest start at which the next window also holds the next word
+        reaching = bisect_left(starts, starts[last + 1] - capacity)
         following = min(last, max(overlapping, reaching))
         border = min(last, bisect_left(starts, (starts[following] + starts[last]) // 2))
         border = max(border, following, answered)
@@ -210,15 +231,15 @@ WORDS_HINT = "check that the column of words is the right one: `::text=COLUMN`"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WordSet(TextSet):
-    """Texts of which words are answered, or windows of such texts.
+    """Texts for token classification, or windows of texts.
 
     Attributes:
-        words: Of each row the characters of the words that it answers, in order; a window has others around them.
-        pieces: Characters of all words of each row, if rows are lists of words; empty for running texts. Rows that `by_word` has
-            not read yet are lists of words: if `pieces` is empty, of `words`.
-        documents: Of which text each row is a window, from 0 and increasing; empty where each row is a text.
-        offsets: Where each row begins in its text, in characters; empty where each row is a text.
-        digests: `item_digest` of the text of each row; empty where it is that of the row.
+        words: Spans of the answered words of each row, in order. A window contains more words as context.
+        pieces: Spans of all words of each row, if the rows are lists of words. Empty for running texts. Rows
+            not yet read by `by_word` are always lists of words: `words` if `pieces` is empty.
+        documents: Number of the text of each row, increasing from 0. Empty if each row is a text.
+        offsets: Position of each row in its text, in characters. Empty if each row is a text.
+        digests: `item_digest` of the text of each row. Empty if each row is a text with its own digest.
     """
 
     words: tuple[tuple[Span, ...], ...]
@@ -247,7 +268,7 @@ class WordSet(TextSet):
 
     @override
     def fingerprint(self, digests: Iterable[bytes] | None = None) -> str:
-        """Return the fingerprint of the texts, in however many windows they are read."""
+        """Return the fingerprint of the texts. Windows have no influence."""
         of_rows = tuple(map(self.item_digest, range(len(self))) if digests is None else digests)
         firsts, labels = self.firsts, self.labels
         if labels is not None and self.documents and self.task.by_word:
@@ -276,9 +297,14 @@ class WordSet(TextSet):
         )
 
     def by_document(self, values: Tensor) -> Tensor:
-        """Return values (A, D, Q', ...) of the words of texts, of those of their windows (A, N, Q, ...).
+        """Join the values of windows to values of texts.
 
-        What a text or window has no word for is not-a-number; of labels, which are whole numbers, -100.
+        Args:
+            values: Shape (A, N, Q, ...), one value per answered word of each row.
+
+        Returns:
+            Shape (A, D, Q', ...) with Q' the maximum number of words per text. Missing words are NaN, or -100
+            for integers (labels).
         """
         if len({*self.documents}) == len(self.documents):
             return values
@@ -296,7 +322,12 @@ class WordSet(TextSet):
 
 
 def whole_words(texts: TextSet, rows: WordSet) -> list[tuple[str, list[Span]]]:
-    """Return each text that rows were made of, and the characters of its words."""
+    """Return each text and the spans of its answered words.
+
+    Args:
+        texts: Texts before `by_word`.
+        rows: Result of `by_word` for these texts.
+    """
     words: list[tuple[str, list[Span]]] = [(str(text), []) for text in texts.texts]
     for i, spans in enumerate(rows.words):
         begin = rows.offsets[i] if rows.offsets else 0
@@ -305,15 +336,15 @@ def whole_words(texts: TextSet, rows: WordSet) -> list[tuple[str, list[Span]]]:
 
 
 class Row(NamedTuple):
-    """A window as a row of a `WordSet`.
+    """Window of a text, as one row of a `WordSet`.
 
     Attributes:
-        text: Number of the text.
+        text: Index of the text.
         begin: First character in the text.
-        end: Character behind the last.
-        pieces: Characters of all words in the row, counted from `begin`.
-        words: Characters of the answered words, counted from `begin`.
-        places: Positions of the answered words among the labels of the text.
+        end: Character after the last.
+        pieces: Spans of all words in the row, counted from `begin`.
+        words: Spans of the answered words, counted from `begin`.
+        places: Indices of the answered words among the labels of the text.
     """
 
     text: int
@@ -325,20 +356,21 @@ class Row(NamedTuple):
 
 
 def by_word(dataset: Dataset, how: Tokenization) -> WordSet:
-    """Return texts as rows in which each word is answered once. Texts longer than the model reads become windows that overlap.
+    """Split texts into rows for token classification. Each word is answered in exactly one row.
 
-    Lists of words are tokenized word by word, as transformers' scripts for token classification do. Running texts have the
-    words of the tokenizer, see `words_in`. Words without tokens are left out.
+    Texts with more than `max_length` tokens become overlapping windows. Lists of words are tokenized word by
+    word, like in transformers' scripts for token classification. Words of running texts are found with
+    `words_in`. Words without tokens are left out, with a warning.
 
     Args:
-        dataset: Texts, not yet in windows.
-        how: Of the model.
+        dataset: Texts, not split into windows.
+        how: Tokenization of the model.
 
     Raises:
-        DataError: If items are images or pairs of texts.
-        UsageError: If `max_length` leaves no room beside the special tokens.
+        DataError: If the items are images or pairs of texts, or no word has a token.
+        UsageError: If `max_length` allows only the special tokens.
         UnsupportedModelError: If the tokenizer has no offsets.
-        CheckpointError: As `tokenize`.
+        CheckpointError: See `tokenize`.
     """
     if not isinstance(dataset, TextSet):
         raise DataError(f"{dataset.name}: contains {dataset.content}, but the model reads {TextSet.content}")
@@ -396,10 +428,10 @@ def by_word(dataset: Dataset, how: Tokenization) -> WordSet:
 
 
 def check_answerable(rows: WordSet) -> WordSet:
-    """Return the rows.
+    """Return the rows unchanged if every row has a word to answer.
 
     Raises:
-        DataError: If a text has no word to answer.
+        DataError: If a row has no word to answer.
     """
     if () in rows.words:
         key = rows.key(rows.words.index(()))
@@ -436,7 +468,10 @@ def _labels(dataset: TextSet, rows: Sequence[Row]) -> ItemLabels | None:
 
 
 def _tokens_at(spans: Sequence[Span], encoding: Encoding) -> list[int]:
-    """Return the first token that ends behind the begin of each span, -1 for none: spans are words of another tokenizer."""
+    """Return the first token that ends after the start of each span, or -1 for missing tokens.
+
+    Used for words found with the tokenizer of another model.
+    """
     places = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
     ends = [encoding.offsets[i][1] for i in places]
     return [[*places, -1][bisect_right(ends, begin)] for begin, _ in spans]
@@ -444,10 +479,10 @@ def _tokens_at(spans: Sequence[Span], encoding: Encoding) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WordTokens(Tokens):
-    """Tokens of rows, and where their words begin.
+    """Tokens of rows, with the first token of each answered word.
 
     Attributes:
-        word_starts: Shape (N, Q), int64: each word's first token in its row, -1 behind the last word.
+        word_starts: Shape (N, Q), int64, index of each word's first token in its row. -1 after the last word.
     """
 
     word_starts: Tensor
@@ -463,12 +498,20 @@ class WordTokens(Tokens):
 
 
 def tokens_of(dataset: TextSet, how: Tokenization) -> Tokens:
-    """Return texts as tokens, with the words of a `WordSet` where the model answers these.
+    """Tokenize texts, including the tokens of words if the model is a token classifier.
+
+    Args:
+        dataset: Texts or rows of words.
+        how: Tokenization of the model.
+
+    Returns:
+        `WordTokens` for a `WordSet` and a token classifier, otherwise `Tokens`.
 
     Raises:
-        DataError: If an answered word has no token. `by_word` leaves out such words for the tokenizer of its model only.
-        CheckpointError: As `tokenize`.
-        UsageError: Likewise.
+        DataError: If an answered word has no token. This may happen if `by_word` used another model's
+            tokenizer.
+        CheckpointError: See `tokenize`.
+        UsageError: See `tokenize`.
     """
     if not how.by_word or not isinstance(dataset, WordSet):
         return tokenize(dataset.texts, how, where=dataset.name)

@@ -1,7 +1,9 @@
-"""Worker processes that decode images: one crew, shared by all data sets that a command reads. Importing this module does not load torch.
+"""Worker processes that decode images, shared by all data sets of a command.
 
-They are forked by a server that has loaded the libraries and nothing else: a fork of this process, with its threads of OpenMP
-and CUDA, may hang where it waits for one of them.
+Importing this module does not load torch.
+
+A server process, which has only loaded the libraries, forks the workers. A fork of this process may hang,
+because it copies the state of OpenMP and CUDA threads but not the threads.
 """
 
 from __future__ import annotations
@@ -27,13 +29,17 @@ from hydractl.processes.signals import told_to_end
 P = ParamSpec("P")
 T = TypeVar("T")
 MOST = 8
-"""Maximum number of workers with `auto`."""
+"""Maximum number of workers with `auto`. Chosen by hand; doubling it costs the memory of up to eight more
+processes."""
 MANY = 4096
-"""Number of images from which the start-up time of workers pays off."""
+"""Minimum number of images for workers with `auto`, because starting workers takes time. Chosen by hand;
+doubling it decodes medium-sized data in threads."""
 SPARE = 2
-"""Number of cores that threads can keep busy in spite of the interpreter lock."""
+"""Number of cores that threads keep busy despite the interpreter lock. Chosen by hand; doubling it uses
+workers only on more than four cores."""
 SHARED_BYTES = 1 << 30
-"""Shared memory that `auto` requires, in bytes."""
+"""Free shared memory that `auto` requires, in bytes. Chosen by hand: containers often have 64 MB, too little
+for batches. Doubling it disables workers on machines with less than 2 GiB."""
 DEAF_TO = {signal.SIGINT, signal.SIGHUP}
 _SHARED = "/dev/shm"  # noqa: S108 - not a place for scratch files: what the system shares memory through
 _LOADED = [
@@ -45,7 +51,7 @@ _LOADED = [
 
 
 def unshared(error: Exception) -> InputError:
-    """Return the refusal of processes that find no memory to hand over batches in, for this reason."""
+    """Return the error for processes without shared memory."""
     return InputError(
         f"processes that decode images cannot share memory in `{_SHARED}`: {reason_of(error)}",
         hint=f"add `--num-workers 0`, or let the machine share more memory (`df {_SHARED}`)",
@@ -53,53 +59,59 @@ def unshared(error: Exception) -> InputError:
 
 
 class WorkerPool:
-    """So many worker processes, which start at once and end when nothing refers to the crew any more, or this process ends."""
+    """Pool of worker processes. They end with the last reference to the pool, or with this process."""
 
     _living: ClassVar[weakref.WeakValueDictionary[int, WorkerPool]] = weakref.WeakValueDictionary()
 
     def __init__(self, workers: int) -> None:
-        """Start them.
+        """Start the worker processes.
+
+        Args:
+            workers: Number of processes.
 
         Raises:
-            InputError: If processes cannot share memory here.
+            InputError: If processes cannot share memory on this machine.
         """
         self.workers = workers
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_LOADED)
         with _isolated_start():
-            forkserver.ensure_running()  # loads while this process does something else
+            forkserver.ensure_running()  # the server loads libraries in the background
             try:
                 self._pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
             except OSError as error:
                 raise unshared(error) from error
-        # waits: a program that ends meanwhile may write to a pipe that the thread of the pool is closing (EBADF)
+        # Wait for the workers: a program that ends early may write to a pipe that the pool's thread is
+        # closing (EBADF).
         weakref.finalize(self, self._pool.shutdown, wait=True, cancel_futures=True)
 
     @classmethod
     def of(cls, workers: int | None, *, images: int) -> WorkerPool | None:
-        """Return who decodes a set, the same crew for several of them; None for threads of this process.
+        """Return the pool with a number of workers, shared by data sets.
+
+        None decodes in threads of this process.
 
         Args:
-            workers: How many there are to be, 0 for none; None for what pays.
-            images: How many there are to decode.
+            workers: Number of processes, 0 for threads. None chooses by the number of images and cores.
+            images: Number of images to decode.
 
         Raises:
-            InputError: If processes cannot share memory here.
+            InputError: If processes cannot share memory on this machine.
         """
         count = paying(images) if workers is None else workers
         return (cls._living.get(count) or cls._living.setdefault(count, cls(count))) if count else None
 
     def submit(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> Future[T]:
-        """Have a worker do it.
+        """Run a function in a worker and return its future.
 
         Raises:
-            InputError: If a worker has ended before its time.
+            InputError: If a worker was killed.
         """
-        with self._watched(), _isolated_start():  # which may start one
+        with self._watched(), _isolated_start():  # `submit` may start a worker
             return self._pool.submit(work, *args, **named)
 
     def result(self, future: Future[T]) -> T:
-        """Return what came of it; raises as `submit`."""
+        """Wait for a future and return its result; raises like `submit`."""
         with self._watched():
             return future.result()
 
@@ -109,7 +121,7 @@ class WorkerPool:
             yield
         except BrokenProcessPool as error:
             type(self)._living.pop(self.workers, None)
-            if told_to_end():  # so were they
+            if told_to_end():  # the same signal ended the workers
                 raise KeyboardInterrupt from error
             raise InputError(
                 f"one of {self.workers} processes that decode images was killed, perhaps because memory ran out",
@@ -118,12 +130,12 @@ class WorkerPool:
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def paying(images: int) -> int:
-    """Return how many workers pay: none for few images, or where threads can keep all cores busy."""
+    """Return the number of workers for `auto`: 0 for few images, few cores or little shared memory."""
     cores_per_process = cores() // local_world_size()
     if images < MANY or cores_per_process <= SPARE or not hasattr(os, "fork"):
         return 0
@@ -136,11 +148,13 @@ def paying(images: int) -> int:
 
 @contextlib.contextmanager
 def _isolated_start() -> Iterator[None]:
-    """Let what starts know nothing of the running program, which need not be guarded against being run again, nor of Ctrl-C.
+    """Start processes that do not import `__main__` and ignore Ctrl-C.
 
-    That reaches all processes of a terminal, and is this one's to answer; the others inherit that they are deaf to it.
+    Without `__main__`, the user's script needs no `if __name__ == "__main__"` guard. Ctrl-C reaches all
+    processes of a terminal, but only this process handles it. New processes inherit the blocked signals.
     """
-    resource_tracker.ensure_running()  # which would hear again what is blocked now, if it started later
+    # Start the tracker before blocking: the start of the tracker unblocks signals in this process.
+    resource_tracker.ensure_running()
     main = sys.modules["__main__"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF_TO)
     sys.modules["__main__"] = ModuleType("__main__")
@@ -152,8 +166,9 @@ def _isolated_start() -> Iterator[None]:
 
 
 def _begin() -> None:
-    """Make a worker of a process: it ends with the process that it works for."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, DEAF_TO)  # where the server was there before
+    """Prepare a worker process to end with the parent process."""
+    # block again: the server may have started before the signals were blocked
+    signal.pthread_sigmask(signal.SIG_BLOCK, DEAF_TO)
     threading.Thread(target=_follow, daemon=True).start()
 
 

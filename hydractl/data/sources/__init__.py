@@ -1,1 +1,1 @@
-"""Where items come from: folders, tables, shards and streams."""
+"""Sources of items: folders, tables and shards."""

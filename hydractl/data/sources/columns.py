@@ -1,4 +1,4 @@
-"""The roles of a table's columns, and the images, texts, words and labels in them."""
+"""Roles of the columns of a table, and the data sets of images, texts and words in these columns."""
 
 from __future__ import annotations
 
@@ -49,18 +49,33 @@ PAIR_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "headline": ("body",),
     }
 )
-"""Second columns of pairs by the first, as in GLUE, MS MARCO, SQuAD, FEVER and the data sets of sentence-transformers."""
+"""Names of second columns by the name of the first, from GLUE, MS MARCO, SQuAD, FEVER and the data sets of
+sentence-transformers."""
 _FIRST_OF_TWO = re.compile(
     r"(?:sentence|sent|text|question|query|doc|document|passage|paragraph|phrase|title|input|utterance|s|q|t)[_ ]?[01a]",
     re.IGNORECASE,
 )
-"""First names of pairs such as `sentence1`, `sentence2`, and `text_a`, `text_b`."""
+"""Pattern of numbered or lettered first columns: `sentence1` (with `sentence2`), `text_a` (with `text_b`)."""
 _EXAMINED = 100
-"""Number of rows that decide whether a column holds texts."""
+"""Number of rows that are checked for texts. Chosen by hand; doubling it reads twice as many cells for a more
+reliable majority."""
 
 
 def find_column(table: DataTable, *, column: str | None, usual: Sequence[str], role: str) -> str | None:
-    """Return the column named by the reference, else the first usual one that is there, else None."""
+    """Return the column for a role.
+
+    Args:
+        table: The table.
+        column: Column named in the reference, or None.
+        usual: Well-known names, preferred ones first.
+        role: Key of the data reference, for messages.
+
+    Returns:
+        The named column, otherwise the first existing column with a well-known name. None without a match.
+
+    Raises:
+        DataError: If the named column does not exist.
+    """
     columns = columns_of(table)
     if column is None:
         return next((columns[name] for name in usual if name in columns), None)
@@ -73,23 +88,23 @@ def find_column(table: DataTable, *, column: str | None, usual: Sequence[str], r
 
 
 def columns_of(table: DataTable) -> dict[str, str]:
-    """Return the table's columns by their names, with and without the blanks around these."""
+    """Return the columns of a table by name, with and without surrounding spaces."""
     return {name.strip(): name for name in table.columns} | {name: name for name in table.columns}
 
 
 def text_columns(table: DataTable, ref: DataRef, *, pairs: bool | None) -> tuple[str, ...]:
-    """Return the column that holds the texts, or the two that hold pairs of texts.
+    """Return the column of texts, or the two columns of pairs of texts.
 
-    Pairs come before single texts, except for a model that was trained on single texts.
+    Pairs are preferred to single texts, unless the model was trained on single texts.
 
     Args:
-        table: The rows.
-        ref: May name the columns.
-        pairs: Whether the model was trained on pairs, None if unknown.
+        table: The table.
+        ref: Data reference, which may name the columns.
+        pairs: Whether the model was trained on pairs. None if unknown.
 
     Raises:
-        DataError: If a column is missing, if several pairs are possible, or if the model was trained on pairs and only one of
-            several columns with texts has a usual name.
+        DataError: If a column is missing or several pairs are possible. Also if the model was trained on
+            pairs, but only one of several text columns has a well-known name.
     """
     columns = columns_of(table)
     if ref.text_columns:
@@ -140,7 +155,7 @@ def _ambiguous(table: DataTable, ref: DataRef, pairs: Sequence[tuple[str, str]])
 
 
 def usual_texts(table: DataTable) -> tuple[list[tuple[str, str]], str | None]:
-    """Return the pairs of columns with well-known names, and the column of single texts or None."""
+    """Return the pairs of columns with well-known names, and the well-known column of single texts or None."""
     columns = columns_of(table)
     partners = {
         name: (f"{name[:-1]}{chr(ord(name[-1]) + 1)}",) for name in columns if _FIRST_OF_TWO.fullmatch(name)
@@ -155,7 +170,10 @@ def usual_texts(table: DataTable) -> tuple[list[tuple[str, str]], str | None]:
 
 
 def _holds_texts(table: DataTable, column: str) -> bool:
-    """Return whether most cells of a column are strings of several words. Columns of unknown types hold no texts."""
+    """Return whether most examined cells of a column are strings with several words.
+
+    False for unsupported types.
+    """
     cells: Sequence[object] = ()
     with suppress(DataError):
         cells = table.cells(column, most=_EXAMINED)
@@ -168,10 +186,10 @@ UNKNOWN = -1
 
 
 def images_of(table: DataTable, ref: DataRef, *, labelled: bool = True) -> ImageSet:
-    """Return the images that a table lists or holds.
+    """Return the images in a column of a table, or in the files that the column names.
 
     Raises:
-        DataError: If a column is missing or holds something else.
+        DataError: If a column is missing or has other content.
     """
     image = find_column(table, column=ref.image, usual=IMAGE_COLUMNS, role="image")
     if image is None:
@@ -193,10 +211,10 @@ def images_of(table: DataTable, ref: DataRef, *, labelled: bool = True) -> Image
 
 
 def texts_of(table: DataTable, ref: DataRef, *, labelled: bool = True, pairs: bool | None = None) -> TextSet:
-    """Return the texts that a table holds.
+    """Return the texts in the columns of a table.
 
     Raises:
-        DataError: If a column is missing or a cell is no text or no label.
+        DataError: If a column is missing, a cell is not text, or a label is malformed.
     """
     columns = text_columns(table, ref, pairs=pairs)
     cells = [
@@ -209,7 +227,10 @@ def texts_of(table: DataTable, ref: DataRef, *, labelled: bool = True, pairs: bo
 
 
 def _checked(cell: object, where: str) -> str:
-    """Return a cell that is a text; one that is missing is empty, as .csv files cannot tell the two apart."""
+    """Return the text of a cell.
+
+    Missing cells give an empty text, because .csv files do not distinguish the two.
+    """
     if cell is None or cell != cell:  # noqa: PLR0124 - NaN, which pandas writes for what is missing
         return ""
     if not isinstance(cell, str):
@@ -232,21 +253,24 @@ def _labels(table: DataTable, ref: DataRef, *, labelled: bool) -> Labels:
 def read_labels(
     values: Sequence[object], *, names: Sequence[str] | None, where: str, separator: str | None = None
 ) -> Labels:
-    """Turn a column into class names and labels.
+    """Convert a column to class names and labels.
 
     Args:
-        values: One a row: strings, whole numbers from 0, or -1 in every row where labels are withheld; or lists of the former
-            two, of the items that may have several, or of 0 and 1 for each class.
-        names: The class names if the table declares them; `values` are then indices into it.
-        where: What messages call the table and column.
-        separator: Value of `label-separator=`. If it is None, names that look like several labels are refused.
+        values: One cell per row. A cell is a string, an integer from 0, or -1 (only if all labels are
+            withheld); or, for data with several labels, a list of strings or integers, or a list with 0 or 1
+            for each class.
+        names: Class names declared by the table; integers are then indices into `names`. None if not
+            declared.
+        where: Name of the column in messages.
+        separator: Value of `label-separator=`. If None, names that look like several labels raise.
 
     Returns:
-        The class names (numbers sort as numbers) and one label a row, or none. Where a table does not declare names
-            and all labels are whole numbers, they are numbers and no names, in a .csv file too, whose cells are all text.
+        Class names (numbers in numeric order) and one label per row; empty if labels are withheld. Integers
+        without declared names become class names with `numbered=True`, also in .csv files, where every cell
+        is text.
 
     Raises:
-        DataError: If a value is missing, of another type, or out of range.
+        DataError: If a label is missing, of another type, or out of range.
     """
     task, cells = _cells_of_task(values, where)
     if task.by_label:
@@ -276,11 +300,11 @@ def read_labels(
 def _classes(
     labels: Iterable[str], names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], Mapping[str, int], bool]:
-    """Return the class names, the class of each label, and whether the names are numbers.
+    """Return the class names, the index of each label, and whether the names are numbers.
 
     Args:
-        labels: All labels, each once or more.
-        names: The class names if the table declares them; labels are then indices into it.
+        labels: All labels, with or without repetitions.
+        names: Class names declared by the table; labels are then indices into `names`.
     """
     numbered = names is None and are_numerals(labels)
     if names is None:
@@ -291,10 +315,10 @@ def _classes(
 
 
 def _cells_of_task(cells: Sequence[object], where: str) -> tuple[Task, Sequence[Any]]:
-    """Return the task that the form of the cells shows, and the cells in that form.
+    """Return the task that the form of the cells implies, and the cells in this form.
 
     Raises:
-        DataError: If only some cells have the form of a task.
+        DataError: If only some cells have this form.
     """
     for task, path in ((task, task.cell) for task in TASKS.values() if task.cell and cells):
         labels = [*map(load(path), cells)]
@@ -310,14 +334,14 @@ def _cells_of_task(cells: Sequence[object], where: str) -> tuple[Task, Sequence[
 
 
 def label_of(cell: object, place: str) -> int | str:
-    """Return a label of any form of table: a whole number in any notation, or a name without blanks around it.
+    """Return the label in a cell: an integer in any notation, or a name without surrounding spaces.
 
     Args:
         cell: The cell.
-        place: What messages call the cell.
+        place: Name of the cell in messages.
 
     Raises:
-        DataError: If it is neither.
+        DataError: If the cell is neither.
     """
     value = str(cell) if isinstance(cell, bool) else cell.strip() if isinstance(cell, str) else cell
     if isinstance(value, str) and _NUMBER.fullmatch(value):
@@ -337,7 +361,7 @@ def label_of(cell: object, place: str) -> int | str:
 
 
 def _check_separators(names: Iterable[str], where: str) -> None:
-    """Refuse names that look like several labels in one cell, and warn about names that may be."""
+    """Raise for names with probable separators of several labels, and warn about possible ones."""
     if separator := separator_in(names):
         raise DataError(
             f"{where}: labels such as `{next(t for t in names if separator in t)}` look like several labels in one cell",
@@ -351,10 +375,12 @@ def _check_separators(names: Iterable[str], where: str) -> None:
 
 
 def _label_sets(cells: Sequence[list[Any]], names: Sequence[str] | None, where: str) -> Labels:
-    """Return the labels of lists: of names or class numbers, or with a 0 or 1 for each class where all rows have as many.
+    """Return the labels of cells with lists.
+
+    Lists contain names, class indices, or (if all have the same length) a 0 or 1 for each class.
 
     Raises:
-        DataError: If a label is no class number, or the lists have two meanings or are all empty.
+        DataError: If a label is not a class index, the lists are ambiguous, or all lists are empty.
     """
     top, lists = math.inf if names is None else len(names) - 1, list[tuple[int | str, ...]]()
     for row, cell in enumerate(cells):
@@ -388,12 +414,14 @@ TAG_COLUMNS = ("ner_tags", "tags", "pos_tags", "labels", "label")
 
 
 def word_column(table: DataTable, ref: DataRef, *, has_texts: bool) -> str | None:
-    """Return the column with lists of words, None where there is none or the texts beside it are meant.
+    """Return the column with lists of words, or None.
+
+    A column of texts is preferred to a column of words without labels.
 
     Args:
-        table: The rows.
-        ref: May name the column.
-        has_texts: Whether another column has texts: they are meant unless labels of words are there.
+        table: The table.
+        ref: Data reference, possibly with a name for the column.
+        has_texts: Whether another column has texts.
     """
     requested = ref.text_columns
     column = find_column(table, column=requested[0] if requested else None, usual=WORD_COLUMNS, role="text")
@@ -404,7 +432,7 @@ def word_column(table: DataTable, ref: DataRef, *, has_texts: bool) -> str | Non
     if list_in(table.cells(column)[0]) is not None:
         are_tagged = bool(labels) and list_in(labels[0]) is not None
         return column if requested or are_tagged or not has_texts else None
-    # a text with several labels rarely has as many words
+    # Only token classification has as many labels as words in most rows.
     are_alike = [
         len(list_in(cell) or ()) == len(list_in(row) or ())
         for cell, row in zip(_word_cells(table, column), labels, strict=False)
@@ -414,22 +442,28 @@ def word_column(table: DataTable, ref: DataRef, *, has_texts: bool) -> str | Non
 
 
 def _word_cells(table: DataTable, column: str) -> list[object]:
-    """Return a column of words. Texts are lists of their words if labels have a separator."""
+    """Return a column of words. If labels have a separator, strings are split into words."""
     is_split = table.label_separator not in {None, AS_IS}
     return [split_labels(cell, "space" if is_split else None) for cell in table.cells(column)]
 
 
 def words_of(table: DataTable, column: str, ref: DataRef, *, labelled: bool = True) -> WordSet:
-    """Return the texts of lists of words, which are joined by blanks.
+    """Return the texts in a column of lists of words, joined by spaces.
+
+    Args:
+        table: The table.
+        column: Column of the words.
+        ref: Data reference, which may name the column of labels.
+        labelled: Whether to read labels.
 
     Raises:
-        DataError: If a cell holds anything else, or a row has not as many labels as words.
+        DataError: If a cell is not a list of words, or the numbers of labels and words differ in a row.
     """
     place = table.place(column)
     words = [_words(cell, f"{place}: row {row}") for row, cell in enumerate(_word_cells(table, column))]
     if not ref.text and all(row and row[0] in {"0", "1", "1-2"} and row[-1].isdecimal() for row in words):
         text, *others = table.columns[1:] or table.columns
-        # CoNLL-U has parts of speech in its fourth column; a smaller file has labels in its last one
+        # CoNLL-U has parts of speech in its fourth column; files with fewer columns have labels in the last
         raise DataError(
             f"{place}: numbers the words of each text, as CoNLL-U does, and has no words",
             hint="select the columns: "
@@ -474,7 +508,11 @@ def _spans(words: Sequence[str]) -> tuple[Span, ...]:
 
 
 def _tags(table: DataTable, column: str, counts: Sequence[int]) -> list[list[int | str]]:
-    """Return the label of each word of each row, names or numbers as they are told."""
+    """Return the label of each word of each row: names or integers, as in the table.
+
+    Raises:
+        DataError: If a cell is not a list, or its length differs from the number of words.
+    """
     where = table.place(column)
     tags: list[list[int | str]] = []
     for row, (cell, count) in enumerate(zip(table.label_cells(column), counts, strict=True)):
@@ -491,7 +529,11 @@ def _tags(table: DataTable, column: str, counts: Sequence[int]) -> list[list[int
 
 
 def _word_labels(tags: Sequence[Sequence[int | str]], names: Sequence[str] | None, where: str) -> Labels:
-    """Return the labels of words by their classes; none where all are withheld."""
+    """Return the class index of each labelled word. Empty if all labels are withheld.
+
+    Raises:
+        DataError: If a label is out of range, or is a name although the table declares class names.
+    """
     unique = {*chain.from_iterable(tags)} - {UNASKED}
     if unique <= {UNKNOWN}:
         progress.warn(f"{where}: no word has a label, so the texts are unlabelled")

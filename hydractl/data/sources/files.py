@@ -1,4 +1,7 @@
-"""Local .jsonl, .json, .csv, .tsv and .parquet files, and lists of images, as tables; nothing is written, not even a cache."""
+"""Tables in local .jsonl, .json, .csv, .tsv, .parquet and .conll files, and lists of images.
+
+Nothing is written, not even a cache.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +37,10 @@ _MARKS = (
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, without its byte order mark.
+    """Return the text of a file, decoded by its byte order mark or as UTF-8.
 
     Raises:
-        DataError: If it cannot be read, or is no text of that encoding; the message says in which line.
+        DataError: If the file cannot be read, or is not text of this encoding. The message names the line.
     """
     data = read_bytes(path)
     encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")
@@ -57,7 +60,7 @@ def read_text(path: Path) -> str:
     if "\0" in text:
         line = 1 + text.count("\n", 0, text.index("\0"))
         if 4 * text.count("\0") < len(text):
-            hint = None  # UTF-16 that can be read as UTF-8 is half of NUL bytes
+            hint = None  # UTF-16 text that decodes as UTF-8 has NUL as every second character
         raise DataError(f"{path}: line {line} contains a NUL character", hint=hint)
     return text
 
@@ -72,28 +75,33 @@ _EXAMPLES: Mapping[Content, str] = MappingProxyType(
 _FORM = "a table must be an array of objects, or have one object per line, for example {}"
 TOKENS, TAGS = "tokens", "tags"
 _DOCUMENT = "-DOCSTART-"
-"""First word of a line between documents."""
+"""First word of lines that separate documents in CoNLL files."""
 _DELIMITERS = (",", ";", "\t", "|")
 _BEGINNING = 65536
-"""Number of characters of a table in which its delimiter is searched."""
+"""Number of characters in which the delimiter of a table is detected. Chosen by hand to contain two rows;
+doubling it only helps tables with longer rows."""
 _QUOTES = 'end a quoted cell with a quote, and double each quote in it: `"say ""hi"""`'
 _EXPANSION = 1000
-"""Maximum size of the decoded cells of a file, as a multiple of its size. Texts and labels rarely shrink to a hundredth."""
+"""Maximum size of all decoded cells of a file, as a multiple of the file size. Texts and labels rarely
+compress below a hundredth. Chosen by hand; doubling it doubles the memory that a malicious file can
+allocate."""
 _ROWS = 65536
-"""Number of rows of a file that are decoded at a time, at most."""
+"""Maximum number of rows decoded at a time. Chosen by hand; doubling it doubles the memory that is used
+before sizes are checked."""
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 _TAG = re.compile(r"O|[BIESLUM]-\S+")
 
 
 def open_table(ref: DataRef, content: Content, *, labelled: bool = True) -> DataTable:
-    """Return the table in a file, in the format of its suffix.
+    """Read the table in a file in the format of its suffix.
 
-    The delimiter of a .csv file is the character that separates the names of its columns; that of a .tsv file is a tab.
+    The delimiter of a .csv file is the character that separates its column names. The delimiter of a .tsv
+    file is a tab.
 
     Args:
-        ref: Names the file.
-        content: Images or texts.
-        labelled: Whether labels are read. Without labels, a .txt file has one text per line.
+        ref: Data reference of the file.
+        content: Expected type of the items.
+        labelled: Whether to read labels. Without labels, a .txt file has one text per line.
 
     Raises:
         DataError: If the file is missing or malformed.
@@ -117,7 +125,7 @@ def open_table(ref: DataRef, content: Content, *, labelled: bool = True) -> Data
 
 
 class RowTable(DataTable):
-    """The rows of a .jsonl, .json, .csv or .tsv file, or a list; images are files, by paths relative to a folder."""
+    """Table of rows in memory. Images are files, with paths relative to a folder."""
 
     def __init__(self, rows: Rows, path: Path, folder: Path) -> None:
         super().__init__(list(rows[0]) if rows else [], where=str(path), name=path.name)
@@ -139,18 +147,16 @@ class RowTable(DataTable):
 
 def _read_csv(path: Path) -> Rows:
     text = read_text(path)
-    # of the whole process: a limit that is put back would meet what another thread reads
+    # the limit applies to the whole process: restoring the old limit would affect other threads
     csv.field_size_limit(sys.maxsize)
     delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(text)
     if excel := re.match(
         r"sep=(.)\r?\n", text
-    ):  # Excel's way to name the delimiter; the blank line keeps the numbers of lines
+    ):  # Excel writes `sep=;` into the first line; the empty line keeps line numbers in messages correct
         delimiter, text = excel[1], f"\n{text[excel.end() :]}"
     lines = _csv_lines(path, text, delimiter)
     line, head = next(lines, (1, []))
-    named = [
-        name for name in head if name.strip()
-    ]  # spreadsheets write columns without a name behind the last one
+    named = [name for name in head if name.strip()]  # spreadsheets write unnamed columns after the last
     if len(set(named)) != len(named):
         raise DataError(f"{path}: line {line}: two columns have the same name: {', '.join(head)}")
     rows: Rows = []
@@ -161,14 +167,15 @@ def _read_csv(path: Path) -> Rows:
                 hint=f'put a cell that contains {f"`{delimiter}`" if delimiter.strip() else "a tab"} in quotes: `"..."`',
             )
         if delimiter == "\t" and any("\t" in cell and "\n" in cell for cell in cells):
-            # files of tabs are often written without quoting, where a text that begins with a quote would swallow rows
+            # files with tabs are often written without quoting, where a text that starts with a quote would
+            # swallow the next rows
             raise DataError(f"{path}: line {line}: a quoted cell contains tabs and line breaks", hint=_QUOTES)
         rows.append(dict(zip(head, cells, strict=True)))
     return rows
 
 
 def _csv_lines(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of the line at which a row begins, from 1, and its cells; blank lines do not count."""
+    """Yield the line number at which each row starts (from 1), and its cells. Empty lines are skipped."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
     begin = 1
     try:
@@ -181,9 +188,10 @@ def _csv_lines(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, lis
 
 
 def _delimiter(text: str) -> str:
-    """Return what parts the names of the columns: what gives most of them, a comma where that is one.
+    """Return the delimiter with the largest number of column names, or a comma if equal.
 
-    Delimiters that part the first row into as many cells go before others: a name of a column may hold a delimiter, too.
+    Delimiters that split the first row into equally many cells come first, because column names may contain
+    delimiters.
     """
 
     def fit(delimiter: str) -> tuple[bool, int]:
@@ -195,7 +203,7 @@ def _delimiter(text: str) -> str:
 
 
 def _read_json(path: Path, content: Content) -> Rows:
-    """Return the objects of an array, or those that stand one a line."""
+    """Return the objects of a JSON array, or of JSON lines."""
     text = read_text(path)
     rows: Rows = []
     if text.lstrip().startswith("["):
@@ -215,7 +223,7 @@ def _read_json(path: Path, content: Content) -> Rows:
 
 
 def _parsed(path: Path, text: str, content: Content, *, line: int = 0) -> Any:  # noqa: ANN401 - JSON may be anything
-    """Return the value of a file, or of its line `line`."""
+    """Parse the JSON of a file, or of its line `line`."""
     try:
         return parse(text)
     except NotJSONError as error:
@@ -232,10 +240,10 @@ def _rename_hint(path: Path) -> str:
 
 
 def _text_lines(path: Path) -> Rows:
-    """Return one row per line. Blank lines are texts, as on standard input.
+    """Return one row per line. Empty lines are texts, like on standard input.
 
     Raises:
-        DataError: If every line has a word and a tag, as in files of the CoNLL tasks.
+        DataError: If every line has a word and a tag, like files of the CoNLL tasks.
     """
     lines = [*io.StringIO(read_text(path), newline="\n")]
     tags = {line.split()[-1] for line in lines if line.strip() and not line.startswith(("#", _DOCUMENT))}
@@ -245,10 +253,10 @@ def _text_lines(path: Path) -> Rows:
 
 
 def _read_list(path: Path) -> Rows:
-    """Return a row a line: a path, blanks, and a label, a whole number, of which those below 0 say that it has none."""
+    """Return one row per line with a path, white space and an integer label. Labels below 0 mean unlabelled."""
     rows: Rows = []
     for number, name in enumerate(read_bytes(path).removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
-        line = os.fsdecode(name).strip()  # a path may be no UTF-8
+        line = os.fsdecode(name).strip()  # paths need not be UTF-8
         image, label = [*line.rsplit(maxsplit=1), "", ""][:2]
         if not line:
             continue
@@ -262,12 +270,15 @@ def _read_list(path: Path) -> Rows:
 
 
 def _read_columns(path: Path) -> Rows:
-    """Return a row a text of a file in the form of the CoNLL tasks: a word a line, its label last, a blank line behind each text.
+    """Return one row per text of a CoNLL file.
 
-    A line `# ...` before the first word of a text is a comment, unless it has as many columns as words do and a label of theirs.
+    A line has a word first and its label last. An empty line follows each text. A line `# ...` before the
+    first word of a text is a comment, unless it has the same number of columns as words and a label used
+    elsewhere.
     """
     rows: Rows = []
-    # words may hold other white space, such as a blank at which no line breaks
+    # words may contain other white space, for example a no-break space, so only spaces and tabs separate
+    # columns
     lines = [line.strip(" \r") for line in read_text(path).split("\n")]
     split = [line.split("\t") if "\t" in line else [*filter(None, line.split(" "))] for line in lines]
     words = [
@@ -276,7 +287,7 @@ def _read_columns(path: Path) -> Rows:
         if any(cells) and cells[0] != _DOCUMENT and not _is_hash(line)
     ]
     width = len(min(words, key=lambda cells: cells[0].startswith("#"), default=[]))
-    labels = {"#", *(cells[-1] for cells in words)}  # the Penn Treebank's tag of `#` is `#`
+    labels = {"#", *(cells[-1] for cells in words)}  # the tag of the word `#` in the Penn Treebank is `#`
     names = [TOKENS, *(f"column {i}" for i in range(2, width)), TAGS][:width]
     is_first = True
     for number, (line, cells) in enumerate(zip(lines, split, strict=True), start=1):
@@ -299,15 +310,17 @@ def _read_columns(path: Path) -> Rows:
 
 
 def _is_hash(line: str) -> bool:
-    """Return whether a line begins with `#` alone, as comments do and hashtags do not."""
+    """Return whether a line starts with a separate `#`, like a comment and unlike a hashtag."""
     return line.startswith(("# ", "#\t"))
 
 
 def read_parquet(path: Path, ref: DataRef) -> ArrowTable:
-    """Return the table in a .parquet file. Columns of types that `datasets` does not know are refused when they are read.
+    """Read the table of a .parquet file.
+
+    Columns of types that `datasets` does not support raise later, when cells are read.
 
     Raises:
-        DataError: If it is malformed, or no column can be read.
+        DataError: If the file is malformed or too large, or has only columns of unsupported types.
     """
     import datasets  # noqa: PLC0415 - seconds of import that other data need not pay
     import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415 - as above
@@ -326,7 +339,7 @@ def read_parquet(path: Path, ref: DataRef) -> ArrowTable:
             table = pa.Table.from_batches(batches, file.schema_arrow)
         unknown = {column.name: str(column.type) for column in table.schema if not is_known(column)}
         known_columns = table.select([name for name in table.column_names if name not in unknown])
-        # the library's own reader would leave a copy in its cache
+        # the reader of `datasets` would leave a copy in its cache
         dataset = datasets.Dataset(datasets.table.InMemoryTable(known_columns))
     if unknown and not known_columns.column_names:
         types = ", ".join(f"`{name}` ({kind})" for name, kind in unknown.items())
@@ -335,14 +348,19 @@ def read_parquet(path: Path, ref: DataRef) -> ArrowTable:
 
 
 def _batches(file: Any, path: Path, limit: int) -> Iterator[Any]:  # noqa: ANN401 - of pyarrow, untyped
-    """Yield the batches of a Parquet file, and refuse a file that decodes to too many bytes before memory holds all of them.
+    """Yield the batches of a Parquet file, with a check of their size before the next batch is decoded.
 
-    A dictionary or a page is decoded as a whole and may have the size of its column chunk, so batches have few rows if chunks are large.
+    A dictionary or page is decoded as a whole and may have the size of its column chunk, so batches have few
+    rows if chunks are large.
 
     Args:
         file: A `pyarrow.parquet.ParquetFile`.
-        path: Its path.
-        limit: Maximum size of a cell in bytes. All cells may have the size of a cell, or `_EXPANSION` times that of the file.
+        path: Path of the file.
+        limit: Maximum size of a cell in bytes. All cells together may have this size, or `_EXPANSION` times
+            the size of the file if larger.
+
+    Raises:
+        DataError: If the file exceeds the limits.
     """
     groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
     chunks = [g.column(i).total_uncompressed_size for g in groups for i in range(g.num_columns)]

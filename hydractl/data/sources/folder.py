@@ -1,4 +1,4 @@
-"""Folders: one sub-folder a class, files alone, folders of `save_to_disk` of datasets, and images with a metadata file."""
+"""Folders of files by class, folders written by `save_to_disk`, and images with a metadata file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SUFFIXES: Mapping[Content, frozenset[str]] = MappingProxyType(
         Content.TEXTS: frozenset({".txt"}),
     }
 )
-"""Suffixes of the files that are read, in lower case."""
+"""Suffixes of the files to read, in lower case."""
 OF_SYSTEMS = frozenset({"__macosx", "thumbs.db", "desktop.ini"})
 """Names of files and folders that macOS and Windows add, in lower case."""
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
@@ -33,19 +33,20 @@ SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "t
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or folder is ignored without a warning: hidden, or added by macOS or Windows."""
+    """Return whether a name is ignored without a warning: hidden, or added by macOS or Windows."""
     return name.startswith(".") or name.lower() in OF_SYSTEMS
 
 
 def open_folder(ref: DataRef, content: Content) -> datasets.Dataset:
-    """Return the images or texts under a folder, class by class, in the order of torchvision's `ImageFolder`; of texts each file is one.
+    """Return the images or texts under a folder with one sub-folder per class.
 
-    Hidden files are left alone; others that are not of the kind are skipped with a warning. Files below a class's folder are of
-    that class, at any depth.
+    The order is the order of torchvision's `ImageFolder`. A file of text is one item. Files at any depth
+    below a class folder belong to the class. Hidden files are ignored. Other files that are not of the type
+    are skipped with a warning. A folder without sub-folders gives a set without labels.
 
     Raises:
-        DataError: If the folder, the split or a class's files are missing, classes and loose files mix, or a text is blank or
-            not UTF-8.
+        DataError: If the folder, the split or the files of a class are missing, the folder has both
+            sub-folders and files, or a text is empty or not UTF-8.
     """
     root = _root(ref)
     folders, loose, skipped = _listing(root, content)
@@ -74,12 +75,12 @@ def open_folder(ref: DataRef, content: Content) -> datasets.Dataset:
 
 
 def open_tree(ref: DataRef, content: Content) -> datasets.Dataset:
-    """Return all images or texts below a folder, at any depth and without labels, sorted by their folders and names.
+    """Return all images or texts at any depth below a folder, without labels, sorted by folder and name.
 
-    Hidden files and folders are left alone; others that are not of the kind are skipped with a warning.
+    Hidden files and folders are ignored. Other files that are not of the type are skipped with a warning.
 
     Raises:
-        DataError: If a folder is missing or holds none, or a text is blank or not UTF-8.
+        DataError: If the folder is missing or has no items, or a text is empty or not UTF-8.
     """
     root = _root(ref)
     files, skipped = _walk(root, "", content)
@@ -107,10 +108,10 @@ def _text(path: Path) -> str:
 
 
 def _walk(root: Path, below: str, content: Content) -> tuple[list[str], list[str]]:
-    """Return the paths, from `root` on, of files of the kind and of others at any depth in one of its folders.
+    """Return the files of the type and the other files below a folder, as paths relative to `root`.
 
-    They come folder by folder, sorted as `sorted(os.walk(...))` has them; a folder that a link leads back to is read once,
-    and one that holds the folder itself not at all: its other folders are other classes.
+    Files are in the order of `sorted(os.walk(...))`. A folder reached twice through links is read once. A
+    link to a parent of the folder is not followed, because its other folders are other classes.
     """
     listed: dict[str, tuple[list[str], list[str]]] = {}
     waiting, visited = [below], {*(root / below).resolve().parents}
@@ -132,10 +133,10 @@ def _walk(root: Path, below: str, content: Content) -> tuple[list[str], list[str
 
 
 def _refuse_splits(root: Path, folders: list[str], content: Content) -> None:
-    """Refuse sub-folders that hold further ones alone where they are called as splits are, or where there is one only.
+    """Raise if sub-folders may be splits instead of classes.
 
     Raises:
-        DataError: If they are such.
+        DataError: If sub-folders have usual names of splits, or only one exists, and they hold only folders.
     """
     look_like_splits = len(folders) == 1 or {folder.casefold() for folder in folders} <= SPLITS
     if not folders or not look_like_splits:
@@ -178,7 +179,7 @@ def _root(ref: DataRef) -> Path:
 
 
 def _listing(folder: Path, content: Content) -> tuple[list[str], list[str], list[str]]:
-    """Return the names of sub-folders, files of the kind and others, each sorted, without hidden ones and metadata of macOS."""
+    """Return the sorted names of sub-folders, files of the type, and other files, without hidden names."""
     try:
         entries = sorted(
             (entry for entry in folder.iterdir() if not is_hidden(entry.name)),
@@ -198,7 +199,7 @@ def _listing(folder: Path, content: Content) -> tuple[list[str], list[str], list
 
 
 def _other_kind(names: list[str], expected: Content) -> str | None:
-    """Return a hint if files are of the kind that this model does not read."""
+    """Return a hint if one of the files is of the other type of items. None otherwise."""
     for content, suffixes in SUFFIXES.items():
         example = next((name for name in names if Path(name).suffix.lower() in suffixes), None)
         if content is not expected and example is not None:
@@ -207,7 +208,7 @@ def _other_kind(names: list[str], expected: Content) -> str | None:
 
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-"""Files that list the images of a folder with their labels."""
+"""Names of metadata files, which list the images of a folder with their labels."""
 ALL = "all"
 _METADATA_HINT = (
     "its column `file_name` must have paths relative to its folder, separated by commas in a .csv "
@@ -216,15 +217,16 @@ _METADATA_HINT = (
 
 
 def is_saved(ref: DataRef) -> bool:
-    """Return whether a folder is what `save_to_disk` writes."""
+    """Return whether `save_to_disk` of `datasets` wrote the folder of a reference."""
     return any(map(_is_saved, _roots(ref)))
 
 
 def open_saved(ref: DataRef) -> ArrowTable:
-    """Return the table that `save_to_disk` wrote: of a `DatasetDict` one split.
+    """Return the table in a folder written by `save_to_disk`. Of a `DatasetDict` it is one split.
 
     Raises:
-        DataError: If the folder is malformed, or has no such split, or has several and none is chosen.
+        DataError: If the folder is malformed, the split does not exist, or one of several splits has to be
+            chosen.
     """
     import datasets  # noqa: PLC0415 - seconds of import that other data need not pay
 
@@ -241,17 +243,18 @@ def open_saved(ref: DataRef) -> ArrowTable:
 
 
 def has_metadata(ref: DataRef) -> bool:
-    """Return whether a metadata file names the images of a folder, or of each of its splits."""
+    """Return whether a metadata file lists the images of a folder, or of each of its splits."""
     return any(map(_metadata, _roots(ref))) or bool(_splits(Path(ref.source)))
 
 
 def open_listed(ref: DataRef) -> ArrowTable:
-    """Return the table of images that metadata files name, as the library's `imagefolder` reads it; it keeps no copy.
+    """Return the table of images in metadata files, read by `imagefolder` of `datasets`.
 
-    Splits are sub-folders with a metadata file each.
+    No copy is cached. Splits are sub-folders with a metadata file each. A warning lists images that the
+    metadata do not list.
 
     Raises:
-        DataError: If a metadata file is malformed or names a file that is missing, or a split is to be chosen.
+        DataError: If a metadata file is malformed, names a missing file, or a split has to be chosen.
     """
     import datasets  # noqa: PLC0415 - as above
 
@@ -285,7 +288,7 @@ def open_listed(ref: DataRef) -> ArrowTable:
 
 
 def _roots(ref: DataRef) -> list[Path]:
-    """Return the folder, and that of the split in it."""
+    """Return the folder of a reference, followed by the folder of its split."""
     return [Path(ref.source), *([Path(ref.source, ref.split)] if ref.split else [])]
 
 
@@ -300,6 +303,6 @@ def _metadata(root: Path) -> bool:
 
 
 def _splits(root: Path) -> list[str]:
-    """Return the sub-folders, if each of them holds a metadata file."""
+    """Return the sub-folders if each of them has a metadata file, else an empty list."""
     folders = [path for path in root.glob("*/") if not is_hidden(path.name)]
     return sorted(path.name for path in folders) if all(map(_metadata, folders)) else []

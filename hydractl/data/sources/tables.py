@@ -1,4 +1,4 @@
-"""Tables: rows of text files, data sets of `datasets` and of the Hub, and lists in their cells."""
+"""Tables: the common interface, data sets of the library `datasets` and of the Hub, and lists in cells."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hydractl.strict_json import NotJSONError, parse
 AS_IS = "none"
 """Value of `label-separator=` for names that contain a separator."""
 NAMED_SEPARATORS = {"comma": ",", "space": None, "tab": "\t"}
-"""Separators that a data reference names; `space` is any white space."""
+"""Separators with a name in data references. None splits at any white space."""
 _ITEM = re.compile(
     r"""(?:np\.\w+\()?('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|True|False|[-+]?\d+\.?\d*)\)?(\s*,\s*|\s+|$)""",
     re.DOTALL,
@@ -36,17 +36,17 @@ LIST_FORM = re.compile(r"[\[({].*[,'\"].*[\])}]|\w+\(.*['\"].*\)", re.DOTALL)
 
 
 def list_in(cell: object) -> list[Any] | None:
-    """Return the list in a cell, None for other cells.
+    """Parse the list in a cell. Returns None for other cells.
 
-    Text forms: JSON; Python's lists, tuples and sets, as pandas writes them (`['a', 'b']`); numpy's arrays, which have no commas
-    (`['a' 'b']`, `[0 1]`).
+    Strings may contain JSON; lists, tuples and sets of Python, as written by pandas (`['a', 'b']`); or arrays
+    of numpy, which have no commas (`['a' 'b']`, `[0 1]`).
     """
     if isinstance(cell, str) and (text := cell.strip())[:1] + text[-1:] in {"[]", "()", "{}"}:
         with suppress(NotJSONError):
             return list_in(parse(text))
         items = [*_ITEM.finditer(body := text[1:-1].strip())]
         are_whole = "".join(part[0] for part in items) == body
-        # Python joins neighbours without a comma: a mixture of both forms has two meanings
+        # a mixture of commas and spaces is ambiguous, because Python joins neighbouring strings
         if are_whole and len({"," in part[2] for part in items[:-1]}) <= 1:
             with suppress(SyntaxError, ValueError):
                 return [ast.literal_eval(part[1]) for part in items]
@@ -54,7 +54,12 @@ def list_in(cell: object) -> list[Any] | None:
 
 
 def split_labels(cell: object, separator: str | None) -> object:
-    """Return the labels of a cell as a list if there is a separator. Missing cells are empty lists."""
+    """Split the labels of a cell into a list, if there is a separator. A missing cell gives an empty list.
+
+    Args:
+        cell: The cell. Lists are returned unchanged.
+        separator: Value of `label-separator=`. None and `none` do not split.
+    """
     if separator in {None, AS_IS} or list_in(cell) is not None:
         return cell
     text = "" if cell is None or cell != cell else str(cell)  # noqa: PLR0124 - NaN, which pandas writes for a missing cell
@@ -64,9 +69,10 @@ def split_labels(cell: object, separator: str | None) -> object:
 
 
 def separator_in(names: Iterable[str]) -> str | None:
-    """Return the separator of labels in names such as `bad|long`, None if names are single labels.
+    """Return the separator of labels in names like `bad|long`. None if names are single labels.
 
-    A label of a list has several places: `long` is in `bad|long` and alone. A part of one name has one place: `Korea, North`.
+    In lists a label occurs at several positions: `long` is in `bad|long` and alone. In a single name like
+    `Korea, North`, each part has one position.
     """
     for separator in "|;,":
         places = {(part.strip(), i) for name in names for i, part in enumerate(name.split(separator))}
@@ -80,13 +86,13 @@ Read: TypeAlias = Callable[[int], Cell]
 
 
 class DataTable(ABC):
-    """Rows under named columns.
+    """Table of rows under named columns.
 
     Attributes:
-        columns: Their names.
-        where: What messages call the table.
-        name: What reports call it.
-        label_separator: Value of `label-separator=` of the data reference.
+        columns: Names of the columns.
+        where: Name of the table in messages.
+        name: Name of the table in reports.
+        label_separator: Value of `label-separator=` in the data reference.
     """
 
     label_separator: str | None = None
@@ -98,35 +104,37 @@ class DataTable(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return how many rows there are."""
+        """Return the number of rows."""
 
     @abstractmethod
     def cells(self, column: str, *, most: int | None = None) -> Sequence[object]:
-        """Return a column, or its first `most` cells."""
+        """Return the cells of a column, or only its first `most` cells."""
 
     def label_cells(self, column: str) -> Sequence[object]:
-        """Return a column of labels. Cells with several labels are lists if there is a separator."""
+        """Return the cells of a column of labels. With a separator, each cell is a list."""
         return [split_labels(cell, self.label_separator) for cell in self.cells(column)]
 
     @abstractmethod
     def images(self, column: str) -> Read:
-        """Return what reads a row's encoded image by its number, or says where it lies; safe to call from several threads.
+        """Return a function from row numbers to encoded images, or to the files of images.
+
+        The function is safe to call from several threads.
 
         Raises:
-            DataError: If the column holds no images, or names one that is missing.
+            DataError: If the column holds no images.
         """
 
     def classes(self, column: str) -> Sequence[str] | None:  # noqa: ARG002 - most tables declare none
-        """Return the class names that the table declares for a column of labels, if any."""
+        """Return the class names that the table declares for a column. None without declared names."""
         return None
 
     def place(self, column: str | None) -> str:
-        """Return what messages call a column."""
+        """Return the name of a column in messages."""
         return f"{self.where}: column `{column}`"
 
 
 class ArrowTable(DataTable):
-    """A `datasets.Dataset`; an image column is an Image feature, encoded bytes, or (local files) paths."""
+    """Table of a `datasets.Dataset`. Images are Image features, encoded bytes, or paths in local files."""
 
     def __init__(
         self,
@@ -139,13 +147,13 @@ class ArrowTable(DataTable):
         """Wrap a data set.
 
         Args:
-            dataset: The columns whose types `datasets` knows.
+            dataset: Columns of types that `datasets` supports.
             ref: Data reference of the data set.
             where: Name in messages.
-            unknown: The types of all other columns, by name. A column of an unknown type is refused when it is read.
+            unknown: Type of each other column, by name. Reading an unsupported column raises.
         """
         if any("." in name and name not in dataset.column_names for name in ref.text_columns):
-            dataset = dataset.flatten()  # a column within a column is named `OUTER.INNER`
+            dataset = dataset.flatten()  # `flatten` names a column within a column `OUTER.INNER`
         name = where if ref.repo_id else Path(ref.source).resolve().name
         super().__init__([*dataset.column_names, *unknown], where=where, name=name)
         self._dataset, self._unknown = dataset, unknown
@@ -156,7 +164,11 @@ class ArrowTable(DataTable):
         return len(self._dataset)
 
     def rows(self, column: str) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, untyped
-        """Return the rows of a column alone."""
+        """Return a data set with a single column.
+
+        Raises:
+            DataError: If the column has an unsupported type.
+        """
         if column in self._unknown:
             raise DataError(
                 f"{self.place(column)}: has the unsupported type `{self._unknown[column]}`",
@@ -166,7 +178,8 @@ class ArrowTable(DataTable):
 
     @override
     def cells(self, column: str, *, most: int | None = None) -> Sequence[object]:
-        # as stored: the library would decode images, with any of Pillow's readers
+        # the arrow format returns stored values: by default the library decodes images with all readers of
+        # Pillow
         return cast(
             "Sequence[object]", self.rows(column).with_format("arrow")[:most].column(column).to_pylist()
         )
@@ -176,7 +189,7 @@ class ArrowTable(DataTable):
         import datasets  # noqa: PLC0415 - seconds of import that other data need not pay
 
         feature = self.rows(column).features[column]
-        feature = getattr(feature, "feature", feature)  # of a list of labels, that of one
+        feature = getattr(feature, "feature", feature)  # a list of labels has the feature of its elements
         return feature.names if isinstance(feature, datasets.ClassLabel) else None
 
     @override
@@ -208,23 +221,30 @@ class ArrowTable(DataTable):
 
 
 def folder_of(ref: DataRef) -> Path:
-    """Return where the paths of a table start from."""
+    """Return the folder of the paths in a table."""
     return Path(ref.source).parent if ref.root is None else Path(ref.root)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFiles:
-    """The image files that a column names, by paths from a folder."""
+    """Image files named by a column, with paths relative to a folder.
+
+    Attributes:
+        cells: Cells of the column.
+        folder: Folder of the paths.
+        where: Name of the column in messages.
+    """
 
     cells: Sequence[object]
     folder: Path
     where: str
 
     def __call__(self, row: int) -> Path:
-        """Return a row's file.
+        """Return the file of a row.
 
         Raises:
-            DataError: If it names none, or one that is not there.
+            DataError: If the cell contains no path.
+            UnreadableError: If the file does not exist.
         """
         cell = self.cells[row]
         if not isinstance(cell, str) or not cell:
@@ -242,8 +262,8 @@ def fetch_table(ref: DataRef) -> ArrowTable:
     """Return one split of a Hub data set.
 
     Raises:
-        HubError: If the data set cannot be reached: no network, offline, unknown, private.
-        DataError: If the configuration or split is unknown or has to be chosen.
+        HubError: If the data set is unknown or private, or the Hub cannot be reached.
+        DataError: If the configuration or split is unknown, or has to be chosen.
     """
     progress.step(f"Reading {ref.source}")
     with _translated(ref), quiet(), asking(ref.source):
@@ -255,16 +275,16 @@ def _load(ref: DataRef) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, untyped
 
     if ref.revision is not None and datasets.config.HF_HUB_OFFLINE:
         progress.warn(f"{ref.source}: HF_HUB_OFFLINE is set, so the cached copy may be of another revision")
-    # a bare name would read a local folder of that name instead
+    # a name without a scheme would read a local folder of this name
     address = f"hf://datasets/{ref.repo_id}"
     try:
         split = ref.split
-        if split is None or split.isidentifier():  # the rest are slices such as `train[:10%]`
+        if split is None or split.isidentifier():  # other splits are slices like `train[:10%]`
             splits = datasets.get_dataset_split_names(address, ref.config, revision=ref.revision)
             split = choose(ref, "split", split, splits)
         return datasets.load_dataset(address, ref.config, split=split, revision=ref.revision)
     except ValueError:
-        if not datasets.config.HF_HUB_OFFLINE:  # the cache does not tell the names
+        if not datasets.config.HF_HUB_OFFLINE:  # offline, the cache does not know the names
             choose(
                 ref, "config", ref.config, datasets.get_dataset_config_names(address, revision=ref.revision)
             )
@@ -272,10 +292,16 @@ def _load(ref: DataRef) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, untyped
 
 
 def choose(ref: DataRef, key: str, name: str | None, present: Sequence[str]) -> str:
-    """Return `name` if it is there, or the only one there is.
+    """Return `name` if it exists, or the only existing name if `name` is None.
+
+    Args:
+        ref: Data reference, for messages.
+        key: `split` or `config`.
+        name: Name in the reference, or None.
+        present: Existing names.
 
     Raises:
-        DataError: If it is not there, or has to be chosen.
+        DataError: If the name does not exist, or one of several names has to be chosen.
     """
     if name is None and len(present) != 1:
         raise DataError(
@@ -290,7 +316,7 @@ def choose(ref: DataRef, key: str, name: str | None, present: Sequence[str]) -> 
 
 @contextlib.contextmanager
 def _translated(ref: DataRef) -> Iterator[None]:
-    """Turn the library's errors into ours."""
+    """Convert errors of the libraries to `DataError` and `HubError`."""
     import datasets  # noqa: PLC0415 - as above
     from datasets.exceptions import DatasetNotFoundError, DatasetsError  # noqa: PLC0415 - as above
     from httpx2 import HTTPError  # noqa: PLC0415 - what huggingface_hub's transport raises; as above
@@ -311,32 +337,39 @@ def _translated(ref: DataRef) -> Iterator[None]:
             f"{ref.source}: cannot be reached: {reason_of(error)}",
             hint="it is not in the cache; unset HF_HUB_OFFLINE" if offline else "check the network",
         ) from error
-    # slices that do not parse are ValueErrors, data sets that need their own code RuntimeErrors, full disks OSErrors
+    # malformed slices raise ValueError, data sets with their own code RuntimeError, and full disks OSError
     except (ValueError, RuntimeError, OSError) as error:
         raise DataError(f"{ref.source}: cannot be read: {reason_of(error)}") from error
 
 
 @contextlib.contextmanager
 def readable(path: Path, format_name: str, *, hint: str | None = None) -> Iterator[None]:
-    """Refuse what the libraries cannot read as a format.
+    """Convert errors of the libraries in the block to `DataError`.
+
+    Args:
+        path: The file or folder, for the message.
+        format_name: Name of the format in the message.
+        hint: Advice to the user.
 
     Raises:
-        DataError: Saying why.
+        DataError: If the file cannot be read.
     """
     import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415 - as above
 
     try:
         yield
-    # the latter are what malformed files of the library's own, and its notes in the metadata of others, end in
+    # TypeError, LookupError and AttributeError come from malformed files of `datasets` and from its notes in
+    # the metadata of other files
     except (OSError, pa.ArrowException, ValueError, TypeError, LookupError, AttributeError) as error:
         raise DataError(f"{path}: cannot be read as {format_name}: {reason_of(error)}", hint=hint) from error
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Let the library draw no bars and ask the Hub alone, no counter of downloads elsewhere and no `datasets-server.HOST`.
+    """Disable progress bars, download counters and `datasets-server.HOST` of the library `datasets`.
 
-    That is the Hub's own for huggingface.co alone; of another endpoint nobody knows who has such a name, and it gets the token.
+    The library sends the token to `datasets-server.HOST`. Only for huggingface.co this host belongs to the
+    Hub; for another endpoint its owner is unknown.
     """
     import datasets  # noqa: PLC0415 - as above
     from huggingface_hub import constants, utils  # noqa: PLC0415 - as above

@@ -1,7 +1,8 @@
-"""Shards: tar files of images or texts, each with its label beside it, as webdataset has them.
+"""Shards: tar files of images or texts with their labels, in the layout of webdataset.
 
-Members that are called alike but for what follows the first dot are a sample: `0001.jpg`, `0001.cls`, `0001.json`. Samples come
-in the order of the shards and of the members in them. Memory holds where each image lies, and labels; no image.
+Members whose names are equal up to the first dot form a sample: `0001.jpg`, `0001.cls`, `0001.json`. Samples
+are in the order of the shards and of their members. Memory holds labels, texts and the positions of images,
+but no images.
 """
 
 from __future__ import annotations
@@ -28,23 +29,26 @@ from hydractl.strict_json import NotJSONError, parse
 
 IMAGE, TEXT, LABEL = "image", "text", "label"
 FILES = {".txt": TEXT, ".cls": LABEL, ".json": None} | dict.fromkeys(IMAGE_SUFFIXES, IMAGE)
-"""Column of a member by the suffix after the first dot of its name. A `.json` file has one column per key."""
+"""Column of a member, by the suffix from the first dot of its name. A `.json` file has one column per key."""
 LARGEST = 1 << 24
-"""Maximum size of a label or a text, in bytes."""
+"""Maximum size of a label or text, in bytes. Chosen by hand; doubling it doubles the memory that one member
+can allocate."""
 MOST_SHARDS = 1 << 16
+"""Maximum number of shards in a pattern. Chosen by hand; doubling it doubles the memory and time that a
+pattern like `{0..999999}` can cost."""
 NAMES = "a sample needs `NAME.jpg` and `NAME.cls` or `NAME.json`"
 _BRACES = re.compile(r"\{(?:([0-9]+)\.\.([0-9]+)|([^{}]*,[^{}]*))\}")
 
 
 class _Member(NamedTuple):
-    """A member of a shard.
+    """Member of a shard.
 
     Attributes:
-        path: Its whole name.
-        name: The part before the first dot, with the folder.
-        suffix: The part from the first dot on, in lower case; empty for links.
-        span: The place of its bytes.
-        is_image: Whether it is an image by its content. Only unknown suffixes are tested.
+        path: Full name.
+        name: Folder and the part of the name before the first dot.
+        suffix: Part of the name from the first dot, in lower case. Empty for links.
+        span: Bytes of the member in the shard.
+        is_image: Whether a member with an unknown suffix has the content of an image.
     """
 
     path: str
@@ -55,13 +59,14 @@ class _Member(NamedTuple):
 
 
 class ShardTable(DataTable):
-    """The samples of some shards; columns that only some of them have are those of `.json` files, and left out."""
+    """Table of the samples of shards. Columns from `.json` files are left out if any sample lacks them."""
 
     def __init__(self, paths: Sequence[Path], *, where: str, name: str) -> None:
-        """Read all names, labels and texts; a warning lists members without an image, text or label.
+        """Read all names, labels and texts. A warning lists members without an image, text or label.
 
         Raises:
-            DataError: If a shard is missing or damaged, a sample lacks what others have, or a label cannot be read.
+            DataError: If a shard is missing or damaged, a sample lacks a file that others have, or a label
+                cannot be read.
         """
         self._skipped: list[str] = []
         self._paths = paths
@@ -78,7 +83,7 @@ class ShardTable(DataTable):
         super().__init__([*([IMAGE] if self._places else []), *self._cells], where=where, name=name)
 
     def _add(self, shard: int, members: Sequence[_Member]) -> None:
-        """Take note of a sample; what is none, such as a file of another kind alone, is passed over."""
+        """Add a sample from its members. Members of unknown types are recorded as skipped."""
         where = f"{self._paths[shard]}: `{members[0].name}`"
         has_image = any(FILES.get(member.suffix) == IMAGE for member in members)
         columns = [IMAGE if m.is_image and not has_image else FILES.get(m.suffix) for m in members]
@@ -126,12 +131,12 @@ class ShardTable(DataTable):
 
 
 def open_shards(ref: DataRef) -> ShardTable:
-    """Return the samples of shards: of those in a folder by their names, or of a pattern such as `train-{000..012}.tar`.
+    """Return the samples of the shards in a folder or of a pattern like `train-{000..012}.tar`.
 
-    A warning lists the other entries of the folder.
+    Shards in a folder are sorted by name. A warning lists other entries of the folder.
 
     Raises:
-        DataError: As `ShardTable`.
+        DataError: If a shard is missing; see also `ShardTable`.
         UsageError: If the pattern is malformed.
     """
     paths = shards_in(ref) or list(map(Path, expanded(ref.source)))
@@ -149,16 +154,16 @@ def open_shards(ref: DataRef) -> ShardTable:
 
 
 def shards_in(ref: DataRef) -> list[Path]:
-    """Return the shards in a folder, sorted by name."""
+    """Return the shards in a folder, sorted by name. Empty if there are no shards."""
     paths = Path(ref.source, ref.split or "").glob(f"*{SHARD_SUFFIX}")
     return sorted(path for path in paths if path.is_file() and not path.name.startswith("."))
 
 
 def expanded(pattern: str) -> list[str]:
-    """Return the names that braces stand for, as a shell has them: `{000..012}`, `{a,b}`.
+    """Expand the braces of a pattern like a shell: `{000..012}`, `{a,b}`.
 
     Raises:
-        UsageError: If there are too many, or a range runs backwards.
+        UsageError: If the pattern has more than `MOST_SHARDS` names, or a decreasing range.
     """
     braces = _BRACES.search(pattern)
     if braces is None:
@@ -183,7 +188,7 @@ def expanded(pattern: str) -> list[str]:
 
 
 def _members(path: Path) -> Iterator[_Member]:
-    """Yield the files of a shard but for hidden ones."""
+    """Yield the members of a shard, except folders and hidden files."""
     try:
         tar: Any
         shard_bytes = path.stat().st_size
@@ -201,9 +206,10 @@ def _members(path: Path) -> Iterator[_Member]:
                         FileSpan(path, member.offset_data, member.size),
                         member.isfile() and suffix not in FILES and is_image(tar.extractfile(member)),
                     )
-                tar.members.clear()  # which the library would keep
+                # `tarfile` keeps every member it has read: remove them, to keep memory small
+                tar.members.clear()
             _check_end(tar, path)
-    # the library reads as much of names and of further headers as their headers say
+    # MemoryError and OverflowError: `tarfile` allocates the sizes that damaged headers declare
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, MemoryError) as error:
         raise DataError(
             f"{path}: cannot be read as a tar file: {reason_of(error)}", hint="download or write it again"
@@ -211,10 +217,10 @@ def _members(path: Path) -> Iterator[_Member]:
 
 
 def _check_end(tar: Any, path: Path) -> None:  # noqa: ANN401 - a `tarfile.TarFile`, which keeps its position untyped
-    """Check that the members end with blocks of zeros up to the end of the file. `tarfile` also stops at a damaged header.
+    """Check that a shard ends with zeros. `tarfile` also stops, without an error, at a damaged header.
 
     Raises:
-        DataError: If the shard is truncated or damaged, or if further members follow its end.
+        DataError: If the shard is truncated or damaged, or has further members after its end.
     """
     with path.open("rb") as file:
         file.seek(tar.offset)
@@ -233,10 +239,10 @@ def _check_end(tar: Any, path: Path) -> None:  # noqa: ANN401 - a `tarfile.TarFi
 
 
 def _check_member(member: tarfile.TarInfo, path: Path, shard_bytes: int) -> None:
-    """Refuse a member whose bytes do not lie in one piece in a shard of `shard_bytes` bytes.
+    """Check that the bytes of a member are contiguous and within the shard of `shard_bytes` bytes.
 
     Raises:
-        DataError: If it is such.
+        DataError: If the member is sparse, or larger than the shard.
     """
     where = f"{path}: `{member.name}`"
     if member.issparse():
@@ -251,7 +257,13 @@ def _check_member(member: tarfile.TarInfo, path: Path, shard_bytes: int) -> None
 
 
 def _sample(members: Sequence[_Member], columns: Sequence[str | None], *, where: str) -> dict[str, object]:
-    """Return a sample's cells: what its files hold, an image by where it lies, and the keys of its `.json` file besides."""
+    """Return the cells of a sample by column.
+
+    A cell is the content of a file, the span of the image, or a value from the `.json` file.
+
+    Raises:
+        DataError: If two files belong to one column.
+    """
     cells: dict[str, object] = {}
     for member, column in zip(members, columns, strict=True):
         if column in cells:
@@ -271,7 +283,7 @@ def _read(member: _Member) -> bytes:
 
 
 def _text(member: _Member, column: str) -> object:
-    """Return a label, a number where it is written as one, or a text."""
+    """Return the content of a text or label file. Labels in digits become integers."""
     try:
         text = _read(member).decode("utf-8-sig")
     except UnicodeDecodeError as error:
