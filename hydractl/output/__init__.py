@@ -1,1 +1,1 @@
-"""Where outputs may go: locks, paths, and files that appear whole or not at all."""
+"""Outputs: locks, checks of paths, and atomic writes."""

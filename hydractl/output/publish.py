@@ -1,16 +1,17 @@
-"""Publication of outputs, each complete or not at all, and the checks of their paths before any work.
+"""Publication of complete outputs, and checks of their paths before any work.
 
-A regular file is written under a scratch name beside its target and renamed, so a reader never sees a part of a file, and an interrupted
-command leaves nothing. The next command with the same output removes the scratch files of a killed command. The disk stores each file before
-the file gets its name, and the folder after that: a power loss leaves the old file or the new one. A replacement has the mode and owner of the
-old file. Pipes, FIFOs and devices cannot be renamed into: they are written directly. A symbolic link is followed: the file that it points to is
-replaced, and the link stays.
+A regular file is written under a scratch name in the folder of its target, then renamed. Readers never see a
+part of a file, and an interrupted command leaves no files. The next command with the same output removes the
+scratch files of a killed command. A file is stored on the disk before the rename, and its folder after the
+rename: a power loss leaves the old file or the new file. A replacement has the mode and owner of the old
+file. Pipes, FIFOs and devices are written directly, because a rename would replace them. A symbolic link
+stays, and the file behind the link is replaced.
 
-A new folder is also written under a scratch name. In an existing folder files are replaced one by one, as several outputs are, and other files
-stay.
+A new folder is also written under a scratch name. In an existing folder, files are replaced one by one, and
+other files stay.
 
-A lock (`flock`) on a file or folder whose name only hydractl uses tells the outputs of running commands from those of killed commands, without a
-clock: the system releases the locks of a killed process.
+A lock (`flock`) on a scratch file or folder distinguishes outputs of running commands from outputs of killed
+commands. The system releases the locks of a killed process, so clocks are not needed.
 """
 
 from __future__ import annotations
@@ -44,19 +45,21 @@ _STDOUT_NAMES = frozenset(map(Path, ("-", "/dev/stdout", "/dev/fd/1", "/proc/sel
 _PART = re.compile(r"\..*\.[0-9a-f]{8}\.hydractl-part", re.DOTALL)
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF}
-"""Errors of file systems that do not store folders, or files, on request."""
+"""Errors of file systems without `fsync` for folders or files."""
 _STEM = 32
+"""Number of characters of a long output name that are kept in scratch names. Chosen by hand to keep scratch
+names below 255 bytes in any encoding; with twice the number, names in 4-byte characters exceed 255 bytes."""
 
 
 class Folder(PosixPath):
-    """The path of an output that is a folder, existing or not."""
+    """Path of an output that is a folder, existing or not."""
 
 
 class Sink(Protocol):
-    """A writable binary file."""
+    """Writable binary file."""
 
     def write(self, data: bytes | memoryview, /) -> int:
-        """Write all of `data` and return its length."""
+        """Write all of `data` and return the number of bytes."""
         ...
 
     def flush(self) -> None:
@@ -69,7 +72,7 @@ class Sink(Protocol):
 
 
 class Digested(Sink):
-    """A sink that computes the digest of the bytes that it passes on. Some writers read `closed` first."""
+    """Sink that passes bytes on and computes their digest. Some writers read the attribute `closed`."""
 
     closed = False
 
@@ -97,7 +100,7 @@ class Digested(Sink):
 
 
 def is_stream(path: Path) -> bool:
-    """Return whether `path` is `-`, a FIFO, a socket or a device, none of which can be renamed into."""
+    """Return whether `path` is `-`, a FIFO, a socket or a device: a rename would replace these."""
     if path == STDOUT:
         return True
     try:
@@ -108,7 +111,7 @@ def is_stream(path: Path) -> bool:
 
 
 def is_stdout(path: Path) -> bool:
-    """Return whether `path` is standard output: one of its names, or the same FIFO."""
+    """Return whether `path` is standard output: a name like `-`, or the FIFO of standard output."""
     if path in _STDOUT_NAMES:
         return True
     try:
@@ -119,7 +122,7 @@ def is_stdout(path: Path) -> bool:
 
 
 def has_content(path: Path) -> bool:
-    """Return whether an output exists. A file of 0 bytes, as a power loss leaves it, counts as missing."""
+    """Return whether an output exists. A file of 0 bytes, left by a power loss, counts as missing."""
     return path.exists() and (not path.is_file() or path.stat().st_size > 0)
 
 
@@ -128,12 +131,12 @@ def has_content(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingOutput:
-    """An output that is being written.
+    """Output during its creation.
 
     Attributes:
-        path: Path as typed.
+        path: Path in the command.
         target: Path with links resolved.
-        scratch: Path of the file or folder until it is published; `target` itself for a stream.
+        scratch: Path of the file or folder before publication. Equals `target` for a stream.
         files: Open files: the output, or files in the folder.
     """
 
@@ -144,7 +147,7 @@ class PendingOutput:
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[Sink]:
-        """Open a new file in a folder."""
+        """Open a new file in the folder."""
         with (self.scratch / name).open("xb") as file:
             self.files.append(file)
             yield file
@@ -182,14 +185,14 @@ class PendingOutput:
 
 @contextlib.contextmanager
 def begin_output(path: Path, *, folder: bool = False) -> Iterator[PendingOutput]:
-    """Open an output under a scratch name. It is removed at the end of the block unless it was published.
+    """Open an output under a scratch name. Without publication, it is removed at the end of the block.
 
     Args:
         path: The output.
-        folder: Whether to make a folder.
+        folder: Whether to create a folder.
 
     Raises:
-        OutputError: If the operating system refuses, or the file that would be replaced is read-only.
+        OutputError: If the operating system refuses, or an existing file is read-only.
     """
     target = path.resolve()
     if not folder and is_stream(path):
@@ -213,7 +216,8 @@ def begin_output(path: Path, *, folder: bool = False) -> Iterator[PendingOutput]
             else:
                 files = [stack.enter_context(scratch.open("xb"))]
                 descriptor = files[0].fileno()
-            # before the lock another command may have removed the scratch as one of a killed command
+            # before the lock, another command may have removed the scratch file, in the belief of a killed
+            # command
             if locked := keep(descriptor, scratch):
                 if files and target.is_file():
                     _copy_mode(path, target, descriptor)
@@ -221,10 +225,10 @@ def begin_output(path: Path, *, folder: bool = False) -> Iterator[PendingOutput]
 
 
 def _copy_mode(path: Path, target: Path, descriptor: int) -> None:
-    """Give a new file the mode and owner of the file that it will replace.
+    """Copy the mode and owner of an existing file to its replacement.
 
     Raises:
-        OutputError: If the old file is read-only for its owner, or its owner cannot be copied.
+        OutputError: If the owner may not write the existing file, or the owner cannot be copied.
     """
     old, new = target.stat(), os.fstat(descriptor)
     if not old.st_mode & stat.S_IWUSR:
@@ -253,14 +257,17 @@ def _open_stream(path: Path) -> Iterator[Sink]:
 
 
 def check_open(path: Path) -> None:
-    """Raise if `path` is a standard output that was closed before the program began: its stand-in accepts all bytes."""
+    """Raise if `path` is `-` and standard output was closed at the start of the program.
+
+    Python's replacement for a closed standard output accepts and discards all bytes.
+    """
     if path == STDOUT and sys.__stdout__ is None:
         raise OSError(errno.EBADF, "standard output is closed")
 
 
 @contextlib.contextmanager
 def translated(path: Path, *, ours: set[str]) -> Iterator[None]:
-    """Convert errors of the operating system about an output to `OutputError`. A closed pipe stays `BrokenPipeError`.
+    """Convert errors of the operating system about an output to `OutputError`, except `BrokenPipeError`.
 
     Args:
         path: The output, for messages.
@@ -286,18 +293,19 @@ def translated(path: Path, *, ours: set[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def publish_together(claim: OutputLock) -> Iterator[Callable[[Path], Sink]]:
-    """Open several outputs for writing, and publish all of them if the block ends without an error, or none.
+    """Open several outputs for writing, and publish all of them after a block without errors.
 
-    A kill between two of them leaves some; the same command then publishes the others. Files in a new folder appear with the folder.
+    A kill between two renames leaves only some outputs. The same command then publishes the remaining ones.
+    Files in a new folder appear together with the folder.
 
     Args:
-        claim: The lock of the first output.
+        claim: Lock of the first output.
 
     Yields:
         Function that opens one output.
 
     Raises:
-        OutputExists: If another file has an output's name, and may not be replaced.
+        OutputExists: If an output exists with other content, and may not be replaced.
         OutputError: If the operating system refuses (disk full, no permission).
     """
     with contextlib.ExitStack() as stack:
@@ -313,12 +321,15 @@ def publish_together(claim: OutputLock) -> Iterator[Callable[[Path], Sink]]:
             return outputs[path].files[0]
 
         yield begin
-        # the outputs are still locked, so no other command takes them for files of a killed command
+        # publish while the outputs are locked: other commands remove unlocked scratch files
         _publish([output for output in outputs.values() if claim.force or not output.is_published()], claim)
 
 
 def _publish(outputs: Collection[PendingOutput], claim: OutputLock) -> None:
-    """Store outputs on the disk, then rename them. The lock records the names of several outputs before the first rename."""
+    """Store outputs on the disk, then rename them.
+
+    The lock records the names of several outputs before the first rename.
+    """
     for output in outputs:
         output.store()
     renames = {output.target: output.scratch for output in outputs if output.scratch != output.target}
@@ -332,12 +343,12 @@ def _publish(outputs: Collection[PendingOutput], claim: OutputLock) -> None:
 
 @contextlib.contextmanager
 def publish(path: Path) -> Iterator[Sink]:
-    """Open one output for writing; see `publish_together`.
+    """Open an output for writing; see `publish_together`.
 
-    A replacement has the mode and owner of the old file; a new file has the mode that the umask allows.
+    A new file has the mode given by the umask.
 
     Args:
-        path: Target, which is replaced; `-` is standard output.
+        path: The output, which may exist. `-` is standard output.
     """
     with publish_together(OutputLock(force=True)) as begin:
         yield begin(path)
@@ -351,10 +362,10 @@ def publish_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def publish_folder(path: Path) -> Iterator[Path]:
-    """Make a folder under a scratch name, which the block fills, and publish it if the block ends without an error.
+    """Create a folder under a scratch name, and publish the folder after a block without errors.
 
     Yields:
-        The folder under its scratch name.
+        The folder under the scratch name.
 
     Raises:
         OutputError: If the operating system refuses.
@@ -365,7 +376,7 @@ def publish_folder(path: Path) -> Iterator[Path]:
 
 
 def make_folder(folder: Path, *, hint: str | None = None) -> None:
-    """Create a folder and its parents if they do not exist.
+    """Create a folder and its missing parents.
 
     Raises:
         OutputError: If the operating system refuses.
@@ -377,7 +388,7 @@ def make_folder(folder: Path, *, hint: str | None = None) -> None:
 
 
 def sync(descriptor: int) -> None:
-    """Wait until the disk stores an open file, or the names in an open folder.
+    """Wait until an open file, or the names in an open folder, are stored on the disk.
 
     Raises:
         OSError: If the disk fails.
@@ -390,7 +401,11 @@ def sync(descriptor: int) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """Do the same for a path. A folder that this process must not read is skipped."""
+    """Wait until a file or folder is stored on the disk. Paths without permission are skipped.
+
+    Raises:
+        OSError: If the disk fails.
+    """
     with contextlib.suppress(PermissionError):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -403,19 +418,27 @@ def sync_path(path: Path) -> None:
 
 
 def scratch_beside(target: Path) -> Path:
-    """Return a random name beside `target`, for an output that will become `target`."""
+    """Return a random scratch name in the folder of `target`."""
     return target.with_name(f"{_prefix(target)}{secrets.token_hex(4)}.hydractl-part")
 
 
 def _prefix(target: Path) -> str:
-    """Return the prefix of all names derived from `target`. It is short and belongs to no other target."""
+    """Return the prefix of all names derived from `target`, short and different for each target."""
     name = target.name
     digest = hashlib.sha256(os.fsencode(name)).hexdigest()
     return f".{name}." if len(name) <= _STEM else f".{name[:_STEM]}-{digest[:16]}."
 
 
 def lock(descriptor: int, path: Path, *, wait: bool = False) -> bool:
-    """Lock an open file or folder, and return whether this process holds it and `path` still names it.
+    """Lock an open file or folder.
+
+    Args:
+        descriptor: Open file or folder.
+        path: Path of the file or folder.
+        wait: Whether to wait for the lock.
+
+    Returns:
+        Whether this process holds the lock and `path` still refers to the locked file.
 
     Raises:
         OSError: If the file system has no locks.
@@ -428,7 +451,11 @@ def lock(descriptor: int, path: Path, *, wait: bool = False) -> bool:
 
 
 def keep(descriptor: int, path: Path) -> bool:
-    """Lock a new file or folder if the file system has locks. Return False if another process removed it first."""
+    """Lock a new file or folder, if the file system has locks.
+
+    Returns:
+        False if another process removed the file first.
+    """
     try:
         return lock(descriptor, path, wait=True)
     except OSError:
@@ -436,7 +463,7 @@ def keep(descriptor: int, path: Path) -> bool:
 
 
 def remove_dead(paths: Iterable[Path]) -> None:
-    """Remove files and folders that no process holds. Errors are ignored."""
+    """Remove files and folders without a lock. Errors are ignored."""
     for path in paths:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -448,14 +475,14 @@ def remove_dead(paths: Iterable[Path]) -> None:
 
 
 def remove_dead_parts(target: Path) -> None:
-    """Remove the scratch files of `target` that killed commands left."""
+    """Remove the scratch files of `target` left by killed commands."""
     with contextlib.suppress(OSError), os.scandir(target.parent) as scanned:
         names = [e.name for e in scanned if e.name.startswith(_prefix(target)) and _PART.fullmatch(e.name)]
         remove_dead(target.with_name(name) for name in names)
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or a folder, if it exists."""
+    """Remove a file or folder, existing or not."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -463,7 +490,7 @@ def _remove(path: Path) -> None:
 
 
 def _file_identity(path: Path) -> list[int] | None:
-    """Return numbers that no other file has or will have. None if there is no file."""
+    """Return device, inode, size and time of a file, a combination that stays unique. None without a file."""
     with contextlib.suppress(OSError):
         status = path.stat()
         return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
@@ -471,14 +498,20 @@ def _file_identity(path: Path) -> list[int] | None:
 
 
 class OutputLock:
-    """The right to write some outputs, which one command has at a time.
+    """Exclusive right of a command to write some outputs.
 
-    Before several files get their names, the lock's file records the names. After a kill in between, the next command finds there the
-    outputs of the killed command.
+    Before several files are renamed, the lock file records their names. After a kill between two renames, the
+    next command finds the outputs of the killed command in the lock file.
     """
 
     def __init__(self, descriptor: int | None = None, path: Path | None = None, *, force: bool) -> None:
-        """Hold an open and locked file; or nothing, if there is nothing to hold."""
+        """Take over an open and locked file.
+
+        Args:
+            descriptor: The lock file. None without a lock.
+            path: Path of the lock file.
+            force: Whether existing files may be replaced.
+        """
         self.force = force
         self._descriptor = descriptor
         self._path = path
@@ -491,11 +524,15 @@ class OutputLock:
             self._write()
 
     def may_replace(self, path: Path) -> bool:
-        """Return whether `path` may exist: by force, or as one of several outputs of a killed command."""
+        """Return whether `path` may exist: because of `--force`, or as an output of a killed command."""
         return self.force or self._unfinished.get(self._name(path), ()) == _file_identity(path)
 
     def begin_renames(self, files: Mapping[Path, Path]) -> None:
-        """Record which scratch files (values) are about to get which names (keys)."""
+        """Record several outputs before their renames.
+
+        Args:
+            files: Scratch file of each target.
+        """
         if self._descriptor is not None and len(files) > 1:
             for target, scratch in files.items():
                 if (identity := _file_identity(scratch)) is not None:
@@ -505,11 +542,11 @@ class OutputLock:
             sync_path(self._folder)
 
     def end_renames(self) -> None:
-        """Forget the record: all outputs have their names."""
+        """Clear the record after the last rename."""
         self._unfinished = {}
 
     def release(self) -> None:
-        """Release the lock. Its file stays if outputs are unfinished."""
+        """Release the lock, and remove the lock file unless outputs are unfinished."""
         if self._descriptor is not None and self._path is not None:
             if not self._unfinished:
                 self._path.unlink(missing_ok=True)
@@ -529,7 +566,10 @@ class OutputLock:
 
 
 def _read_record(descriptor: int) -> dict[str, object]:
-    """Return the content of a lock's file: its first line, because the rest may be of a longer record before."""
+    """Return the record in a lock file.
+
+    Only the first line is read, because remains of a longer earlier record may follow.
+    """
     with contextlib.suppress(ValueError):
         record = json.loads(os.pread(descriptor, 1 << 20, 0).split(b"\n")[0])
         return record if isinstance(record, dict) else {}
@@ -543,10 +583,10 @@ def claimed(out: Path | None, *, force: bool, wait: bool | None = None) -> Itera
     Args:
         out: The output, the first of several. None locks nothing.
         force: Whether existing files may be replaced.
-        wait: Whether to wait for another command that holds the lock. None if the user was not asked.
+        wait: Whether to wait for a command that holds the lock. None if the command has no option `--wait`.
 
     Raises:
-        OutputExists: If another command holds the lock, and this one does not wait.
+        OutputExists: If another command holds the lock, and `wait` is not True.
         OutputError: If the folder cannot be written.
     """
     claim = OutputLock(force=force)
@@ -561,7 +601,7 @@ def claimed(out: Path | None, *, force: bool, wait: bool | None = None) -> Itera
 
 
 def _acquire(out: Path, path: Path, *, wait: bool | None) -> int | None:
-    """Return the descriptor of a lock's file, which is locked. None if the file system has no locks."""
+    """Create and lock a lock file. Returns the descriptor, or None if the file system has no locks."""
     announced = False
     while True:
         check_parent(out, path)
@@ -596,7 +636,7 @@ def check_parent(path: Path, target: Path) -> None:
 
     Args:
         path: The output, for the message.
-        target: The output with links resolved, or a path beside it.
+        target: The output with links resolved, or a path in the same folder.
 
     Raises:
         OutputError: If the folder does not exist.
@@ -608,7 +648,7 @@ def check_parent(path: Path, target: Path) -> None:
 
 
 def _announce_wait(out: Path, holder: Mapping[str, object], *, wait: bool | None) -> None:
-    """Report the process that holds an output.
+    """Report the process with the lock of an output.
 
     Raises:
         OutputExists: If this command does not wait.
@@ -625,7 +665,7 @@ def _announce_wait(out: Path, holder: Mapping[str, object], *, wait: bool | None
 
 
 def output(text: str) -> Path:
-    """Parse the path of an output. It is a folder if one exists there, or if the text ends with a slash."""
+    """Parse the path of an output: a folder if a folder exists there or the text ends with a slash."""
     path = Path(text)
     if not (text.endswith("/") or path.is_dir()):
         return path
@@ -634,14 +674,14 @@ def output(text: str) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputKind:
-    """The content of an output, which the suffix of its name must match.
+    """Type of content of an output, with the required suffix.
 
     Attributes:
         description: Name of the content in messages.
         suffixes: Valid suffixes. Messages propose the first.
-        decides: Whether the suffix selects the format, so that a name needs one.
+        decides: Whether the suffix selects the format, and is therefore required.
         streams: Whether standard output and FIFOs are valid.
-        binary: Whether the content is binary, so that a terminal is refused.
+        binary: Whether the content is binary. Binary content is not written to a terminal.
         hints: Hints for names with other suffixes, with the placeholders `option`, `path` and `fits`.
     """
 
@@ -653,7 +693,7 @@ class OutputKind:
     hints: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, option: str, path: Path) -> None:
-        """Check the name of an output. Suffixes that do not start with a letter, such as `.5`, are ignored.
+        """Check the name of an output. Suffixes without a letter at the start, like `.5`, are ignored.
 
         Raises:
             UsageError: If the suffix does not match, or a binary output is a terminal.
@@ -701,18 +741,20 @@ def check_output(
     folders: Iterable[Path] = (),
     option: str = "-o",
 ) -> None:
-    """Check, before any work is done, that an output can and may be written.
+    """Check, before any work, whether an output can and may be written.
 
     Args:
-        path: The output; `-` is standard output.
-        force: Whether an existing file may be replaced. An input is never replaced; a file of 0 bytes always may be.
-        inputs: Files that the command reads.
-        folders: Folders in which the command may read each file.
-        option: Option that names the output, for hints.
+        path: The output. `-` is standard output.
+        force: Whether an existing file may be replaced. An input is never replaced; a file of 0 bytes always
+            may be.
+        inputs: Files read by the command.
+        folders: Folders from which the command may read any file.
+        option: Option of the output, for hints.
 
     Raises:
-        OutputExists: If `path` is one of `inputs`, or a file in one of `folders`, or exists and `force` is False.
-        OutputError: If the folder does not exist, or `path` is a folder or read-only, or no file can be made there.
+        OutputExists: If `path` is an input or a file in `folders`, or exists and `force` is False.
+        OutputError: If the folder does not exist, or `path` is a folder or read-only, or files cannot be
+            created there.
     """
     if is_stream(path):
         with translated(path, ours=set()):
@@ -742,16 +784,17 @@ def check_output(
             hint=f"add `--force` to replace it, or choose another name with `{option}`",
         )
     check_parent(path, target)
-    # permissions are not enough: root cannot make a file in /proc or on a read-only disk
+    # create a file, because permissions are not enough: root cannot create files in /proc or on a read-only
+    # disk
     with begin_output(path):
         pass
 
 
 def check_folder(path: Path) -> None:
-    """Check that a folder can be made or written to. `check_output` checks files in the folder.
+    """Check that a folder can be created or written to. `check_output` checks files in the folder.
 
     Raises:
-        OutputError: If the parent folder does not exist or is read-only, or a file has the folder's name.
+        OutputError: If the parent folder does not exist or is read-only, or `path` is a file.
     """
     target = path.resolve()
     if target.exists() and not target.is_dir():

@@ -1,4 +1,4 @@
-"""Temporary tensors that may be too large for memory: they are stored in an unnamed file."""
+"""Temporary tensors, stored in an unnamed file if they are large."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ import torch
 from hydractl.errors import OutputError
 
 HELD_BYTES = 32 << 20
-"""Maximum size of a tensor in memory; larger ones are stored in a file."""
+"""Maximum size of a tensor in memory, in bytes. Larger tensors are stored in a file. Chosen by hand; doubling
+it doubles the memory of each scratch tensor."""
 ROOM_HINT = "set TMPDIR to a folder on a disk with more space"
 
 
 class ScratchFile:
-    """A float32 tensor in an unnamed file, which is freed when neither this object nor a mapping of it exists.
+    """Float32 tensor in an unnamed file.
 
-    Each mapping is a new one, so the process holds only the pages of mappings in use.
+    The disk space is freed with the last reference to the object and its mappings.
+
+    Each call of `tensor` creates a new mapping, so the process holds only the pages of mappings in use.
     """
 
     def __init__(
@@ -33,19 +36,20 @@ class ScratchFile:
         Args:
             shape: Shape of the tensor.
             folder: Folder of the file.
-            name: Name of its content in messages.
-            until: When it is freed.
+            name: Name of the content in messages.
+            until: Event at which the space is freed, for messages.
             hint: Advice if the disk is full.
 
         Raises:
-            OutputError: If the disk has no room for the file.
+            OutputError: If the disk has too little free space.
         """
         self.shape, size = shape, 4 * math.prod(shape)
         try:
             check_room(folder, size, name=name, until=until, hint=hint)
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed as follows
             weakref.finalize(self, self._file.close)
-            # a write to a mapped page ends the process by SIGBUS if the disk is full, so the blocks are reserved here
+            # Reserve the blocks now: if the disk is full, a write to a mapped page ends the process with
+            # SIGBUS.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(self._file.fileno(), 0, size)
             else:
@@ -56,21 +60,23 @@ class ScratchFile:
             ) from error
 
     def tensor(self) -> torch.Tensor:
-        """Map the file and return it as a tensor; writes to the tensor are writes to the file."""
+        """Map the file to a tensor. Writes to the tensor change the file."""
         return torch.from_numpy(np.memmap(self._file, np.float32, "r+", shape=self.shape))
 
 
 def scratch_tensor(shape: tuple[int, ...], *, name: str, until: str, hint: str = ROOM_HINT) -> torch.Tensor:
-    """Return an uninitialised float32 tensor, in memory or, if larger than `HELD_BYTES`, in an unnamed file that is freed with it.
+    """Return an uninitialized float32 tensor, in an unnamed file if larger than `HELD_BYTES`.
+
+    The disk space is freed with the tensor.
 
     Args:
         shape: Shape of the tensor.
-        name: Name of its content in messages, in the plural.
-        until: When it is freed, for messages: `scores are fitted`.
+        name: Name of the content in messages, in the plural.
+        until: Event at which the space is freed, for messages: `scores are fitted`.
         hint: Advice if the disk is full.
 
     Raises:
-        OutputError: If the disk has no room for the file.
+        OutputError: If the disk has too little free space.
     """
     if 4 * math.prod(shape) <= HELD_BYTES:
         return torch.empty(shape)
@@ -78,10 +84,12 @@ def scratch_tensor(shape: tuple[int, ...], *, name: str, until: str, hint: str =
 
 
 def check_room(folder: Path, size: int, *, name: str, until: str, hint: str) -> None:
-    """Check that the disk of a folder has room for `size` bytes. The other arguments are those of `scratch_tensor`.
+    """Check that the disk of a folder has `size` bytes of free space.
+
+    For other arguments see `scratch_tensor`.
 
     Raises:
-        OutputError: If it has not.
+        OutputError: If the free space is too small.
     """
     if (free := shutil.disk_usage(folder).free) < size:
         raise OutputError(

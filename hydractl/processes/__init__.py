@@ -1,1 +1,1 @@
-"""The processes of a run, and the signals that end them."""
+"""Processes of a run, and the signals to end them."""

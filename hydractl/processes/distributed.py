@@ -1,8 +1,9 @@
-"""The processes of one run: who they are, how they combine results, and how all of them end when one does.
+"""Processes of a run under torchrun or accelerate: ranks, collective operations, and a common end.
 
-Each process is given every `world`-th batch. What batches gave is combined in the order of the data and never in another,
-so a result has the same bits whatever the number of processes. Tensors travel through main memory, as safetensors bytes,
-by gloo: the same way for every device, and exact. The group is a private one, so that accelerate may have its own.
+Each process gets every `world`-th batch. Results of batches are combined in the order of the data, so the
+bits of a result do not depend on the number of processes. Tensors are sent through main memory by gloo, as
+safetensors bytes: exact, and equal for all devices. The process group is separate from the default group,
+which accelerate may create.
 """
 
 from __future__ import annotations
@@ -23,35 +24,37 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 PATIENCE_S = 7 * 24 * 3600
-"""Time limit for processes that wait for each other. A process that dies closes its connections and is
-noticed at once.
-"""
+"""Time limit of processes that wait for each other, in seconds. Chosen by hand, longer than any run, because
+a dead process is noticed immediately by its closed connection; doubling it has no effect on runs of less than
+a week."""
 LINGER_S = 10.0
-"""Time that a process without an error of its own waits for its launcher to end it, so that the report of the launcher
-begins with the process that failed."""
+"""Time that a process without its own error waits to be ended by the launcher, in seconds. The report of the
+launcher then starts with the process that failed. Chosen by hand; doubling it delays the end if the launcher
+does not react."""
 HEAD_START_S = 1.0
-"""Time in which errors of all processes count as simultaneous, so that only the first process reports."""
+"""Time within which errors of several processes count as simultaneous, in seconds: only rank 0 reports.
+Chosen by hand; doubling it delays the reports of other ranks."""
 PROCESS_ENDED = "another process of this run has ended"
 HINT = "the report of the launcher names it; run the same command again"
 
 
 def rank() -> int:
-    """Return this process's rank under torchrun or accelerate, 0 when there is one process."""
+    """Return the rank of this process under torchrun or accelerate. 0 for a single process."""
     return int(os.environ.get("RANK", "0"))
 
 
 def world_size() -> int:
-    """Return how many processes run this command together."""
+    """Return the number of processes of this run."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_world_size() -> int:
-    """Return how many of them run on this machine."""
+    """Return the number of processes of this run on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
 
 
 def require_one_process(command: str) -> None:
-    """Refuse to run under torchrun or accelerate, where each process would do all of the work.
+    """Raise under torchrun or accelerate, if each process of a command would do all of the work.
 
     Raises:
         UsageError: If there are several processes.
@@ -67,14 +70,14 @@ def require_one_process(command: str) -> None:
 
 
 def refuse_shared_input(*references: str, what: str = "model") -> None:
-    """Refuse standard input that several references name, or that several processes would read.
+    """Raise if several arguments or processes would read standard input.
 
     Args:
-        references: What is read, of which `-` is standard input.
-        what: What one of them is called.
+        references: Arguments. `-` is standard input.
+        what: Name of the arguments in messages.
 
     Raises:
-        UsageError: If it would be read more than once.
+        UsageError: If standard input would be read more than once.
     """
     if references.count("-") > 1:
         raise UsageError(
@@ -85,10 +88,10 @@ def refuse_shared_input(*references: str, what: str = "model") -> None:
 
 
 def refuse_shared_device(name: str) -> None:
-    """Refuse a device that is named by its number and that several processes would take.
+    """Raise if several processes would use a device with a number.
 
     Raises:
-        UsageError: If it is.
+        UsageError: If `name` has a number and there are several processes.
     """
     if ":" in name and world_size() > 1:
         raise UsageError(
@@ -98,12 +101,14 @@ def refuse_shared_device(name: str) -> None:
 
 
 def own_device(name: str) -> torch.device:
-    """Return the device on which this process scores; several processes of one machine take one GPU each.
+    """Return the device on which this process computes head importance.
 
-    Scores are computed in float64, which MPS lacks.
+    Processes on the same machine use different GPUs.
+
+    Computation is in float64, which MPS does not support.
 
     Args:
-        name: As for `pick_device`.
+        name: See `pick_device`.
 
     Raises:
         UsageError: If the device is unknown, absent or MPS, or there are fewer GPUs than processes.
@@ -128,12 +133,15 @@ def own_device(name: str) -> torch.device:
 
 
 def answering_device(name: str) -> torch.device:
-    """Return the device on which this process runs models: any, or as `own_device` where several of them share the work."""
+    """Return the device on which this process runs models: `own_device` if there are several processes."""
     return pick_device(name) if world_size() == 1 else own_device(name)
 
 
 def meeting(purpose: str) -> tuple[Store, int, int]:
-    """Return where the processes of this run leave each other notes, this one's number, and how many there are.
+    """Return a store shared by all processes of this run, the rank, and the number of processes.
+
+    Args:
+        purpose: Name of the meeting, the same in all processes.
 
     Raises:
         RuntimeError: If the launcher cannot be reached.
@@ -142,13 +150,13 @@ def meeting(purpose: str) -> tuple[Store, int, int]:
     from torch.distributed.rendezvous import rendezvous  # noqa: PLC0415 - as above
 
     notes, rank_here, world = next(rendezvous("env://", timeout=timedelta(seconds=PATIENCE_S)))
-    # a process may meet the others several times under one launcher, and must not find what was left the last time
+    # number the meetings under a launcher: a later meeting must not read keys of an earlier meeting
     times = notes.add(f"hydractl/{purpose}/{rank_here}", 1)
     return PrefixStore(f"hydractl/{purpose}/{times}", notes), rank_here, world
 
 
 def follow_leader(purpose: str) -> None:
-    """Wait, in every process but the leader, until that has come here too, however long it takes."""
+    """Wait until rank 0 has called this function, for up to `PATIENCE_S`. Rank 0 does not wait."""
     if world_size() == 1:
         return
     with signals_that_kill():
@@ -160,11 +168,11 @@ def follow_leader(purpose: str) -> None:
 
 
 class ProcessGroup:
-    """The processes that work together. Each is given its share of the batches and meets the others here.
+    """Processes that share the batches of a computation.
 
     Attributes:
-        rank: This process's number, from 0: its i-th batch is batch `i * world + rank` of the data.
-        world: How many processes there are.
+        rank: Rank of this process. Its i-th batch is batch `i * world + rank` of the data.
+        world: Number of processes.
     """
 
     def __init__(
@@ -175,13 +183,13 @@ class ProcessGroup:
         world: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Join a group that stands.
+        """Wrap an existing group.
 
         Args:
-            group: Connects the processes; None for one alone.
-            rank: This one's number.
-            world: How many there are.
-            device: Where this one computes.
+            group: Gloo process group. None for a single process.
+            rank: Rank of this process.
+            world: Number of processes.
+            device: Device of this process.
         """
         self._group = group
         self._device = device
@@ -190,23 +198,29 @@ class ProcessGroup:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes and speaks."""
+        """Whether this process writes outputs and messages."""
         return self.rank == 0
 
     def in_order(self, local_results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the results of all batches, in the order of the data, of one result for each of this process's.
+        """Return the results of all batches on the CPU, in the order of the data.
 
-        Results are on the CPU; all processes call this equally often.
+        All processes must call this function equally often.
+
+        Args:
+            local_results: One tensor for each batch of this process.
         """
         results = on_cpu(*local_results)
         shares = [self._sent(rank, results) or [] for rank in range(self.world)]
         return [shares[i % self.world][i // self.world] for i in range(sum(map(len, shares)))]
 
     def added(self, local_tensors: Iterable[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """Return the sums over all batches of several tensors a batch, added in the order of the data.
+        """Return the sums of tensors over all batches, added in the order of the data.
 
-        So a sum has the same bits whatever the number of processes. Tensors stay where they are; of all processes' batches
-        one is held at a time.
+        The bits of a sum do not depend on the number of processes. Tensors keep their type of device. Memory
+        holds one batch of all processes at a time.
+
+        Args:
+            local_tensors: Several tensors for each batch of this process.
         """
         total: list[torch.Tensor] = []
         for tensors in self.iterate(local_tensors):
@@ -218,9 +232,12 @@ class ProcessGroup:
         return total
 
     def iterate(self, local_tensors: Iterable[Sequence[torch.Tensor]]) -> Iterator[list[torch.Tensor]]:
-        """Yield the tensors of every batch in the order of the data, given those of this process's.
+        """Yield the tensors of every batch in the order of the data.
 
-        Tensors stay where they are; of all processes' batches one is held at a time.
+        Tensors keep their type of device. Memory holds one batch of all processes at a time.
+
+        Args:
+            local_tensors: Tensors for each batch of this process.
         """
         mine = iter(local_tensors)
         while True:
@@ -234,7 +251,7 @@ class ProcessGroup:
                 return
 
     def broadcast(self, text: str) -> str:
-        """Return the leader's text in every process."""
+        """Return the text of rank 0 in every process."""
         if self._group is None:
             return text
         import torch  # noqa: PLC0415 - as above
@@ -243,11 +260,14 @@ class ProcessGroup:
         return "" if sent is None else bytes(sent[0].tolist()).decode().rstrip("\0")
 
     def _sent(self, sender: int, local_tensors: Sequence[torch.Tensor] | None) -> list[torch.Tensor] | None:
-        """Return the sender's tensors on this process's device of their kind; None if that has none.
+        """Return the tensors of the sender, on this process's device of the same type.
 
         Args:
-            sender: Its rank.
-            local_tensors: What this process would send if it were the sender.
+            sender: Rank of the sender.
+            local_tensors: Tensors of this process, sent if this process is the sender. None to send nothing.
+
+        Returns:
+            The tensors. None if the sender sends nothing.
 
         Raises:
             Interrupted: If a process of the group has ended.
@@ -259,7 +279,7 @@ class ProcessGroup:
         from safetensors.torch import load, save  # noqa: PLC0415 - as above
 
         if self.rank == sender:
-            # names sort as the tensors are ordered, and hold the kind of device of each tensor
+            # keys sort in the order of the tensors and contain the type of device
             packed = (
                 b""
                 if mine is None
@@ -291,35 +311,36 @@ class ProcessGroup:
 def _broadcast(group: Any, tensor: torch.Tensor, sender: int) -> None:  # noqa: ANN401 - as above
     try:
         group.broadcast(tensor, sender).wait()
-    except RuntimeError as error:  # gloo has no class of its own for a connection that was closed
+    except RuntimeError as error:  # gloo raises a plain RuntimeError for closed connections
         raise Interrupted(PROCESS_ENDED, hint=HINT) from error
 
 
 class _Voice(NamedTuple):
-    """Whoever fails first says so; the others hold their tongue. The launcher's store knows who was first."""
+    """Decision which process reports an error: the first failing process, according to the launcher's store."""
 
     store: Store
     rank: int
 
     def is_speaker(self) -> bool:
-        """Return whether this process is the one that speaks."""
+        """Return whether this process reports the error of the run."""
         me = str(self.rank)
         try:
             return self.store.compare_set("speaks", "", me) == me.encode()
-        except RuntimeError:  # the launcher is gone, or rank 0 that kept the store in its place
+        except RuntimeError:  # the launcher, or rank 0 with the store, has ended
             return self.rank == 0
 
     def ending(self, error: Exception) -> BaseException:
-        """Return what this process ends with: the error itself, or silence."""
-        # gloo raises a plain RuntimeError, and torch subclasses of DistError
+        """Return the exception for the end of this process: `error`, or an `Interrupted` without a message."""
+        # gloo raises a plain RuntimeError, torch raises subclasses of DistError
         if isinstance(error, RuntimeError) and ("gloo/" in str(error) or type(error).__name__[:4] == "Dist"):
             error = Interrupted(PROCESS_ENDED, hint=HINT)
         ours = isinstance(error, HydraError)
         if isinstance(error, Interrupted) and not error.message:
-            return error  # a group within this one has decided who speaks
+            return error  # a nested group has decided which process reports
         try:
             if not isinstance(error, Interrupted):
-                # a bug in ours may be a connection of accelerate's that was closed: then a signal is on its way
+                # Wait before reporting an error that is not a HydraError: the cause may be a closed
+                # connection of accelerate, followed by a signal from the launcher.
                 time.sleep(HEAD_START_S * ((self.rank > 0) + (not ours)))
             if self.is_speaker():
                 return error
@@ -329,7 +350,7 @@ class _Voice(NamedTuple):
         return Interrupted("")
 
     def interrupted(self) -> BaseException:
-        """Return what this process ends with that was told to end; the leader speaks, if it lives."""
+        """Return the exception with which this process ends after a signal. Rank 0 reports if it is alive."""
         try:
             if self.rank:
                 time.sleep(HEAD_START_S)
@@ -345,11 +366,12 @@ def one_voice(store: Store, rank: int) -> Iterator[None]:
     """Let one process report why all processes of a run end.
 
     Args:
-        store: Shared by the processes.
-        rank: Number of this process.
+        store: Store shared by the processes.
+        rank: Rank of this process.
 
     Raises:
-        Interrupted: In a process that ends because another did; without a message where that has said why.
+        Interrupted: In a process that ends because of another process. Without a message if the other process
+            reports.
     """
     voice = _Voice(store, rank)
     try:
@@ -365,13 +387,16 @@ def one_voice(store: Store, rank: int) -> Iterator[None]:
 
 @contextmanager
 def start_team(device: torch.device | str = "cpu") -> Iterator[ProcessGroup]:
-    """Meet the other processes of this run, if there are any; if one ends early, all do, and one says why.
+    """Connect the processes of this run.
+
+    After an early end of any process, all end, and a single one reports.
 
     Args:
-        device: Where this process computes, and gets tensors that were there in another.
+        device: Device of this process, for tensors received from GPUs of other processes.
 
     Raises:
-        Interrupted: In a process that ends because another did; without a message where that has said why.
+        Interrupted: In a process that ends because of another process. Without a message if the other process
+            reports.
     """
     if world_size() == 1:
         yield ProcessGroup()
@@ -380,7 +405,7 @@ def start_team(device: torch.device | str = "cpu") -> Iterator[ProcessGroup]:
 
     with (
         signals_that_kill()
-    ):  # nothing is to be cleaned up yet, and Python would answer only when all have come
+    ):  # no cleanup is necessary yet, and a Python handler would run only after all processes have met
         store, rank, world = meeting("score")
         group = ProcessGroupGloo(store, rank, world, timedelta(seconds=PATIENCE_S))
     with one_voice(store, rank):

@@ -1,4 +1,4 @@
-"""How a process answers what asks it to end: as Ctrl-C, once, later, or at once."""
+"""Handling of signals to end a process: like Ctrl-C, once, delayed, or immediately."""
 
 from __future__ import annotations
 
@@ -20,21 +20,27 @@ ENDING = tuple(
     signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if name in signal.Signals.__members__
 )
 _told_to_end = threading.Event()
-_SOON = 0.01  # seconds: after the finalizer that is running, which takes far less
+_SOON = 0.01
+"""Delay of a repeated signal in seconds. Chosen by hand, longer than a finalizer runs; doubling it has no
+visible effect."""
 
 
 def told_to_end() -> bool:
-    """Return whether a signal has asked this process to end: a library that was loading may have swallowed the exception."""
+    """Return whether this process received a signal to end.
+
+    A library may swallow the exception of the signal during an import.
+    """
     return _told_to_end.is_set()
 
 
 def heed_signals(*, only_first: bool) -> None:
-    """Answer signals that ask to end as Ctrl-C, so that scratch files go; those that somebody else set are left alone.
+    """Handle signals to end like Ctrl-C, with removal of scratch files. Handlers set by others stay.
 
-    One that comes while Python finalizes an object, whose exceptions go nowhere, is answered again once that is over.
+    A signal during a finalizer, where Python discards exceptions, is repeated after the finalizer.
 
     Args:
-        only_first: Whether only the first of several counts: a launcher passes on what all have got from the terminal.
+        only_first: Whether to ignore all signals after the first. Launchers repeat signals already received
+            by all processes of a terminal.
     """
     for number in ENDING:
         if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}:
@@ -43,14 +49,17 @@ def heed_signals(*, only_first: bool) -> None:
 
 
 def _heed_soon(otherwise: Callable[[UnraisableHookArgs], object], lost: UnraisableHookArgs) -> None:
-    """Interrupt the main thread a moment later if what could not be raised is that a signal came; others are printed."""
+    """Send SIGINT to the main thread a moment later if a discarded exception is KeyboardInterrupt.
+
+    Other exceptions go to the previous hook, `otherwise`.
+    """
     if not issubclass(lost.exc_type, KeyboardInterrupt) or sys.is_finalizing():
         otherwise(lost)
         return
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # the first of several has been, or a shell's background ignores this one of the three
+        # SIGINT is ignored after the first of several signals, and in background jobs of a shell
         signal.signal(signal.SIGINT, _unwind_once)
-    main = threading.get_ident()  # only the main thread gets signals
+    main = threading.get_ident()  # only the main thread receives signals
     timer = threading.Timer(_SOON, signal.pthread_kill, (main, signal.SIGINT))
     timer.daemon = True
     timer.start()
@@ -67,7 +76,11 @@ def _unwind_once(number: int, frame: FrameType | None) -> None:
 
 
 def heed_no_more_signals() -> None:
-    """Let a process of several, which says why it ends, end: the launcher's signal to do so would add a second voice."""
+    """Ignore further signals in a process that reports its error.
+
+    Otherwise the signal of the launcher to all processes would cause a second message. Only signals handled
+    once (`only_first`) are ignored.
+    """
     for number in ENDING:
         if signal.getsignal(number) is _unwind_once:
             signal.signal(number, signal.SIG_IGN)
@@ -75,9 +88,9 @@ def heed_no_more_signals() -> None:
 
 @contextlib.contextmanager
 def signals_that_kill() -> Iterator[None]:
-    """Let signals that ask a process to end do so at once, also while it waits inside a library.
+    """Let signals end the process immediately during the block, even in a wait inside a library.
 
-    In other threads than the main one, which alone gets signals, this does nothing.
+    Has no effect outside of the main thread.
     """
     with _replaced(_answers(), signal.SIG_DFL):
         yield
@@ -85,9 +98,11 @@ def signals_that_kill() -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Let the first signal take effect at the end of the block, so that a step half done is finished; a second one at once.
+    """Delay the first signal to the end of the block, so that the block is finished.
 
-    Only signals that a Python function answers are held, and only in the main thread.
+    A second signal acts immediately.
+
+    Only signals with a Python handler are delayed, and only in the main thread.
     """
     answers = _answers()
     waiting: list[int] = []
@@ -104,7 +119,7 @@ def signals_held() -> Iterator[None]:
 
 
 def _answers() -> dict[int, Answer]:
-    """Return what Python functions answer signals that ask to end; none in other threads than the main one."""
+    """Return the Python handlers of signals to end. Empty outside of the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     return {number: answer for number in ENDING if callable(answer := signal.getsignal(number))}
@@ -112,7 +127,7 @@ def _answers() -> dict[int, Answer]:
 
 @contextlib.contextmanager
 def _replaced(answers: Mapping[int, Answer], handler: Answer | signal.Handlers) -> Iterator[None]:
-    """Answer the same signals otherwise within the block."""
+    """Use another handler for these signals within the block."""
     try:
         for number in answers:
             signal.signal(number, handler)
