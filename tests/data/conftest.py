@@ -20,7 +20,7 @@ def picture():
 
 @pytest.fixture
 def folder(tmp_path, picture):
-    """Two classes, `ant` with three images and `bee` with two, and a hidden file."""
+    """Folder with two classes, `ant` with three images and `bee` with two, and a hidden file."""
     root = tmp_path / "insects"
     for name, seeds in (("bee", (3, 4)), ("ant", (0, 1, 2))):
         (root / name).mkdir(parents=True)

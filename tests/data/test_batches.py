@@ -58,7 +58,7 @@ def test_random_steps_draw_in_any_thread_what_they_draw_alone():
     both = threading.local()
 
     def meet(image):
-        if not hasattr(both, "met"):  # so that two threads draw at the same time
+        if not hasattr(both, "met"):  # two threads must draw at the same time
             both.met = ready.wait(timeout=100)
         return image
 
@@ -80,7 +80,7 @@ def test_stopping_early_leaves_no_thread():
     iterator.close()
 
     assert begun
-    for thread in begun:  # each ends with the image that it is at
+    for thread in begun:  # each thread finishes its current image
         thread.join(timeout=100)
     assert not any(thread.is_alive() for thread in begun)
 
@@ -98,7 +98,8 @@ def test_what_is_decoded_while_a_batch_is_in_use(ahead):
     for number in range(1, 5):
         inputs.append(next(found).inputs)
         more = ahead and number < 4
-        end = time.monotonic() + (100 if more else 0.02)  # the threads may be late, what must not come is not
+        # wait long for expected work; unexpected work would start within milliseconds
+        end = time.monotonic() + (100 if more else 0.02)
         while len(begun) <= 8 * number and time.monotonic() < end:
             time.sleep(0.001)
 
@@ -129,11 +130,11 @@ def test_fast_decoding_reads_large_jpegs_at_a_size_that_suffices(tmp_path, pictu
         items = open_data(f"{tmp_path}/{key}")
         (found[key],) = batches(items, watched(eval_transform(how)), batch_size=2)
     exact, quick = [("exact", 400, 300)] * 2, [("quick", 100, 75), ("quick", 400, 300)]
-    assert sorted(sizes) == exact + quick  # two threads decode, either first
+    assert sorted(sizes) == exact + quick  # the order of the two threads is random
     assert (found[""].inputs[1] - found["::decode=fast"].inputs[1]).abs().max() < 2 / 255
     assert 0 < (found[""].inputs[0] - found["::decode=fast"].inputs[0]).abs().mean() < 2 / 255
     assert len({open_data(f"{tmp_path}/{key}").fingerprint() for key in found}) == 2
-    assert train_transform(how, ("rrc",)).least == 227  # a crop of 8 % has sides of 28 % of the image's
+    assert train_transform(how, ("rrc",)).least == 227  # a crop of 8 % of the area has sides of 28 %
     with pytest.raises(UsageError, match="`decode=slow`: must be `fast`"):
         open_data(f"{tmp_path}/::decode=slow")
 

@@ -1,4 +1,4 @@
-"""Image files are read in one place: all ways to a model's input agree with transformers' on odd ones, and no program is started."""
+"""All readers of images agree with transformers on unusual files, and Pillow starts no program."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def turned(orientation):
 
 
 def damaged():
-    """EXIF metadata of which the library cannot write down again what it reads."""
+    """EXIF metadata that Pillow reads but cannot write."""
     exif = turned(6)
     exif[ExifTags.Base.Make] = "x" * 40
     return exif.tobytes()[:-30]
@@ -50,14 +50,15 @@ def damaged():
 
 @pytest.fixture
 def corpus(tmp_path, picture):
-    """Odd images below one folder, by their paths."""
+    """Unusual images below one folder."""
     root = tmp_path / "odd"
     root.mkdir()
     smooth = picture(0).resize((30, 20))
     for orientation in range(10):
         smooth.save(root / f"jpeg-{orientation}.jpg", exif=turned(orientation))
     for suffix in ("png", "webp", "tif", *(["avif"] if "AVIF" in FORMATS else [])):
-        name = f"{suffix}-6.png" if suffix == "avif" else f"{suffix}-6.{suffix}"  # the content decides
+        # Pillow detects the format from the content
+        name = f"{suffix}-6.png" if suffix == "avif" else f"{suffix}-6.{suffix}"
         smooth.save(root / name, format=suffix.replace("tif", "tiff"), exif=turned(6))
     smooth.convert("CMYK").save(root / "cmyk-6.jpg", exif=turned(6))
     smooth.save(root / "damaged.jpg", exif=damaged())
@@ -111,7 +112,7 @@ def test_all_ways_to_an_input_are_those_of_transformers(corpus, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Truncated File Read", "ignore:Palette images with Transparency")
 def test_the_exif_orientation_may_be_ignored(corpus, tmp_path):
-    """As torchvision's `ImageFolder` and timm read images."""
+    """torchvision's `ImageFolder` and timm ignore the orientation."""
     from torchvision.datasets.folder import pil_loader
 
     transform = eval_transform(HOW)
@@ -121,7 +122,8 @@ def test_the_exif_orientation_may_be_ignored(corpus, tmp_path):
     assert torch.equal(batch.inputs, torch.stack([transform(pil_loader(path)) for path in corpus]))
     assert ignored.fingerprint() != applied.fingerprint()
     digests = [[items.item_digest(i) for i in range(len(items))] for items in (ignored, applied)]
-    assert digests[0] == digests[1]  # the same images, for who looks whether two sets share some
+    # the sample digest, which detects shared samples of two sets, is the same
+    assert digests[0] == digests[1]
     pixels = next(iter(undecoded(ignored.subset([paths_of(corpus).index("jpeg-6.jpg")]), HOW))).inputs
     assert pixels.shape == (1, 20, 30, 3)
 
@@ -174,21 +176,21 @@ def test_an_image_in_any_storage_is_refused_before_it_is_decoded(tmp_path, monke
     datasets.Dataset.from_list([{"image": data.getvalue()}]).to_parquet(tmp_path / "bytes.parquet")
 
     assert open_data(f"{tmp_path}/{source}::max-item=1800", labelled=False).image(0).size == (30, 20)
-    monkeypatch.setattr(ImageFile.ImageFile, "load", None)  # the header decides
+    monkeypatch.setattr(ImageFile.ImageFile, "load", None)  # the check reads the header only
     with pytest.raises(DataError, match="30 x 20 pixels with 3 channels, more than 1799 bytes") as refused:
         open_data(f"{tmp_path}/{source}::max-item=1799", labelled=False).image(0)
     assert refused.value.hint == "make the image smaller, or add `::max-item=1800` to the data"
 
 
 def test_pillow_starts_no_program(tmp_path, monkeypatch, picture):
-    """Its reader of EPS runs Ghostscript, which may run for ever; it is chosen by content, whatever a file is called."""
+    """Pillow's reader of EPS, selected by content under any file name, runs Ghostscript."""
     log = tmp_path / "started"
     (tmp_path / "bin").mkdir()
     stub = tmp_path / "bin" / "gs"
     stub.write_text(f"#!/bin/sh\necho \"$@\" >> '{log}'\nexit 1\n")
     stub.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # what an earlier look for it came to
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # clear the cached result of an earlier search
     root = tmp_path / "pictures"
     root.mkdir()
     (root / "a.png").write_bytes(EPS)
@@ -210,7 +212,7 @@ def test_pillow_starts_no_program(tmp_path, monkeypatch, picture):
 
     with pytest.raises(subprocess.CalledProcessError):
         Image.open(io.BytesIO(EPS)).load()
-    assert log.exists()  # so the stub would have been seen
+    assert log.exists()  # proof that the stub records calls
 
 
 def test_images_are_opened_in_one_place():

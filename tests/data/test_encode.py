@@ -1,4 +1,4 @@
-"""What a model reads, decided in one place."""
+"""Evaluation batches for any model: `encoded`, limits of text lengths, and unreadable images."""
 
 from __future__ import annotations
 

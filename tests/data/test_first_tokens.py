@@ -1,4 +1,4 @@
-"""First tokens of words are those of transformers: of lists `word_ids`, of running texts the pipeline's words, for all kinds of tokenizers."""
+"""First tokens of words equal those of transformers: `word_ids` for lists, pipeline words for running texts."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_words_of_a_running_text_are_those_of_the_pipeline(kind):
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
-    """Return a function that saves a classifier of tokens with random weights and one of the tokenizers."""
+    """Return a function that saves a token classifier with random weights and a kind of tokenizer."""
 
     def save(kind):
         folder = tmp_path_factory.mktemp(kind)
@@ -226,7 +226,7 @@ def test_windows_have_the_words_of_the_whole_text(kind):
     first = [tokens.batch(torch.tensor([i]))["input_ids"][0] for i in range(len(rows))]
     found = [int(first[i][s]) for i, row in enumerate(tokens.word_starts.tolist()) for s in row if s >= 0]
     differences = sum(a != ids[s] for a, s in zip(found, starts.tolist(), strict=True))
-    assert differences <= len(rows)  # a window may begin within a token
+    assert differences <= len(rows)  # a window may start within a token
 
 
 @every_kind

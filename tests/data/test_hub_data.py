@@ -17,7 +17,7 @@ from hydractl.errors import DataError, HubError
 
 @pytest.fixture
 def cached(tmp_path, picture, monkeypatch):
-    """`org/name` with splits train and test lies in the cache, and the Hub is switched off."""
+    """Cache with `org/name` and its splits train and test, in offline mode."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -65,7 +65,7 @@ def test_a_column_of_texts(cached, heard):
     ("endpoint", "viewer"), [("https://huggingface.co", True), ("https://mirror", False)]
 )
 def test_nobody_but_the_hub_is_asked(cached, monkeypatch, endpoint, viewer):
-    """Neither who counts downloads, nor a host beside the Hub that is its own for huggingface.co alone."""
+    """The library contacts neither the download counter nor `datasets-server.HOST` of unknown endpoints."""
     load, config, said = datasets.load_dataset, datasets.config, []
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
     monkeypatch.setattr(config, "HF_UPDATE_DOWNLOAD_COUNTS", True)

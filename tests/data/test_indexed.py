@@ -1,4 +1,4 @@
-"""Data sets have an index: a tar file, a Hub data set and a folder of the same samples are equal, in any order and in each pass."""
+"""Equal samples in a tar file, a Hub data set and a folder give equal results, in any order and in each pass."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def write_tar(path, members):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch, picture):
-    """A folder of three images a class, and two shards of the same samples in the same order."""
+    """A folder of three images per class, and two shards with the same samples in the same order."""
     monkeypatch.chdir(tmp_path)
     base().save(Path("vit.st"))
     members = [{}, {}]
@@ -231,7 +231,7 @@ def test_compressed_files_are_refused_with_the_command_that_decompresses(tmp_pat
 
 
 class DataHub(Hub):
-    """A Hub of data sets."""
+    """Stub of the Hub for data sets."""
 
     def answer(self, path):
         return super().answer(path.replace("/api/datasets/", "/api/models/").removeprefix("/datasets"))

@@ -65,7 +65,7 @@ def test_classes_that_a_folder_or_a_data_set_calls_by_a_number_have_names(tmp_pa
 
 
 def folder(root, names):
-    """Make a folder of texts, each the name of its class."""
+    """Create a folder of texts. Each text is the name of its class."""
     for name in names:
         (root / name).mkdir(parents=True)
         (root / name / "a.txt").write_text(name, encoding="utf-8")
@@ -73,7 +73,7 @@ def folder(root, names):
 
 
 def pairs(items):
-    """Return each text with its class's name."""
+    """Return each text with the name of its class."""
     return [(text, items.class_names[label]) for text, label in zip(items.texts, items.labels, strict=True)]
 
 
@@ -85,7 +85,7 @@ def test_classes_are_chosen_and_renamed_and_counted_in_an_order(tmp_path, heard)
         assert items.by_position
         assert items.class_names == tuple(order)
         assert all(text == name for text, name in pairs(items))
-    (warning,) = heard.warnings  # the position alone leaves it open
+    (warning,) = heard.warnings  # `position` alone is ambiguous if names have numbers
     assert "`::classes-by=alphabet` sorts alphabetically" in warning
 
     chosen = open_data(f"{root}::classes=class3+class10,map=class10:ten,class11:x", content=Content.TEXTS)

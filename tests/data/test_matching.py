@@ -10,7 +10,7 @@ from hydractl.errors import DataError
 
 
 def align_labels(items, model_labels, **options):
-    """Return the data's labels as the model's."""
+    """Return the labels of the data as class indices of the model."""
     table = match_classes(items, model_labels, **options)
     return tuple(table[label] for label in items.labels)
 
@@ -136,7 +136,7 @@ def test_an_order_that_is_insisted_on_needs_as_many_classes():
 
 
 def test_a_warning_shows_a_number_that_a_models_class_of_another_number_takes(heard):
-    model_labels = sorted(f"class{i}" for i in range(11))  # as torchvision has them
+    model_labels = sorted(f"class{i}" for i in range(11))  # the order of torchvision
 
     aligned = align_labels(data(("0", "1", "2"), (2,)), model_labels, num_classes=11)
 
@@ -145,7 +145,7 @@ def test_a_warning_shows_a_number_that_a_models_class_of_another_number_takes(he
 
 
 def test_numbers_are_the_models_indices(heard):
-    # sorted as text, "10" comes before "2": order would be wrong
+    # sorted as text, "10" comes before "2", so a match by order would be wrong
     aligned = align_labels(data(("2", "10"), (1, 0)), tuple("abcdefghijkl"), num_classes=12)
 
     assert aligned == (10, 2)
@@ -167,7 +167,7 @@ def test_a_model_without_names(heard):
 )
 @given(st.integers(1, 7))
 def test_a_model_without_names_needs_as_many_classes_as_the_data_have(form, names, count):
-    """Named classes are never matched by position to some of a model's unnamed classes, unless the user asks for that."""
+    """Named classes match some of a model's unnamed classes only with `classes-by=`."""
     labels = () if form is None else tuple(form.format(i) for i in range(count))
     few, insisted = data(names.split(), ()), data(names.split(), (), by_position=True)
     if count == 3 and not (form in {"{}", "unnamed class {}"} and names.startswith("0")):
@@ -244,7 +244,8 @@ def test_names_of_a_new_classifier_mean_the_same_in_every_part_of_the_data(names
     whole = match_classes(data(names, ()), labels, num_classes=number)
     assert [labels[place] for place in whole] == names
     if more and all(name.isdigit() and int(name) < number for name in names):
-        assert whole == match_classes(data(names, ()), (), num_classes=number)  # as without names
+        # the same match as without names
+        assert whole == match_classes(data(names, ()), (), num_classes=number)
     part = drawn.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
     assert [labels[i] for i in match_classes(data(part, ()), labels, num_classes=number)] == part
     assert names_all(data(part, ()), labels) == (len(part) == len(names))
@@ -258,7 +259,8 @@ def test_a_number_is_no_index_of_a_class_that_has_another(heard):
     with pytest.raises(DataError):
         align_labels(items, ("5", "6"), num_classes=2, by_text=True)
     align_labels(data(("0", "1"), (0, 1), numbered=True), ("5", "6"), num_classes=2)
-    assert "class indices of the model (`0` is `5`)" in heard.warnings[0]  # a table's numbers are never names
+    # integers of a table are indices, not names
+    assert "class indices of the model (`0` is `5`)" in heard.warnings[0]
 
 
 def test_a_class_without_a_name_takes_the_next_datas():
@@ -270,7 +272,7 @@ def test_a_class_without_a_name_takes_the_next_datas():
 
 @given(st.sets(st.integers(0, 9), min_size=1), st.integers(1, 8))
 def test_labels_that_are_numbers_are_the_models_classes_or_refused(numbers, num_classes):
-    """Never another class than the number says, whatever the count."""
+    """An integer label never matches a class with another index."""
     names = tuple(str(number) for number in sorted(numbers))
     items = data(names, range(len(names)), numbered=True)
 

@@ -14,7 +14,7 @@ def test_text_and_reference_are_the_same():
 
 
 def test_fingerprint_is_pinned():
-    # reports hold fingerprints: a change here makes old reports look like other data
+    # reports store fingerprints: after a change, old reports seem to be based on other data
     digest = "d9b31ea833969298965db00f9ce18122ac691f35a4d0e9f57f959f4bf2078ca6"
 
     assert open_data("digits::split=test").fingerprint() == f"sha256:{digest}"
@@ -67,7 +67,7 @@ def test_nothing_left(tmp_path, picture):
 
 
 def test_parts_are_disjoint_and_have_all_items():
-    """Each part of sorted data has items from the first to the last. Parts have nearly the same size, and are always alike."""
+    """Parts of sorted data contain items from the whole range, have similar sizes, and do not change."""
     whole = open_data("digits::split=val,classes=0-6")
     parts = [open_data(f"digits::split=val,classes=0-6,part={k}/3") for k in (1, 2, 3)]
     numbers = [{id_of(part, i) for i in range(len(part))} for part in parts]

@@ -72,7 +72,7 @@ def test_the_quick_way_differs_by_rounding(picture, size, interpolation, offset)
     transform = eval_transform(how)
     smooth = picture(0, size=(16, 12)).resize(
         size
-    )  # noise is cut off at 0 and 255 between the two passes of a resize
+    )  # values are clipped to 0..255 between the two passes of a resize
     pixels = [
         255 * one(smooth) * torch.tensor(how.std)[:, None, None]
         for one in (transform, replace(transform, steps=transform.quick))
@@ -108,7 +108,7 @@ def test_a_palettes_transparency_is_dropped_in_silence(picture):
 @pytest.mark.parametrize("augment", [(), ("rrc",)])
 @pytest.mark.parametrize("how", [RGB, GREY], ids=["rgb", "grey"])
 def test_a_transparent_colour_is_white_only_if_the_header_says_so(picture, augment, how):
-    """Training and evaluation agree; headers without the field keep the colour."""
+    """Training and evaluation agree. Headers without the field keep the colour."""
     image = picture(0, size=(50, 37)).quantize(4)
     image.info["transparency"] = 1
     kept = np.array(image.convert("RGB"))
@@ -248,7 +248,7 @@ def test_shift_moves_whole_pixels_and_fills_with_black():
     found = [next(key for key, value in moved.items() if np.array_equal(value, one)) for one in drawn]
 
     assert set(found) == set(moved)
-    # one in five is drawn, and a quarter of those rounds to no move at all
+    # a fifth of the images is shifted, and a quarter of these shifts rounds to zero
     assert 20 < sum(key != (0, 0) for key in found) < 75
 
 

@@ -1,4 +1,4 @@
-"""Data sets by name: what is said of them is sound, each is asked for as it lies, and what lies like it is read."""
+"""The table of presets is consistent, and data in the described layout can be read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_what_is_out_of_distribution_is_somewhere(preset):
         if one.preset is not None:
             other = PRESETS[one.preset]
             assert other.content == preset.content
-            # what stands for a list has as many samples
+            # a preset in place of a list must have the same number of samples
             assert one.listed is None or one.listed.samples == other.parts[one.part].samples
         folder = "::openood=d" if preset.benchmark else ""
         ref = DataRef.parse(f"preset:{preset.name}/{one.name}{folder}")
@@ -108,7 +108,7 @@ def test_what_names_nothing_is_refused(text, message, hint):
 
 
 def on_the_hub(folder, repo, splits, *, config="default", **features):
-    """Lay a data set into the cache: for each split how many rows of `features`."""
+    """Write a data set into the cache, with the given number of rows for each split."""
     sources = {}
     for split, rows in splits.items():
         columns = {name: [value(i) for i in range(rows)] for name, (_, value) in features.items()}
@@ -126,7 +126,7 @@ def on_the_hub(folder, repo, splits, *, config="default", **features):
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """An empty cache, and no network."""
+    """Empty cache, in offline mode."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -185,7 +185,7 @@ def test_all_of_mnist_and_the_fine_labels_of_cifar(hub, picture):
 
 @pytest.fixture
 def openood(tmp_path, picture):
-    """A folder as OpenOOD's script leaves it, with two images."""
+    """Folder in the layout of OpenOOD's download script, with two images."""
     for i, folder in enumerate(("images_largescale/ninco/x y", "images_largescale/imagenet_1k/val")):
         (tmp_path / folder).mkdir(parents=True)
         picture(i).save(tmp_path / folder / f"{i}.png")

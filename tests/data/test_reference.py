@@ -54,7 +54,7 @@ def refs(draw):
 @pytest.mark.more
 @settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)  # the first text draws a table of Unicode
+)  # hypothesis builds a table of Unicode for the first example
 @given(refs())
 def test_text_round_trips(ref):
     assert DataRef.parse(str(ref)) == ref
@@ -62,7 +62,7 @@ def test_text_round_trips(ref):
 
 @settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)  # the first text draws a table of Unicode
+)  # hypothesis builds a table of Unicode for the first example
 @given(refs())
 def test_text_is_canonical(ref):
     keys = [part.partition("=")[0] for part in split_keys(str(ref).partition("::")[2])]

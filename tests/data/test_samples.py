@@ -1,4 +1,4 @@
-"""Digests of samples: equal for equal samples in any file, and the part of a data set that a sample is in."""
+"""Sample digests are equal for equal samples in any file format, and select the part of a sample."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def as_files(place, texts, labels):
 
 @pytest.fixture
 def places(tmp_path):
-    """Two folders: some texts, and the same in another order under other labels."""
+    """Two folders with the same texts, in different order and with different labels."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     return [
@@ -94,7 +94,7 @@ def test_halves_of_a_half_are_quarters(places):
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1"])
 def test_equal_pixels_are_equal_samples_in_any_lossless_file(tmp_path, mode):
     random = np.random.default_rng(0)
-    channels = 4 if mode == "RGBA" else 3  # a TIFF file has no transparent palette
+    channels = 4 if mode == "RGBA" else 3  # TIFF does not support transparent palettes
     pixels = [random.integers(0, 256, (9, 7, channels), np.uint8) for _ in range(4)]
     pictures = [Image.fromarray(array).convert(mode) for array in pixels]
     for i, picture in enumerate(pictures):
@@ -118,7 +118,7 @@ def test_equal_pixels_are_equal_samples_in_any_lossless_file(tmp_path, mode):
 
 
 def test_large_and_deep_images_are_identified_by_their_files(tmp_path):
-    """Sixteen bits do not become eight, where different images would be equal."""
+    """Images with 16 bits are not converted to 8 bits, because different images could then be equal."""
     side = int(MOST_COMPARED_PIXELS**0.5) + 1
     deep = [Image.fromarray(np.full((4, 4), value, np.uint16)) for value in (1000, 50000)]
     for i, picture in enumerate([Image.new("L", (side, side), 3), Image.new("L", (side, side), 4), *deep]):

@@ -1,4 +1,4 @@
-"""Texts out of tables and folders."""
+"""Texts in tables and folders."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_a_reference_reads_back():
 
 
 def test_a_txt_file_without_labels_has_one_text_per_line(tmp_path):
-    """As standard input: blank lines are texts, a line break at the end begins none, and U+2028 breaks no line."""
+    """Empty lines are texts, a final line break adds no text, and U+2028 breaks no line."""
     path = tmp_path / "t.txt"
     path.write_bytes("\ufeffa film\r\n\nb\u2028c\n".encode())
 

@@ -1,4 +1,4 @@
-"""Tokenising: what transformers does with the same tokenizer, batch by batch."""
+"""Tokenization equals transformers with the same tokenizer, for every batch."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_more_texts_than_are_tokenised_at_once(monkeypatch):
 
 
 class Spy:
-    """A tokenizer that notes how long the texts are that it gets."""
+    """Tokenizer that records the lengths of its input texts."""
 
     def __init__(self, made):
         self.made, self.lengths = made, []
@@ -166,7 +166,10 @@ LONG = SENTENCE * 20_000
     ids=["words", "a short second", "a long second", "blanks", "surrounding spaces", "one word"],
 )
 def test_long_texts_are_cut_before_they_are_tokenised(monkeypatch, text, short, all_read, side):
-    """Of the whole, the library takes too long (of two texts, the square): `short` has the same tokens at its ends."""
+    """The library is too slow for whole texts, quadratic for pairs.
+
+    `short` has the same tokens at its ends.
+    """
     how = tokenization(max_length=15, truncation_side=side)
     monkeypatch.setattr(LIBRARY, "truncation_side", side)
     expected = LIBRARY(*([short] if isinstance(short, str) else short), truncation=True, max_length=15)
@@ -248,7 +251,10 @@ def test_another_models_tokenizer():
 
 @pytest.mark.parametrize("mark", [2, 300])
 def test_a_tokenizer_that_marks_more_parts_than_texts_have(mark):
-    """It would lead out of the model's table of parts; a model without one does not mind."""
+    """Larger segment ids are out of range for the segment embeddings.
+
+    Models without segments ignore the ids.
+    """
     document = json.loads(tokenization().tokenizer)
     document["post_processor"]["single"][0]["SpecialToken"]["type_id"] = mark
     names = ("attention_mask", "token_type_ids")

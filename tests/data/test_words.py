@@ -1,4 +1,4 @@
-"""Texts whose words are answered: which words there are, where their tokens begin, and long texts in windows."""
+"""Words for token classification: their spans, first tokens, and windows of long texts."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ NAMES = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
 )
 @settings(max_examples=30, deadline=None)
 def test_of_a_long_text_each_word_is_answered_once(kind, words, max_length):
-    """Windows are no longer than the model reads, and hold the words that they answer, and others around these."""
+    """Windows have at most `max_length` tokens, and contain the answered words with context."""
     how = reading(KINDS[kind](), max_length=max_length)
     begins = [sum(len(word) + 1 for word in words[:i]) for i in range(len(words))]
     spans = tuple((begin, begin + len(word)) for begin, word in zip(begins, words, strict=True))

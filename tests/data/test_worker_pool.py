@@ -1,4 +1,4 @@
-"""Worker processes: whatever their number the batches are the same, and none outlives who it works for."""
+"""Worker processes do not change batches, and end with their parent."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ TRANSFORMS = {"evaluation": eval_transform(HOW)} | {
 
 @pytest.fixture(scope="module")
 def crews():
-    """Both kept, since what nobody refers to ends."""
+    """Two pools, referenced for the whole module: a pool without references ends."""
     return [WorkerPool.of(count, images=0) for count in (1, 2)]
 
 
 @pytest.fixture
 def sets(folder, picture, tmp_path):
-    """Images of every kind of store."""
+    """Image sets with every kind of store."""
     (tmp_path / "files.csv").write_text(
         "image,label\n" + "".join(f"insects/ant/{i}.png,a\n" for i in range(3))
     )
@@ -122,7 +122,7 @@ def test_a_worker_that_dies_is_told_of_and_replaced(folder):
     WorkerPool._living[3] = own
     items = crewed(open_data(f"{folder}/"), 3)
     assert items.crew is own
-    for future in [own.submit(time.sleep, 0.05) for _ in range(6)]:  # all are there
+    for future in [own.submit(time.sleep, 0.05) for _ in range(6)]:  # wait until all workers run
         future.result()
     os.kill(own.submit(os.getpid).result(), signal.SIGKILL)
     with pytest.raises(InputError, match="one of 3 processes that decode images was killed"):
@@ -170,7 +170,10 @@ def test_auto_takes_what_pays(monkeypatch, cores, images, shared, workers):
 
 
 def test_memory_that_cannot_be_shared_is_said(monkeypatch):
-    """As where /dev/shm is read-only: the pool has no locks; or full: a worker has no room for a batch."""
+    """If /dev/shm is read-only, the pool cannot create locks.
+
+    If it is full, a worker cannot allocate a batch.
+    """
 
     def refuse(*_args, **_named):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -223,9 +226,9 @@ def test_workers_end_with_who_they_work_for(number, tmp_path):
         if number == signal.SIGKILL:
             program.kill()
         else:
-            os.killpg(program.pid, number)  # as a terminal does
+            os.killpg(program.pid, number)  # a terminal sends Ctrl-C to the whole process group
         _, said = program.communicate(timeout=100)
-    assert said.count("Traceback") == (number == signal.SIGINT)  # that of the program itself
+    assert said.count("Traceback") == (number == signal.SIGINT)  # the traceback of the program itself
     deadline = time.monotonic() + 100
     while any(Path(f"/proc/{worker}").exists() for worker in workers):
         assert time.monotonic() < deadline

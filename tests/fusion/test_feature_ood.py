@@ -1,4 +1,4 @@
-"""What fitting OOD scores holds of training data."""
+"""Fitting OOD scores holds few features of the training data in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Model:
 
 
 class Watching:
-    """A model of many classes."""
+    """Stub of a predictor with many classes."""
 
     model = Model()
     width, device, dtype = WIDTH, torch.device("cpu"), torch.float32

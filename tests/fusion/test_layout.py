@@ -1,4 +1,4 @@
-"""How a hydra is laid out: what is stacked stays in step with the weights, and takes part in what torch does with modules."""
+"""Layouts of a hydra: stacked weights follow every change, and torch's operations on modules work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EITHER = pytest.mark.parametrize("name", ["timm-vit-class-token", "transformers-
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Hydras of members that differ in all tensors but the MLPs, by what they read."""
+    """Hydras of images and of texts whose members differ in all tensors except the MLPs."""
     folder = tmp_path_factory.mktemp("hydras")
     found = {}
     for name in ("timm-vit-class-token", "transformers-bert-mean-pool"):
@@ -42,7 +42,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def hydra(files):
-    """A hydra of images, stacked."""
+    """Stacked hydra of images."""
     return laid_out(files["timm-vit-class-token"][0])
 
 
@@ -52,7 +52,7 @@ def images(files):
 
 
 def fine_tuned():
-    """A hydra of images whose members differ in every part, stacked, and inputs."""
+    """Stacked hydra of images whose members differ in every tensor, and inputs."""
     sample = base(variant("timm-vit-class-token"))
     hydra = Hydra([sample.tuned(i).model() for i in range(3)]).eval()
     hydra.lay_out("stacked")
@@ -67,7 +67,7 @@ def laid_out(path):
 
 @torch.inference_mode()
 def answers(hydra, inputs, layout):
-    """Return the members' logits in a layout, and how many kernels it took; the hydra is laid out as before then."""
+    """Return the member logits and the number of kernels in a layout. The hydra is copied first."""
     hydra = copy.deepcopy(hydra)
     hydra.lay_out(layout)
     return hydra(inputs).member_logits, kernels(lambda: hydra(inputs)).total()
@@ -75,7 +75,7 @@ def answers(hydra, inputs, layout):
 
 @torch.inference_mode()
 def in_step(hydra, inputs):
-    """Say whether a hydra that is stacked answers as its weights do in turn."""
+    """Return whether the stacked layout gives the same logits as the weights in turn."""
     return largest_difference(hydra(inputs).member_logits, answers(hydra, inputs, "in turn")[0]) <= 1e-5
 
 
@@ -112,7 +112,7 @@ def test_training_sees_the_members_own_weights_and_leaves_them_stacked_anew(hydr
 
 
 def test_weights_that_training_in_evaluation_mode_changes_are_stacked_anew(hydra, images):
-    """As where dropout is left out, or a mean of the weights is put in their place while they are evaluated."""
+    """For example training without dropout, or evaluation of averaged weights."""
     assert in_step(hydra, images)
     hydra(images).logits.square().sum().backward()
     torch.optim.SGD(hydra.parameters(), lr=0.1).step()
@@ -122,7 +122,7 @@ def test_weights_that_training_in_evaluation_mode_changes_are_stacked_anew(hydra
 @pytest.mark.parametrize("part", ["norm1", "norm2", "attn", "mlp"])
 @torch.no_grad()
 def test_what_one_part_was_multiplied_into_is_made_anew_with_it(part):
-    """Norms are multiplied into what they are before, which has not changed itself."""
+    """Norms are folded into the linear layers after them, whose own weights have not changed."""
     hydra, inputs = fine_tuned()
     before = hydra(inputs).member_logits
     for parameter in hydra.tower().layers()[1].get_submodule(f"{part}.members.1").parameters():
@@ -133,7 +133,7 @@ def test_what_one_part_was_multiplied_into_is_made_anew_with_it(part):
 
 @torch.no_grad()
 def test_parts_that_are_exchanged_are_stacked_anew():
-    """Norms may have been multiplied into the one that was there."""
+    """A norm may be folded into the exchanged part."""
     hydra, inputs = fine_tuned()
     before = hydra(inputs).member_logits
     first, second, _ = hydra.tower().layers()
@@ -146,7 +146,7 @@ def test_parts_that_are_exchanged_are_stacked_anew():
 @pytest.mark.parametrize("part", ["norm1", "norm2", "attn", "mlp"])
 @torch.no_grad()
 def test_one_part_in_training_mode_puts_all_in_turn(part):
-    """Of no effect here, as nothing is dropped; but then its neighbour cannot have its weights."""
+    """Training mode has no effect here without dropout, but neighbours can no longer share stacked weights."""
     hydra, inputs = fine_tuned()
     few = kernels(lambda: hydra(inputs)).total()
     hydra.tower().layers()[1].get_submodule(part).train()
@@ -168,7 +168,7 @@ def test_weights_that_are_called_with_are_those_that_answer(files, hydra, images
 
 @torch.inference_mode()
 def test_nothing_is_stacked_anew_that_has_not_changed(hydra, images):
-    """A captured graph goes on with what is stacked."""
+    """A captured CUDA graph keeps using the stacked tensors."""
     hydra(images)
     before = [module._stack for module in hydra.modules() if isinstance(module, MemberParallel)]
     assert not kernels(hydra.eval)
@@ -192,12 +192,12 @@ def test_a_pickled_hydra_is_as_large_as_one_that_is_not_stacked(files, hydra, im
     sizes = [len(pickle.dumps(one)) for one in (hydra, load(files["timm-vit-class-token"][0]))]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
     again = pickle.loads(pickle.dumps(hydra))  # noqa: S301 - our own
-    again(images)  # which stacks it
+    again(images)  # the first call stacks the weights
     assert kernels(lambda: again(images)) == kernels(lambda: hydra(images))
 
 
 def test_what_is_stacked_leaves_no_part_in_evaluation(hydra, images):
-    """Each member drops in training; the parts of a stacked one are the first member's own."""
+    """Stacked parts are modules of the first member. In training, every member needs its own dropout."""
     hydra.eval()(images)
     assert all(part.training for part in hydra.train().modules())
     assert not any(part.training for part in hydra.eval().modules())
@@ -237,7 +237,8 @@ def test_stacked_is_one_graph_for_all_batch_sizes(files, name):
         )
     (graph,) = graphs
     products = [node for node in graph.graph.nodes if node.target in {torch.bmm, torch.baddbmm}]
-    # inductor would make a kernel each of what queries, keys and values add, and copy an operand that is reshaped
+    # with other operators, inductor adds a kernel for the biases of queries, keys and values, and copies
+    # reshaped operands
     assert sum(node.target is torch.baddbmm for node in products) == sum(
         block.attn.stacked is not None for block in hydra.tower().layers()
     )
@@ -249,7 +250,7 @@ def test_stacked_is_one_graph_for_all_batch_sizes(files, name):
 @EITHER
 @torch.inference_mode()
 def test_large_products_on_a_gpu_are_made_one_by_one(files, name, monkeypatch):
-    """With the answers of a batch of products, and only from a size on."""
+    """The result equals a batched product. Small products stay batched."""
     path, sample = files[name]
     inputs = sample.inputs(batch=3)
     expected = answers(load(path), inputs, "in turn")[0]

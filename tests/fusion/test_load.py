@@ -1,4 +1,4 @@
-"""Models in Python: what `hydractl.load` takes, what its models are called with, and how their inputs are made."""
+"""Models in Python: arguments of `hydractl.load`, and inputs of loaded models."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_norms_and_biases_that_are_integers_are_refused(tmp_path, members):
 
 @torch.inference_mode()
 def test_a_librarys_encoding_is_taken_as_the_library_takes_it(folder):
-    """As a dict, by keyword, and without a mask, which then is all ones."""
+    """As a dict, as keywords, and without an attention mask."""
     library = AutoModelForSequenceClassification.from_pretrained(folder / "bert").eval()
     encoding = AutoTokenizer.from_pretrained(folder / "bert")(TEXTS, padding=True, return_tensors="pt")
     model = load(folder / "bert")
@@ -111,7 +111,7 @@ def test_images_are_encoded_as_eval_reads_them(folder):
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_a_zero_shot_base_is_told_its_classes(folder, kind):
-    """And can be used where gradients are wanted."""
+    """The loaded model also supports gradients."""
     model = load(folder / f"{kind}.st", classes=NAMES, templates=TEMPLATES)
     bare = load(folder / f"{kind}.st")
     images = torch.randn(4, 3, 8, 8)

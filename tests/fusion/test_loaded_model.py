@@ -1,4 +1,4 @@
-"""What `hydractl.load` gives: an object that knows its classes, answers for items, and can be written again."""
+"""Models returned by `hydractl.load`: classes, predictions and saving."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_what_was_loaded_is_written_again_byte_by_byte(folder, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["base.st", "hydra.st"])
 def test_changed_weights_are_saved_and_read_again(folder, tmp_path, name):
-    """Of a copy too, whose parts are its own."""
+    """This includes a deep copy of a model."""
     model = copy.deepcopy(hydractl.load(folder / name))
     with torch.no_grad():
         for parameter in model.parameters():

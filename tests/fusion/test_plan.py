@@ -1,4 +1,4 @@
-"""Fates become shapes, and shapes become members again."""
+"""Decisions of the fuse plan determine shapes, and a hydra can be split into its members."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ keeps = st.tuples(*[st.sets(st.integers(0, 3)).map(lambda s: tuple(sorted(s)))] 
 @given(keeps=st.lists(keeps, min_size=1, max_size=4))
 @settings(max_examples=40)
 def test_splitting_undoes_grouping(keeps):
-    """Whatever the masks: members' tensors side by side, split by the masks, are the members' tensors."""
+    """Concatenated tensors of members, split by their head masks, equal the tensors of the members."""
     members = [base().pruned(*keep) for keep in keeps]
     names = sorted(base().state)
     header = base().header.model_copy(update={

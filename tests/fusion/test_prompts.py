@@ -1,4 +1,4 @@
-"""Prompts of classes: every class has tokens of its own, or the two that have not are named."""
+"""Prompts of classes: two classes with the same tokens are refused by name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_classes_whose_prompts_become_the_same_tokens_are_refused(path, names, t
 
 
 def test_one_template_of_two_may_leave_no_room_for_the_name(path):
-    """The other one still tells the classes apart."""
+    """The other template still distinguishes the classes."""
     classes = Classes(names=("1", "2"), templates=(f"{LONG} of a number {{label}}", "a {label}"))
 
     assert len(prompts_of(open_model(path), classes)["input_ids"]) == 4

@@ -1,4 +1,4 @@
-"""An output appears whole or not at all, where it was asked for, with the mode that the umask allows."""
+"""Outputs are complete or absent, and have the mode given by the umask."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_what_is_published_is_what_was_written(tmp_path):
 
 
 def test_a_scratch_that_another_command_took_for_a_dead_ones_is_begun_anew(tmp_path, monkeypatch):
-    """Between its making and its lock, whoever makes the same output may remove it."""
+    """Between creation and lock, another command with the same output may remove the scratch file."""
     taken = []
 
     def keep(_descriptor, path):
@@ -195,7 +195,7 @@ def test_a_closed_pipe_stays_what_it_is(tmp_path):
 
 
 def test_a_long_name_can_be_published(tmp_path):
-    """The scratch name must not be longer than the file system allows when the name itself is not."""
+    """If the file system accepts the name, it must also accept the scratch name."""
     path = tmp_path / ("n" * 252 + ".st")
     publish_text(path, "x")
     assert path.read_text() == "x"

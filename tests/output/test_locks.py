@@ -1,4 +1,4 @@
-"""One command makes an output at a time, and several outputs are one."""
+"""A single command writes an output at a time, and several outputs are published together."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def publish_all(claim, folder, content="new"):
 
 
 def cut(monkeypatch, folder, after):
-    """Publish, and be killed after some of the names are given."""
+    """Publish, and simulate a kill after some renames."""
 
     def work():
         with claimed(folder / "a.st", force=False) as claim:
@@ -126,7 +126,7 @@ def test_the_same_command_finishes_what_a_kill_cut_off(tmp_path, monkeypatch, af
     before = [path.stat().st_ino for path in there]
     assert [path.exists() for path in (tmp_path / "a.st", tmp_path / "c.st")] == [after > 0, False]
     with pytest.raises(RuntimeError), claimed(tmp_path / "a.st", force=False):
-        raise RuntimeError  # one that fails forgets nothing
+        raise RuntimeError  # an error must not clear the record
 
     with claimed(tmp_path / "a.st", force=False) as claim:
         publish_all(claim, tmp_path)
@@ -158,7 +158,7 @@ def test_a_file_of_the_user_s_own_is_not_taken_for_one_of_them(tmp_path, monkeyp
         claimed(tmp_path / "a.st", force=False) as claim,
     ):
         publish_all(claim, tmp_path)
-    (tmp_path / "a.st").write_text("new")  # by somebody else
+    (tmp_path / "a.st").write_text("new")  # a file of another program
     with (
         pytest.raises(OutputExists, match=r"a\.st: already exists"),
         claimed(tmp_path / "a.st", force=False) as claim,

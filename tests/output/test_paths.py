@@ -1,4 +1,4 @@
-"""An output that is a folder appears whole or not at all, and takes nothing of others' away."""
+"""Folders as outputs are complete or absent, and keep files of others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_slash_or_a_folder_that_is_there_says_folder(tmp_path, monkeypatch, te
     found = output(text)
 
     assert is_folder(found) is folder
-    assert found.name  # what is made beside it has a name of its own
+    assert found.name  # scratch names are derived from the name
     if folder and text != ".":
         assert found == Path(text)
 
@@ -93,7 +93,7 @@ def test_other_files_of_a_folder_stay(tmp_path):
 
 
 def test_a_folder_that_is_half_published_is_finished_by_the_same_command(tmp_path, monkeypatch):
-    """In one that was there, whose files get their names one by one."""
+    """In an existing folder, files are renamed in turn."""
     folder = Folder(tmp_path / "m")
     folder.mkdir()
 

@@ -1,4 +1,4 @@
-"""A power loss leaves each output whole, old or new; file systems that store nothing on request are served as well."""
+"""After a power loss each output is complete, old or new. File systems without `fsync` are supported."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_names_of_several_outputs_are_recorded_on_the_disk_before_the_first_appe
             begin(path).write(b"content")
 
     assert (lock, False) in stored
-    assert (tmp_path.stat().st_ino, False) in stored  # the folder holds the name of the record
+    assert (tmp_path.stat().st_ino, False) in stored  # the folder stores the name of the lock file
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS])

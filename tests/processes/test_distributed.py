@@ -1,4 +1,7 @@
-"""Several processes combine results as one does, to the last bit; here each is a thread with a group of its own."""
+"""Several processes give the same bits as a single process.
+
+Here, a thread with a separate group replaces each process.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ COUNTS = [0, 1, 2, 5, 6]
 
 
 def results(count):
-    """One result a batch, of shapes that differ, as a last batch's does."""
+    """Return one result per batch, with different shapes, because a last batch may be smaller."""
     generator = torch.Generator().manual_seed(1)
     return [torch.randn(3, 1 + i % 2, generator=generator) * 10.0**i for i in range(count)]
 
@@ -108,7 +111,7 @@ def test_the_leaders_text_is_told(text):
 def test_a_process_that_ends_is_noticed():
     def work(team):
         if team.rank == 1:
-            return None  # its connections close with it
+            return None  # the end of the process closes its connections
         with pytest.raises(Interrupted, match="another process of this run has ended") as caught:
             team.in_order([torch.zeros(1)])
         return caught.value.hint
@@ -144,7 +147,7 @@ def voices(count=2):
 
 @pytest.fixture
 def sleeps(monkeypatch):
-    """How long was slept, without sleeping."""
+    """Record the seconds of calls to `time.sleep`, without sleeping."""
     found = []
     monkeypatch.setattr(distributed.time, "sleep", found.append)
     return found
@@ -236,7 +239,7 @@ def test_other_errors_of_libraries_keep_their_traceback(monkeypatch):
 
 
 def test_a_group_within_a_group_leaves_the_choice_of_the_speaker(monkeypatch):
-    """The process that is silent in the inner group claims nothing in the outer one."""
+    """A silent process of the inner group does not become the speaker of the outer group."""
     monkeypatch.setattr(distributed.time, "sleep", lambda _: None)
     inner, outer = ([_Voice(store, rank) for rank in range(2)] for store in (HashStore(), HashStore()))
     error = DataError("rank 1's")

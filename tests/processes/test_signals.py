@@ -1,4 +1,4 @@
-"""Signals wait for the end of a block, once."""
+"""Signals are delayed to the end of a block, once."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ def test_random_scores_are_a_function_of_the_seed():
 
     assert first == again != other
     assert all(0 <= s < 1 for row in first for s in row)
-    assert first[0][0] == pytest.approx(0.12010046664302088, abs=1e-15)  # the same on every machine
+    # the value must be the same on every machine
+    assert first[0][0] == pytest.approx(0.12010046664302088, abs=1e-15)
 
 
 def test_magnitude_is_the_mean_of_four_means():

@@ -38,7 +38,7 @@ def job_for(one, *, count=12, batch=4, **changes):
 
 
 def loss_with(job, samples, place, gate):
-    """Return the batch's loss where one head is multiplied by a gate."""
+    """Return the loss of a batch with one head multiplied by `gate`."""
 
     def tap(tower, layer, attention):
         gates = torch.ones(attention.groups()[0].heads, dtype=DOUBLE)
@@ -104,7 +104,7 @@ def test_the_first_batches_are_those_of_all():
 
 
 class Process:
-    """One of several processes, that meets nobody and remembers what it would have said."""
+    """Stub of a process in a group. Records results instead of sending them."""
 
     def __init__(self, rank, world):
         self.rank, self.world, self.said = rank, world, []

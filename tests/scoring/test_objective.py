@@ -14,7 +14,7 @@ FACTORS = st.floats(1e-6, 1e6, allow_nan=False)
 
 @st.composite
 def sums(draw):
-    """Terms with factors, none twice."""
+    """Draw terms with factors. All terms differ."""
     names = draw(st.lists(st.sampled_from(list(TERMS)), min_size=1, unique=True))
     return [(name, draw(FACTORS)) for name in names]
 

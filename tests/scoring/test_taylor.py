@@ -74,11 +74,11 @@ def test_scores_are_those_of_torch_pruning_on_q_k_and_v(kind):
     layers = [module for name, module in library.named_modules() if name.endswith(names)]
     each = torch.cat([importance(alone(module)) for module in layers])  # (layers 3 H K): Σ|w dw| of each row
     sums = each.unflatten(0, (3, 3, 4, 8)).sum(dim=(1, 3))
-    assert found == pytest.approx(sums.double() / (3 * 8 * 32), rel=1e-5)  # it computes in single precision
+    assert found == pytest.approx(sums.double() / (3 * 8 * 32), rel=1e-5)  # Torch-Pruning computes in float32
 
 
 def alone(module):
-    """Return Torch-Pruning's group of a layer's output channels, without what is coupled to them."""
+    """Return Torch-Pruning's group of the output channels of a single layer, without coupled layers."""
     graph = torch_pruning.dependency
     node = graph.Node(module, torch_pruning.ops.OPTYPE.LINEAR, "layer")
     prune = torch_pruning.prune_linear_out_channels

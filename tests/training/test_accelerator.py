@@ -1,4 +1,4 @@
-"""Shares of a batch, gradients that several processes add, and what an engine leaves behind."""
+"""Pieces of a batch, gradients added over several processes, and cleanup of an engine."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_an_absent_device_is_refused():
 
 
 class Peer(Engine):
-    """One of several processes, for what is arithmetic."""
+    """Engine of a process in a group, for arithmetic only."""
 
     def __init__(self, rank, world):
         self._at = rank, world
@@ -109,7 +109,7 @@ ROWS = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
 
 
 class Meeting(Peer):
-    """A process that is a thread here, and puts tensors on a table."""
+    """Engine of a process, run in a thread, with an exchange of tensors through a list."""
 
     def __init__(self, rank, world, table, barrier):
         super().__init__(rank, world)
@@ -130,7 +130,7 @@ def parameters():
 
 
 def gradients(world, pieces):
-    """Return what each of `world` processes gets."""
+    """Return the gradients of each of `world` processes."""
     table, barrier, results = [None], Barrier(world), {}
 
     def work(rank):

@@ -1,4 +1,4 @@
-"""A small CLIP from nothing: an ordinary folder, the same for a seed, that learns."""
+"""Training a small CLIP from random weights gives a regular folder, is deterministic, and lowers the loss."""
 
 from __future__ import annotations
 

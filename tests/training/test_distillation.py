@@ -1,4 +1,4 @@
-"""What teachers make of a loss."""
+"""Distillation losses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def says(logits):
 
 
 def divergence(probs, logits, temperature):
-    """Return T² KL(p || softmax(z / T)) of one sample as its definition reads, in float64."""
+    """Return T² KL(p || softmax(z / T)) of a sample, by definition in float64."""
     q = torch.softmax(logits.double() / temperature, -1)
     return temperature**2 * sum(p * (p.log() - r.log()) for p, r in zip(probs.double(), q, strict=True))
 
@@ -41,7 +41,7 @@ def test_a_model_learns_the_mean_of_its_teachers_and_a_hydra_counts_as_one(tempe
 
 @pytest.mark.parametrize("split", [False, True])
 def test_each_member_learns_from_its_own_teacher(split):
-    """From three models, or from the three members of a hydra."""
+    """The teachers are three models, or the three members of a hydra."""
     teachers = (says(LOGITS[0]),) if split else tuple(says(z[None]) for z in LOGITS[0])
     lesson = DistillationLoss(teachers=teachers, temperature=2.0, weight=1.0, by_member=True, split=split)
 

@@ -1,4 +1,4 @@
-"""Dropout that hangs on the seed and the step alone."""
+"""Dropout that depends only on the seed and the step."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_pieces_drop_what_the_whole_batch_drops(dropping):
 
 @pytest.mark.parametrize("tables", [1, 3])
 def test_what_has_no_axis_of_samples_is_dropped_once(tables):
-    """A table of positions, or one a member of a hydra, is the same for every piece, and no larger than it was."""
+    """Position embeddings, of one model or of each member, are the same for every piece and keep their shape."""
     net = nn.Sequential(SharedDropout(0.25)).train()
     noise, x = set_dropout(net, None), torch.ones(tables, 50, 8)
 
@@ -64,7 +64,7 @@ def test_what_has_no_axis_of_samples_is_dropped_once(tables):
 
 
 def test_members_side_by_side_have_draws_of_their_own(dropping):
-    """A part that members of a hydra share sees the rows of each, one member after another."""
+    """A part shared by members gets the rows of all members, one member after another."""
     noise, layer = dropping
     x = torch.ones(3, 7, 4, 3)
 
@@ -133,7 +133,7 @@ def test_without_p_each_layer_keeps_its_own():
 
 @torch.no_grad()
 def check_drops_as(library, noise, model):
-    """Given the same seed; pieces drop what the whole batch does."""
+    """Check dropout against the library with the same seed, for a whole batch and its pieces."""
     x = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     found = run(noise, model, x)
     with torch.random.fork_rng():
@@ -148,7 +148,7 @@ def check_drops_as(library, noise, model):
 
 @pytest.mark.parametrize(("name", "own"), [("timm-vit-class-token", 0.0), ("timm-eva-qkv-apart", 0.4)])
 def test_paths_are_dropped_as_in_timm(name, own):
-    """Given the same seed; without a share of ours the architecture's own holds."""
+    """With the same seed. Without an option, the rate of the architecture applies."""
     plain = variant(name)
     sample = base(replace(plain, options=plain.options | {"drop_path_rate": own}))
     model, library = sample.model().train(), sample.library().train()

@@ -1,4 +1,4 @@
-"""The loop on a toy that is no image model: what later stages rely on."""
+"""The training loop on a small linear model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Y = torch.randn(12, generator=torch.Generator().manual_seed(1))
 
 
 class Rows:
-    """A feed of twelve rows, six a step."""
+    """Feed of twelve rows, six per step."""
 
     steps_per_epoch = 2
 
@@ -121,7 +121,7 @@ def test_divergence_of_all_is_an_error():
 
 
 def scripted(values):
-    """Return metrics of a script, whatever the model."""
+    """Return an evaluation function with scripted accuracies."""
     left = iter(values)
     return lambda _model: Metrics(accuracy=next(left), nll=1.0)
 
@@ -157,7 +157,7 @@ def test_the_last_step_is_evaluated_whatever_the_rhythm(heard):
 
 
 def path(rates):
-    """Yield weights after each step of plain descent at these rates, on rows as `Rows` has them."""
+    """Yield the weights after each step of plain SGD with these rates, on the batches of `Rows`."""
     weight = torch.full((1, 3), 0.5, requires_grad=True)
     for step, rate in enumerate(rates):
         rows = torch.arange(12)[step % 2 :: 2]
@@ -182,7 +182,10 @@ def test_a_running_mean_is_timms_with_its_warm_up(decay):
 
 @pytest.mark.parametrize(("start", "ends"), [(2, (4, 6, 7)), (0.6, (6, 7))])
 def test_the_mean_of_epochs_is_torchs_and_their_rate_stays(start, ends):
-    """Two steps are an epoch; the last is half of one. The rate falls in a line until the mean begins."""
+    """An epoch has two steps, the last epoch a single step.
+
+    The rate falls linearly until averaging starts.
+    """
     reference = AveragedModel(nn.ParameterList([torch.zeros(1, 3)]))
     for step, weights in enumerate(path([0.1 * (1 - min(step, ends[0]) / 7) for step in range(7)]), 1):
         if step in ends:
@@ -209,7 +212,7 @@ def folder(tmp_path):
 
 
 def pressed_in_step(number):
-    """Build a model in whose step `number` somebody presses Ctrl-C."""
+    """Return a model builder. Step `number` of the model raises SIGINT."""
     calls = []
 
     def press(module, _inputs):
@@ -303,7 +306,7 @@ def test_ordered_pieces_are_the_same_gradient(pieces):
 
 
 class Twice(nn.Module):
-    """What trains twice: torch's backward pass gives both parameters views of one tensor as their gradients."""
+    """Model with two parameters. Their gradients are views of the same tensor."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Optimisers, and their state as named tensors."""
+"""Optimizers, with their state in named tensors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_of_a_timm_model_decays_what_timm_lets_decay():
 
 
 def test_of_a_text_encoder_decays_what_transformers_lets_decay():
-    """Tables of tokens and positions too."""
+    """This includes token and position embeddings."""
     size = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = BertModel(BertConfig(vocab_size=11, max_position_embeddings=7, **size))
     theirs = Trainer.get_decay_parameter_names(None, model)

@@ -1,4 +1,4 @@
-"""Which tensors train."""
+"""Selection of the tensors to train."""
 
 from __future__ import annotations
 

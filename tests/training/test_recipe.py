@@ -1,4 +1,4 @@
-"""Recipes: the paper's by name, overrides, and what is refused."""
+"""Recipes: the named recipes of the paper, overrides, and errors."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_unknown_recipe():
 
 @pytest.mark.parametrize("name", ["imagenet1k", "cifar100", "sst2"])
 def test_after_pruning_embeddings_are_frozen(name):
-    """As the paper's appendix D.2 says: attention, MLPs, norms and the classifier train."""
+    """Appendix D.2 of the paper: attention, MLPs, norms and the classifier train."""
     family, described = family_for_name(TINY), family_for_name(TINY).describe(TINY, OPTIONS)
     state = family.build(
         described.architecture, full_mask(described.architecture.towers), None

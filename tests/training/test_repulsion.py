@@ -1,4 +1,4 @@
-"""Repulsion: the kernel density of members, on images whose patches are permuted."""
+"""Repulsion: kernel density of members on images with permuted patches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ IMAGES = torch.rand(6, 2, 10, 13, generator=GENERATOR)
 
 
 def test_agreement_is_the_log_density_of_members():
-    """As equation 8 reads, in float64: a Gaussian kernel whose bandwidth is the median of the squared distances."""
+    """Equation 8 in float64: a Gaussian kernel whose bandwidth is the median of the squared distances."""
     probs = PROBS.double()
     distances = [
         sum((p - q) ** 2 for p, q in zip(probs[i, b], probs[j, b], strict=True)).item()
         for b in range(5) for i in range(4) for j in range(4) if i != j
     ]  # fmt: skip
-    bandwidth = sorted(distances)[(len(distances) - 1) // 2]  # torch's median is the lower one
+    # `torch.median` returns the lower of two middle values
+    bandwidth = sorted(distances)[(len(distances) - 1) // 2]
     densities = [
         math.log(sum(math.exp(-((probs[i, b] - probs[j, b]) ** 2).sum().item() / bandwidth) for j in range(4)))
         for b in range(5) for i in range(4)

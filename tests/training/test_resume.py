@@ -1,4 +1,4 @@
-"""The state of an unfinished run: round trip, refusal, and what a kill may leave."""
+"""State of an unfinished run: round trip, errors, and remains after a kill."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def test_another_run_is_refused_unless_forced(folder):
         other.check(force=False)
     assert "--force" in caught.value.hint
     assert other.check(force=True) is False
-    assert '"settings"' not in (folder.path / "state.json").read_text()  # the digest of older files stays
+    # keeps the digest of states written before settings were stored
+    assert '"settings"' not in (folder.path / "state.json").read_text()
 
 
 def test_a_refusal_names_the_settings_that_differ(folder):
@@ -118,11 +119,11 @@ def test_force_starts_anew_and_says_so(folder, heard):
     assert heard.warnings == [
         f"`--force` starts again: the state of an unfinished run in {folder.path} is discarded"
     ]
-    assert equal(folder.load(), snapshot())  # until there is something to replace it
+    assert equal(folder.load(), snapshot())  # the old state stays until a new state replaces it
 
 
 def test_what_another_run_left_is_never_taken_for_one_s_own(folder):
-    """Its files may have the names that this one gives."""
+    """Files of another run may have the names of this run's files."""
     StateFolder(folder.path, OTHER).save(snapshot(weights={"a.weight": torch.full((2, 3), 8.0)}))
     folder.resumed(force=True)
 

@@ -1,4 +1,4 @@
-"""What a refusal says of a run that was begun with other settings."""
+"""Message about a run that was started with other settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules as functions of the step."""
+"""Learning rate schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a step runs is nobody's business but the machine's: the same gradients with blocks run again, or compiled."""
+"""Checkpointed or compiled blocks give the same gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = 6
 
 
 def step(name, prepare=(), *, autocast=False):
-    """Return the gradients of a batch in two pieces, and how many bytes are held between the passes."""
+    """Return the gradients of a batch in two pieces, and the bytes saved for the backward pass."""
     sample = base(variant(name) if isinstance(name, str) else name)
     model = sample.model()
     noise = set_dropout(model, 0.2, path=0.3)

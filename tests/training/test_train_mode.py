@@ -1,4 +1,4 @@
-"""What does not follow where a model is switched to training."""
+"""Modules in evaluation mode during training."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_classes_and_limit(folder):
 
 
 def test_each_file_that_is_no_image_is_said(folder, heard):
-    """Files that systems add are ignored; a FIFO is not opened."""
+    """Files added by operating systems are ignored. A FIFO is not opened."""
     (folder / "notes.txt").write_text("x")
     for name in ("Thumbs.db", "desktop.ini", ".DS_Store"):
         (folder / "ant" / name).write_bytes(b"x")
@@ -88,7 +88,7 @@ def test_each_file_that_is_no_image_is_said(folder, heard):
 
 @pytest.mark.parametrize("name", ["a.jfif", "b.jpe", "c.pgm", "d.HEIC", "e", "f.apng", "g.txt"])
 def test_images_are_detected_by_content(tmp_path, picture, name, heard):
-    """The name does not matter, and every image counts."""
+    """File names have no influence."""
     form = {".jfif": "JPEG", ".jpe": "JPEG", ".pgm": "PPM"}.get(Path(name).suffix, "PNG")
     for folder in ("ant", "bee"):
         (tmp_path / folder).mkdir()
@@ -124,7 +124,7 @@ def test_an_image_is_refused_by_its_decoded_size_before_it_is_decoded(tmp_path, 
     ) as caught:
         read(size - 1)
     assert caught.value.hint == f"make the image smaller, or add `::max-item={size}` to the data"
-    monkeypatch.setattr(ImageFile.ImageFile, "load", None)  # the header decides
+    monkeypatch.setattr(ImageFile.ImageFile, "load", None)  # the check reads the header only
     with pytest.raises(DataError, match="more than 100 bytes"):
         open_data(f"{tmp_path}::max-item=100", labelled=False).image(0)
 
@@ -217,7 +217,7 @@ def test_forgotten_split(folder, tmp_path):
 
 @pytest.fixture
 def nested(folder, picture):
-    """Images at every depth, beside names that sort before and after `/`, what macOS adds, and a link that leads back."""
+    """Images at every depth, with names that sort before and after `/`, and a folder added by macOS."""
     for i, name in enumerate(
         ["bee/a/x.png", "bee/a/b/x.png", "bee/a-b/x.png", "cow/deep/down/x.jpg", "ant/9/x.png"]
     ):
@@ -233,7 +233,7 @@ def test_images_below_a_class_are_those_of_torchvision(nested, heard):
 
     images = open_data(str(nested))
 
-    shutil.rmtree(nested / "__MACOSX")  # to torchvision a class
+    shutil.rmtree(nested / "__MACOSX")  # torchvision reads this folder as a class
     theirs = ImageFolder(str(nested))
     assert [(images.key(i), images.labels[i]) for i in range(len(images))] == theirs.samples
     assert list(images.class_names) == theirs.classes
@@ -242,7 +242,7 @@ def test_images_below_a_class_are_those_of_torchvision(nested, heard):
 
 def test_a_folder_holds_the_same_images_with_and_without_labels(nested):
     (nested / "bee" / "back").symlink_to(nested / "bee")
-    (nested / "bee" / "up").symlink_to(nested)  # where other classes are
+    (nested / "bee" / "up").symlink_to(nested)  # a link to the parent would add the images of other classes
 
     labelled, unlabelled = (open_data(str(nested), labelled=each) for each in (True, False))
 
@@ -252,7 +252,7 @@ def test_a_folder_holds_the_same_images_with_and_without_labels(nested):
 
 
 def test_a_digest_is_of_the_content_alone(folder, tmp_path):
-    """So the same image is seen again under any name, in a folder and in a table."""
+    """An image has the same digest under any name, in a folder and in a table."""
     (tmp_path / "ant").mkdir()
     shutil.copy(folder / "ant" / "1.png", tmp_path / "ant" / "renamed.png")
     (tmp_path / "rows.csv").write_text("image,label\nant/renamed.png,ant\n")
@@ -290,10 +290,10 @@ def test_corrupt_image_is_named(folder, damage):
 
 
 def test_an_image_without_pixels_is_named(folder):
-    """Pillow's own check of a PNG looks for them where there is nothing."""
+    """`Image.verify` of Pillow raises unusual exceptions if a PNG has no pixel data."""
     file = folder / "ant" / "1.png"
     data = file.read_bytes()
-    file.write_bytes(data[:33] + data[-12:])  # how large it is, and the end
+    file.write_bytes(data[:33] + data[-12:])  # header chunk and end chunk
 
     with pytest.raises(DataError, match=r"ant/1\.png: is not an image that can be decoded"):
         open_data(str(folder)).item_digest(1)

@@ -1,4 +1,4 @@
-"""Columns of lists of labels: names, class numbers, and a 0 or 1 for each class."""
+"""Columns with lists of labels: names, class indices, and a 0 or 1 for each class."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def architecture(number, *, multi_label=True):
         ([[10], [], [2, 10]], ("2", "10"), ((1,), (), (0, 1))),
         ([[1, 0, 0], [0, 0, 0], [1, 0, 1]], ("0", "1", "2"), ((0,), (), (0, 2))),
         ([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], ("0", "1"), SETS),
-        ([[0, 1], [0], [1]], ("0", "1"), ((0, 1), (0,), (1,))),  # of several lengths: class numbers
+        ([[0, 1], [0], [1]], ("0", "1"), ((0, 1), (0,), (1,))),  # different lengths mean class indices
     ],
 )
 def test_lists_are_label_sets(tmp_path, suffix, cells, names, sets):
@@ -151,7 +151,7 @@ WORDS = ["bad", "it's", 'a "b"', "New York", ",", "]", "café"]
 
 
 def written_by(writer, rows, tmp_path):
-    """Write rows of lists to CSV as programs do, and return the path."""
+    """Write rows of lists to CSV with a library, and return the path."""
     import numpy as np
     import pandas as pd
 

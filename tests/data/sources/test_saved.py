@@ -1,4 +1,4 @@
-"""Folders that the datasets library writes and reads, compared with what it makes of them."""
+"""Folders written by `save_to_disk` and images with metadata files, compared with the library datasets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hydractl.data.open_dataset import open_data
 from hydractl.errors import DataError, UsageError
 from support.tabular import write
 
-# the library leaves metadata.csv open to who collects the garbage
+# the library closes metadata.csv only by garbage collection
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -98,7 +98,7 @@ def test_what_was_saved_and_is_damaged(tmp_path, name, content):
 
 @pytest.fixture
 def listed(tmp_path, picture):
-    """Images in sub-folders, whose names are no classes, in an order that is not theirs."""
+    """Images in sub-folders without class names, in an order that differs from the sorted paths."""
     root = tmp_path / "li[s]ted"
     rows = [
         {"file_name": f"{'ab'[i % 2]}/{'train' if i else 'test'}{9 - i}.png", "label": "xyx"[i]}

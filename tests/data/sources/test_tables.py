@@ -31,7 +31,7 @@ def here(tmp_path, picture, monkeypatch):
     (tmp_path / "img").mkdir()
     for seed in range(2):
         picture(seed).save(tmp_path / "img" / f"{seed}.png")
-    # anything written to the cache would show
+    # an empty cache folder, to detect writes
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     return tmp_path
 

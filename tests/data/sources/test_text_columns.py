@@ -1,4 +1,4 @@
-"""Pairs of texts have well-known columns, and no second column of texts is ignored by a model that reads pairs."""
+"""Detection of text columns: pairs have well-known names, and models of pairs never ignore a second column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards: tar files as webdataset has them."""
+"""Shards: tar files in the layout of webdataset."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ EVAL = eval_transform(Preprocess(input_size=(3, 8, 6), mean=(0.1, 0.2, 0.3), std
 
 
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x01\0\0\0\x01\x08\0\0\0\0:~\x9bU\0\0\0\0IDAT"
-"""Begin of a grey image of 1 pixel."""
+"""First bytes of a PNG of 1 x 1 pixels."""
 
 
 def write(path, members):
-    """Write a tar file of members by name; values are bytes, texts or JSON."""
+    """Write a tar file of members by name. Values are bytes, texts or JSON."""
     path.parent.mkdir(exist_ok=True)
     with tarfile.open(path, "w") as tar:
         for name, value in members.items():
@@ -51,7 +51,7 @@ def encoded(picture):
 
 @pytest.fixture
 def shards(tmp_path, encoded):
-    """Three samples in one shard and two in the next."""
+    """Two shards, with three and two samples."""
     root = tmp_path / "shards"
     for number, seeds in enumerate([(0, 1, 2), (3, 4)]):
         members = {"._a": b"junk", "./readme": "no sample"}
@@ -114,7 +114,7 @@ def image_bytes(image, form):
     [*(("1.HEIC", form) for form in FORMATS), *((name, "PNG") for name in ("1", "1.v2.jpg", "./a/1.x"))],
 )
 def test_images_are_detected_by_content(tmp_path, picture, heard, name, form):
-    """An unknown suffix, no suffix, and a second dot in the name; the sample has an image under no usual suffix."""
+    """Members have an unknown suffix, no suffix, or a second dot in the name."""
     data = image_bytes(picture(1), form)
     label = f"{name.rpartition('/')[0]}/1.cls".lstrip("/")
     write(
@@ -131,7 +131,7 @@ def test_images_are_detected_by_content(tmp_path, picture, heard, name, form):
 
 
 def test_every_skipped_member_is_listed(tmp_path, encoded, heard):
-    """Of members that hold no item; hidden ones and metadata of other systems are ignored, as in folders."""
+    """Hidden members and files added by operating systems are ignored, like in folders."""
     write(
         tmp_path / "set" / "a.tar",
         {
@@ -207,7 +207,7 @@ def test_bad_shards(shards):
 
 
 def header(name, size, kind=tarfile.REGTYPE):
-    """Return a header of a tar file that says so of what follows: a size, or its twelve bytes."""
+    """Return a tar header with a size, either a number or the twelve bytes of the field."""
     info = tarfile.TarInfo(name)
     info.type = kind
     block = bytearray(info.tobuf(tarfile.GNU_FORMAT)[:512])

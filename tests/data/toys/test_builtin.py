@@ -29,7 +29,7 @@ def test_split_is_a_partition_even_in_every_class(labels):
 
 
 def test_split_is_pinned():
-    # the first of each part; a change here changes every published number
+    # first items of each part: a change here changes all published numbers
     train, val, test = stratified_split(load_digits().target.tolist())
 
     assert [len(train), len(val), len(test)] == [1074, 359, 364]

@@ -1,4 +1,4 @@
-"""The built-in intents: which texts are where, by the rule that made them, and under whose name."""
+"""Built-in intents follow the rule of their generating script, and include the attribution."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WHOLE = os.environ.get("CLINC150", "")
 
 @pytest.fixture(scope="module")
 def rule():
-    """The script that made the file."""
+    """Script that generates the file."""
     spec = importlib.util.spec_from_file_location("clinc150", ROOT / "benchmarks" / "clinc150.py")
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)

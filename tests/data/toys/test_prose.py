@@ -1,4 +1,7 @@
-"""Built-in texts; the labels of reviews are found anew by a reader that shares nothing with the grammar but its words."""
+"""Built-in texts.
+
+An independent parser, which shares only words with the generator, checks the labels of reviews.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def texts(ref):
 
 
 def read(review):
-    """Return the class that a review's words give it."""
+    """Return the class implied by the words of a review."""
     assert review.endswith(".")
     parts = LINK.split(review.rstrip("."))
     values = []
@@ -98,7 +101,7 @@ def test_classes_are_balanced(source):
 
 
 def test_the_first_words_are_pinned():
-    # a change here changes every published number
+    # a change here changes all published numbers
     assert texts("reviews::split=test").texts[0] == (
         "all things considered, the dialogue remained truly perfect and the hero turned out never shallow."
     )

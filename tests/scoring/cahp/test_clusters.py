@@ -35,7 +35,7 @@ def loss(distances, medoids):
 
 @pytest.mark.parametrize("k", range(1, 7))
 def test_no_choice_of_medoids_among_six_points_is_better(k):
-    """Of the best of several starts: one may end where no swap of a single medoid helps."""
+    """Several starts are necessary: from one start, no swap of a single medoid may help."""
     for seed in range(10):
         distances = apart(scattered(6, seed))
 
@@ -77,7 +77,7 @@ def test_every_point_is_in_the_group_of_its_nearest_medoid(count, k, seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_rounding_changes_no_group(seed):
-    """Of two points that are a group either may be the medoid; of 100 groups most are such."""
+    """Most of the 100 groups have two points, and either may be the medoid."""
     distances = apart(scattered(144, seed))
     noise = torch.rand(distances.shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE).triu()
 
@@ -89,7 +89,7 @@ def test_rounding_changes_no_group(seed):
 
 
 def test_groups_that_hang_on_rounding_are_known():
-    """Three families far from each other do not; of two groups of points that are equally far from each other any do."""
+    """Three distant families do not depend on rounding. Two groups of equidistant points do."""
     families = apart(scattered(30, 0) + 100 * torch.arange(3).repeat_interleave(10)[:, None])
     assert not hangs_on_rounding(families, group_points(families, 3, seed=0), seed=0)
     alike = 1 - torch.eye(30, dtype=DOUBLE)
@@ -120,7 +120,7 @@ def test_mss_is_written_out_by_the_mean_of_the_other_medoids():
 
 
 def test_mss_of_two_groups_is_the_simplified_silhouette():
-    """With one other medoid the mean is the nearest."""
+    """With a single other medoid, the mean equals the minimum."""
     points = torch.tensor([[0.0], [1.0], [10.0], [12.0]], dtype=DOUBLE)
 
     found = mean_simplified_silhouette(apart(points), Clustering((0, 2), torch.tensor([0, 0, 1, 1])))
@@ -170,7 +170,7 @@ def test_the_knee_of_a_curve_that_bends(at):
 
 
 def test_the_knee_of_satopaas_own_example():
-    """y = -1/x + 5 bends at 0.22 of its range (Kneedle, figure 2): here x runs from 2 to 20."""
+    """y = -1/x + 5 has its knee at 0.22 of its range (Kneedle, figure 2): here x runs from 2 to 20."""
     curve = [5 - 1 / (0.1 + 0.1 * i) for i in range(10)]
 
     assert find_knee(curve, degree=6) == (4, "kneed", 6)

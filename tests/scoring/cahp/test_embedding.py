@@ -16,7 +16,7 @@ KINDS = 4
 
 
 def points(heads=24, width=50):
-    """Points in four families that are well apart, one after another."""
+    """Return points in four distant families, alternating between families."""
     generator = torch.Generator().manual_seed(0)
     middles = 3 * torch.randn(KINDS, width, generator=generator, dtype=DOUBLE)
     return middles.repeat(heads // KINDS, 1) + 0.3 * torch.randn(
@@ -43,7 +43,7 @@ def test_held_profiles_are_placed_as_in_the_source(seed):
 
 
 def test_distances_are_given_to_tsne_unsquared():
-    """From the same start points and their distances are placed the same."""
+    """Points and their distances give the same embedding from the same start."""
     x = points()
     found = compared(x, "gram")
     start = principal_start(found.gram)

@@ -49,7 +49,7 @@ def test_streamed_moments_are_those_of_all_samples(batch):
 
 
 class Rounds:
-    """Several processes in one: gives each round the batches that the others would have given."""
+    """Stub of a process. Each round adds the batches of the other processes."""
 
     def __init__(self, jobs, rank):
         self.jobs, self.rank, self.world, self.turn = jobs, rank, len(jobs), 0

@@ -96,7 +96,7 @@ def test_the_gram_form_has_the_same_distances(monkeypatch, classes, block):
 
 
 def test_the_gram_form_has_the_same_distances_between_near_heads(monkeypatch):
-    """A pair that differs by 1e-4 of what profiles are long."""
+    """Two profiles differ by a relative distance of 1e-4."""
     near = moments(6)
     near.mean[:, 1], near.variance[:, 1] = near.mean[:, 0] + 1e-4, near.variance[:, 0]
     direct = compare(near, device=CPU)

@@ -58,7 +58,7 @@ def test_half_precision_is_widened():
 
 @pytest.mark.parametrize("one", TEXTS, ids=str)
 def test_more_padding_never_changes_a_signature(one):
-    """Also where a layer looks through a window, and its mask is not the padding's."""
+    """This includes layers with local attention, whose mask differs from the padding mask."""
     sample = base(one)
     inputs = sample.inputs(batch=4, seed=1)
     lengths = inputs["attention_mask"].sum(dim=-1)

@@ -21,11 +21,11 @@ FEW = {
     "transformers-bert-plain": ("acc-0.1*nll", "avg/entropy"),
     "transformers-clip-plain": ("fpr95/max-logit",),
 }
-"""Together, all three things that are read of a logit: hits, likelihoods, an OOD score other than the default."""
+"""Objectives that together use hits, likelihoods and a non-default OOD score."""
 
 
 def settings(objective, **changes):
-    """Return settings for an objective, which may be followed by `/` and an OOD score."""
+    """Return settings for an objective, optionally followed by `/` and an OOD score."""
     name, _, score = objective.partition("/")
     return CircuitSettings(objective=name, ood_score=score or "msp", search="exact", **changes)
 

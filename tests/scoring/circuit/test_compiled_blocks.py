@@ -1,4 +1,4 @@
-"""A search whose blocks are compiled finds what it finds else, and compiles once what blocks have in common."""
+"""A search with compiled blocks finds the same heads, and compiles each kind of block once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.circuits import data_for, job_for, removed
 from support.variants import READERS, VARIANTS, variant
 
 SMOOTH = CircuitSettings(objective="0.5*acc-0.1*nll")
-"""Moves with each logit."""
+"""Objective that changes with each logit."""
 
 
 def values(sample, data, **changes):
@@ -28,7 +28,7 @@ def values(sample, data, **changes):
 
 @pytest.fixture
 def count(monkeypatch):
-    """Counts graphs, which run as they are."""
+    """Backend with a counter of graphs, without compilation."""
     counter = CompileCounter()
     monkeypatch.setattr(runtime, "BACKEND", counter)
     return counter
@@ -41,7 +41,7 @@ def count(monkeypatch):
 )
 @pytest.mark.parametrize("one", VARIANTS, ids=str)
 def test_candidates_have_the_same_values_by_two_graphs_a_tower(count, one):
-    """For three blocks, the last of which computes a token, and batches of 16, 16 and 1."""
+    """Three blocks, the last one for a single token, and batches of 16, 16 and 1."""
     sample = base(one)
     data = data_for(sample, count=33, others=17)
     expected = values(sample, data)
@@ -120,7 +120,8 @@ def test_memory_is_measured_as_uncompiled(count, search):
 
 @pytest.mark.newer
 def test_more_graphs_than_torch_keeps_are_refused(count):
-    sample = base(variant("transformers-beit-plain"))  # the first block drops no path, the others do
+    # the first block has no drop path and therefore a different graph
+    sample = base(variant("transformers-beit-plain"))
 
     with (
         torch._dynamo.config.patch(recompile_limit=1),

@@ -1,4 +1,4 @@
-"""Objectives by `energy+density`: as an independent computation has it, for each candidate on its own features."""
+"""Objectives with `energy+density` equal an independent computation, with new features for each candidate."""
 
 from __future__ import annotations
 
@@ -54,7 +54,11 @@ def squares(x, center, covariance):
 
 
 def scores(features, energies, labels, fit, *, energy):
-    """Score every sample by what is fitted on `fit` and standardized on the labelled rest, as the sources write it."""
+    """Return the OOD scores of all samples, written like in the sources.
+
+    The density is fitted on the labelled samples in `fit`. Scores are standardized on the other labelled
+    samples.
+    """
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
     known = np.arange(len(labels))
     x, y = unit[known][fit], labels[fit]
@@ -70,9 +74,11 @@ def scores(features, energies, labels, fit, *, energy):
 
 
 def reference(features, logits, labels, *, on_itself=False, energy=True):
-    """Return the AUROC of samples, the labelled ones first, each half of these by what the other half fits.
+    """Return the AUROC of all samples.
 
-    Twins that must differ fit each half on itself, or leave the energy out.
+    Each half of the labelled samples is scored by a fit on the other half.
+
+    Variants that must differ fit each half on itself, or leave out the energy.
     """
     features, labels = features.float().double().numpy(), labels.numpy()
     energies = -torch.logsumexp(logits.double(), 1).numpy()
@@ -89,7 +95,7 @@ def reference(features, logits, labels, *, on_itself=False, energy=True):
 
 
 def of_library(library, data):
-    """Return what the library's own classifier reads, and its logits."""
+    """Return inputs and logits of the library's own classifier."""
     images, labels, others = data
     (last,) = (m for m in library.modules() if isinstance(m, nn.Linear) and m.out_features == CLASSES)
     read = []
@@ -147,7 +153,8 @@ def test_every_candidate_is_valued_as_the_member_would_be(name):
         logits, features = (torch.cat(parts, 1)[0] for parts in zip(*answers, strict=True))
         expected[head] = reference(features, logits, labels)
     assert list(values.values()) == pytest.approx(list(expected.values()), abs=1e-9)
-    assert len({round(value, 6) for value in expected.values()}) > 3  # they could be told apart
+    # the candidates must have different values
+    assert len({round(value, 6) for value in expected.values()}) > 3
 
 
 @pytest.mark.parametrize("twin", [{"on_itself": True}, {"energy": False}], ids=str)

@@ -23,7 +23,8 @@ from support.variants import variant
 FAMILIES = ["timm-vit-class-token", "transformers-bert-plain", "transformers-clip-plain"]
 OBJECTIVES = ("avg", "nll", "ece", "fpr95")
 USUAL = dict(zip(FAMILIES, (OBJECTIVES, ("avg", "ece"), ("nll", "fpr95")), strict=True))
-"""What a family is tried by without `--all-variants`: an objective reads logits, of whatever model."""
+"""Objectives tested for each family without `--all-variants`. Objectives read only logits, so the family has
+little influence."""
 
 
 def run(sample, data, *, budget=7, log=None, search="lazy", **changes):
@@ -161,7 +162,7 @@ def test_lazy_values_fewer_candidates():
 
 
 def poor(sample, data, objective):
-    """Return the log of a search that was interrupted after it had removed the first six heads, whatever they are worth."""
+    """Return the log of an interrupted search after removal of the first six heads, good or bad."""
     library = library_for(sample)
     removals = []
     for layer, head in list(naive.candidates(library, []))[:6]:
@@ -286,7 +287,7 @@ def test_further_looks_are_at_the_heads_that_promise_most(monkeypatch):
 
 @pytest.fixture
 def begun():
-    """Swaps around a circuit that have looked once."""
+    """Return a search for swaps after the first check."""
     sample = base(variant("class-token"))
     settings = CircuitSettings(search="lazy", objective="nll")
     search = Lazy(job_for(sample, data_for(sample, count=24), settings=settings))

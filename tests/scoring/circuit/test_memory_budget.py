@@ -18,7 +18,7 @@ from support.variants import variant
 
 FAMILIES = ["timm-vit-class-token", "transformers-bert-plain", "transformers-clip-plain"]
 USUAL = dict(zip(FAMILIES, ({0, 1, 2, 3}, {0, 3}, {1, 2}), strict=True))
-"""Which of four cases a family is tried by without `--all-variants`: little memory and more, exact and lazy."""
+"""Cases tested for each family without `--all-variants`: small or larger memory, exact or lazy search."""
 
 
 def test_a_peak_counts_what_is_made_and_gone():
@@ -26,8 +26,8 @@ def test_a_peak_counts_what_is_made_and_gone():
 
     with torch.inference_mode(), Peak() as peak:
         x = torch.zeros(1000)
-        y = x.view(10, 100)  # the same bytes
-        weight.split(50)  # somebody else's
+        y = x.view(10, 100)  # a view shares the bytes
+        weight.split(50)  # views of existing tensors do not count
         z = F.linear(y, weight)
         del x, y
         torch.empty(1 << 20)
@@ -37,7 +37,7 @@ def test_a_peak_counts_what_is_made_and_gone():
 
 
 def peak_of(job):
-    """Return the bytes that a search takes, and those of the samples that it remembers."""
+    """Return the peak memory of a search in bytes, including remembered samples."""
     with Peak() as peak:
         score_circuit(job)
     return peak.highest

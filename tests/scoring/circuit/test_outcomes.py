@@ -20,7 +20,7 @@ def answers(seed, *, candidates=3, samples=20, classes=5):
 
 
 def both(objective, ood_score, seed=0):
-    """Return the outcomes, and those that follow from the traits."""
+    """Return the outcomes, and the outcomes computed from the traits."""
     logits, labels = answers(seed)
     others, _ = answers(seed + 1)
     outcomes, traits = (

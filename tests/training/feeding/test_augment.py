@@ -1,4 +1,4 @@
-"""Augmentation on tensors does what the image library does."""
+"""Augmentation of tensors equals augmentation of images."""
 
 from __future__ import annotations
 

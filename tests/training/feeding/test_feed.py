@@ -1,4 +1,4 @@
-"""Batches: drawn globally, shared out, the same wherever one begins."""
+"""Training batches do not depend on the number of processes or on the first step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixup and CutMix are timm's, and hang on no way of cutting a batch."""
+"""Mixup and CutMix equal timm's, and do not depend on the pieces of a batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def feed():
 
 
 class Draws:
-    """What timm asks of numpy's global generator, as ours answers it; it asks first whether to mix at all."""
+    """Replacement of `numpy.random` for timm. The first draw, whether to mix at all, is always yes."""
 
     def __init__(self, step):
         self.own, self.asked = np.random.default_rng(sample_seed(_MIXING_STREAM, 3, step)), False
@@ -60,7 +60,7 @@ def test_batches_are_what_timm_makes_of_them(feed, monkeypatch, mixup, cutmix, k
         mixup or 0.0, cutmix or 0.0, label_smoothing=smoothing, num_classes=CLASSES
     )
     changed, blended = [], set()
-    for step in range(5):  # an epoch, whose last batch is smaller, and one more
+    for step in range(5):  # an epoch with a smaller last batch, and another step
         ((plain,),) = feed.steps(step, step + 1, WHOLE)
         ((found,),) = mixed.steps(step, step + 1, WHOLE)
         monkeypatch.setattr(timm.data.mixup.np, "random", Draws(step))

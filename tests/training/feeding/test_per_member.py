@@ -1,4 +1,4 @@
-"""Batches of several members side by side."""
+"""Batches of several members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts for training: the laws of `test_feed`, and padding that does not hang on how a batch is cut."""
+"""Training batches of texts: the rules of `test_feed`, and padding independent of pieces."""
 
 from __future__ import annotations
 
