@@ -277,6 +277,7 @@ def _shared(inputs: list[Tensor]) -> Tensor:
     return torch.stack(inputs, out=stacked)
 
 
+# every task carries the pickled transform, and each worker process unpickles it once
 @lru_cache(maxsize=8)
 def _unpickled(transform: bytes) -> Transform:
     return cast("Transform", pickle.loads(transform))  # noqa: S301 - this program has pickled the transform itself

@@ -445,6 +445,7 @@ class ImageSet(Dataset):
         except DataError as error:
             if not self.lenient:
                 raise UnreadableError(error.message, hint=error.hint) from error
+            # an unreadable image is identified by its error message
             digest = hashlib.sha256(error.message.encode()).digest()
             return digest + digest[:SAMPLE_BYTES]
 

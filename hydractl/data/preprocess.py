@@ -298,7 +298,8 @@ def reading_differences(
 ) -> tuple[str, ...]:
     """Return the names of fields by which two models prepare the same item differently.
 
-    Fields without an influence on the inputs are left out. Empty if inputs are equal.
+    Fields without an influence on the inputs are left out. Empty if inputs are equal. The result is `images
+    or texts` if only one of the models reads images.
     """
     if type(ours) is not type(theirs):
         return ("images or texts",)
@@ -489,9 +490,10 @@ def sample_seed(*parts: int) -> int:
 
 
 class _Drawing(TorchFunctionMode):
-    """Within the block, random functions of torch in this thread use a generator of their own.
+    """Context in which torch's random functions draw from a separate generator.
 
-    torchvision's transforms draw from the global generator, which threads share.
+    torchvision's transforms draw from the global generator, which threads share. The context affects only the
+    current thread.
     """
 
     def __init__(self, seed: int) -> None:

@@ -153,6 +153,7 @@ def tokenize(
         lengths += [len(encoding.ids) for encoding in encodings]
         ids.append(torch.tensor([*chain.from_iterable(e.ids for e in encodings)], dtype=torch.int32))
         marks = torch.tensor([*chain.from_iterable(e.type_ids for e in encodings)], dtype=torch.int64)
+        # Clamp before the cast: segment ids above 255 would wrap around in uint8 and pass the check below.
         segments.append(marks.clamp(max=SEGMENTS).to(torch.uint8))
     starts = torch.tensor([0, *lengths]).cumsum(0)
     tokens = Tokens(how=how, ids=torch.cat(ids), segments=torch.cat(segments), starts=starts)

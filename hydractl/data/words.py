@@ -515,6 +515,7 @@ def tokens_of(dataset: TextSet, how: Tokenization) -> Tokens:
     """
     if not how.by_word or not isinstance(dataset, WordSet):
         return tokenize(dataset.texts, how, where=dataset.name)
+    # truncation on the left would remove the first token of a word longer than a window
     from_begin = how.model_copy(update={"truncation_side": "right"})
     cutter = Cutter.of(how)._replace(tokenizer=open_cutting(from_begin))
     texts = [_single(text, dataset.name) for text in dataset.texts]

@@ -256,6 +256,7 @@ class ProcessGroup:
             return text
         import torch  # noqa: PLC0415 - as above
 
+        # `torch.frombuffer` refuses an empty buffer, so an empty text is sent as a zero byte
         sent = self._sent(0, [torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)])
         return "" if sent is None else bytes(sent[0].tolist()).decode().rstrip("\0")
 
@@ -279,7 +280,8 @@ class ProcessGroup:
         from safetensors.torch import load, save  # noqa: PLC0415 - as above
 
         if self.rank == sender:
-            # keys sort in the order of the tensors and contain the type of device
+            # Keys sort in the order of the tensors and contain the type of device. safetensors refuses
+            # tensors with shared memory, therefore `clone`.
             packed = (
                 b""
                 if mine is None

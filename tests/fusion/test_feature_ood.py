@@ -1,4 +1,4 @@
-"""Fitting OOD scores holds few features of the training data in memory."""
+"""Fitting OOD scores does not hold the logits of the whole training data in memory."""
 
 from __future__ import annotations
 
