@@ -79,7 +79,7 @@ def text_sample(text: Text) -> bytes:
 
 
 UNASKED = -100
-"""Label of words without an answer, the default `ignore_index` of losses in PyTorch."""
+"""Label of words to ignore, the default `ignore_index` of losses in PyTorch."""
 
 
 ItemLabels: TypeAlias = "tuple[int, ...] | tuple[tuple[int, ...], ...]"

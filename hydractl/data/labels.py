@@ -289,7 +289,7 @@ def match_classes(
 
     The rules, in order:
 
-    1. `::classes-by=` matches by order. If the model has no class names, these are its first classes.
+    1. `::classes-by=` matches by order. A model without class names may have further classes at the end.
     2. Names match if the model knows every class of the data, ignoring upper and lower case, surrounding
       spaces and Unicode forms. If only some names match, the data are refused.
     3. Data names that are only numbers (`7`, `LABEL_7`) are class indices of the model, if in range. For a
