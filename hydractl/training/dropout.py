@@ -1,6 +1,6 @@
-"""Dropout whose mask hangs on the seed and the step alone: not on the processes, the pieces, or what ran before.
+"""Dropout with masks that depend only on seed and step, not on processes or pieces.
 
-Dropout of attention weights is not of it: fused kernels draw that themselves, for the rows they are given.
+Dropout of attention weights is not covered: fused kernels draw it themselves for the rows that they compute.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from hydractl.families.attention import SharedDropout
 from hydractl.families.tower import Tower
 
 NOT_DROPPED = ("attn_drop", "head_drop")
-"""Dropout layers that are set. Attention weights and the classifier's input keep the architecture's rates, as
-in Dosovitskiy et al. (2021).
-"""
+"""Names of dropout layers that a recipe does not set. Attention weights and the input of the classifier keep
+the rates of the architecture (Dosovitskiy et al. 2021)."""
 _STREAM = -1
-"""Offset that separates the seeds of steps from those of epochs and samples."""
+"""First part of the seeds of steps. It separates them from the seeds of epochs and samples."""
 
 
 class StepNoise:
-    """Which rows of which batch are computed now, as tensors: a compiled model takes other ones without being compiled again.
+    """The rows of a batch that are being computed.
+
+    They are stored as tensors, so that a compiled model is not recompiled for other rows.
 
     Attributes:
-        rows: Their places in the batch, (B,), int64.
-        batch: The whole batch, (N, 0).
+        rows: Rows of the current piece in the batch, shape (B,), int64.
+        batch: Empty tensor of shape (N, 0), with N rows of the whole batch.
     """
 
     def __init__(self) -> None:
@@ -38,32 +39,34 @@ class StepNoise:
 
     @contextlib.contextmanager
     def at(self, *, seed: int, step: int, rows: range, total: int, device: torch.device) -> Iterator[None]:
-        """Seed torch's generators for one piece of a step's batch, and put them back afterwards.
+        """Seed torch's generators for one piece of a batch, and restore them at the end of the block.
 
         Args:
-            seed: Of the run.
-            step: Counted from 0.
-            rows: The piece's rows in the batch.
-            total: Rows of the whole batch.
-            device: Where the piece is computed.
+            seed: Seed of the run.
+            step: Number of the step, from 0.
+            rows: Rows of the piece in the batch.
+            total: Number of rows of the whole batch.
+            device: Device of the computation.
         """
         self.rows = torch.arange(rows.start, rows.stop, device=device)
         self.batch = torch.empty(total, 0, device=device)
-        devices = [] if device.type == "cpu" else [self.rows.device.index]  # `cuda` has none of its own
+        # `torch.device("cuda")` has no index; the device of a tensor has.
+        devices = [] if device.type == "cpu" else [self.rows.device.index]
         with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type):
             torch.manual_seed(sample_seed(_STREAM, seed, step))
             yield
 
 
 class BatchDropout(nn.Module):
-    """Dropout that draws for the whole batch and applies the rows that are computed here.
+    """Dropout that draws a mask for the whole batch and applies the rows of the current piece.
 
-    Where members of a hydra run side by side, the batch axis holds the rows of each, and each has draws of its own.
+    If members of a hydra run together, the batch axis has the rows of one member after another. Each member
+    has its own mask.
 
     Attributes:
-        p: The share dropped.
-        whole: Whether a sample is dropped as a whole: stochastic depth (Huang et al. 2016).
-        shared: Whether its input has no axis of samples.
+        p: Fraction of elements or samples that are set to 0.
+        whole: Whether whole samples are dropped: stochastic depth (Huang et al. 2016).
+        shared: Whether the input has no sample axis.
     """
 
     def __init__(self, p: float, noise: StepNoise, *, per_sample: bool = False, shared: bool = False) -> None:
@@ -73,7 +76,7 @@ class BatchDropout(nn.Module):
         self.whole, self.shared = per_sample, shared
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x (M B, ...) with a share `p` of its elements or samples zero and the others scaled by 1 / (1 - p)."""
+        """Return x (M B, ...) with a fraction `p` set to 0 and the rest scaled by 1 / (1 - p)."""
         if not self.training or self.p == 0:
             return x
         if self.shared:
@@ -86,12 +89,12 @@ class BatchDropout(nn.Module):
 
 
 class BatchPatchDropout(nn.Module):
-    """timm's `PatchDropout` (Liu et al. 2023) that draws for the whole batch, as `BatchDropout` does.
+    """timm's `PatchDropout` (Liu et al. 2023), with draws for the whole batch like `BatchDropout`.
 
     Attributes:
-        p: The share of patches dropped.
-        prefix: How many tokens before them stay.
-        ordered: Whether patches that stay keep their order.
+        p: Fraction of patches that are dropped.
+        prefix: Number of tokens before the patches, which are kept.
+        ordered: Whether kept patches stay in order.
     """
 
     def __init__(self, theirs: Mapping[str, Any], noise: StepNoise) -> None:
@@ -101,7 +104,8 @@ class BatchPatchDropout(nn.Module):
         self.noise = noise
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x (M B, T, D) with the prefix and as many patches of each sample, at least one."""
+        """Return x (M B, T, D) with the prefix and the same number of patches of each sample, at least one.
+        """
         if not self.training or self.p == 0:
             return x
         prefix, patches = x[:, : self.prefix], x[:, self.prefix :]
@@ -116,7 +120,7 @@ class BatchPatchDropout(nn.Module):
 
 
 def dropout_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Dropout]]:
-    """Return a model's dropout layers but those of attention weights, each with its module and its name there."""
+    """Return the dropout layers of a model except for attention weights, as (parent, name, layer)."""
     return [
         (module, name, child)
         for module in model.modules()
@@ -126,13 +130,13 @@ def dropout_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Dropout]]:
 
 
 def _path_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module, float]]:
-    """Return where samples skip a block's residuals: the block, the layer's name there, the layer, and its share of the last's."""
+    """Return the stochastic-depth layers as (block, name, layer, fraction of the last block's rate)."""
     return [
         (block, name, child, i / max(len(blocks) - 1, 1))
         for blocks in (tower.layers() for tower in model.modules() if isinstance(tower, Tower))
         for i, block in enumerate(blocks)
         for name, child in block.named_children()
-        if name.startswith("drop_path")  # where there is none stands an identity
+        if name.startswith("drop_path")  # A block without stochastic depth has an identity of this name.
     ]
 
 
@@ -142,20 +146,21 @@ HAS_LAYERS_FOR: Mapping[str, Callable[[nn.Module], bool]] = MappingProxyType(
         "drop_path": lambda model: any(share > 0 for *_, share in _path_layers(model)),
     }
 )
-"""For each dropout setting of a recipe, whether a model has a layer that it changes; call it before `set_dropout`."""
+"""For each dropout setting of a recipe, a function that returns whether a model has a layer which the setting
+changes. Call it before `set_dropout`."""
 
 
 def set_dropout(model: nn.Module, p: float | None, *, path: float | None = None) -> StepNoise:
-    """Put layers whose draws hang on the step alone in the place of the model's own: dropout, its blocks' `drop_path`, patches.
+    """Replace a model's layers of dropout, stochastic depth and patch dropout by layers of this module.
 
     Args:
-        model: Changed in place; its state dict stays as it is.
-        p: The share dropped, None for each layer's own.
-        path: The share of samples that skip what the last block's residuals go around, 0 for those of the first and in a
-            line between them; None for each block's own.
+        model: The model, changed in place. Its state dict stays the same.
+        p: Dropout rate; None keeps the rate of each layer.
+        path: Stochastic-depth rate of the last block, which falls linearly to 0 at the first; None keeps the
+            rate of each block.
 
     Returns:
-        What the loop must tell where it is.
+        State of the layers. Each piece of a batch must run within its `at`.
     """
     noise = StepNoise()
     for module, name, layer in dropout_layers(model):
@@ -163,11 +168,12 @@ def set_dropout(model: nn.Module, p: float | None, *, path: float | None = None)
         share = layer.p if keeps_rate or p is None else p
         module.add_module(name, BatchDropout(share, noise, shared=isinstance(layer, SharedDropout)))
     for block, name, child, part in _path_layers(model):
-        # the libraries' own layers call it so
+        # timm and transformers store the rate as `drop_prob`.
         theirs = float(vars(child).get("drop_prob") or 0.0)
         block.add_module(name, BatchDropout(theirs if path is None else path * part, noise, per_sample=True))
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if name == "patch_drop" and "num_prefix_tokens" in vars(child):  # timm's; else an identity
+            # Models of timm without patch dropout have an identity of this name.
+            if name == "patch_drop" and "num_prefix_tokens" in vars(child):
                 module.add_module(name, BatchPatchDropout(vars(child), noise))
     return noise

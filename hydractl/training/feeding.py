@@ -1,11 +1,14 @@
-"""Batches for training: drawn globally from (seed, epoch), augmented or mixed, and cut into the share of each process.
+"""Training batches: drawn, augmented or mixed, and cut into the pieces of each process.
 
-Changes that need no image library are computed on tensors, a batch at a time, and equal those of `data.preprocess`. Mixing is mixup
-(Zhang et al. 2018) and CutMix (Yun et al. 2019), as in timm's `Mixup`: each batch is mixed with its own reverse, row i with row
-B - 1 - i.
+All processes draw the same order from (seed, epoch).
 
-Axes: N samples, B batch, P rows of a piece (of a member's, if members of a hydra see samples in different orders), R rows that are
-read, M members, C channels, H height, W width, L classes, T tokens.
+Flips and shifts are computed on tensors, one batch at a time, with the same result as `data.preprocess`.
+Mixing is mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019), as in timm's `Mixup`: each batch is mixed
+with its own reverse, row i with row B - 1 - i.
+
+Axes: N samples, B batch, P rows of a piece (rows per member if members of a hydra have their own batches), R
+rows that are loaded, M members, C channels, H height, W width, L classes, Q labels or words of a sample, T
+tokens.
 """
 
 from __future__ import annotations
@@ -38,20 +41,22 @@ from hydractl.training.accelerator import Share
 from hydractl.training.recipe import Recipe
 
 TWO_SHARES = 2
+"""Number of mixing methods if both are enabled."""
 SWITCH_PROBABILITY = 0.5
-"""Probability of CutMix if both are enabled."""
+"""Probability of CutMix if both mixing methods are enabled, as in timm's `Mixup`; 1 would disable mixup."""
 _MIXING_STREAM = -3
-"""Offset that separates these seeds from those of steps, augmentation, epochs and samples."""
+"""First part of the seeds of mixing. It separates them from the seeds of steps, augmentation, epochs and
+samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """What befalls one batch.
+    """Mixing parameters of one batch.
 
     Attributes:
-        weight: What a row's own label counts; its partner's counts the rest.
-        classes: How many there are.
-        box: Rows and columns of pixels that are the partner's; None where the images are blended.
+        weight: Weight of the sample itself, in [0, 1]. Its partner has weight 1 - `weight`.
+        classes: Number of classes, L.
+        box: Rows and columns of the pixels that are taken from the partner; None if images are blended.
     """
 
     weight: float
@@ -59,7 +64,7 @@ class Mix:
     box: tuple[slice, slice] | None = None
 
     def images(self, images: torch.Tensor, partners: torch.Tensor) -> torch.Tensor:
-        """Return mixed images (P, C, H, W)."""
+        """Return mixed images, shape (P, C, H, W), from images and their partners of the same shape."""
         if self.box is None:
             return images * self.weight + partners * (1 - self.weight)
         mixed = images.clone()
@@ -67,20 +72,31 @@ class Mix:
         return mixed
 
     def targets(self, labels: torch.Tensor, partners: torch.Tensor) -> torch.Tensor:
-        """Return the share of each class (P, L), float32, of labels (P,), or (P, Q, 2) of (P, Q); a row sums to 1."""
+        """Return the mixed target of each sample as class fractions, float32.
+
+        Args:
+            labels: Shape (P,) or (P, Q), int64.
+            partners: Labels of the partners, the same shape.
+
+        Returns:
+            Shape (P, L), or (P, Q, L). The last axis sums to 1.
+        """
         first, second = (F.one_hot(labels, self.classes).float() for labels in (labels, partners))
         return first * self.weight + second * (1 - self.weight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixing:
-    """How batches are mixed.
+    """Mixing settings of a training.
+
+    At least one of `mixup` and `cutmix` is given.
 
     Attributes:
-        mixup: Both parameters of the Beta distribution that weights are drawn of; None for no blending.
-        cutmix: Those of 1 less a box's share of the image; None for no boxes. One of the two is given.
-        size: Height and width of images.
-        classes: How many there are.
+        mixup: Both parameters of the Beta distribution of the weights; None disables mixup.
+        cutmix: Both parameters of the Beta distribution of 1 - area of the box / area of the image; None
+            disables CutMix.
+        size: Height and width of the images.
+        classes: Number of classes.
     """
 
     mixup: float | None
@@ -90,10 +106,15 @@ class Mixing:
 
     @classmethod
     def of(cls, recipe: Recipe, how: Reading, *, classes: int) -> Mixing | None:
-        """Return how the recipe mixes what a model reads so, None if it mixes nothing.
+        """Return the mixing settings of a recipe, or None if the recipe does not mix.
+
+        Args:
+            recipe: The recipe.
+            how: Preprocessing of the model.
+            classes: Number of classes.
 
         Raises:
-            UsageError: If it would mix texts.
+            UsageError: If the recipe mixes but the model reads texts.
         """
         requested = {name: value for name in ("mixup", "cutmix") if (value := getattr(recipe, name))}
         if not requested:
@@ -109,7 +130,7 @@ class Mixing:
         return cls(mixup=recipe.mixup, cutmix=recipe.cutmix, size=(height, width), classes=classes)
 
     def at(self, step: int, *, seed: int) -> Mix:
-        """Return what befalls the batch of a step, counted from 0; it hangs on the two numbers alone."""
+        """Return the mixing parameters of a step (from 0), which depend only on the seed and the step."""
         draws = np.random.default_rng(sample_seed(_MIXING_STREAM, seed, step))
         either = [(cuts, a) for cuts, a in ((False, self.mixup), (True, self.cutmix)) if a is not None]
         cuts, alpha = either[len(either) == TWO_SHARES and draws.random() < SWITCH_PROBABILITY]
@@ -123,55 +144,73 @@ class Mixing:
 
 
 def rows_read(total: int, cut: Iterable[tuple[int, int, float]]) -> torch.Tensor:
-    """Return which rows (R,) of a batch of `total`, rising, pieces need that go from one row to another: theirs and partners."""
+    """Return the rows of a batch that some pieces need: their own rows and the mixing partners.
+
+    Args:
+        total: Number of rows of the batch.
+        cut: First row, end row and weight of each piece.
+
+    Returns:
+        Shape (R,), int64, increasing.
+    """
     rows = torch.cat([torch.arange(first, last) for first, last, _ in cut])
     return cast("torch.Tensor", torch.cat([rows, total - 1 - rows]).unique())
 
 
 def _span(draws: np.random.Generator, side: int, length: int) -> slice:
-    """Return what an image's side of so many pixels leaves of a length around a pixel of it."""
+    """Return an interval of `length` pixels around a random pixel, clipped to an image side of `side` pixels.
+    """
     centre = int(draws.integers(side))
     return slice(max(centre - length // 2, 0), min(centre + (length + 1) // 2, side))
 
 
 _CHUNK = 256
+"""Batch size for decoding the cached images. Chosen by hand; 512 would double the memory of one batch and not
+change the result."""
 TENSOR_AUGMENTATIONS = frozenset({"flip", "shift"})
+"""Augmentations that are computed on tensors; with these alone, decoded images can be cached."""
 _AUGMENTATION_STREAM = -2
-"""Offset that separates these seeds from those of steps, epochs and samples."""
+"""First part of the seeds of augmentation. It separates them from the seeds of steps, epochs and samples."""
 
 
 class Planned(NamedTuple):
-    """One step: the whole batch's items, and those of the pieces that are computed here; positions, int64."""
+    """Positions of the samples of one step in the data set, int64.
+
+    Attributes:
+        batch: Samples of the whole batch.
+        pieces: Samples of each piece that this process computes.
+    """
 
     batch: torch.Tensor
     pieces: tuple[torch.Tensor, ...]
 
 
 class InputSource(Protocol):
-    """Makes inputs of a data set's items."""
+    """Source of model inputs for the samples of a data set."""
 
     def steps(self, plan: Sequence[Planned], *, epoch: int) -> Iterator[list[Inputs]]:
-        """Yield the inputs of each step's pieces; they hang on the items, the epoch and the step's batch alone."""
+        """Yield the inputs of the pieces of each step. They depend on samples, epoch and batch only."""
         ...
 
     def reseeded(self, seed: int) -> InputSource:  # noqa: ARG002 - sources without random numbers ignore it
-        """Return the same items with the augmentation of another seed; itself where nothing is random."""
+        """Return the same source with augmentation of another seed; the source itself if nothing is random.
+        """
         return self
 
 
 def open_source(dataset: Dataset, how: Reading, *, augment: tuple[str, ...], seed: int) -> InputSource:
-    """Return a source of inputs for a model that reads items so.
+    """Return a source of inputs for a model.
 
     Args:
         dataset: The training data.
-        how: Of the model.
+        how: Preprocessing of the model.
         augment: Names from `hydractl.data.preprocess.AUGMENTATIONS`, for images.
-        seed: Of the augmentation.
+        seed: Seed of the augmentation.
 
     Raises:
         DataError: If an item cannot be read.
-        CheckpointError: If the model's tokenizer is missing or unfit.
-        UsageError: If an augmentation is unknown, given twice, or not for such items.
+        CheckpointError: If the tokenizer of the model is missing or unsuitable.
+        UsageError: If an augmentation is unknown, given twice, or not applicable to the data.
     """
     check_augment(how, augment)
     if isinstance(how, Tokenization):
@@ -181,7 +220,11 @@ def open_source(dataset: Dataset, how: Reading, *, augment: tuple[str, ...], see
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSource(InputSource):
-    """Tokenised texts. All pieces of a batch are as long as its longest text, so that cutting a batch changes nothing."""
+    """Source of tokenized texts.
+
+    All pieces of a batch are padded to the longest text of the batch, so that the number of pieces does not
+    change the inputs.
+    """
 
     tokens: Tokens
 
@@ -194,14 +237,15 @@ class TextSource(InputSource):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSource(InputSource):
-    """Augmented images.
+    """Source of augmented images.
 
     Attributes:
-        dataset: Where the images come from.
-        preprocessing: How the model wants them.
+        dataset: The images.
+        preprocessing: Preprocessing of the model.
         augment: Names from `hydractl.data.preprocess.AUGMENTATIONS`.
-        seed: Of the augmentation.
-        cached_inputs: Shape (N, C, H, W): all inputs before augmentation, where that is possible and they fit in memory.
+        seed: Seed of the augmentation.
+        cached_inputs: All inputs before augmentation, shape (N, C, H, W). None if they exceed `CACHE_BYTES`,
+            or an augmentation needs the original image.
     """
 
     dataset: ImageSet
@@ -214,7 +258,7 @@ class ImageSource(InputSource):
     def open(
         cls, dataset: ImageSet, preprocessing: Preprocess, *, augment: tuple[str, ...], seed: int
     ) -> ImageSource:
-        """Decode the data set once where that will do.
+        """Open a source, and decode all images once if they can be cached.
 
         Raises:
             DataError: If an image is missing or corrupt.
@@ -227,7 +271,7 @@ class ImageSource(InputSource):
             preprocessing=preprocessing,
             augment=augment,
             seed=seed,
-            # all images as the model's evaluation reads them
+            # Images as the evaluation of the model preprocesses them.
             cached_inputs=torch.cat(
                 [batch.inputs for batch in batches(dataset, eval_transform(preprocessing), batch_size=_CHUNK)]
             )
@@ -247,7 +291,7 @@ class ImageSource(InputSource):
         return replace(self, seed=seed)
 
     def _inputs(self, indices: torch.Tensor, epoch: int, *, sizes: Sequence[int]) -> Iterator[torch.Tensor]:
-        """Yield the augmented inputs of `indices`, `sizes` of them at a time."""
+        """Yield augmented inputs of the samples `indices`, in tensors of `sizes` samples."""
         if self.cached_inputs is not None:
             draws = EpochDraws.of(len(self.dataset), self.preprocessing, seed=self.seed, epoch=epoch)
             for chosen in indices.split(list(sizes)):
@@ -266,13 +310,15 @@ class ImageSource(InputSource):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochDraws:
-    """What befalls each sample of a data set in one epoch; row i hangs on (seed, epoch, i) and the set's size.
+    """Random augmentation of each sample of a data set in one epoch.
+
+    Row i depends on seed, epoch, i and the size of the data set.
 
     Attributes:
-        flip: Shape (N,), whether the image is mirrored.
-        down: Shape (N,), int64, by how many pixels it moves down.
-        right: Shape (N,), int64, by how many it moves to the right.
-        black: Shape (C, 1, 1), what moves in.
+        flip: Whether the image is mirrored, shape (N,), boolean.
+        down: Shift downwards in pixels, shape (N,), int64.
+        right: Shift to the right in pixels, shape (N,), int64.
+        black: Normalized value of black, which fills the border, shape (C, 1, 1).
     """
 
     flip: torch.Tensor
@@ -282,7 +328,7 @@ class EpochDraws:
 
     @classmethod
     def of(cls, count: int, preprocessing: Preprocess, *, seed: int, epoch: int) -> EpochDraws:
-        """Draw for `count` samples."""
+        """Draw the augmentation of `count` samples."""
         flip, move, down, right = torch.rand(
             4, count, generator=torch.Generator().manual_seed(sample_seed(_AUGMENTATION_STREAM, seed, epoch))
         )
@@ -299,9 +345,10 @@ class EpochDraws:
         """Return augmented inputs.
 
         Args:
-            inputs: Shape (B, C, H, W), normalised, may be changed in place.
-            indices: Shape (B,), the samples' positions in the data set.
-            augment: Names from `TENSOR_AUGMENTATIONS`, applied in alphabetical order as `data.preprocess` has it.
+            inputs: Normalized images, shape (B, C, H, W). May be changed in place.
+            indices: Positions of the samples in the data set, shape (B,).
+            augment: Names, of which those in `TENSOR_AUGMENTATIONS` are applied, in the order of
+                `data.preprocess.AUGMENTATIONS`.
         """
         if "flip" in augment:
             mirrored = self.flip[indices]
@@ -316,13 +363,13 @@ class EpochDraws:
 def shifted(
     inputs: torch.Tensor, down: torch.Tensor, right: torch.Tensor, fill: torch.Tensor
 ) -> torch.Tensor:
-    """Return every image moved by its own whole number of pixels.
+    """Return each image shifted by its own number of pixels.
 
     Args:
         inputs: Shape (B, C, H, W).
-        down: Shape (B,), int64, negative is up.
-        right: Shape (B,), int64, negative is left.
-        fill: Shape (C, 1, 1), what moves in.
+        down: Shift downwards in pixels, shape (B,), int64; negative values shift upwards.
+        right: Shift to the right in pixels, shape (B,), int64; negative values shift to the left.
+        fill: Value of the pixels at the uncovered border, shape (C, 1, 1).
     """
     height, width = inputs.shape[-2:]
     rows = torch.arange(height) - down[:, None]
@@ -336,21 +383,24 @@ def shifted(
 
 
 def _pixels(uniform: torch.Tensor, side: int) -> torch.Tensor:
-    """Turn numbers in [0, 1) into whole pixels, at most `SHIFT_FRACTION` of the side either way."""
+    """Convert numbers in [0, 1) to whole pixels, at most `SHIFT_FRACTION` of the side in either direction."""
     return ((2 * uniform - 1) * SHIFT_FRACTION * side).round().long()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What a process computes at once.
+    """A part of a batch that a process computes in one forward pass.
 
     Attributes:
-        inputs: Images (P, C, H, W), or what a text model takes by name, each (P, T).
-        labels: Shape (P,), int64, the model's classes; or (P, classes), float32, each one's share of a sample that is mixed.
-        first: The piece's first row in the batch.
-        total: Rows of the whole batch.
-        members: How many members of a hydra have samples of their own; inputs and labels then hold those of one after another.
-        weight: What the piece's mean counts in the batch's; the weights of all pieces of all processes sum to 1.
+        inputs: Images (P, C, H, W), or the inputs of a text model by name, each (P, T).
+        labels: Classes of the model, shape (P,), int64; or (P, Q) for several labels or words; or class
+            fractions (P, L), float32, for mixed samples.
+        first: First row of the piece in the batch.
+        total: Number of rows of the whole batch.
+        weight: Factor of the mean loss of the piece in the loss of the batch. The weights of all pieces of
+            all processes sum to 1.
+        members: Number of members with their own samples. Inputs and labels then contain the rows of one
+            member after another.
     """
 
     inputs: Inputs
@@ -362,34 +412,34 @@ class Piece:
 
     @property
     def rows(self) -> range:
-        """The piece's rows in the batch."""
+        """Rows of the piece in the batch."""
         return range(self.first, self.first + len(self.labels) // self.members)
 
 
 class Feed(Protocol):
-    """Where the loop gets its batches from."""
+    """Source of the batches of a training."""
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many batches an epoch has; the last may be smaller."""
+        """Number of batches per epoch. The last batch may be smaller."""
         ...
 
     def steps(self, start: int, stop: int, share: Share) -> Iterator[list[Piece]]:
-        """Yield the pieces of steps `start` to `stop` that `share` computes, a list a step."""
+        """Yield the pieces of `share` in steps `start` to `stop` - 1, one list per step."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemFeed:
-    """Batches of a data set's items, each item once an epoch.
+    """Batches of the samples of a data set. Each epoch uses each sample once.
 
     Attributes:
-        source: Makes inputs of items.
-        labels: Shape (N,), int64, the model's classes; or (N, Q), which of Q labels apply, or the class of each word, below 0
-            for none.
-        batch_size: Samples in a batch, over all processes.
-        seed: Of the order, and of mixing.
-        mixing: How the samples of a batch are mixed, if they are; they then are images.
+        source: Source of inputs.
+        labels: Classes of the model, shape (N,), int64; or (N, Q): 0 or 1 for each of Q labels, or the class
+            of each word, negative for words without a label.
+        batch_size: Samples per batch, over all processes.
+        seed: Seed of the order and of mixing.
+        mixing: Mixing of the samples of a batch, for images; None for no mixing.
     """
 
     source: InputSource
@@ -409,12 +459,20 @@ class ItemFeed:
         batch_size: int,
         seed: int,
     ) -> ItemFeed:
-        """Make ready what can be made ready once.
+        """Open a feed without mixing. Decodes images, or tokenizes texts.
+
+        Args:
+            dataset: The training data.
+            labels: See `ItemFeed`.
+            how: Preprocessing of the model.
+            augment: See `open_source`.
+            batch_size: Samples per batch, over all processes.
+            seed: Seed of order and augmentation.
 
         Raises:
             DataError: If an item cannot be read.
-            CheckpointError: If the model's tokenizer is missing or unfit.
-            UsageError: If an augmentation is unknown, given twice, or not for such items.
+            CheckpointError: If the tokenizer of the model is missing or unsuitable.
+            UsageError: If an augmentation is unknown, given twice, or not applicable to the data.
         """
         return cls(
             source=open_source(dataset, how, augment=augment, seed=seed),
@@ -424,16 +482,16 @@ class ItemFeed:
         )
 
     def reseeded(self, seed: int) -> ItemFeed:
-        """Return the same items in the order, and with the augmentation, of another seed."""
+        """Return a feed of the same samples with order and augmentation of another seed."""
         return replace(self, source=self.source.reseeded(seed), seed=seed)
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many batches an epoch has; the last may be smaller."""
+        """Number of batches per epoch. The last batch may be smaller."""
         return -(-len(self.labels) // self.batch_size)
 
     def steps(self, start: int, stop: int, share: Share) -> Iterator[list[Piece]]:
-        """Yield the pieces of steps `start` to `stop` that `share` computes, a list a step."""
+        """Yield the pieces of `share` in steps `start` to `stop` - 1, one list per step."""
         per_epoch = self.steps_per_epoch
         while start < stop:
             epoch, begin = divmod(start, per_epoch)
@@ -459,7 +517,7 @@ class ItemFeed:
                 start += 1
 
     def _read(self, batch: torch.Tensor, cut: Sequence[tuple[int, int, float]]) -> tuple[torch.Tensor, ...]:
-        """Return the items of each piece; of mixed ones all together, with those that they are mixed with."""
+        """Return the samples to load for each piece; with mixing, one tensor for all pieces and partners."""
         if self.mixing is not None:
             return (batch[rows_read(len(batch), cut)],)
         return tuple(batch[first:last] for first, last, _ in cut)
@@ -467,7 +525,14 @@ class ItemFeed:
     def _mixed(
         self, mix: Mix, batch: torch.Tensor, cut: Sequence[tuple[int, int, float]], images: Inputs
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield images and targets of each piece, given the images of all that `_read` names."""
+        """Yield mixed images and targets of each piece.
+
+        Args:
+            mix: Mixing parameters of the step.
+            batch: Samples of the batch.
+            cut: First row, end row and weight of each piece.
+            images: Images of the samples that `_read` returned.
+        """
         if not isinstance(images, torch.Tensor):
             raise TypeError("only images can be mixed")
         rows, labels = rows_read(len(batch), cut), self.labels[batch]
@@ -481,9 +546,10 @@ class ItemFeed:
 
 
 def _cut(labels: torch.Tensor, share: Share) -> list[tuple[int, int, float]]:
-    """Return the rows (begin, end) and weights of a batch's pieces: the share of the batch's labels that they hold.
+    """Return first row, end row and weight of each piece of a batch.
 
-    A process without a row computes one that weighs nothing, since all must take part.
+    The weight is the piece's fraction of all labels of the batch. A process without a row computes one row
+    with weight 0, because every process must take part in the exchange of gradients.
     """
     cut, total = [], len(labels)
     counts = (labels >= 0).view(total, -1).sum(1)
@@ -495,11 +561,13 @@ def _cut(labels: torch.Tensor, share: Share) -> list[tuple[int, int, float]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberFeeds(Feed):
-    """Each member's batches side by side: pieces hold the inputs (M P, ...) and labels (M P, ...) of one after another.
+    """Batches of the members of a hydra, each in its own order.
+
+    A piece contains inputs (M P, ...) and labels (M P, ...) of one member after another.
 
     Attributes:
-        feeds: One a member, of the same data and batch size.
-        how: How items become inputs.
+        feeds: One feed per member, with the same data and batch size.
+        how: Preprocessing of the model.
     """
 
     feeds: tuple[ItemFeed, ...]
@@ -507,7 +575,7 @@ class MemberFeeds(Feed):
 
     @classmethod
     def of(cls, first: ItemFeed, members: int, how: Reading) -> MemberFeeds:
-        """Return feeds of which member m's is the first one with a seed greater by m."""
+        """Return feeds for M members. The feed of member m has the seed of `first` plus m."""
         return cls(feeds=tuple(first.reseeded(first.seed + m) for m in range(members)), how=how)
 
     @property
@@ -533,7 +601,7 @@ class MemberFeeds(Feed):
 
 
 def joined_inputs(parts: Sequence[Inputs], how: Reading) -> Inputs:
-    """Return inputs or features (P, ...) one after another on the batch axis; texts are filled up to the longest."""
+    """Concatenate inputs or features (P, ...) on the batch axis. Texts are padded to the longest."""
     tensors = [part for part in parts if isinstance(part, torch.Tensor)]
     if tensors or not isinstance(how, Tokenization):
         return torch.cat(tensors)

@@ -1,4 +1,7 @@
-"""Training of classifiers alone: the frozen encoder runs once over all data, and its features are stored."""
+"""Training of classifiers alone: the frozen encoder runs once over all data, and its features are stored.
+
+Axes: N samples, B batch, M members, F features of a member, P samples of a member.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +41,11 @@ def begin_head_training(model: nn.Module, *, family: Family) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KeptFeatures(InputSource):
-    """Inputs of the classifiers, from one pass of the encoder.
+    """Features of a frozen encoder, computed in one pass, as inputs of the classifiers.
 
     Attributes:
-        train: Features of the training data, (N, M, F), float32, on the CPU.
-        val: Features of the validation data, likewise.
+        train: Features of the training data, shape (N, M, F), float32, on the CPU.
+        val: Features of the validation data, with the same axes.
     """
 
     train: Tensor
@@ -55,24 +58,28 @@ class KeptFeatures(InputSource):
             yield [self.train[piece] for piece in step.pieces]
 
     def val_batches(self) -> list[Batch[Inputs]]:
-        """Return the features of the validation data in batches, in order."""
+        """Return the features of the validation data as batches, in the order of the data."""
         places = torch.arange(len(self.val)).split(EVAL_BATCH)
         return [Batch(self.val[indices], indices) for indices in places]
 
 
 def keep_features(work: TrainingPlan, engine: Engine) -> KeptFeatures | None:
-    """Run a frozen encoder over all data. The batches, and so the features, do not depend on the number of processes.
+    """Run a frozen encoder over all data and store its features.
 
-    Returns None if the encoder must run in each step: if more than the classifiers train, if augmentation or mixing changes its
-    inputs, if there are teachers or repulsion, if each word is answered, or if the model is sharded.
+    Batches, and therefore features, do not depend on the number of processes.
 
     Args:
         work: The training plan.
         engine: Device and processes.
 
+    Returns:
+        None if the encoder must run in each step: more than the classifiers trains, augmentation or mixing
+            changes its inputs, there are teachers or repulsion, each word has a label, the model is sharded,
+            or a plugin trains other weights.
+
     Raises:
         DataError: If an item cannot be read.
-        OutputError: If the disk has no room for the features.
+        OutputError: If the disk has no space for the features.
     """
     changes = (
         work.recipe.augment
@@ -92,7 +99,7 @@ def keep_features(work: TrainingPlan, engine: Engine) -> KeptFeatures | None:
     progress.step("Running the frozen encoder once and storing its features")
 
     def features_of(batch: Batch[Inputs]) -> tuple[Tensor, Tensor]:
-        """Return the indices (B,) of a batch's samples and their features (B, M, F), float32, on the CPU."""
+        """Return the indices (B,) of the samples and their features (B, M, F), float32, on the CPU."""
         autocast = torch.autocast(model.device.type, torch.bfloat16, enabled=work.recipe.precision == "bf16")
         with torch.inference_mode(), autocast:
             features = model.member_logits(inputs_like(batch.inputs, torch.empty(0, device=model.device)))
@@ -125,7 +132,15 @@ def _towers_of(module: nn.Module) -> Towers:
 
 
 def on_features(subject: TrainableModel) -> TrainableModel:
-    """Make a model take features (B, M, F) instead of inputs, or (M P, M, F) if each member has its own samples."""
+    """Replace the forward pass of a model by that of its classifiers, which takes stored features.
+
+    Args:
+        subject: The model; changed in place.
+
+    Returns:
+        The same model. Its module takes features (B, M, F), or (M P, M, F) if each member has its own
+        samples.
+    """
     module, members = subject.module, len(subject.header.masks)
     heads = heads_of(_towers_of(module), subject.family) * members
     by_member = isinstance(module, Together) and module.by_member
@@ -140,12 +155,17 @@ def on_features(subject: TrainableModel) -> TrainableModel:
         logits = _towers_of(module).answer.class_logits(outputs)
         return module.answer(logits) if isinstance(module, Together) else logits.squeeze(0)
 
-    vars(module)["forward"] = forward  # names of parameters stay, as in `training.trainer`
+    # The forward pass is replaced on the instance, because a wrapper module would change the names of
+    # parameters.
+    vars(module)["forward"] = forward
     return subject
 
 
 def _classified(heads: Sequence[nn.Module], features: Tensor) -> Tensor:
-    """Return the mean of the outputs (B, F) that a member's classifiers compute from features (B, F)."""
+    """Return the outputs of a member's classifiers for features (B, F), averaged over its classifiers.
+
+    A model with a distillation token has two classifiers, each with its own part of the features.
+    """
     logits = [
         head(part if isinstance(head, nn.Linear) else part.unsqueeze(1))
         for head, part in zip(heads, features.chunk(len(heads), -1), strict=True)
@@ -154,16 +174,17 @@ def _classified(heads: Sequence[nn.Module], features: Tensor) -> Tensor:
 
 
 def training_macs(work: TrainingPlan, features: KeptFeatures | None, *, steps: int, per_epoch: int) -> int:
-    """Return the multiply-accumulates of a training.
+    """Return the number of multiply-accumulates of a training.
 
-    Three forward passes for each sample that the weights have seen, twice as many with repulsion. With stored features one pass of
-    the encoder over the training data, and three of the classifiers.
+    A training step counts as three forward passes per sample, because the backward pass costs two. With
+    repulsion each sample counts twice. With stored features the encoder counts as one pass over the training
+    data, and each step as three passes of the classifiers.
 
     Args:
         work: The training plan.
         features: Stored features, or None.
-        steps: Steps of the written weights.
-        per_epoch: Steps of an epoch.
+        steps: Number of steps after which the published weights were reached.
+        per_epoch: Number of steps per epoch.
     """
     epochs, last_steps = divmod(steps, per_epoch)
     samples = epochs * len(work.train) + last_steps * work.recipe.batch_size

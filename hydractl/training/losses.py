@@ -1,7 +1,7 @@
-"""Terms of the loss besides the labels: distillation of teachers, and repulsion between members of a hydra.
+"""Loss terms in addition to the labels: distillation from teachers, and repulsion between members of a hydra.
 
-A model learns from models, or a hydra from an ensemble, member by member. Repulsion makes members differ on images without
-labels.
+A model learns from other models; a hydra can learn from an ensemble, member by member. Repulsion makes
+members differ on images without labels.
 
 Axes: M members of the student, K teachers, B batch, C classes.
 """
@@ -24,16 +24,18 @@ Teacher = Callable[[Inputs], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistillationLoss:
-    """What teachers make of a batch's losses: (1 - w) of the loss on labels and w T² KL(p || softmax(z / T)).
+    """Loss of a student with teachers: (1 - w) * label loss + w T² KL(p || softmax(z / T)).
 
-    p is the teacher's softmax(t / T), of a hydra the mean over its members (Hinton et al. 2015, section 2).
+    z are the logits of the student. p is softmax(t / T) for the logits t of the teacher, averaged over the
+    members of the teacher if it is a hydra (Hinton et al. 2015, section 2).
 
     Attributes:
-        teachers: One for each member of a hydra, in order; any number for another model, which learns their mean.
+        teachers: If the student is a hydra, one teacher per member, in order, or one hydra (`split`). For
+            other students any number; the student learns their mean.
         temperature: T, positive.
         weight: w, in (0, 1].
         by_member: Whether the student is a hydra.
-        split: Whether the only teacher is a hydra whose members teach one member each.
+        split: Whether the only teacher is a hydra, each member of which teaches one member of the student.
     """
 
     teachers: tuple[Teacher, ...]
@@ -43,12 +45,12 @@ class DistillationLoss:
     split: bool = False
 
     def __call__(self, losses: torch.Tensor, outputs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-        """Return one loss a sample, (B,).
+        """Return the loss of each sample, shape (B,).
 
         Args:
-            losses: On the labels, (B,).
-            outputs: The student's logits for these inputs, (B, C), or (M, B, C) where it is a hydra.
-            inputs: The batch as the student sees it.
+            losses: Label loss of each sample, shape (B,).
+            outputs: Logits of the student for these inputs, shape (B, C), or (M, B, C) for a hydra.
+            inputs: The batch, with the preprocessing of the student.
         """
         student = outputs if self.by_member else outputs.unsqueeze(0)
         log_probs = (student.float() / self.temperature).log_softmax(-1)
@@ -59,7 +61,10 @@ class DistillationLoss:
 
     @torch.no_grad()
     def targets(self, inputs: Inputs) -> torch.Tensor:
-        """Return what each member is to say, (M, B, C); a student that is no hydra is one."""
+        """Return the target probabilities of each member, shape (M, B, C).
+
+        M is 1 if the student is not a hydra.
+        """
         teacher_probs = [
             (teacher(inputs).float() / self.temperature).softmax(-1) for teacher in self.teachers
         ]
@@ -70,26 +75,31 @@ class DistillationLoss:
 
 
 _STREAM = -4
-"""Offset that separates these seeds from those of dropout, mixing and epochs."""
+"""First part of the seeds of this module. It separates them from the seeds of dropout, mixing and epochs."""
 CELLS = 4
-"""Rows and columns of patches that are permuted."""
+"""Rows and columns of the grid of patches that are permuted. Chosen by hand; 8 would permute 64 smaller
+patches and leave less of each object intact."""
 SMALLEST = 1e-6
+"""Lower bound of the bandwidth h: equal members would otherwise give 0 / 0. Chosen by hand; doubling it
+changes the loss only if the median squared distance between members is below 2e-6."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repulsion:
-    """A penalty on members that agree where no answer is right.
+    """Penalty on members that agree on inputs without a correct answer.
 
-    The images of the batch, each with its patches in random order, get the loss
+    The patches of each image of the batch are permuted at random. The loss of these images is
 
         weight * mean over images and members i of log sum_j exp(-||p_i - p_j||^2 / h),
 
-    where p_i is the softmax of member i and h the median of the squared distances between two members. It is the kernel density
-    of members in function space (D'Angelo and Fortuin 2021, equation 8), on inputs of unknown label (Mehrtens et al. 2022).
+    with p_i the softmax of member i, and h the median of the squared distances between two members. The sum
+    over j is a kernel density of the members in function space (D'Angelo and Fortuin 2021), on inputs of
+    unknown label (Mehrtens et al. 2022).
 
     Attributes:
-        weight: Positive.
-        seed: Seed of the permutations. These depend on step and row, not on the number of processes.
+        weight: Positive factor of the loss.
+        seed: Seed of the permutations. They depend on the seed, the step and the row of the batch, not on the
+            number of processes.
     """
 
     weight: float
@@ -98,17 +108,22 @@ class Repulsion:
     def __call__(
         self, model: Callable[[Inputs], torch.Tensor], inputs: Inputs, *, step: int, rows: range, total: int
     ) -> torch.Tensor:
-        """Return the loss of a piece of a batch, a scalar.
+        """Return the penalty for one piece of a batch, a scalar.
 
         Args:
-            model: From images to the members' logits (M, B, C).
-            inputs: Images (B, channels, height, width).
-            step: Number of the training step.
-            rows: The piece's rows in the batch.
-            total: Rows of the whole batch.
+            model: Function from images to the logits of the members, shape (M, B, C).
+            inputs: Images, shape (B, channels, height, width).
+            step: Number of the training step, from 0.
+            rows: Rows of the batch that the piece contains.
+            total: Number of rows of the whole batch.
+
+        Raises:
+            TypeError: If the inputs are not images.
         """
         if not isinstance(inputs, torch.Tensor):
             raise TypeError("repulsion needs images")
+        # Draw for all rows of the batch, then select the rows of this piece: the permutations must not depend
+        # on the number of processes.
         order = torch.rand(
             total, CELLS**2, generator=torch.Generator().manual_seed(sample_seed(_STREAM, self.seed, step))
         )[rows.start : rows.stop].argsort(-1)
@@ -117,7 +132,12 @@ class Repulsion:
 
 
 def with_permuted_patches(images: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return images (B, channels, height, width) with patches in the given order (B, 16); pixels beyond whole patches stay."""
+    """Return a copy of the images with the patches of each image in a given order.
+
+    Args:
+        images: Shape (B, channels, height, width). Pixels outside the grid of whole patches stay unchanged.
+        order: Permutation of the 16 patches of each image, shape (B, 16), int64.
+    """
     height, width = (size // CELLS for size in images.shape[-2:])
     grid = images[..., : CELLS * height, : CELLS * width]
     patches = F.unfold(grid, (height, width), stride=(height, width))
@@ -130,7 +150,17 @@ def with_permuted_patches(images: torch.Tensor, order: torch.Tensor) -> torch.Te
 
 
 def agreement(probs: torch.Tensor) -> torch.Tensor:
-    """Return the mean log kernel density of members' probabilities (M, B, C): log M if they are equal, lower if they differ."""
+    """Return the mean log kernel density of the members' probabilities.
+
+    The value is log M if members are equal, and lower if they differ.
+
+    Args:
+        probs: Probabilities of each member, shape (M, B, C).
+
+    Returns:
+        Scalar. The bandwidth is detached: the gradient could otherwise lower the loss by changing the
+            bandwidth.
+    """
     squares = (probs.unsqueeze(1) - probs).square().sum(-1)
     pairs = ~torch.eye(len(probs), dtype=torch.bool, device=probs.device)
     bandwidth = squares.detach()[pairs].median().clamp_min(SMALLEST)

@@ -1,4 +1,4 @@
-"""Tensors that train, optimisers by name and their state as named tensors, and the learning rate as a function of the step."""
+"""Trained tensors, optimizers with their state as named tensors, and learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 PEAK = "peak"
-"""Key of a parameter group's own peak learning rate."""
+"""Key of the peak learning rate of a parameter group, if it differs from the recipe's."""
 SCALE = "scale"
-"""Key of the factor of a parameter group's peak learning rate."""
+"""Key of the factor of the peak learning rate of a parameter group."""
 
 
 def make_optimizer(
@@ -32,15 +32,15 @@ def make_optimizer(
     rates: Mapping[str, float] = MappingProxyType({}),
     scales: Mapping[str, float] = MappingProxyType({}),
 ) -> torch.optim.Optimizer:
-    """Return the recipe's optimiser over named parameters; only weight matrices decay.
+    """Return the optimizer of a recipe. Weight decay applies to matrices only.
 
     Args:
-        parameters: What trains, by name; at least one.
-        recipe: Says which optimiser.
-        rates: Peak learning rates of parameters that do not train at the recipe's, by name; they do not decay. Those of
-            one rate are a group, which holds it as `PEAK`.
-        scales: What the recipe's peak learning rate is multiplied by, by name, 1 where nothing is said; not those in `rates`.
-            Each group holds it as `SCALE`.
+        parameters: Parameters that train, by name; at least one.
+        recipe: Selects optimizer, momentum and weight decay.
+        rates: Peak learning rates by name, for parameters that do not train at the rate of the recipe. They
+            have no weight decay. Parameters with one rate form a group, with the rate as `PEAK`.
+        scales: Factors of the recipe's peak learning rate by name; 1 for other names. They do not apply to
+            parameters in `rates`. Each group has its factor as `SCALE`.
     """
     usual = {n: p for n, p in parameters.items() if n not in rates}
     groups: list[dict[str, Any]] = [
@@ -62,7 +62,7 @@ def make_optimizer(
         for rate in sorted(set(rates.values()))
     ]
     groups = [group for group in groups if group["params"]]
-    # a fused update of many small tensors takes half the time; there is none on mps, nor of what lies in parts
+    # A fused update of many small tensors takes half the time. It is not used on mps, or for sharded tensors.
     fused = True if all(p.device.type != "mps" and not in_parts(p) for p in parameters.values()) else None
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=recipe.lr[0], momentum=recipe.momentum, fused=fused)
@@ -70,14 +70,17 @@ def make_optimizer(
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:
-    """Return whether weight decay applies: to weights that are not vectors, also to originals of torch's parametrizations."""
+    """Return whether weight decay applies to a parameter: weights with at least two axes.
+
+    torch's parametrizations store such a weight as `NAME.original`.
+    """
     return parameter.ndim >= 2 and name.removesuffix(".original").endswith("weight")
 
 
 def optimizer_tensors(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, torch.Tensor]:
-    """Return the optimiser's state as `KEY.PARAMETER` tensors."""
+    """Return the tensors of the optimizer state, named `KEY.PARAMETER`."""
     return {
         f"{key}.{name}": value
         for name, parameter in parameters.items()
@@ -91,7 +94,7 @@ def restore_optimizer(
     parameters: Mapping[str, nn.Parameter],
     tensors: Mapping[str, torch.Tensor],
 ) -> None:
-    """Put back what `optimizer_tensors` took out.
+    """Restore the state of an optimizer from the tensors of `optimizer_tensors`.
 
     Raises:
         ValueError: If a tensor belongs to no parameter.
@@ -109,24 +112,25 @@ def restore_optimizer(
 
 
 def lr_factor(step: int, *, total: int, warmup: int, schedule: str, floor: float) -> float:
-    """Return the learning rate of a step as a fraction of its peak, in (0, 1].
+    """Return the learning rate of a step as a fraction of the peak, in (0, 1].
 
-    Linear warm-up to the peak, reached at step `warmup`; from there `constant`, or down to `floor` by a line or half a
-    cosine (Loshchilov and Hutter 2017, eq. 5), reached where step `total` would be.
+    The warm-up is linear and reaches the peak at step `warmup`. Then the rate is constant, or falls linearly
+    or as half a cosine (Loshchilov and Hutter 2017, eq. 5). It would reach `floor` at step `total`.
 
     Args:
-        step: Counted from 0, below `total`.
-        total: All steps, warm-up included.
+        step: Step from 0, below `total`.
+        total: Number of steps, including the warm-up.
         warmup: Steps before the peak, 0 <= warmup < total.
         schedule: `constant`, `linear` or `cosine`.
-        floor: In [0, 1].
+        floor: Final fraction, in [0, 1].
 
     Raises:
-        ValueError: If a number is out of range or the schedule unknown.
+        ValueError: If a number is out of range or the schedule is unknown.
     """
     if not (0 <= step < total and 0 <= warmup < total and 0 <= floor <= 1):
         raise ValueError(f"step {step} of {total}, warmup {warmup}, floor {floor}: out of range")
     if step < warmup:
+        # The first step already has a positive rate: a rate of 0 would waste a batch.
         return (step + 1) / (warmup + 1)
     progress = (step - warmup) / (total - warmup)
     match schedule:
@@ -143,18 +147,19 @@ def lr_factor(step: int, *, total: int, warmup: int, schedule: str, floor: float
 def trainable(
     family: Family, architecture: Architecture, recipe: Recipe, state: Mapping[str, torch.Tensor]
 ) -> tuple[str, ...]:
-    """Return the state-dict names of what trains, sorted.
+    """Return the state-dict names of the tensors that train, sorted.
 
-    With `last_blocks` or `freeze_blocks`, that is what the recipe's parts have in the last blocks, the readout and the head.
+    A tensor trains if it belongs to one of the recipe's parts. `last_blocks` and `freeze_blocks` restrict
+    blocks and embedding, but never the readout and the head.
 
     Args:
-        family: Says where a tensor stands.
-        architecture: Says how many layers there are.
-        recipe: Says which parts and blocks.
-        state: The model's state dict; parameters among it are those that require gradients.
+        family: Maps a name to its tower, layer and part.
+        architecture: Architecture of the model.
+        recipe: Selects parts and blocks.
+        state: State dict of the model. Tensors that do not require gradients are left out.
 
     Raises:
-        UsageError: If there are fewer blocks than the recipe says, or nothing would train.
+        UsageError: If the model has fewer blocks than the recipe names, or no tensor would train.
     """
     last, frozen = recipe.last_blocks, recipe.freeze_blocks
     option, count = ("--last-blocks", last) if frozen is None else ("--freeze-blocks", frozen)
@@ -183,7 +188,10 @@ def trainable(
 def rate_scales(
     family: Family, architecture: Architecture, decay: float, names: Iterable[str]
 ) -> dict[str, float]:
-    """Return what `Recipe.layer_decay` multiplies the learning rate of each state-dict name by; each tower has its own L."""
+    """Return the learning-rate factor of each state-dict name under `Recipe.layer_decay`.
+
+    The number of layers L is that of the tensor's tower.
+    """
     scales = {}
     for name in names:
         place = place_of(family, name)
@@ -196,5 +204,5 @@ def rate_scales(
 
 
 def reset_head(family: Family, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a state dict whose classifier is zero: every class equally likely, as the CIFAR-100 recipe begins."""
+    """Return a state dict whose classifier is zero, so that all classes start equally likely."""
     return {n: t.new_zeros(t.shape) if place_of(family, n).part == "head" else t for n, t in state.items()}

@@ -1,4 +1,4 @@
-"""Recipes: the settings of a training in one frozen class, and recipes by name. Importing this module does not load torch."""
+"""Training recipes: all settings of a training in one frozen class, and named recipes. Loads no torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TRAINED_PARTS, STOP = "What trains", "Evaluation and stopping"
 SEEDS = "Seeds"
 PARTS = ("embed", "norm", "attention", "mlp", "readout", "head")
 OWN_PARTS = "own"
-"""Restricts the parts to the weights that members of a hydra do not share."""
+"""Value of `--train` that restricts the parts to weights which members of a hydra do not share."""
 BLOCKLESS = frozenset({"readout", "head"})
 """Parts that `last_blocks` and `freeze_blocks` never freeze."""
 TRAINS_BLOCKS = Constraint(
@@ -46,15 +46,22 @@ TRAINS_BLOCKS = Constraint(
     hint="add parts of blocks to `--train`",
 )
 TRAINS_ENCODER = Constraint("parts", PARTS[:-1], option="train", hint="add parts of blocks to `--train`")
-"""Where classifiers alone train, the encoder is in evaluation mode, and its tensors have no rate."""
+"""Required by settings of the encoder. If the classifier alone trains, the encoder is in evaluation mode and
+its tensors have no learning rate."""
 MIXES = Constraint("batch_size", range(2, sys.maxsize), hint="raise `--batch-size`")
+"""Required by mixing: in a batch of one sample, the sample would be mixed with itself."""
 DEFAULT_EPOCHS = 10
+"""Chosen by hand; 20 doubles the training time."""
 DEFAULT_LR = MappingProxyType({"sgd": (1e-2,), "adamw": (1e-4,)})
+"""Peak learning rates by optimizer. For sgd, a value of both grids of the paper (appendix D.2). For adamw,
+chosen by hand; doubling it learns faster and diverges more easily."""
 DEFAULT_DECAY = MappingProxyType({"sgd": 0.0, "adamw": 1e-2})
+"""Weight decay by optimizer. The values are torch's defaults and those of the paper's base models (appendices
+C.1.2 and C.2). Doubling 0.01 keeps weights slightly smaller."""
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
-    """Read `--lr X[,Y,...]`.
+    """Parse the value of `--lr X[,Y,...]`.
 
     Raises:
         UsageError: If an item is not a number.
@@ -63,10 +70,10 @@ def parse_rates(text: str) -> tuple[float, ...]:
 
 
 def parse_count(option: str, text: str) -> int | float:
-    """Read a whole number as a count, a number with a point as a fraction of all steps.
+    """Parse a whole number as a count, and any other number as a fraction of all steps.
 
     Raises:
-        UsageError: If it is no number.
+        UsageError: If the text is not a number.
     """
     return int(text) if text.isdecimal() else number(option, text)
 
@@ -76,7 +83,7 @@ parse_warmup = partial(parse_count, "--warmup")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Everything about training that does not depend on the model or the data."""
+    """All settings of a training that do not depend on the model or the data."""
 
     optimizer: str = setting("adamw", "Optimiser (default: adamw).", choices=("sgd", "adamw"), panel=LEARN)
     lr: tuple[float, ...] = setting(
@@ -98,16 +105,17 @@ class Recipe:
     )
     """Layer-wise decay of the learning rate (Clark et al. 2020, appendix B; Bao et al. 2022).
 
-    Of L blocks, block l from 0 trains at `lr` F^(L - l), the embedding at F^(L + 1), the norm after the last block with it
-    at F, the rest of the readout and the head at `lr`: as `timm.optim.param_groups_layer_decay`.
+    Block l of L, from 0, trains at `lr` F^(L - l), the embedding at F^(L + 1), the norm after the last block
+    at F, and the rest of the readout and the head at `lr`. The factors are those of
+    `timm.optim.param_groups_layer_decay`.
     """
     weight_decay: float | None = setting(
         None, "Weight decay of matrices (default: 0.01; sgd: 0).", low=0.0, shows_range=False, panel=LEARN
     )
-    """Decay of every weight that is not a vector: matrices, kernels and tables, also of tokens and positions
-    where a library has such. Biases, norms and bare parameters do not decay, such as class tokens and
-    position embeddings of timm, which excludes them too. The `Trainer` of transformers decays them.
-    """
+    """Weight decay of weights with at least two axes: matrices, kernels, and tables of tokens and positions
+    if the library has `weight` tensors for them. Biases, norms and bare parameters do not decay, for example
+    timm's class tokens and position embeddings, which timm excludes too. The `Trainer` of transformers decays
+    them."""
     momentum: float = setting(
         0.9,
         "Momentum of sgd (default: 0.9).",
@@ -146,7 +154,7 @@ class Recipe:
         metavar="N|F",
         panel=LEARN,
     )
-    """Linear; a float in (0, 1) is a fraction of all steps."""
+    """Length of the linear warm-up. A float in (0, 1) is a fraction of all steps."""
     clip: float | None = setting(None, "Clip gradients to this norm.", above=0.0, panel=LEARN)
     ema: float | None = setting(
         None,
@@ -160,8 +168,8 @@ class Recipe:
     )
     """Exponential moving average (Polyak and Juditsky 1992): mean = d mean + (1 - d) weights after each step.
 
-    The mean begins as the weights after the first step; n steps later d is the smaller of DECAY and 1 - (1 + n)^(-2/3), so
-    that short runs forget where they began: timm's `ModelEmaV3` with its `use_warmup` on.
+    The mean starts with the weights after the first step. After step n, from 1, d is the smaller of DECAY and
+    1 - n^(-2/3), so that short runs forget the initial weights, as timm's `ModelEmaV3` with `use_warmup`.
     """
     swa: int | float | None = setting(
         None,
@@ -174,14 +182,15 @@ class Recipe:
     )
     """Stochastic weight averaging (Izmailov et al. 2018, algorithm 1, constant rate).
 
-    The mean weighs equally the weights at the end of epoch N (from 1), or of the first epoch that ends at
-    fraction F of all steps or later, of every later epoch, and of the last step. From then on the learning
-    rate is constant. Until then the weights themselves are validated, and are never kept as the best.
+    The mean starts at the end of epoch N (from 1), or of the first epoch that ends at fraction F of all steps
+    or later. The weights at the end of this and each later epoch, and of the last step, have equal weight in
+    the mean. After the start the learning rate is constant. Before the start, validation uses the weights
+    themselves and never keeps them as the best.
     """
     label_smoothing: float = setting(
         0.0, "Label smoothing (default: 0).", low=0.0, below=1.0, shows_range=False, panel=REGULARISE
     )
-    """Fraction of each target that is spread over all classes."""
+    """Fraction of each target that is distributed over all classes."""
     mixup: float | None = setting(
         None,
         "Mixup: blend pairs of images and labels with weights from Beta(A, A), for example 0.8.",
@@ -191,7 +200,8 @@ class Recipe:
         panel=REGULARISE,
         only_with=MIXES,
     )
-    """One weight per batch; sample i is mixed with sample B - 1 - i (Zhang et al. 2018, section 2; timm's `Mixup`)."""
+    """Parameter of Beta(A, A). Each batch has one weight; sample i is mixed with sample B - 1 - i (Zhang et
+    al. 2018, section 2; timm's `Mixup`)."""
     cutmix: float | None = setting(
         None,
         "CutMix: paste boxes with areas from Beta(A, A); with `--mixup`, each batch uses one of both.",
@@ -201,10 +211,9 @@ class Recipe:
         panel=REGULARISE,
         only_with=MIXES,
     )
-    """One box per batch: 1 minus its fraction of the image is drawn from Beta(A, A). Labels are mixed by the
-    area of the box inside the image (Yun et al. 2019, section 3; timm's `Mixup`). With `mixup` each batch
-    uses one of both with probability 1/2.
-    """
+    """Parameter of Beta(A, A), the distribution of 1 minus the box's fraction of the image. Each batch has
+    one box. Labels are mixed by the area of the box inside the image (Yun et al. 2019, section 3; timm's
+    `Mixup`). If `mixup` is given too, each batch uses either method with probability 1/2."""
     dropout: float | None = setting(
         None,
         "Dropout rate, in [0, 1) (default: the architecture's).",
@@ -214,7 +223,8 @@ class Recipe:
         panel=REGULARISE,
         only_with=TRAINS_ENCODER,
     )
-    """Applied to embedded tokens, the attention's output and inside the MLP (Dosovitskiy et al. 2021)."""
+    """Dropout of embedded tokens, of the attention's output and inside the MLP (Dosovitskiy et al. 2021).
+    None keeps the architecture's rates."""
     drop_path: float | None = setting(
         None,
         "Stochastic depth rate of the last block; falls linearly to 0 at the first.",
@@ -224,9 +234,8 @@ class Recipe:
         panel=REGULARISE,
         only_with=TRAINS_ENCODER,
     )
-    """Stochastic depth (Huang et al. 2016, section 3): block l of L with probability F l / (L - 1), l from 0, as timm's and
-    transformers' `drop_path_rate`. None keeps the architecture's rate.
-    """
+    """Stochastic depth (Huang et al. 2016, section 3): block l of L, from 0, is skipped with probability F l
+    / (L - 1), as with `drop_path_rate` of timm and transformers. None keeps the architecture's rate."""
     augment: tuple[str, ...] = setting(
         (),
         "Augmentations: flip, rrc, randaugment, shift, or none (default).",
@@ -236,11 +245,11 @@ class Recipe:
     )
     """Names from `hydractl.data.preprocess.AUGMENTATIONS`."""
     max_length: int | None = None
-    """Maximum number of tokens of a text; None for the model's maximum."""
+    """Maximum number of tokens of a text; None for the maximum of the model."""
     precision: str = setting(
         "fp32", "Precision under autocast (default: fp32).", choices=("fp32", "bf16"), panel=LEARN
     )
-    """Precision of the forward pass; weights and optimizer state stay in fp32."""
+    """Precision of the forward pass. Weights and optimizer state are always fp32."""
     steps: int | None = setting(
         None, "Optimiser steps, instead of epochs.", low=1, shows_range=False, panel=LEARN, excludes="epochs"
     )
@@ -277,7 +286,7 @@ class Recipe:
         only_with=TRAINS_BLOCKS,
         excludes="freeze_blocks",
     )
-    """None for all blocks and the embedding."""
+    """None trains all blocks and the embedding."""
     freeze_blocks: int | None = setting(
         None,
         "Freeze the embedding and the first N blocks.",
@@ -320,7 +329,7 @@ class Recipe:
         panel=STOP,
         only_with="early_stop",
     )
-    """Minimum increase of accuracy or decrease of NLL."""
+    """Minimum increase of accuracy, or decrease of NLL at equal accuracy."""
     keep_best: bool = flag(
         Setting(
             "Keep the weights that validate best, or the last (default).",
@@ -328,7 +337,7 @@ class Recipe:
             panel=STOP,
         )
     )
-    """Implied by `early_stop`."""
+    """True if `early_stop` is given."""
 
     def __post_init__(self) -> None:
         for option, share in (("--warmup", self.warmup), ("--swa", self.swa)):
@@ -336,7 +345,8 @@ class Recipe:
                 raise UsageError(f"`{option} {share:g}`: must be above 0 and below 1")
         set_field = object.__setattr__
         for name in ("ema", "swa", "mixup", "cutmix"):
-            set_field(self, name, getattr(self, name) or None)  # 0 takes back what a recipe says
+            # 0 on the command line disables a setting of the named recipe.
+            set_field(self, name, getattr(self, name) or None)
         check(self, may_idle=True)
         if len(set(self.lr)) != len(self.lr):
             raise UsageError("`--lr` repeats a learning rate")
@@ -349,7 +359,8 @@ class Recipe:
                 "`--reset-head` sets the classifier to zero, and without training it nothing else can learn",
                 hint="add `head` to `--train`, or add `--keep-head`",
             )
-        # defaults that hang on another field are filled in here, so that a recipe says what will be done
+        # Defaults that depend on another field are set here, so that the recipe and the lineage contain the
+        # values in use.
         if self.steps is None and self.epochs is None:
             set_field(self, "epochs", DEFAULT_EPOCHS)
         set_field(self, "lr", self.lr or DEFAULT_LR[self.optimizer])
@@ -360,19 +371,23 @@ class Recipe:
 
     @property
     def trains_own_parts(self) -> bool:
-        """Whether what members of a hydra share stays as it is."""
+        """Whether the weights that members of a hydra share are frozen."""
         return OWN_PARTS in self.train
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts that train."""
+        """The parts that train, in the order of `PARTS`; all parts if `--train` has only `own`."""
         return tuple(part for part in PARTS if part in self.train) or PARTS
 
     def total_steps(self, steps_per_epoch: int) -> int:
-        """Return the number of optimiser steps.
+        """Return the number of optimizer steps.
+
+        Args:
+            steps_per_epoch: Number of batches per epoch.
 
         Raises:
-            UsageError: If the warm-up alone takes as long, or `swa` leaves no weights to average.
+            UsageError: If the warm-up is at least as long as the training, or `swa` starts during the warm-up
+                or after the training.
         """
         total = self.steps if self.steps is not None else (self.epochs or 0) * steps_per_epoch
         if self.warmup_steps(total) >= total > 0 and self.warmup:
@@ -396,21 +411,22 @@ class Recipe:
         return total
 
     def warmup_steps(self, total: int) -> int:
-        """Return the steps of warm-up out of `total`."""
+        """Return the number of warm-up steps of a training of `total` steps."""
         return int(self.warmup * total) if isinstance(self.warmup, float) else self.warmup
 
     def swa_start(self, total: int, steps_per_epoch: int) -> int:
-        """Return how many steps out of `total` the first weights have taken that `swa` averages: whole epochs."""
+        """Return the step after which `swa` averages the first weights, a multiple of `steps_per_epoch`."""
         swa = self.swa or 0
         epochs = ceil(swa * total / steps_per_epoch) if isinstance(swa, float) else swa
         return epochs * steps_per_epoch
 
     def idle(self) -> dict[str, Constraint]:
-        """Return fields that another one leaves without effect, and what they lack."""
+        """Return the settings that have no effect because of another setting, each with its unmet constraint.
+        """
         return dict(violations(self, "only_with"))
 
     def options(self) -> dict[str, OptionValue]:
-        """Return the recipe as lineage options, without those that change nothing."""
+        """Return the recipe for the lineage, without settings that are None or have no effect."""
         idle = self.idle()
         return {k: value for k, value in asdict(self).items() if value is not None and k not in idle}
 
@@ -418,6 +434,7 @@ class Recipe:
 FOR_IMAGES = ("augment", "mixup", "cutmix")
 """Settings of recipes that apply only to images."""
 BUT_EMBEDDING = tuple(part for part in PARTS if part != "embed")
+"""Parts that train after pruning (appendix D.2): all except the embedding."""
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "imagenet1k": Recipe(
@@ -537,35 +554,42 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         ),
     }
 )
-"""Fine-tuning after pruning as the paper's appendix D.2 has it, and that of the single bases (C.1.2, C.1.3, C.2).
+"""Named recipes.
 
-After pruning attention, MLPs, norms and the classifier train, and embeddings do not. The paper gives no batch size: 512 is
-that of the fine-tuning whose grids it takes over (Dosovitskiy et al. 2021, table 4). For CIFAR-100 the paper says both that "only the last five
-blocks" and that "only the final classification layer" train. The recipe takes the first, with readout and head;
-`--last-blocks 0` or `--train head` is the second.
+`imagenet1k`, `cifar100` and `sst2` are the paper's fine-tuning after pruning (appendix D.2).
+`imagenet1k-base`, `cifar100-base` and `sst2-base` are the fine-tuning of its base models (appendices C.1.2,
+C.1.3 and C.2).
 
-For SST-2 the paper gives AdamW at 1e-5, decoupled weight decay, a linear warm-up over a tenth of the steps and a linear
-decay after it, gradients clipped to a norm of 1, and no label smoothing. It does not give the decay, which is here the 0.01
-that it trains its base with (there and here not on biases and norms), nor batch size and epochs: 32 and 3 are those of BERT's
-own fine-tuning (Devlin et al. 2019, appendix A.3). Texts are cut to 128 tokens, as those of its base.
+After pruning, attention, MLPs, norms and the classifier train, and embeddings do not. The paper gives no
+batch size; 512 is the batch size of the fine-tuning with the same grids (Dosovitskiy et al. 2021, table 4).
+For CIFAR-100 the paper states both that "only the last five blocks" train and that "only the final
+classification layer" trains. The recipe trains the last five blocks, readout and head; use `--last-blocks 0`
+or `--train head` for the other reading.
 
-Bases of images train whole, without weight decay and dropout, from a classifier that is made anew, on the augmentations of
-their pre-training, until validation converges or the steps are done: the weights that validated best are kept.
+For SST-2 the paper gives AdamW at 1e-5, decoupled weight decay, a linear warm-up over a tenth of the steps,
+then linear decay, gradients clipped to norm 1, and no label smoothing. Weight decay is not given; 0.01 is the
+value of the paper's base model, which excludes biases and norms. Batch size 32 and 3 epochs are those of BERT
+(Devlin et al. 2019, appendix A.3). Texts have at most 128 tokens, as for the base model.
 
-Recipes for pretrained encoders, which are not the paper's:
+Base models of images train all weights, without weight decay and dropout, with a new classifier and the
+augmentations of their pre-training. The weights with the best validation result are kept.
 
-`vit-finetune` is that of a masked autoencoder's ViT-B, and but for the rate that of BEiT (He et al. 2022, table 9; Bao et al.
-2022), with the numbers of the former's code, where the table has a layer decay of 0.75: 5e-4 for each 256 samples of a batch, a
-warm-up of 5 epochs in 100, down to 1e-6. RandAugment is the one of `imagenet1k`; random erasing, which that code calls of
-smaller effect than chance, is left out. It answers with a mean of the weights, whose decay is that of Cai et al. (2022), who
-tune the same encoders. For a ViT-L: `--lr 1e-3 --layer-decay 0.75 --drop-path 0.2 --epochs 50`.
+The other recipes are for pretrained encoders and are not from the paper:
 
-`bert-finetune` is BERT's (Devlin et al. 2019, appendix A.3): the best of three rates on the validation data, 3 epochs, batches
-of 32. Warm-up, weight decay, clipping and length are those of its code.
+`vit-finetune` is the fine-tuning of a masked autoencoder's ViT-B (He et al. 2022, table 9) with the values of
+the authors' code: layer decay 0.65 (0.75 in the table), rate 5e-4 per 256 samples of a batch, warm-up of 5
+epochs in 100, final rate 1e-6. Except for the rate, BEiT uses the same (Bao et al. 2022). RandAugment is that
+of `imagenet1k`. Random erasing is left out; the authors' code notes that its effect is smaller than random
+variation. The decay of the weight average is from Cai et al. (2022), who tune the same encoders. For a ViT-L:
+`--lr 1e-3 --layer-decay 0.75 --drop-path 0.2 --epochs 50`.
 
-`sentence-finetune` is for encoders of sentences, such as MiniLM, and some tens of texts a class: more epochs, a warm-up and a
-line down to nothing, which Mosbach et al. (2021, section 6) find stable for few samples; small encoders take the higher rates.
-The embedding stays as it is: a few texts hold few of a language's words, and the vectors of those alone would move.
+`bert-finetune` is BERT's (Devlin et al. 2019, appendix A.3): the best of three rates on validation data, 3
+epochs, batch size 32. Warm-up, weight decay, clipping and length are from BERT's code.
+
+`sentence-finetune` is for sentence encoders such as MiniLM and some tens of texts per class. It has more
+epochs, a warm-up and a linear decay to 0, which is stable for few samples (Mosbach et al. 2021, section 6).
+Small encoders need the higher rates. The embedding is frozen: a few texts contain few tokens of a language,
+and only the vectors of these tokens would move.
 """
 
 
@@ -578,10 +602,14 @@ EXCLUSIVE = tuple(
 
 
 def recipe_of(name: str | None, overrides: Mapping[str, object]) -> Recipe:
-    """Return a named recipe, or the defaults, with every override that is not None.
+    """Return a named recipe, or the default recipe, with overrides.
+
+    Args:
+        name: Key of `RECIPES`, or None for the defaults.
+        overrides: Values by setting. None keeps the value of the recipe.
 
     Raises:
-        UsageError: If the name is unknown, the result is not a valid recipe, or an override would change nothing.
+        UsageError: If the name is unknown, the result is not a valid recipe, or an override has no effect.
     """
     if name is not None and name not in RECIPES:
         raise UsageError(f"unknown recipe `{name}`", hint=f"use one of {', '.join(RECIPES)}")
@@ -591,7 +619,7 @@ def recipe_of(name: str | None, overrides: Mapping[str, object]) -> Recipe:
         if stated.keys() & set(either):
             base |= dict.fromkeys(either)
     if stated.get("optimizer", base.get("optimizer")) != base.get("optimizer"):
-        # a rate and a decay are meant for one optimiser
+        # Learning rate and weight decay of a recipe are chosen for its optimizer.
         base = {k: v for k, v in base.items() if k not in {"lr", "weight_decay"}}
     recipe = replace(Recipe(), **{"lr": (), "weight_decay": None, "epochs": None, **base, **stated})
     for key, constraint in recipe.idle().items():
@@ -613,27 +641,27 @@ def recipe_of(name: str | None, overrides: Mapping[str, object]) -> Recipe:
 
 
 class FinetuneExtension(Extension):
-    """Options that a plugin adds to `finetune`. This class stands for none: full fine-tuning of one model."""
+    """Options that a plugin adds to `finetune`. The base class adds none: full fine-tuning of one model."""
 
     __slots__ = ()
 
     @property
     def models(self) -> int:
-        """Number of models that train together without being a hydra."""
+        """Number of models that train together without being members of a hydra."""
         return 1
 
     @property
     def training(self) -> str:
-        """Path of the class of the training."""
+        """Path of the training class, `module:name`."""
         return "hydractl.training.trainable:Training"
 
     def check_sharding(self) -> None:
-        """Refuse weights in shards if the training cannot shard them."""
+        """Raise `UsageError` if sharded weights are requested but the training does not support them."""
 
     def reference(self, model: str) -> str:
-        """Return the reference of the model that trains in the place of MODEL."""
+        """Return the reference of the model that trains instead of MODEL."""
         return model
 
     def recorded(self) -> dict[str, OptionValue]:
-        """Return the options for the lineage, which drops None."""
+        """Return the options for the lineage. Options that are None are not recorded."""
         return {}

@@ -1,7 +1,7 @@
-"""Log metrics to experiment trackers during training, through accelerate, in the leading process only.
+"""Logging of metrics to experiment trackers through accelerate, in the leading process only.
 
-A run's name is the name of its output and a random suffix. A file in the log folder stores it, so that a resumed run continues under
-the same name.
+The name of a run is the name of its output and a random suffix. A file in the log folder stores the name, so
+that a resumed run continues under the same name.
 """
 
 from __future__ import annotations
@@ -24,28 +24,30 @@ if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
 
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
-"""Names of trackers: in accelerate, of the module, and of the package on PyPI."""
+"""Names of trackers. Accelerate, the tracker's Python module and its package on PyPI use the same name."""
 PROJECT = "hydractl"
 """Name of the project, or experiment, in each tracker."""
 LAUNCHER = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})
-"""Environment variables that a launcher sets in each process."""
+"""Environment variables that a launcher of several processes sets in each process."""
 LOG_EVERY = 10
-"""Steps between logged losses."""
+"""Number of steps between logged losses. Chosen by hand; 20 would halve the number of points and of waits for
+the device, because each logged loss is copied to the CPU."""
 
 
 class RunLog:
-    """Log metrics to trackers.
+    """Log of a run's metrics in one or more experiment trackers.
 
     Attributes:
-        trackers: Trackers of accelerate that are already started; none in processes that do not lead.
-        every: Steps between logged losses; None logs no losses.
+        trackers: Started trackers of accelerate. Empty in processes that do not lead.
+        every: Number of steps between logged losses, or None to log no losses.
     """
 
     def __init__(self, trackers: Sequence[Any] = (), *, every: int | None = None) -> None:
         self.trackers, self.every = trackers, every
 
     def due(self, step: int) -> bool:
-        """Return whether to log the loss of a step, counted from 1. All processes return the same."""
+        """Return whether to log the loss of a step, counted from 1. The result is the same in all processes.
+        """
         return self.every is not None and step % self.every == 0
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
@@ -63,7 +65,7 @@ NO_LOG = RunLog()
 
 
 def check_log(names: Sequence[str], log_dir: Path | None, out: Path) -> None:
-    """Check that `open_run_log` can open the log. The arguments are the same.
+    """Check whether `open_run_log` can open a log with the same arguments.
 
     Raises:
         UsageError: If a tracker is not installed, or if the output is a stream and `log_dir` is None.
@@ -88,11 +90,12 @@ def open_run_log(
     resumes: bool,
     leads: bool,
 ) -> Iterator[RunLog]:
-    """Start the trackers for the block. Only the leading process logs.
+    """Start the trackers, and stop them at the end of the block. Only the leading process logs.
 
     Args:
         names: Names from `TRACKERS`. If empty, nothing is logged.
-        log_dir: Folder of the run's name and of the files of tensorboard and wandb; None for `OUTPUT.logs`.
+        log_dir: Folder for the file with the run's name and for the files of tensorboard and wandb. None for
+            `OUTPUT.logs`.
         out: Path of the output. The run's name begins with its file name.
         options: Options of the command, logged as the configuration.
         resumes: Whether to continue an interrupted run.
@@ -119,7 +122,7 @@ def open_run_log(
     with contextlib.ExitStack() as stack:
         started = [stack.enter_context(_started(tracker, places[tracker])) for tracker in names]
         if not record:
-            # trackers accept no tuples
+            # Trackers do not accept tuples.
             configuration = {
                 k: ",".join(map(str, option)) if isinstance(option, tuple) else option
                 for k, option in options.items()
@@ -135,10 +138,9 @@ def open_run_log(
 
 @contextlib.contextmanager
 def _started(name: str, options: Mapping[str, object]) -> Iterator[Any]:
-    """Start a tracker for the block."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS  # noqa: PLC0415 - a second that other runs need not pay
 
-    # by default accelerate decides itself which process is the main one
+    # Accelerate would decide on its own which process is the main one; the caller has decided already.
     kind = type("Tracker", (LOGGER_TYPE_TO_CLASS[name],), {"main_process_only": False})
     with _asking(name):
         tracker = kind(**options)
@@ -152,21 +154,24 @@ def _started(name: str, options: Mapping[str, object]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _asking(name: str) -> Iterator[None]:
-    """Turn errors of a tracker into `OutputError`, and give accelerate the state of a single process, which its calls require."""
+    """Turn errors of a tracker into `OutputError`.
+
+    The block runs with accelerate's state for a single process, which its trackers need.
+    """
     from accelerate.state import PartialState  # noqa: PLC0415 - as above
 
     needs_state = not PartialState._shared_state
     try:
-        # standard output is reserved for the command's result
+        # Standard output is reserved for the result of the command.
         with (
             contextlib.redirect_stdout(sys.stderr),
-            # the processes of this run are already connected
+            # The processes of this run are already connected; accelerate would connect them a second time.
             without_variables(LAUNCHER) if needs_state else contextlib.nullcontext(),
         ):
             if needs_state:
                 PartialState(cpu=True)
             yield
-    except Exception as error:  # libraries raise what they like
+    except Exception as error:  # Trackers raise exceptions of any class.
         raise OutputError(
             f"`--log-to {name}`: {reason_of(error)}",
             hint=f"check that {name} can write its files, or leave out `--log-to {name}`",
@@ -178,7 +183,7 @@ def _asking(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_variables(names: Collection[str] = ()) -> Iterator[None]:
-    """Hide the environment variables of accelerate, and `names`, within the block."""
+    """Hide the environment variables of accelerate, and those in `names`, within the block."""
     hidden = [name for name in os.environ if name.startswith("ACCELERATE_") or name in names]
     before = {name: os.environ.pop(name) for name in hidden}
     try:
@@ -188,7 +193,7 @@ def without_variables(names: Collection[str] = ()) -> Iterator[None]:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Return the stored names of an interrupted run; empty if it was not logged."""
+    """Return the stored names of an interrupted run, or an empty dict if the run was not logged."""
     if not has_content(path):
         return {}
     try:
