@@ -1,1 +1,1 @@
-"""The training loop that every stage with gradients goes through."""
+"""Training loop of all stages with gradients."""

@@ -1,7 +1,8 @@
-"""Training through accelerate: devices, ranks, autocast, DDP, and torch's FSDP block by block.
+"""Training through accelerate: devices, processes, autocast, DDP, and torch's FSDP for each block.
 
-`accelerate launch --use_fsdp` asks for FSDP. The weights of a block are then whole only while it computes; files hold whole
-tensors. Every process takes part whenever a tensor is gathered, also in forward passes for which it has no batch.
+`accelerate launch --use_fsdp` enables FSDP. Each process then stores a shard of each block's weights, and
+gathers the whole block for its computation. Files contain whole tensors. All processes must take part in each
+gathering, including forward passes for which a process has no batch.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ USE_FSDP, OFFLOAD = "ACCELERATE_USE_FSDP", "FSDP_OFFLOAD_PARAMS"
 
 
 def launcher_uses_fsdp() -> bool:
-    """Return whether a launcher asks several processes for it.
+    """Return whether a launcher requests FSDP for several processes.
 
     Raises:
-        UsageError: If it asks for what there is not.
+        UsageError: If offloading is requested, or this torch cannot shard streams.
     """
     if os.environ.get(USE_FSDP, "").lower() != "true" or world_size() == 1:
         return False
@@ -54,12 +55,12 @@ def launcher_uses_fsdp() -> bool:
 
 
 def shard(model: nn.Module, device: torch.device, world: int) -> None:
-    """Leave each process its part of a model's parameters, which are other objects of the same names then.
+    """Shard the parameters of a model over all processes. The names stay, but the parameter objects are new.
 
     Args:
-        model: On any device, the same in every process.
-        device: Where it computes.
-        world: How many processes there are.
+        model: Model on any device, equal in all processes.
+        device: Device of the computation.
+        world: Number of processes.
     """
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - few need it
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - as above
@@ -69,13 +70,14 @@ def shard(model: nn.Module, device: torch.device, world: int) -> None:
         for block in tower.layers():
             fully_shard(block, mesh=mesh)
     forward = model.forward
-    # logits that are a view of others would lose what tells that gradients are on their way, were they changed in place
+    # FSDP starts its backward pass by a hook on the output. Changing a view in place would lose the hook; a
+    # clone is not a view.
     vars(model)["forward"] = lambda *args: forward(*args).clone()
     fully_shard(model, mesh=mesh)
 
 
 def part_again(model: nn.Module) -> None:
-    """Drop what a forward pass without a backward pass has left whole."""
+    """Free the whole weights that a forward pass without backward pass has gathered."""
     from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 - as above
 
     if isinstance(model, FSDPModule):
@@ -83,24 +85,24 @@ def part_again(model: nn.Module) -> None:
 
 
 def in_parts(tensor: torch.Tensor) -> bool:
-    """Return whether this process has but a part of a tensor; without loading what few need."""
+    """Return whether a tensor is sharded. Does not import torch's distributed tensors, which few runs need."""
     return hasattr(tensor, "full_tensor")
 
 
 def made_whole(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return tensors as files have them, on the CPU where they lay in parts; all processes call this."""
+    """Return whole tensors; sharded tensors are gathered to the CPU. All processes must call the function."""
     return {n: cast("Any", t).full_tensor().cpu() if in_parts(t) else t for n, t in tensors.items()}
 
 
 def copy_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return copies where tensors lie."""
+    """Return copies on the same devices."""
     copies = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
     copy_into(copies.values(), tensors.values())
     return copies
 
 
 def copy_into(targets: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) -> None:
-    """Copy tensors all at once: on a GPU by a few kernels, however many there are."""
+    """Copy tensors in one call, which needs few kernels on a GPU for any number of tensors."""
     torch._foreach_copy_([*map(_local, targets)], [*map(_local, sources)])
 
 
@@ -109,7 +111,10 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def like(parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
-    """Return this process's part of a whole tensor of a parameter's shape; a tensor of another shape as it is."""
+    """Return this process's shard of a whole tensor, if the parameter is sharded and has the same shape.
+
+    Other tensors, for example the step of an optimizer, are returned unchanged.
+    """
     if not in_parts(parameter) or tensor.shape != parameter.shape:
         return tensor
     from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415 - as above
@@ -120,14 +125,20 @@ def like(parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which part of every batch this process computes: `pieces` consecutive ones from `first` of `total` equal pieces."""
+    """Pieces of each batch that one process computes.
+
+    Attributes:
+        first: Number of the first piece.
+        pieces: Number of consecutive pieces.
+        total: Number of pieces of the whole batch, over all processes.
+    """
 
     first: int
     pieces: int
     total: int
 
     def bounds(self, batch: int) -> list[tuple[int, int]]:
-        """Return the rows (begin, end) of this process's pieces in a batch of `batch` samples; a piece may be empty."""
+        """Return the first and end row of each piece in a batch of `batch` samples. A piece may be empty."""
         return [
             (batch * p // self.total, batch * (p + 1) // self.total)
             for p in range(self.first, self.first + self.pieces)
@@ -135,21 +146,21 @@ class Share:
 
 
 class Engine:
-    """One process's view of all that train together.
+    """Device and process group of a training, seen from one process.
 
     Attributes:
-        device: The device of this process.
-        rank: The number of this process, from 0.
-        world: The number of processes.
-        shards: Whether models lie in parts.
+        device: Device of this process.
+        rank: Number of this process, from 0.
+        world: Number of processes.
+        shards: Whether models are sharded.
     """
 
     def __init__(self, accelerator: Any, *, shards: bool = False) -> None:  # noqa: ANN401 - accelerate is untyped
-        """Take part.
+        """Wrap an accelerator.
 
         Args:
-            accelerator: Of accelerate.
-            shards: Whether models lie in parts, see `sharding`.
+            accelerator: Accelerator of accelerate.
+            shards: Whether models are sharded, see `launcher_uses_fsdp`.
         """
         self._accelerator = accelerator
         self.shards = shards
@@ -159,40 +170,46 @@ class Engine:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes."""
+        """Whether this process writes files and messages."""
         return self.rank == 0
 
     def share(self, accumulate: int) -> Share:
-        """Return this process's part of every batch."""
+        """Return the pieces of this process if each process computes `accumulate` pieces."""
         return Share(first=self.rank * accumulate, pieces=accumulate, total=self.world * accumulate)
 
     def cut(self, pieces: int) -> Share:
-        """Return this process's part of every batch where all processes share `pieces` equal pieces.
+        """Return the pieces of this process if all processes share `pieces` equal pieces.
 
-        Every process has at least one; where there are more processes than pieces, one of them counts for a piece: see `owner`.
+        Each process has at least one piece. With more processes than pieces, several processes compute the
+        same piece, and only the result of its `owner` counts.
         """
         first, last = (pieces * rank // self.world for rank in (self.rank, self.rank + 1))
         return Share(first=min(first, pieces - 1), pieces=max(last - first, 1), total=pieces)
 
     def owner(self, piece: int, pieces: int) -> int:
-        """Return the process whose result counts for one of the pieces that `cut` deals out."""
+        """Return the process whose result counts for a piece of `cut`."""
         return next(r for r in range(self.world) if pieces * (r + 1) // self.world > piece)
 
     def sent(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
-        """Return process `source`'s contiguous tensor in every process; the others give one like it."""
+        """Return the tensor of process `source` in all processes.
+
+        Args:
+            tensor: Contiguous tensor to send; in other processes a tensor of the same shape and dtype.
+            source: Rank of the sending process.
+        """
         from accelerate.utils import broadcast  # noqa: PLC0415 - as in `start_engine`
 
         return cast("torch.Tensor", broadcast(tensor, from_process=source))
 
     def prepare(self, model: nn.Module, *, ordered: bool = False) -> nn.Module:
-        """Wrap a model that is on the device, for autocast and for several processes.
+        """Wrap a model for autocast and several processes.
 
         Args:
-            model: What trains.
-            ordered: Whether gradients are added by `OrderedGradients` and not by DDP.
+            model: Model on its device.
+            ordered: Whether gradients are added by `OrderedGradients` instead of DDP.
         """
         if ordered or self.shards:
-            # a whole model might not fit where its parts do
+            # Whole weights might not fit on a device on which the shards fit.
             prepared = self._accelerator.prepare_model(
                 model, evaluation_mode=True, device_placement=not self.shards
             )
@@ -206,20 +223,24 @@ class Engine:
         return cast("nn.Module", self._accelerator.prepare_model(model))
 
     def backward(self, loss: torch.Tensor, model: nn.Module, *, sync: bool) -> None:
-        """Add the gradients of `loss`, exchanging them between processes only with `sync`."""
-        if self.shards:  # without `sync`, this backward pass keeps its gradients for one that exchanges them
+        """Add the gradients of `loss`. They are exchanged between processes only with `sync`."""
+        # Without `sync`, the process accumulates its own gradients until a backward pass with `sync`.
+        if self.shards:
             cast("Any", model).set_requires_gradient_sync(sync)
         with contextlib.nullcontext() if sync or self.shards else self._accelerator.no_sync(model):
             self._accelerator.backward(loss)
-        if not self.shards:  # those of parts lie side by side in one storage
+        if not self.shards:  # The shards of gradients are parts of one storage by design.
             part_gradients(model.parameters())
 
     def agree(self, *, due: bool) -> bool:
-        """Return what process 0 says, where all take part in what follows; else what this one says."""
+        """Return `due` of process 0 if the model is sharded, else of this process.
+
+        Saving a sharded model needs all processes at once.
+        """
         return bool(self.sum([float(due and self.leads)])[0]) if self.shards else due
 
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> None:
-        """Scale gradients down to a norm of `limit`."""
+        """Scale gradients so that their norm is at most `limit`."""
         self._accelerator.clip_grad_norm_(parameters, limit)
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -234,14 +255,15 @@ class Engine:
         self._accelerator.wait_for_everyone()
 
     def forget(self) -> None:
-        """Let go of the prepared models."""
+        """Release the prepared models."""
         self._accelerator.free_memory()
 
 
 def _laid_out(parameter: nn.Parameter, grad: torch.Tensor) -> torch.Tensor:
-    """Return a gradient with its parameter's strides, which DDP asks for even along axes of length 1.
+    """Return a gradient with the strides of its parameter, also along axes of length 1, as DDP requires.
 
-    A token's gradient is a slice of the sequence's, and with one sample a slice counts as contiguous as it is.
+    The gradient of a class token is a slice of the sequence's gradient. With one sample the slice is
+    contiguous, so autograd does not copy it.
     """
     if grad.stride() == parameter.stride() or not (grad.is_contiguous() and parameter.is_contiguous()):
         return grad
@@ -249,35 +271,38 @@ def _laid_out(parameter: nn.Parameter, grad: torch.Tensor) -> torch.Tensor:
 
 
 def part_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Give each gradient a storage of its own, after a backward pass and before anything is added to or scaled in place.
+    """Give each gradient its own storage. Call it after a backward pass, before gradients change in place.
 
-    torch takes over what a backward pass returns: views of one tensor, as of a token's and its position's gradient where a
-    compiled step has one sample, would then be added to and clipped twice.
+    torch stores the tensors that a backward pass returns. Two gradients can be views of one tensor, for
+    example those of a class token and its position in a compiled step with one sample. Accumulation and
+    clipping would then apply twice.
     """
     storages = set()
     for parameter in parameters:
         if parameter.grad is None:
             continue
-        storage = parameter.grad.untyped_storage()._cdata  # an address its bytes need not have
+        # `_cdata` identifies a storage even if it has no bytes; `data_ptr` would be 0 for all empty ones.
+        storage = parameter.grad.untyped_storage()._cdata
         if storage in storages:
             parameter.grad = parameter.grad.clone()
         storages.add(storage)
 
 
 class OrderedGradients:
-    """The gradients of one step: the same bits whatever the number of processes.
+    """Gradients of one step, with the same bits for any number of processes.
 
-    A process holds those of its own pieces until the last is there: with P pieces and W processes, P / W times the
-    parameters that train; one process holds none.
+    With several processes, each stores the gradients of its own pieces until the last piece: with P pieces
+    and W processes about P / W times the size of the trained parameters. A single process stores no
+    additional gradients.
     """
 
     def __init__(self, engine: Engine, parameters: Mapping[str, nn.Parameter], pieces: int) -> None:
-        """Begin a step.
+        """Start a step.
 
         Args:
-            engine: Who computes.
-            parameters: What trains, by name; their gradients are empty.
-            pieces: Of a batch, over all processes, dealt out by `Engine.cut`.
+            engine: Device and processes.
+            parameters: Trained parameters by name, without gradients.
+            pieces: Number of pieces of a batch over all processes, see `Engine.cut`.
         """
         self._engine = engine
         self._parameters = list(parameters.values())
@@ -285,7 +310,7 @@ class OrderedGradients:
         self._held: list[tuple[torch.Tensor, ...]] = []
 
     def add(self, loss: torch.Tensor) -> None:
-        """Take note of the next of this process's pieces."""
+        """Compute the gradients of the next piece of this process."""
         if self._engine.world == 1:
             loss.backward()
             part_gradients(self._parameters)
@@ -293,10 +318,12 @@ class OrderedGradients:
             self._held.append(torch.autograd.grad(loss, self._parameters))
 
     def finish(self) -> None:
-        """Give every parameter the sum over all pieces of all processes, in every process."""
+        """Set the gradient of each parameter to the sum over all pieces, in all processes."""
         if self._engine.world == 1:
             return
         local_gradients = iter(self._held)
+        # Floating-point sums depend on the order, so gradients are added piece by piece and not by an
+        # all-reduce.
         for piece in range(self._pieces):
             source = self._engine.owner(piece, self._pieces)
             mine = next(local_gradients) if source == self._engine.rank else None
@@ -308,16 +335,17 @@ class OrderedGradients:
 
 @contextlib.contextmanager
 def start_engine(device: str, *, precision: str, shards: bool = False) -> Iterator[Engine]:
-    """Start accelerate for one stage, and leave no trace of it in the process.
+    """Start accelerate for one stage, and remove its state from the process afterwards.
 
     Args:
-        device: As for `pick_device`; under a launcher each process takes its own.
+        device: See `pick_device`; under a launcher each process has its own device.
         precision: `fp32`, or `bf16` for autocast.
-        shards: Whether models lie in parts.
+        shards: Whether models are sharded.
 
     Raises:
-        UsageError: If the device is absent, or names one GPU for several processes, or there are fewer GPUs than these.
-        Interrupted: As `one_voice`.
+        UsageError: If the device is absent, one GPU is named for several processes, or there are fewer GPUs
+            than processes.
+        Interrupted: If another process ends.
     """
     from accelerate import Accelerator  # noqa: PLC0415 - a second that refused inputs need not pay
     from accelerate.state import AcceleratorState  # noqa: PLC0415 - as above
@@ -326,7 +354,7 @@ def start_engine(device: str, *, precision: str, shards: bool = False) -> Iterat
     refuse_shared_device(device)
     voice: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if world_size() > 1 and chosen.type in {"cpu", "cuda"}:
-        # accelerate would start the group at a place where an earlier stage of this process may have left its notes
+        # accelerate would use a store in which an earlier stage of this process may have left entries.
         device_of_process = own_device(device)
         if device_of_process.type == "cuda":
             torch.cuda.set_device(device_of_process)
@@ -337,10 +365,11 @@ def start_engine(device: str, *, precision: str, shards: bool = False) -> Iterat
             store=store,
             rank=rank,
             world_size=world,
-            timeout=timedelta(seconds=PATIENCE_S),  # processes wait while one writes
+            # Processes wait while one of them writes, so torch's default of minutes is too short.
+            timeout=timedelta(seconds=PATIENCE_S),
         )
     on_one = torch.cuda.device(chosen) if ":" in device else contextlib.nullcontext()
-    # variables of a launcher or a shell would divide losses, compile, cast, or change the device
+    # Variables of a launcher or a shell could divide losses, compile, cast, or change the device.
     with voice, on_one, without_variables():
         accelerator = Accelerator(
             cpu=chosen.type == "cpu", mixed_precision="bf16" if precision == "bf16" else "no"
@@ -349,5 +378,6 @@ def start_engine(device: str, *, precision: str, shards: bool = False) -> Iterat
             yield Engine(accelerator, shards=shards)
         finally:
             accelerator.end_training()
-            # accelerate keeps its choices in the class, has no public way to drop them, and the next stage may choose otherwise
+            # accelerate stores its choices in class attributes without a public method to reset them; the
+            # next stage may choose differently.
             AcceleratorState._reset_state(reset_partial_state=True)

@@ -1,4 +1,4 @@
-"""Build the inputs of the training loop: batches, model, loss and validation; and read its result."""
+"""Inputs of the training loop (batches, model, loss and validation), and tensors and metrics of its result."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def open_job(
         work: The training plan.
         features: Stored features of a frozen encoder, or None.
         engine: Device and processes.
-        lesson: Loss of the teachers, or None.
+        lesson: Distillation loss, or None without teachers.
 
     Raises:
         DataError: If an item cannot be read.
@@ -59,7 +59,8 @@ def open_job(
     if isinstance(feed, ItemFeed) and training.own_batches:
         feed = MemberFeeds.of(feed, len(work.header.masks), work.how)
     if work.trains_head:
-        recipe = replace(recipe, dropout=None, drop_path=None)  # the frozen encoder has no dropout
+        # The stored features were computed without dropout.
+        recipe = replace(recipe, dropout=None, drop_path=None)
     return Job(
         build=lambda: build(work, features).module,
         feed=feed,
@@ -86,19 +87,22 @@ def open_job(
 
 
 def build(work: TrainingPlan, features: KeptFeatures | None) -> TrainableModel:
-    """Return the model at the start of training."""
+    """Return the model at the start of training; with stored features, its classifiers only."""
     return work.build() if features is None else on_features(work.load())
 
 
 def measure_of(
     work: TrainingPlan, features: KeptFeatures | None, engine: Engine
 ) -> Callable[[nn.Module], Metrics | None]:
-    """Return a function that measures a model on the validation data, of words with the F1 of spans in whole texts.
+    """Return a function for the validation metrics of a model. For words they include the F1 of spans.
 
     Args:
         work: The training plan.
-        features: Stored features, if the model takes these; None for the data, which are decoded once if they fit in memory.
+        features: Stored features as inputs; None for the data itself, decoded once if it fits in memory.
         engine: Device and processes.
+
+    Returns:
+        Function from a model to its metrics, or to None if the outputs are not finite.
     """
     dataset, labels = work.val, work.val_labels
     batches = (
@@ -115,7 +119,7 @@ def measure_of(
 
 
 def scale_rates(work: TrainingPlan) -> dict[str, float]:
-    """Return the factor of the learning rate of each parameter of the module, by the parameter's name."""
+    """Return the learning-rate factor of each parameter by name; empty without layer decay."""
     decay = work.recipe.layer_decay
     if decay is None:
         return {}
@@ -127,7 +131,14 @@ def scale_rates(work: TrainingPlan) -> dict[str, float]:
 
 
 def warn_equal(work: TrainingPlan, subject: TrainableModel, job: Job, device: torch.device) -> None:
-    """Say that members which begin equal would end so; the subject's gradients and its dropout are not as they were afterwards."""
+    """Warn if members of a hydra are equal at the start and would stay equal.
+
+    Args:
+        work: The training plan.
+        subject: Model at the start of training. Its dropout layers are replaced and its gradients are set.
+        job: Job of the training loop.
+        device: Device of the teachers.
+    """
     if work.header.plan is None or work.training.own_batches or not work.training.trains_all:
         return
     drops = [
@@ -143,12 +154,14 @@ def warn_equal(work: TrainingPlan, subject: TrainableModel, job: Job, device: to
 
 
 def _stay_equal(subject: TrainableModel, job: Job, device: torch.device) -> bool:
-    """Return whether two members hold the same weights and would for ever, as neither dropout nor teachers tell them apart.
+    """Return whether two members have equal weights and equal gradients on the probe of a job.
+
+    Dropout and teachers can make the gradients of equal members differ.
 
     Args:
-        subject: As training begins; its gradients and its dropout are not as they were afterwards.
-        job: How it would train; the members' gradients of its probe are compared.
-        device: Where teachers are.
+        subject: Model at the start of training. Its dropout layers are replaced and its gradients are set.
+        job: Job of the training loop.
+        device: Device of the teachers.
     """
     twins = [
         (first, second)
@@ -178,7 +191,13 @@ def _stay_equal(subject: TrainableModel, job: Job, device: torch.device) -> bool
 
 
 def output_tensors(work: TrainingPlan, weights: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    """Return the tensors of each file in their stored dtypes; tensors that did not train are untouched.
+    """Return the tensors of each output file in their stored dtypes.
+
+    Tensors that did not train are unchanged.
+
+    Args:
+        work: The training plan.
+        weights: Trained parameters by name.
 
     Raises:
         CheckFailed: If a weight does not fit its dtype.
@@ -198,7 +217,17 @@ def output_metrics(
     tensors: Sequence[Mapping[str, torch.Tensor]],
     evaluate: Callable[[nn.Module], Metrics | None],
 ) -> Metrics | None:
-    """Return the metrics of the tensors of each file; None if they are not rounded, and so have the metrics of the training."""
+    """Return the metrics of the published tensors.
+
+    Args:
+        work: The training plan.
+        engine: Device and processes.
+        tensors: Tensors of each output file.
+        evaluate: Function from `measure_of`.
+
+    Returns:
+        None if the tensors are not rounded, so that the metrics of the training are still valid.
+    """
     if work.recipe.precision == "fp32" and all(t.dtype == torch.float32 for t in tensors[0].values()):
         return None
     family, where = work.opened.family, work.opened.reference

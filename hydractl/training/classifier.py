@@ -1,4 +1,4 @@
-"""Fit the classifier of a model to the classes of a data set: keep it, or make a new one."""
+"""Choice of the classifier before training: the model's own, or a new one for the classes of the data."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from hydractl.tasks import SINGLE_LABEL, Task
 from hydractl.training.recipe import Recipe
 
 MAX_SHOWN = 5
-"""Maximum number of class names in a message."""
+"""Maximum number of class names in a message. Chosen by hand for one line; 10 would often need two lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifierRequest:
-    """The classifier that was asked for.
+    """Requested properties of the classifier.
 
     Attributes:
-        number: Number of classes; None for that of the model or the data.
-        pooling: Pooling of texts; None for that of the model.
+        number: Number of classes; None for the number of the model or the data.
+        pooling: Pooling of texts; None for the pooling of the model.
         seed: Seed of the run.
         head_seed: Seed of a new classifier; None for `seed`.
     """
@@ -47,17 +47,19 @@ def fit_classifier(
 ) -> OpenModel:
     """Return a model whose classifier has the classes of the data.
 
-    The model's own classifier stays if it has as many classes, knows their names or has no names, and has the pooling asked for.
+    The model's own classifier stays if it has the requested pooling, the task and number of classes of the
+    data, and either the same class names or none.
 
     Args:
         opened: The model.
         dataset: Training data.
-        recipe: Recipe, with `reset_head` and the parts to train.
-        request: The classifier that was asked for.
+        recipe: Recipe with `reset_head` and the parts to train.
+        request: Requested properties of the classifier.
 
     Raises:
-        UsageError: If options contradict the model or one another.
-        DataError: If the data have more classes than were asked for, or do not fit a classifier that is to be kept.
+        UsageError: If options contradict the model or each other.
+        DataError: If the data has more classes than requested, or does not fit the classifier with
+            `--keep-head`.
     """
     before, pooling = opened.header.architecture, _pooling(opened, dataset, recipe, request.pooling)
     head_seed = request.head_seed
@@ -110,7 +112,7 @@ def fit_classifier(
 
 
 def _rejoined(opened: OpenModel, members: list[OpenModel]) -> OpenModel:
-    """Return a hydra with the classifiers of its members; tensors that only members have are grouped."""
+    """Return a hydra with the classifiers of its members. New tensors are grouped, one per member."""
     first, specs, header = members[0], opened.checkpoint.specs, opened.header
     stored = {} if header.plan is None else header.plan.fates
     fates = {name: stored.get(name, Fate.GROUPED) for name in first.checkpoint.specs}
@@ -134,7 +136,7 @@ def _rejoined(opened: OpenModel, members: list[OpenModel]) -> OpenModel:
 
 
 def _answering(header: Header, task: Task) -> Header:
-    """Return a header whose model answers a task."""
+    """Return a header for a model that predicts the labels of a task."""
     described = answering(Described(architecture=header.architecture, preprocess=header.preprocess), task)
     how = described.preprocess
     if task.by_word and not header.architecture.task.by_word and isinstance(how, Tokenization):
@@ -151,7 +153,7 @@ def _shares_head(opened: OpenModel) -> bool:
 
 
 def _pooling(opened: OpenModel, dataset: Dataset, recipe: Recipe, pooling: str | None) -> str:
-    """Return the pooling of the classifier: the one asked for, the folder's, or the model's."""
+    """Return the pooling of the classifier: the requested one, the folder's, or the model's."""
     header, by_word = opened.header, dataset.task.by_word
     if pooling not in {None, DEFAULT_POOLING} and by_word:
         raise UsageError(
@@ -174,9 +176,10 @@ def _pooling(opened: OpenModel, dataset: Dataset, recipe: Recipe, pooling: str |
 def _check_kept(
     opened: OpenModel, dataset: Dataset, request: ClassifierRequest, *, reads_as_asked: bool
 ) -> None:
-    """Refuse to keep a classifier that is missing, or is not the one that was asked for or that the data need.
+    """Raise if the classifier is missing, or does not fit the request or the data.
 
-    Classes are matched in order only if the classifier has no names: others would be trained under the names that it has.
+    If the classifier has class names, the data must have the same names. Matching classes in order would
+    train them under the names of other classes.
     """
     name, labels, architecture = opened.reference, opened.header.labels, opened.header.architecture
     for refused, error in (
@@ -210,7 +213,7 @@ def _check_kept(
             raise error
     number = opened.header.num_classes
     try:
-        with progress.reporting(progress.SILENT):  # messages follow when the labels are read
+        with progress.reporting(progress.SILENT):  # The same messages appear later, when the labels are read.
             match_classes(dataset, labels, num_classes=number, by_text=not nameless(labels))
     except DataError as error:
         raise DataError(
@@ -222,7 +225,7 @@ def _check_kept(
 
 
 def _number(opened: OpenModel, dataset: Dataset, option_number: int | None) -> int:
-    """Return the number of classes of the model: as many as were asked for, or as the data have."""
+    """Return the number of classes of the model: as requested, or as in the data."""
     model_number, data_number, name = asked_number(opened), len(dataset.class_names), opened.reference
     key = CLASSES[opened.family.library]
     if option_number is not None and model_number not in {None, option_number}:
@@ -245,7 +248,7 @@ def _number(opened: OpenModel, dataset: Dataset, option_number: int | None) -> i
 
 
 def _classifier_text(opened: OpenModel, number: int, dataset: Dataset, *, fits: bool) -> str:
-    """Return the line that says which classifier is made, and why."""
+    """Return a message that a new classifier is created, with the reason."""
     new = f"A new classifier for {_classes(number, dataset.class_names)}"
     if dataset.task is not SINGLE_LABEL:
         new += f", {dataset.task.answer}"
@@ -265,7 +268,7 @@ def _classifier_text(opened: OpenModel, number: int, dataset: Dataset, *, fits: 
 
 
 def _classes(number: int, names: tuple[str, ...]) -> str:
-    """Return the number of classes with the names of the first ones."""
+    """Return the number of classes with the first names, for a message."""
     unnamed = (f"{number - len(names)} unnamed",) if number > len(names) else ()
     first_names = ", ".join((*names[:MAX_SHOWN], *(("...",) if len(names) > MAX_SHOWN else ()), *unnamed))
     return counted(number, "class", "classes") + (f" ({first_names})" if names else "")

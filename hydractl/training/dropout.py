@@ -104,8 +104,7 @@ class BatchPatchDropout(nn.Module):
         self.noise = noise
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x (M B, T, D) with the prefix and the same number of patches of each sample, at least one.
-        """
+        """Return x (M B, T, D) with the prefix and the same number of patches of each sample, at least one."""
         if not self.training or self.p == 0:
             return x
         prefix, patches = x[:, : self.prefix], x[:, self.prefix :]

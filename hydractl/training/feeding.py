@@ -158,8 +158,7 @@ def rows_read(total: int, cut: Iterable[tuple[int, int, float]]) -> torch.Tensor
 
 
 def _span(draws: np.random.Generator, side: int, length: int) -> slice:
-    """Return an interval of `length` pixels around a random pixel, clipped to an image side of `side` pixels.
-    """
+    """Return an interval of `length` pixels around a random pixel, clipped to an image side of `side` pixels."""
     centre = int(draws.integers(side))
     return slice(max(centre - length // 2, 0), min(centre + (length + 1) // 2, side))
 
@@ -193,8 +192,7 @@ class InputSource(Protocol):
         ...
 
     def reseeded(self, seed: int) -> InputSource:  # noqa: ARG002 - sources without random numbers ignore it
-        """Return the same source with augmentation of another seed; the source itself if nothing is random.
-        """
+        """Return the same source with augmentation of another seed; the source itself if nothing is random."""
         return self
 
 

@@ -1,7 +1,7 @@
-"""The loop: steps, evaluations, early stopping, a learning-rate grid, and saving in between.
+"""Training loop: steps, evaluations, early stopping, a learning-rate grid, and saving of the state.
 
-It knows neither files of models nor images: a `Job` says what to train, on what, and what is good. `classifier_metrics`
-validates a classifier in all processes together.
+The loop knows neither model files nor data formats; a `Job` has the model, the batches, the loss and the
+evaluation. `classifier_metrics` validates a classifier in all processes.
 """
 
 from __future__ import annotations
@@ -27,19 +27,25 @@ from hydractl.training.resume import Metrics, Position, Snapshot, StateFolder, W
 from hydractl.training.trainer import Job, TrainingRun
 
 SAVE_EVERY_S = 30.0
+"""Seconds between saves of the state within an epoch. Chosen by hand; 60 would lose up to a minute of
+training on a crash."""
 EPOCH_SAVE_EVERY_S = 5.0
+"""Minimum number of seconds between saves at the end of an epoch. Chosen by hand; 10 saves less often if
+epochs are short."""
 SPEAK_EVERY_S = 20.0
+"""Seconds without an evaluation before the number of steps is reported. Chosen by hand; 40 halves the
+messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What came of it.
+    """Result of a training.
 
     Attributes:
-        weights: The trained parameters by name, on the CPU.
-        lr: The learning rate that validated best.
-        metrics: Of these weights.
-        step: How many steps these weights took.
+        weights: Trained parameters by name, on the CPU.
+        lr: Peak learning rate with the best validation metrics.
+        metrics: Validation metrics of these weights.
+        step: Number of steps after which the weights were reached.
     """
 
     weights: dict[str, torch.Tensor]
@@ -49,16 +55,16 @@ class Trained:
 
 
 def train(job: Job, engine: Engine, *, folder: StateFolder | None, start: Snapshot) -> Trained:
-    """Train every candidate of the learning-rate grid and return the one that validates best; ties go to the first.
+    """Train each candidate of the learning-rate grid, and return the best one; the first of equal ones.
 
     Args:
-        job: What to train.
-        engine: Where.
-        folder: Where the state goes, also when the run is interrupted; None saves nothing.
-        start: Where to go on.
+        job: Model, batches, loss and settings.
+        engine: Device and processes.
+        folder: Folder of the state, also saved on an interruption; None saves nothing.
+        start: State to start from.
 
     Raises:
-        CheckFailed: If every candidate diverged.
+        CheckFailed: If all candidates diverge.
     """
     snapshot = start
     for candidate in range(start.position.candidate, len(job.recipe.lr)):
@@ -87,7 +93,7 @@ def train(job: Job, engine: Engine, *, folder: StateFolder | None, start: Snapsh
 
 
 def _compared(snapshot: Snapshot, job: Job) -> Snapshot:
-    """Let a candidate that is done challenge the best before it."""
+    """Replace the winner in a snapshot by its finished candidate if the candidate is better."""
     position = snapshot.position
     if position.diverged:
         progress.warn(
@@ -107,20 +113,20 @@ def _compared(snapshot: Snapshot, job: Job) -> Snapshot:
 
 
 def _fit(run: TrainingRun, folder: StateFolder | None) -> Snapshot:
-    """Train one candidate to its end; an interruption saves the state."""
+    """Train one candidate to its end. An interruption saves the state."""
     if folder is not None and run.engine.leads and run.position.step == 0 and run.position.candidate > 0:
         folder.save(replace(run.snapshot, position=run.position))
     try:
         _steps(run, folder)
     except KeyboardInterrupt:
-        if not run.engine.shards:  # tensors in parts are made whole by all processes, and others have ended
+        if not run.engine.shards:  # Gathering sharded tensors needs all processes, and the others have ended.
             run.save(folder)
         raise
     return run.saved()
 
 
 def _save_is_due(run: TrainingRun) -> bool:
-    """Return whether to save after a step; the last step's result is as good as saved once it is published."""
+    """Return whether to save the state after a step."""
     step, every = run.position.step, run.job.save_every
     if every is not None:
         return step % every == 0
@@ -129,14 +135,14 @@ def _save_is_due(run: TrainingRun) -> bool:
 
 
 def _steps(run: TrainingRun, folder: StateFolder | None) -> None:
-    """Take the steps that are left, evaluating, saving and speaking in between."""
+    """Run the remaining steps, with evaluations, saves and progress messages."""
     job, first = run.job, run.position.step
     start_time = spoken = time.monotonic()
-    if run.evaluation_due:  # it was interrupted
+    if run.evaluation_due:  # The run was interrupted before this evaluation.
         run.evaluate()
         _log(run, None, evaluates=True)
         progress.step(_line(run, loss=None, left_s=0.0))
-    # of several processes one cannot finish a step that another has left
+    # With several processes, a step cannot be finished after another process has left it.
     guard = signals_held if run.engine.world == 1 else contextlib.nullcontext
     has_steps = first < job.total and not run.position.ended
     for pieces in job.feed.steps(first, job.total, run.share) if has_steps else ():
@@ -164,7 +170,7 @@ def _steps(run: TrainingRun, folder: StateFolder | None) -> None:
 
 
 def _log(run: TrainingRun, loss: float | None, *, evaluates: bool) -> None:
-    """Log a step's figures; steps of learning rates are counted on, one rate after the other."""
+    """Log the metrics of a step. Steps of successive learning rates are numbered consecutively."""
     position, job = run.position, run.job
     values = {}
     if loss is not None:
@@ -176,7 +182,7 @@ def _log(run: TrainingRun, loss: float | None, *, evaluates: bool) -> None:
 
 
 def _line(run: TrainingRun, *, loss: float | None, left_s: float) -> str:
-    """Return what is said after an evaluation."""
+    """Return the progress message after an evaluation."""
     position, per_epoch = run.position, run.job.feed.steps_per_epoch
     metrics = position.last
     grid = f"lr {run.lr:g}: " if len(run.job.recipe.lr) > 1 else ""
@@ -190,6 +196,7 @@ def _line(run: TrainingRun, *, loss: float | None, left_s: float) -> str:
 
 
 TALLIED = 4
+"""Number of sums that `tally` returns."""
 
 
 def classifier_metrics(
@@ -198,19 +205,23 @@ def classifier_metrics(
     labels: torch.Tensor,
     span_f1: Callable[[torch.Tensor], float] | None = None,
 ) -> Callable[[nn.Module], Metrics | None]:
-    """Return a function that measures a model which maps inputs to logits (B, C).
+    """Return a function that computes the validation metrics of a model with logits (B, C).
 
     Args:
-        engine: Who computes; each process takes every world-th batch.
-        batches: The validation data, in the same order each time they are gone over.
-        labels: Shape (N,), int64, the model's class of each item of the data set; or (N, Q), which of its Q labels apply, or the
-            class of each word, below 0 for none.
-        span_f1: Returns the F1 of spans, given the predicted class of each word (N, Q); None for models without words.
+        engine: Device and processes. Each process evaluates every `engine.world`-th batch.
+        batches: Validation data, with the same order in each pass.
+        labels: Classes of the model, shape (N,), int64; or (N, Q): 0 or 1 for each of Q labels, or the class
+            of each word, negative for words without a label.
+        span_f1: Function from the predicted class of each word (N, Q) to the F1 of spans; None for models
+            without words.
+
+    Returns:
+        Function from a model to its metrics, or to None if an output is not finite.
     """
 
     def measure(model: nn.Module) -> Metrics | None:
         sums, classes = [0.0] * TALLIED, torch.zeros_like(labels)
-        # what is made whole in inference is of no use in training
+        # Weights that FSDP gathers in inference mode cannot be used in training.
         with torch.no_grad() if engine.shards else torch.inference_mode():
             i, last = 0, None
             for i, batch in enumerate(batches, start=1):
@@ -223,11 +234,13 @@ def classifier_metrics(
                 batch_sums = tally(logits, labels[batch.indices])
                 sums = [total + batch_sum for total, batch_sum in zip(sums, batch_sums, strict=True)]
             if engine.shards and last is not None and engine.rank >= i % engine.world > 0:
-                model(inputs_on(last, engine.device))  # the others need this process's parts
+                # The other processes need this process's shards for their last batch.
+                model(inputs_on(last, engine.device))
         metrics = metrics_of(engine.sum(sums))
         if span_f1 is None or metrics is None:
             return metrics
-        if engine.world > 1:  # each process has the classes of its batches, and zeros
+        # Each process has the predicted classes of its own batches, and zeros elsewhere.
+        if engine.world > 1:
             classes = torch.tensor(engine.sum(classes.flatten().tolist())).long().view(labels.shape)
         return metrics.model_copy(update={"span_f1": span_f1(classes)})
 
@@ -235,11 +248,15 @@ def classifier_metrics(
 
 
 def tally(logits: torch.Tensor, labels: torch.Tensor) -> tuple[float, ...]:
-    """Return what a batch adds to `metrics_of`: right answers, nats, samples or their labels, and whether it has none that count.
+    """Return the sums of a batch for `metrics_of`.
 
     Args:
-        logits: Shape (B, C), or (B, Q, C).
-        labels: Shape (B,), or (B, Q), int64, on the CPU; those below 0 do not count.
+        logits: Shape (B, C), or (B, Q, C) for Q labels or words.
+        labels: Shape (B,) or (B, Q), int64, on the CPU. Negative labels are ignored.
+
+    Returns:
+        Number of correct predictions, sum of NLL in nats, number of labels, and 1 if a logit is not finite,
+        else 0.
     """
     log_probs, counted = logits.float().log_softmax(-1).cpu(), labels >= 0
     if not log_probs.isfinite().all():
@@ -253,7 +270,7 @@ def tally(logits: torch.Tensor, labels: torch.Tensor) -> tuple[float, ...]:
 
 
 def metrics_of(sums: Sequence[float]) -> Metrics | None:
-    """Return the metrics that the sums of all batches' tallies make, None if an output is not finite."""
+    """Return the metrics for the sums of all tallies, or None if an output was not finite."""
     correct, loss, count, broken = sums
-    # a share of whole samples, rid of the rounding that summing shares brings
+    # The count of correct predictions is a whole number; rounding removes the error of summing fractions.
     return None if broken else Metrics(accuracy=round(correct) / count, nll=loss / count)

@@ -1,4 +1,4 @@
-"""The plan of a training, and its checks: everything that headers and labels tell before anything is computed."""
+"""Plan of a training, and checks of headers and labels before any computation."""
 
 from __future__ import annotations
 
@@ -31,29 +31,31 @@ from hydractl.training.trainable import TrainableModel, Training
 from hydractl.training.trainer import keeps_statistics
 
 EVAL_BATCH = 256
-"""Samples in a batch of validation data."""
+"""Number of samples in a batch of validation data. Chosen by hand; 512 doubles the memory of activations
+during validation and does not change the metrics."""
 _TAKEN_BY_NONE = {
     "dropout": "the model has no dropout, except for attention weights",
     "drop_path": "the model has one block, and stochastic depth never skips the first",
 }
+"""Reason why a dropout setting has no effect on a model without suitable layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """Everything that is known before anything is computed.
+    """Model, data and settings of one training, known before any computation.
 
     Attributes:
         opened: The model; its header has the classes of the data.
-        how: Reading of items in this run.
-        training: Way of training, with the recipe and the seed.
-        names: Names of the tensors that training changes.
+        how: Preprocessing of this run.
+        training: Training method, with recipe and seed.
+        names: Names of the tensors to train.
         train: Training data.
-        train_labels: Classes of the model, (N,); or (N, Q) of Q labels or words, from `model_labels`.
+        train_labels: Classes of the model from `model_labels`, shape (N,), or (N, Q) for Q labels or words.
         val: Validation data.
-        val_labels: Their labels, likewise.
+        val_labels: Labels of the validation data, with the same axes.
         teachers: Opened teachers.
-        repulsion: Penalty on members that agree, or None.
-        zeroes_head: Whether training starts from a classifier of zeros.
+        repulsion: Penalty on members with equal predictions, or None.
+        zeroes_head: Whether the classifier is zero at the start of training.
         mixing: Mixing of the samples of a batch, or None.
     """
 
@@ -77,12 +79,12 @@ class TrainingPlan:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe."""
+        """Recipe of the training method."""
         return self.training.recipe
 
     @property
     def trains_head(self) -> bool:
-        """Whether nothing but classifiers trains."""
+        """Whether only the classifiers train."""
         return self.recipe.parts == ("head",)
 
     def initial_tensors(self) -> dict[str, Tensor]:
@@ -91,7 +93,7 @@ class TrainingPlan:
         return reset_head(self.opened.family, state) if self.zeroes_head else state
 
     def load(self) -> TrainableModel:
-        """Return the model in fp32; the tensors that may train require gradients."""
+        """Load the model in fp32. Only tensors named in `names` require gradients."""
         subject = self.training.load(
             self.opened.family, self.header, self.initial_tensors(), where=self.opened.reference
         )
@@ -101,11 +103,13 @@ class TrainingPlan:
         return subject
 
     def build(self) -> TrainableModel:
-        """Return the model at the start of training."""
+        """Return the model at the start of training, as the training method changes it."""
         return self.training.build(self.load(), self.names)
 
     def inputs(self) -> tuple[InputFile, ...]:
-        """Return the lineage entries of the model, the data and the teachers. Warns of samples that both data sets have.
+        """Return the lineage entries of model, data and teachers.
+
+        Warns of samples in both training and validation data.
 
         Raises:
             DataError: If an item cannot be read.
@@ -124,7 +128,9 @@ class TrainingPlan:
         return (self.opened.as_input(), *files, *(teacher.as_input() for teacher in self.teachers))
 
     def announce(self) -> None:
-        """Report the model, the data, the number of steps and the teachers. Warns of a temperature that is not kept.
+        """Report the model, the data, the number of steps and the teachers.
+
+        Warns if the model is its own teacher, or if its temperature is lost by training.
 
         Raises:
             UsageError: If the recipe does not fit the number of steps.
@@ -147,17 +153,17 @@ class TrainingPlan:
 def open_student(
     reference: str, *, arch: str | None = None, seed: int = 0, image_options: Mapping[str, Any]
 ) -> OpenModel:
-    """Open the model that trains.
+    """Open the model to train.
 
     Args:
         reference: See `hydractl.model_source`.
-        arch: Architecture of a bare file.
+        arch: Architecture of a file without a header, or None.
         seed: Seed of random weights.
         image_options: See `override_preprocessing`.
 
     Raises:
-        InputError: If it cannot be read.
-        UsageError: If it has no classifier and cannot get one, or does not take such images.
+        InputError: If the model cannot be read.
+        UsageError: If the model has no classifier and cannot get one, or does not accept the image options.
     """
     opened = open_model(reference, arch=arch, seed=seed, backbone=True)
     check_classes(opened)
@@ -167,10 +173,10 @@ def open_student(
 
 
 def check_classes(opened: OpenModel) -> None:
-    """Refuse a zero-shot model.
+    """Raise if the model is a zero-shot model.
 
     Raises:
-        UsageError: If it is one.
+        UsageError: If the model is a zero-shot model.
     """
     if opened.header.prompting is not None:
         raise UsageError(
@@ -182,16 +188,17 @@ def check_classes(opened: OpenModel) -> None:
 def reading_of(
     opened: OpenModel, recipe: Recipe, *, recipe_name: str | None, max_length: int | None
 ) -> Reading:
-    """Return how the model reads items in this run.
+    """Return the preprocessing of this run.
 
     Args:
         opened: The model.
         recipe: The recipe.
-        recipe_name: Name of the recipe that `recipe` was made from, or None.
-        max_length: Maximum number of tokens that was asked for; None for that of the recipe.
+        recipe_name: Name of the recipe before overrides, or None.
+        max_length: Maximum number of tokens from the command line; None for the maximum of the recipe.
 
     Raises:
-        UsageError: If the model does not read so many tokens, or the recipe changes images but the model reads texts.
+        UsageError: If the model does not accept this number of tokens, or reads texts and the recipe is for
+            images.
     """
     stored, name = opened.header.preprocess, opened.reference
     how = limited(stored, max_length, model=name)
@@ -210,7 +217,16 @@ def reading_of(
 
 
 def by_words(opened: OpenModel, dataset: Dataset, how: Reading) -> tuple[Dataset, Reading]:
-    """Return data and reading, of texts with a label per word as the tokenizer of the fitted model splits them."""
+    """Split texts with a label per word, with the tokenizer of the opened model.
+
+    Args:
+        opened: The model, with its final classifier.
+        dataset: The data.
+        how: Preprocessing of this run.
+
+    Returns:
+        Data and preprocessing; unchanged for images and for texts with one label.
+    """
     if not isinstance(how, Tokenization) or not dataset.task.by_word:
         return dataset, how
     how = how.model_copy(update=dict(opened.header.preprocess) | {"max_length": how.max_length})
@@ -218,10 +234,12 @@ def by_words(opened: OpenModel, dataset: Dataset, how: Reading) -> tuple[Dataset
 
 
 def check_members(opened: OpenModel, how: Reading, *, own_batches: bool, repulsion: bool) -> None:
-    """Refuse own batches and repulsion of a model without members, own batches after a trunk, and repulsion of texts.
+    """Raise if own batches or repulsion are requested for an unsuitable model.
+
+    Own batches need a hydra without a shared trunk. Repulsion needs a hydra for images.
 
     Raises:
-        UsageError: If the options do not fit the model.
+        UsageError: If an option does not fit the model.
     """
     name, kind, plan = opened.reference, opened.header.kind, opened.header.plan
     trunk = 0 if plan is None else plan.trunk
@@ -260,10 +278,10 @@ def check_members(opened: OpenModel, how: Reading, *, own_batches: bool, repulsi
 
 
 def trained_names(opened: OpenModel, training: Training) -> tuple[str, ...]:
-    """Return the names of the tensors that training changes. They follow from the header.
+    """Return the names of the tensors to train. Only the header is read.
 
     Raises:
-        UsageError: If there are none.
+        UsageError: If there are no such tensors.
     """
     header, recipe, family = opened.header, training.recipe, opened.family
     if recipe.trains_own_parts and header.plan is None:
@@ -287,7 +305,9 @@ def trained_names(opened: OpenModel, training: Training) -> tuple[str, ...]:
 
 
 def check_layers(opened: OpenModel, recipe: Recipe, *, recipe_name: str | None) -> None:
-    """Refuse rates of dropout that no layer uses, except those of a named recipe. Warns of batch norms that learn slowly.
+    """Raise if a dropout rate has no effect on the model, unless the named recipe contains it.
+
+    Warns if a model with random weights has batch norms, whose statistics do not change in training.
 
     Raises:
         UsageError: If a rate has no effect.
@@ -310,9 +330,14 @@ def check_layers(opened: OpenModel, recipe: Recipe, *, recipe_name: str | None) 
 
 
 def training_labels(opened: OpenModel, dataset: Dataset, how: Reading) -> tuple[Tensor, OpenModel, Reading]:
-    """Return the labels of the training data as classes of the model, and what the data tell of the model and its reading.
+    """Return the labels of the training data as classes of the model, with the updated model.
 
-    Classes of the model without names get those of the data; texts that are pairs, or single ones, are read so.
+    Unnamed classes of the model get the names of the data. Preprocessing is set to pairs or single texts,
+    like the data.
+
+    Returns:
+        Labels of shape (N,), or (N, Q) for Q labels or words; the model with the new header; the
+        preprocessing of this run.
     """
     header = opened.header
     table = match_classes(dataset, header.labels, num_classes=header.num_classes, called="`--data`")
@@ -328,7 +353,15 @@ def training_labels(opened: OpenModel, dataset: Dataset, how: Reading) -> tuple[
 
 
 def validation_labels(opened: OpenModel, dataset: Dataset, trained: Dataset) -> Tensor:
-    """Return the labels of the validation data. A class that the training data lack is never taken for one that they have.
+    """Return the labels of the validation data as classes of the model.
+
+    If the validation data has a class name unknown to model and training data, classes are matched by name
+    only. Matching them in order would take the unknown class for another one.
+
+    Args:
+        opened: The model, with the classes of the training data.
+        dataset: Validation data.
+        trained: Training data.
 
     Raises:
         DataError: If the labels do not fit.

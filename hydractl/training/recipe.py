@@ -421,8 +421,7 @@ class Recipe:
         return epochs * steps_per_epoch
 
     def idle(self) -> dict[str, Constraint]:
-        """Return the settings that have no effect because of another setting, each with its unmet constraint.
-        """
+        """Return the settings that have no effect because of another setting, each with its unmet constraint."""
         return dict(violations(self, "only_with"))
 
     def options(self) -> dict[str, OptionValue]:

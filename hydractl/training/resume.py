@@ -1,8 +1,8 @@
-"""State of an interrupted run, to resume at the exact step: tensors in safetensors, the rest in JSON.
+"""State of an interrupted run, to resume at the same step: tensors in safetensors files, the rest in JSON.
 
-`state.json` names the files that belong together, with their digests and its own digest. It is replaced last and as a whole,
-so a kill at any moment leaves either the state before or the state after. It identifies the folder: a folder without it, or
-with other files, is never touched.
+`state.json` names the files of one state, with their digests and its own digest. It is replaced last, in one
+operation, so after a kill at any time either the old or the new state is complete. The file also identifies
+the folder: folders without `state.json`, or with other files, are never changed.
 """
 
 from __future__ import annotations
@@ -39,17 +39,26 @@ if TYPE_CHECKING:
 
 
 LONGEST, MOST = 60, 3
-"""Maximum length of a value in a message, and maximum number of settings in it."""
+"""Maximum length of a value in a message, in characters, and maximum number of settings in a message. Chosen
+by hand for messages of a few lines; doubling them doubles the longest message."""
 
 
 def texts_of(settings: Mapping[str, object]) -> dict[str, str]:
-    """Return settings as short texts: of a long value its digest, of None nothing."""
+    """Return settings as short texts: long values as digests, without settings that are None."""
     texts = {name: _text(value) for name, value in settings.items() if value is not None}
     return {name: text if len(text) <= LONGEST else digest_text(text)[:19] for name, text in texts.items()}
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> str | None:
-    """Return which settings differ, from which value to which; None where nothing is known of the run before."""
+    """Return the settings that differ, with old and new values, for a message.
+
+    Args:
+        before: Settings of the stored run, from `texts_of`.
+        after: Settings of this run.
+
+    Returns:
+        None if `before` is empty or nothing differs.
+    """
     if not before:
         return None
     names = [name for name in {**after, **before} if before.get(name) != after.get(name)]
@@ -81,7 +90,7 @@ _MARK = b'"hydractl.training-state/'
 
 
 class OtherRunError(OutputExists):
-    """What an unfinished run keeps beside its output belongs to other options, inputs or versions than those of this run."""
+    """Error for the state of an unfinished run with other options, inputs or versions."""
 
     def __init__(self, path: Path, changes: str | None) -> None:
         super().__init__(
@@ -92,32 +101,43 @@ class OtherRunError(OutputExists):
 
 
 class Metrics(StrictModel):
-    """Metrics on the validation data: accuracy in [0, 1], mean negative log-likelihood in nats, and of words the F1 of spans."""
+    """Metrics on the validation data.
+
+    Attributes:
+        accuracy: Accuracy in [0, 1].
+        nll: Mean negative log-likelihood in nats.
+        span_f1: F1 of spans in [0, 1]; None for models without words.
+    """
 
     accuracy: float
     nll: float
     span_f1: float | None = Field(default=None, exclude_if=lambda value: value is None)
 
     def beats(self, reference: Metrics | None, *, delta: float = 0.0) -> bool:
-        """Return whether this is better: more accurate by more than `delta`, or as accurate and likelier by so much."""
+        """Return whether the metrics are better than `reference` by more than `delta`.
+
+        Better means a higher accuracy, or a lower NLL at an accuracy that is at least equal. Any metrics beat
+        None.
+        """
         if reference is None or self.accuracy > reference.accuracy + delta:
             return True
         return self.accuracy >= reference.accuracy and self.nll < reference.nll - delta
 
 
 class Position(StrictModel):
-    """How far one candidate of the learning-rate grid has come.
+    """Progress of one candidate of the learning-rate grid.
 
     Attributes:
-        candidate: Its place in the grid, from 0.
-        step: Optimiser steps done.
-        ended: Whether it stopped before the last step, early or because it diverged.
-        diverged: Whether its outputs are no longer finite.
-        last: What the last evaluation found.
-        best: The best that an evaluation found, and `best_step` when.
-        mark: What the next evaluation must improve on to count as improvement.
-        stale: Evaluations since then.
-        evaluated: The step of the last evaluation; an interrupted one is owed.
+        candidate: Index of the candidate in the grid, from 0.
+        step: Number of optimizer steps so far.
+        ended: Whether training ended before the last step, early or because of divergence.
+        diverged: Whether the outputs are not finite.
+        last: Metrics of the last evaluation.
+        best: Best metrics of any evaluation.
+        best_step: Step of the best metrics.
+        mark: Metrics that the next evaluation must improve by `Recipe.patience_delta`.
+        stale: Evaluations since `mark`.
+        evaluated: Step of the last evaluation. An interrupted evaluation is repeated.
     """
 
     candidate: int = Field(default=0, ge=0)
@@ -133,7 +153,13 @@ class Position(StrictModel):
 
 
 class Winner(StrictModel):
-    """The best candidate that is done: its place in the grid, its metrics, and the steps its weights took."""
+    """Best finished candidate of the learning-rate grid.
+
+    Attributes:
+        candidate: Index of the candidate in the grid, from 0.
+        metrics: Metrics of its weights.
+        step: Number of steps after which the weights were reached.
+    """
 
     candidate: int = Field(ge=0)
     metrics: Metrics
@@ -141,7 +167,7 @@ class Winner(StrictModel):
 
 
 class StateFile(SealedDocument):
-    """What `state.json` holds."""
+    """Content of `state.json`."""
 
     kind_of_file: ClassVar[str] = "training-state"
 
@@ -158,16 +184,16 @@ class StateFile(SealedDocument):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A run between two steps.
+    """State of a run between two steps.
 
     Attributes:
-        position: Of the present candidate.
-        weights: Its trained parameters by name; empty before its first step.
-        optimizer: Its optimiser's state by name.
-        average: The mean of its parameters that is answered with; empty without one, and before it begins.
-        best: Its best parameters; empty unless they are kept.
-        winner: The best candidate before it.
-        winner_weights: That candidate's parameters.
+        position: Progress of the current candidate.
+        weights: Trained parameters by name; empty before the first step.
+        optimizer: State of the optimizer by name.
+        average: Mean of the parameters, see `Average`; empty before the mean starts or without a mean.
+        best: Parameters with the best metrics; empty unless the recipe keeps the best.
+        winner: Best finished candidate, or None.
+        winner_weights: Parameters of the winner.
     """
 
     position: Position = field(default_factory=Position)
@@ -179,7 +205,7 @@ class Snapshot:
     winner_weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def named(self) -> dict[str, tuple[str, Mapping[str, torch.Tensor]]]:
-        """Return each group of tensors with the name of its file, which changes when the content does."""
+        """Return each non-empty group of tensors with its file name, which changes with the content."""
         at, won = self.position, self.winner.candidate if self.winner else 0
         stem = f"{at.candidate}-{at.step}"
         groups = {
@@ -193,33 +219,33 @@ class Snapshot:
 
 
 class StateFolder:
-    """The folder beside an output in which its run keeps its state."""
+    """Folder with the state of a run, next to the output."""
 
     def __init__(self, path: Path, fingerprint: str, settings: Mapping[str, str] | None = None) -> None:
-        """Name the folder; nothing is touched.
+        """Create the object; no file is read or written.
 
         Args:
-            path: The folder.
-            fingerprint: Digest of everything that the run's result hangs on.
-            settings: What of that a refusal may name, as `texts_of` has it.
+            path: Path of the folder.
+            fingerprint: Digest of everything that determines the result of the run.
+            settings: Settings for messages about another run, from `texts_of`.
         """
         self.path = path
         self.fingerprint = fingerprint
         self._settings = dict(settings or {})
-        self._digests: dict[str, str] | None = None  # None until the folder is this run's
+        self._digests: dict[str, str] | None = None  # None until the folder contains the state of this run.
 
     def resumed(self, *, force: bool, others: bool = False) -> Snapshot:
-        """Return where to go on: at the beginning, unless there is a state of this run.
+        """Return the stored snapshot, or an empty snapshot if the folder has no state of this run.
 
         Args:
-            force: Start anew. What is there is replaced by the first save, not before.
-            others: Whether the state of a run with other options, inputs or versions counts as none, and is so replaced.
+            force: Whether to start again. The first save replaces the old state.
+            others: Whether to discard the state of a run with other options, inputs or versions.
 
         Raises:
-            OutputExists: If something stands there that is not ours.
-            OtherRunError: If there is a state of another run.
-            ManifestError: If there is one that cannot be read.
-            CheckpointError: If a file of it is missing or damaged.
+            OutputExists: If the path has content that hydractl did not write.
+            OtherRunError: If the folder has the state of another run.
+            ManifestError: If the state cannot be read.
+            CheckpointError: If a file of the state is missing or damaged.
         """
         is_of_another_run = others and self._is_of_another()
         if not self.check(force=force or is_of_another_run):
@@ -235,15 +261,15 @@ class StateFolder:
         return start
 
     def check(self, *, force: bool) -> bool:
-        """Return whether there is a state of this run to go on from.
+        """Return whether the folder has a state of this run.
 
         Args:
-            force: Whether any state counts as none, and may be replaced.
+            force: Whether to ignore any state.
 
         Raises:
-            OutputExists: If something stands there that is not ours.
-            OtherRunError: If there is a state of another run.
-            ManifestError: If there is one that cannot be read.
+            OutputExists: If the path has content that hydractl did not write.
+            OtherRunError: If the folder has the state of another run.
+            ManifestError: If the state cannot be read.
         """
         remove_dead_parts(self.path)
         if not os.path.lexists(self.path):
@@ -256,7 +282,7 @@ class StateFolder:
         return not force and has_content(self.path / NAME) and bool(self._read_state_file())
 
     def _strange(self) -> str | None:
-        """Return why what stands there is not ours, None if it is."""
+        """Return why hydractl did not write the content of the path, for a message; None if it did."""
         if self.path.is_symlink():
             return "is a symbolic link"
         if not self.path.is_dir():
@@ -294,7 +320,9 @@ class StateFolder:
         """Read the state.
 
         Raises:
-            CheckpointError: If a file of it is missing or damaged.
+            OtherRunError: If the folder has the state of another run.
+            ManifestError: If the state cannot be read.
+            CheckpointError: If a file of the state is missing or damaged.
         """
         state = self._read_state_file()
         try:
@@ -309,21 +337,30 @@ class StateFolder:
         return Snapshot(position=state.position, winner=state.winner, **groups)
 
     def save(self, snapshot: Snapshot) -> None:
-        """Replace the state; a file that has not changed stays as it is.
+        """Replace the state. Unchanged files are not written again.
 
         Raises:
-            OutputError: If it cannot be written.
+            OutputError: If the state cannot be written.
         """
         if self._digests is not None:
             self._write(self.path, snapshot, self._digests)
             return
         with publish_folder(self.path) as folder:
             digests = self._write(folder, snapshot, {})
-            self.clear()  # the state of another run, only after this one is complete
+            self.clear()  # The state of another run is removed only after the new one is complete.
         self._digests = digests
 
     def _write(self, folder: Path, snapshot: Snapshot, digests: dict[str, str]) -> dict[str, str]:
-        """Write a snapshot; `digests` are the digests of files that are there, and then those of its own."""
+        """Write a snapshot and remove old files.
+
+        Args:
+            folder: Folder to write to.
+            snapshot: State of the run.
+            digests: Digests of existing files by name; changed in place.
+
+        Returns:
+            Digests of the files of the snapshot.
+        """
         groups = snapshot.named()
         for name, tensors in groups.values():
             if name not in digests:
@@ -348,20 +385,21 @@ class StateFolder:
         return digests
 
     def clear(self) -> None:
-        """Remove the folder, if it is there, but nothing that is not ours."""
+        """Remove the folder if it exists. Files that hydractl did not write are kept."""
         mine, self._digests = self._digests is not None, None
         if not self.path.is_dir() or self.path.is_symlink():
             return
-        if self._strange() is not None:  # somebody put something into it meanwhile
+        if self._strange() is not None:  # Another program has written to the folder since the run started.
             for path in [path for path in self.path.iterdir() if mine and _OURS.fullmatch(path.name)]:
                 path.unlink()
             return
-        scratch = scratch_beside(self.path)  # from one moment to the next, as it came
+        scratch = scratch_beside(self.path)  # The rename removes the state in one operation.
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
-            keep(descriptor, self.path)  # so that nobody takes it for one that a killed command left
+            # Prevents other commands from treating the folder as a leftover of a killed command.
+            keep(descriptor, self.path)
             self.path.rename(scratch)
             shutil.rmtree(scratch)
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)  # a signal may have come in between
+            shutil.rmtree(scratch, ignore_errors=True)  # A signal may have interrupted the first removal.
             os.close(descriptor)

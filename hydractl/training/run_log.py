@@ -46,8 +46,7 @@ class RunLog:
         self.trackers, self.every = trackers, every
 
     def due(self, step: int) -> bool:
-        """Return whether to log the loss of a step, counted from 1. The result is the same in all processes.
-        """
+        """Return whether to log the loss of a step, counted from 1. The result is the same in all processes."""
         return self.every is not None and step % self.every == 0
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Models that the trained one learns from: opened, checked from their headers, and built."""
+"""Teachers of a training: opening them, checks of their headers, and the distillation loss."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from hydractl.training.accelerator import Engine
 from hydractl.training.losses import DistillationLoss, Teacher
 
 MAX_SHOWN_CHARACTERS = 60
-"""Maximum length of a value in a message, in characters."""
+"""Maximum length of two differing values in a message, in characters. Chosen by hand for one line; 120 would
+show longer values."""
 
 
 def open_teachers(references: Sequence[str]) -> tuple[OpenModel, ...]:
-    """Open the teachers; reads headers.
+    """Open the teachers; only headers are read.
 
     Raises:
-        CheckpointError: If one is missing or malformed.
-        UsageError: If one has random weights.
+        CheckpointError: If a teacher is missing or malformed.
+        UsageError: If a teacher has random weights.
     """
     for reference in references:
         if reference.startswith("arch:"):
@@ -38,16 +39,16 @@ def open_teachers(references: Sequence[str]) -> tuple[OpenModel, ...]:
 
 
 def check_teachers(teachers: tuple[OpenModel, ...], student: Header, how: Reading) -> None:
-    """Refuse teachers of a wrong number, with other preprocessing, or with other classes.
+    """Raise if teachers have a wrong number, other preprocessing, or other classes.
 
     Args:
         teachers: Opened teachers.
-        student: Header of the model that trains, with the classes of the data.
-        how: Reading of items in this run.
+        student: Header of the student, with the classes of the data.
+        how: Preprocessing of this run.
 
     Raises:
-        UsageError: If their number does not fit a hydra.
-        CheckpointError: If one of them cannot teach this model.
+        UsageError: If the number of teachers or of their members does not fit a hydra.
+        CheckpointError: If a teacher has other preprocessing, classes or tensors.
     """
     members = len(student.masks)
     theirs = len(teachers[0].header.masks) if len(teachers) == 1 else 1
@@ -81,7 +82,7 @@ def lesson_of(
     weight: float,
     halves: bool,
 ) -> DistillationLoss | None:
-    """Load the teachers on the device of the student; None if there are none.
+    """Load the teachers on the device of the student, and return the distillation loss.
 
     Args:
         teachers: Opened teachers.
@@ -89,7 +90,10 @@ def lesson_of(
         engine: Device of the student.
         temperature: Temperature of the distillation loss.
         weight: Weight of the distillation loss, in (0, 1].
-        halves: Whether teachers compute in bf16 under autocast, as the student does.
+        halves: Whether teachers run in bf16 under autocast, like the student.
+
+    Returns:
+        None without teachers.
     """
 
     def teacher_of(opened: OpenModel) -> Teacher:
@@ -113,7 +117,7 @@ def lesson_of(
 
 
 def _splits(teachers: tuple[OpenModel, ...], student: Header) -> bool:
-    """Return whether the only teacher is a hydra whose members teach a hydra's members."""
+    """Return whether student and only teacher are hydras with the same number of members."""
     first = teachers[0].header if len(teachers) == 1 else None
     are_hydras = first is not None and first.plan is not None and student.plan is not None
     return are_hydras and first is not None and len(first.masks) == len(student.masks)

@@ -1,4 +1,4 @@
-"""A base, a member, or all members of a hydra as they train, and the base class of ways of training.
+"""Models in training: a base, a member, or all members of a hydra; base class of training methods.
 
 Axes: M members, B batch, C classes.
 """
@@ -31,24 +31,26 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Together(nn.Module):
-    """A hydra as it trains: the trunk once, then each member apart."""
+    """Hydra in training: the trunk runs once, then each member."""
 
     def __init__(self, hydra: Hydra, *, by_member: bool = False) -> None:
         """Wrap a hydra.
 
         Args:
             hydra: The hydra.
-            by_member: Whether members have samples of their own in training, (M B, ...); it then has no trunk.
+            by_member: Whether each member has its own samples in training, (M B, ...). Such a hydra has no
+                trunk.
         """
         super().__init__()
-        hydra.lay_out("in turn")  # stacked weights are copies, which each step or each shard would make anew
+        hydra.lay_out("in turn")  # Stacked weights are copies, which each step would have to make again.
         self.hydra, self.by_member = hydra, by_member
 
     @override
     def forward(self, inputs: Inputs) -> torch.Tensor:
-        """Return the members' logits (M, B, C) in training, the ensemble's log-probabilities (B, C) in evaluation.
+        """Return members' logits (M, B, C) in training mode, and log-probabilities (B, C) in evaluation.
 
-        Members that have samples of their own in training are given (M B, ...).
+        Args:
+            inputs: Batch of B samples; in training mode with `by_member`, M B samples.
         """
         if self.by_member and self.training:
             outputs = self.hydra.tower().forward_member_inputs(self.hydra.adapted(inputs))
@@ -56,18 +58,18 @@ class Together(nn.Module):
         return self.answer(self.hydra.member_logits(inputs))
 
     def answer(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the result of `forward`, given the members' logits (M, B, C)."""
+        """Return the result of `forward` for members' logits (M, B, C)."""
         return logits if self.training else ensemble_log_probs(logits.log_softmax(-1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainableModel:
-    """A model in memory, or several models that train together.
+    """Model in memory, or several models that train together.
 
     Attributes:
-        module: Inputs to logits (B, C); for a hydra a `Together`.
-        states: Parameters and buffers of each member or model by the library's names. The tensors are those of the module;
-            members of a hydra share the same tensor object.
+        module: Module with inputs to logits (B, C); for a hydra a `Together`.
+        states: Parameters and buffers of each member or model, by the library's names. The tensors are those
+            of the module; members of a hydra have shared tensors as the same object.
         header: Header of the model.
         family: Family of the model.
     """
@@ -94,10 +96,10 @@ class TrainableModel:
             header: Header of the checkpoint.
             state: Tensors of the checkpoint.
             where: Name of the model in messages.
-            by_member: See `Together`; applies to hydras.
+            by_member: See `Together`; ignored for single models.
 
         Raises:
-            CheckpointError: If its tensors are not those of its architecture, masks and plan.
+            CheckpointError: If the tensors do not fit architecture, masks and plan.
         """
         module: nn.Module
         if header.plan is None:
@@ -110,7 +112,7 @@ class TrainableModel:
         return cls(module=module, states=states, header=header, family=family)
 
     def tensors(self) -> list[dict[str, torch.Tensor]]:
-        """Return the tensors of each file by the names in the file: the inverse of `of`."""
+        """Return the tensors of each file by the names in the file; the inverse of `of`."""
         if self.header.plan is None:
             return [dict(state) for state in self.states]
         return [join_members(self.family, self.header.plan.fates, [dict(state) for state in self.states])]
@@ -122,9 +124,9 @@ class TrainableModel:
 
 @dataclass(kw_only=True)
 class Training:
-    """Full fine-tuning: each selected weight trains itself. A plugin derives other ways of training.
+    """Full fine-tuning: each selected weight trains itself. Plugins derive other training methods.
 
-    A run has one instance, and builds the model several times.
+    A run has one instance, which builds the model several times.
 
     Attributes:
         model: Name of the model in messages.
@@ -132,9 +134,9 @@ class Training:
         recipe: The recipe.
         seed: Seed of the run.
         own_batches: Whether each member of a hydra has its own batches.
-        options: Options of the plugin that provides the class.
+        options: Options of the plugin with this class.
         trains_all: Whether each selected weight trains itself.
-        repeat: Number of times that an epoch uses each sample.
+        repeat: Number of times each sample is used per epoch.
     """
 
     model: str
@@ -150,24 +152,24 @@ class Training:
         """Set further attributes of a derived class."""
 
     def check_base(self) -> None:
-        """Refuse a base, before it is fused, whose hydra cannot be trained this way."""
+        """Raise if a hydra of the base cannot be trained by this method. Called before fusing."""
 
     def check(self, task: Task, data: str) -> None:
-        """Refuse a model, or training data named `data` of a task, that cannot be trained this way."""
+        """Raise if the model, or the task of the training data `data`, does not suit the method."""
 
     def select(
         self, family: Family, model: nn.Module, state: Mapping[str, torch.Tensor], names: Collection[str]
     ) -> tuple[str, ...]:
-        """Return the names of the tensors that training changes.
+        """Return the names of the tensors to train.
 
         Args:
             family: Family of the model.
-            model: A model without weights, of a hydra the first member.
-            state: Its tensors by the library's names.
-            names: Names of the tensors that options select.
+            model: Model without weights; for a hydra its first member.
+            state: Tensors of `model` by the library's names.
+            names: Names that options select.
 
         Raises:
-            UsageError: If there are none.
+            UsageError: If no name remains.
         """
         del family, model, state
         return tuple(names)
@@ -179,46 +181,46 @@ class Training:
         return TrainableModel.of(family, header, state, where=where, by_member=self.own_batches)
 
     def build(self, subject: TrainableModel, names: Collection[str]) -> TrainableModel:
-        """Return a loaded model as it trains; `names` may train."""
+        """Change a loaded model for training, and return the result; `names` are the tensors to train."""
         del names
         return subject
 
     def open_feed(
         self, feed: ItemFeed, load: Callable[[], TrainableModel], names: Collection[str], engine: Engine
     ) -> Feed:
-        """Return the batches of training, derived from the batches of the data.
+        """Return the batches of the training.
 
         Args:
             feed: Batches of the data.
-            load: Loads the model.
-            names: Names of the tensors that may train.
+            load: Returns the model.
+            names: Names of the tensors to train.
             engine: Device and processes.
         """
         del load, names, engine
         return feed
 
     def change_job(self, job: Job) -> Job:
-        """Return the job of the training loop, with changes."""
+        """Return the job of the training loop, changed for the method."""
         return job
 
     def is_own(self, parameter: str) -> bool:
-        """Return whether a trained parameter is one of the model, not of the method or of a copy."""
+        """Return whether a trained parameter belongs to the model, not to the method or a copy."""
         del parameter
         return True
 
     def join(self, modules: Sequence[nn.Module]) -> nn.Module:
-        """Return the module whose predictions are those of the written models."""
+        """Return a module with the predictions of the published models."""
         return modules[0]
 
 
 def of_each(header: Header, loss: Loss, *, by_member: bool = False, several: bool = False) -> Loss:
-    """Return the loss of the outputs of a model in training: the mean over members.
+    """Return the loss of a model in training, averaged over members.
 
     Args:
         header: Header of the model.
-        loss: Loss of one member, from logits (B, C) and labels (B,).
-        by_member: Whether each member has its own labels, one member after another.
-        several: Whether several models train without being a hydra.
+        loss: Loss of one member for logits (B, C) and labels (B,).
+        by_member: Whether each member has its own labels, concatenated on the batch axis.
+        several: Whether several models train without being members of a hydra.
     """
     if header.plan is None and not several:
         return loss

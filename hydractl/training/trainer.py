@@ -1,7 +1,7 @@
-"""One candidate of a learning-rate grid: its model, its optimiser, a step, means of its weights, an evaluation.
+"""Training of one candidate of a learning-rate grid: steps, averaged weights and evaluation.
 
-Recomputation and compilation replace forward passes on the modules, so that names of parameters stay, and only while
-gradients are recorded in training. Results do not depend on them.
+Recomputation and compilation replace the forward pass on the instance, which keeps the names of parameters.
+They apply only in training mode while gradients are recorded. Results do not depend on them.
 """
 
 from __future__ import annotations
@@ -50,19 +50,21 @@ if TYPE_CHECKING:
 
 
 WARMUP_POWER = 2 / 3
+"""Exponent of the EMA warm-up of timm's `ModelEmaV3` (`use_warmup`). Twice the value would forget initial
+weights more slowly."""
 
 
 def share_of(recipe: Recipe, step: int, *, total: int, steps_per_epoch: int) -> float:
-    """Return what the weights after a step count in the mean, in [0, 1]; 1 where it begins.
+    """Return the weight of the current weights in their running mean, in [0, 1]; 1 starts the mean.
 
-    With `ema` that is 1 - d of `Recipe.ema`. With `swa` it is 1 / n for the n-th weights that are averaged, so that all
-    count alike; 0 for those that are not, and before it begins.
+    With `ema` the weight is 1 - d of `Recipe.ema`. With `swa` the n-th averaged weights have weight 1 / n, so
+    that all have equal weight in the mean; weights that are not averaged have weight 0.
 
     Args:
-        recipe: Has one of the two.
-        step: How many steps the weights have taken, 1 <= step <= total.
-        total: All steps.
-        steps_per_epoch: So many are an epoch.
+        recipe: Recipe with `ema` or `swa`.
+        step: Number of steps so far, 1 <= step <= total.
+        total: Number of all steps.
+        steps_per_epoch: Number of steps per epoch.
     """
     if recipe.ema is not None:
         return max(1 - recipe.ema, float(step**-WARMUP_POWER))
@@ -73,28 +75,28 @@ def share_of(recipe: Recipe, step: int, *, total: int, steps_per_epoch: int) -> 
 
 
 class Average:
-    """The mean of a model's weights, beside those that train.
+    """Running mean of a model's parameters.
 
     Attributes:
-        tensors: The mean by name, on the model's device; empty until it begins.
+        tensors: Mean by name, on the device of the model. Empty before the mean starts.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take up a mean.
+        """Start or resume a mean.
 
         Args:
-            parameters: What trains, by name, where it trains.
-            tensors: The mean so far; empty at the beginning.
+            parameters: Trained parameters by name.
+            tensors: Mean so far by name; empty at the start.
         """
         self.parameters = parameters
-        # in the order of the parameters: both are walked side by side, and a file has an order of its own
+        # The order is that of the parameters, because `add` pairs both by position. A file has another order.
         self.tensors = {
             n: like(p, tensors[n]).to(p.device, copy=True) for n, p in parameters.items() if tensors
         }
         self._swapped = False
 
     def add(self, share: float) -> None:
-        """Let the weights as they are now count a share of the mean, which begins with a share of 1."""
+        """Add the current weights to the mean with weight `share`, in [0, 1]; 1 starts the mean."""
         current = {name: parameter.detach() for name, parameter in self.parameters.items()}
         if share == 1:
             self.tensors = copy_tensors(current)
@@ -103,7 +105,7 @@ class Average:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Give the model the mean for weights within the block; an interruption finds its own back."""
+        """Swap the mean into the model for the block. An interruption restores the weights."""
         try:
             with signals_held():
                 self._swap()
@@ -121,9 +123,10 @@ class Average:
 
 
 def recompute_blocks(model: nn.Module) -> None:
-    """Let the backward pass run each block's forward pass again, so that only what goes from block to block is held till then.
+    """Recompute the forward pass of each block in the backward pass, to save memory.
 
-    The same numbers come again, drops included: gradients are the same to the last bit.
+    Only the stream between blocks is stored. Dropout masks are the same in both passes, so gradients have the
+    same bits.
     """
     for tower in model.modules():
         for block in tower.layers() if isinstance(tower, Tower) else ():
@@ -131,21 +134,22 @@ def recompute_blocks(model: nn.Module) -> None:
 
 
 def compile_step(model: nn.Module, *, name: str) -> None:
-    """Compile the forward and the backward pass of training, as one graph.
+    """Compile the forward and backward pass of training as one graph.
 
     Args:
-        model: On its device, in the dtype that it trains in.
-        name: What messages call it.
+        model: Model on its device, in its training dtype.
+        name: Name of the model in messages.
 
     Raises:
-        UsageError: When it runs, if it is not one graph, or this machine cannot compile.
+        UsageError: In the first step, if the model is not one graph or this machine cannot compile.
     """
     run = compiled(model.forward, name=name)
     _run_instead(model, lambda _, *args: run(*args))
 
 
 def _checkpointed(forward: Callable[..., Stream], stream: Stream, *args: Any) -> Stream:  # noqa: ANN401 - as the block's
-    # the tokens by themselves tell on which device the state of random numbers is to be kept
+    # `checkpoint` finds the device of the random state from tensor arguments, so the tokens are passed
+    # separately.
     def run(tokens: torch.Tensor) -> Stream:
         return forward(stream.with_tokens(tokens), *args)
 
@@ -153,7 +157,7 @@ def _checkpointed(forward: Callable[..., Stream], stream: Stream, *args: Any) ->
 
 
 def _run_instead(module: nn.Module, run: Callable[..., Any]) -> None:
-    """Let `run`, given a module's forward pass and its arguments, stand for that where gradients are recorded in training."""
+    """Replace a module's forward pass by `run(forward, *args)` in training mode while gradients are recorded."""
     forward = module.forward
 
     def chosen(*args: Any) -> Any:  # noqa: ANN401 - as the module's
@@ -163,10 +167,11 @@ def _run_instead(module: nn.Module, run: Callable[..., Any]) -> None:
 
 
 def begin_training(model: nn.Module) -> None:
-    """Switch a model to training but for layers with running statistics, which stay in evaluation; their weights train.
+    """Switch a model to training mode, except for layers with running statistics, whose weights still train.
 
-    Batch norm in training mode makes a sample hang on the others of its piece, and changes buffers that are no parameters:
-    results would hang on pieces and processes, and a file would hold other statistics than were validated.
+    Batch norm in training mode makes a sample depend on the other samples of its piece, and changes buffers.
+    Results would depend on pieces and processes, and the published statistics would differ from the validated
+    ones.
     """
     model.train()
     for module in _with_statistics(model):
@@ -174,7 +179,7 @@ def begin_training(model: nn.Module) -> None:
 
 
 def keeps_statistics(model: nn.Module) -> bool:
-    """Return whether a model has layers that `begin_training` leaves in evaluation."""
+    """Return whether a model has layers that `begin_training` leaves in evaluation mode."""
     return bool(_with_statistics(model))
 
 
@@ -184,32 +189,34 @@ def _with_statistics(model: nn.Module) -> list[nn.Module]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to train.
+    """Model, batches, loss, evaluation and settings of a training.
 
     Attributes:
-        build: Makes the model anew, on the CPU; the parameters that require gradients train.
-        feed: Where batches come from.
-        loss: Outputs and labels as pieces have them to one loss a sample, (B,).
-        evaluate: The model's validation metrics, None if its outputs are not finite. Called by every process.
-        probe: Inputs of one sample, to find parameters that the output does not hang on.
-        recipe: How.
-        seed: Of dropout; the feed has its own.
-        save_every: Steps between saves of the state; None for every half minute, and for epochs.
-        scales: What the recipe's peak learning rate is multiplied by for a parameter, by name; 1 where nothing is said.
-        rates: Peak learning rates of parameters that do not train at the recipe's, by name; they do not decay.
-        begin_training: Switches the model to training before each step.
-        begin_step: Is given the model and the number of the step, from 0, before each step: for what changes with the steps.
-            A function of these alone, so that a resumed run finds it as it was.
-        penalty: What a step adds to the mean loss of its batch, from the model alone: a number that requires gradients.
-        pieces: Into how many pieces each batch is cut, whatever the number of processes, their gradients added in the order
-            of the data: the weights then have the same bits for any number. None for the recipe's `accumulate` pieces a
-            process, averaged as DDP does.
-        lesson: What teachers make of the losses, given the outputs and the inputs of the same piece.
-        repulsion: What pushes members of a hydra apart.
-        run_log: Where losses, rates and metrics are logged.
-        measured_on: What progress calls the data of `evaluate`.
-        recomputes: Whether blocks run again in the backward pass, rather than hold what they computed.
-        compiles: What messages call a model that is compiled; None compiles none.
+        build: Returns a new model on the CPU. Parameters that require gradients train.
+        feed: Source of batches.
+        loss: Function from outputs and labels of a piece to one loss per sample, shape (B,).
+        evaluate: Returns the validation metrics of a model, or None if its outputs are not finite. All
+            processes call the function.
+        probe: Inputs of one sample, to find parameters without influence on the output.
+        recipe: Settings of the training.
+        seed: Seed of dropout. The feed has its own seed.
+        save_every: Steps between saves of the state; None to save by time.
+        scales: Factors of the recipe's peak learning rate, by parameter name; 1 for other names.
+        rates: Peak learning rates of parameters that do not train at the recipe's rate, by name. They have no
+            weight decay.
+        begin_training: Switches the model to training mode before each step.
+        begin_step: Function of the model and the step (from 0), called before each step. It must depend on
+            these only, so that resumed runs are the same.
+        penalty: Function from the model to a scalar that is added to the loss of each step.
+        pieces: Number of pieces of each batch for any number of processes. Gradients are added in the order
+            of the data, so that weights have the same bits for any number of processes. None for the recipe's
+            `accumulate` pieces per process, averaged by DDP.
+        lesson: Distillation loss, or None.
+        repulsion: Penalty on members with equal predictions, or None.
+        run_log: Log of losses, rates and metrics.
+        measured_on: Name of the evaluation data in messages.
+        recomputes: Whether blocks are recomputed in the backward pass to save memory.
+        compiles: Name of the compiled model in messages; None to not compile.
     """
 
     build: Callable[[], nn.Module]
@@ -235,17 +242,17 @@ class Job:
 
     @property
     def total(self) -> int:
-        """Steps of one candidate."""
+        """Number of steps of one candidate."""
         return self.recipe.total_steps(self.feed.steps_per_epoch)
 
     @property
     def eval_every(self) -> int:
-        """Steps between evaluations."""
+        """Number of steps between evaluations."""
         return self.recipe.eval_every or self.feed.steps_per_epoch
 
 
 class TrainingRun:
-    """One candidate in training."""
+    """Training of one candidate of the learning-rate grid."""
 
     def __init__(self, job: Job, engine: Engine, snapshot: Snapshot) -> None:
         self.job, self.engine, self.snapshot = job, engine, snapshot
@@ -253,7 +260,7 @@ class TrainingRun:
         self.lr = job.recipe.lr[self.position.candidate]
         self.loss = torch.zeros((), device=engine.device)
         self.rate = 0.0
-        """Of the last step: the peak rate as the schedule has it then."""
+        """Learning rate of the last step: the peak rate times the factor of the schedule."""
         self.whole = True
         """Whether weights, optimizer and position are consistent; False during a step."""
         model = job.build()
@@ -267,7 +274,7 @@ class TrainingRun:
         if job.compiles is not None:
             compile_step(self.model, name=job.compiles)
         self.prepared = engine.prepare(self.model, ordered=job.pieces is not None)
-        if engine.shards:  # they are others now
+        if engine.shards:  # Sharding has replaced the parameter objects.
             self.parameters = {n: p for n, p in self.model.named_parameters() if n in self.parameters}
         averages = job.recipe.ema is not None or job.recipe.swa is not None
         self.best = {n: like(self.parameters[n], t) for n, t in snapshot.best.items()}
@@ -277,11 +284,11 @@ class TrainingRun:
             restore_optimizer(self.optimizer, self.parameters, snapshot.optimizer)
         self.share = engine.share(job.recipe.accumulate) if job.pieces is None else engine.cut(job.pieces)
         self.counts = job.pieces is None or engine.owner(self.share.first, job.pieces) == engine.rank
-        """Whether what this process computes is part of the batch's loss: of some pieces several processes compute one."""
+        """Whether this process's result counts in the batch's loss; several processes may compute the same piece."""
         self.saved_at, self.saved_position = time.monotonic(), snapshot.position
 
     def step(self, pieces: Sequence[Piece]) -> None:
-        """Take one optimiser step on this process's pieces of the batch."""
+        """Run one optimizer step on this process's pieces of the batch."""
         job, recipe, step = self.job, self.job.recipe, self.position.step
         self.whole = False
         total, per_epoch = job.total, job.feed.steps_per_epoch
@@ -307,7 +314,8 @@ class TrainingRun:
                 if ordered is not None:
                     ordered.add(loss)
                 else:
-                    # DDP averages over processes, and the weights are shares of the sum
+                    # DDP averages gradients over processes, but the weights of pieces sum to 1 over all
+                    # processes.
                     self.engine.backward(loss * self.engine.world, self.prepared, sync=i == len(pieces) - 1)
             self.loss += loss.detach() * self.counts
         if ordered is not None:
@@ -322,7 +330,7 @@ class TrainingRun:
         self.whole = True
 
     def _loss(self, piece: Piece) -> torch.Tensor:
-        """Return a piece's part of the batch's loss."""
+        """Return the part of a piece in the loss of the batch, a scalar."""
         device = self.engine.device
         inputs = inputs_on(piece.inputs, device)
         outputs = self.prepared(inputs)
@@ -339,13 +347,16 @@ class TrainingRun:
 
     @property
     def evaluation_due(self) -> bool:
-        """Whether the weights as they are now are to be measured, and have not been."""
+        """Whether the current weights must be evaluated and have not been evaluated."""
         step = self.position.step
         due = step % self.job.eval_every == 0 or step == self.job.total
         return due and step > self.position.evaluated
 
     def evaluate(self) -> None:
-        """Measure, remember the best, and decide whether to go on; weights before their mean begins are measured only."""
+        """Evaluate the weights or their mean, store the best weights, and decide whether training ends.
+
+        Before the mean of the weights starts, the result is reported only.
+        """
         average = self.average
         self.model.eval()
         with average.in_place() if average is not None and average.tensors else contextlib.nullcontext():
@@ -357,7 +368,7 @@ class TrainingRun:
         )
 
     def _changes_by(self, metrics: Metrics | None) -> dict[str, object]:
-        """Return what an evaluation changes of the position, and keep the weights if they are the best and those are wanted."""
+        """Return the changes of the position after an evaluation. Stores the weights if they are the best."""
         recipe, position, average = self.job.recipe, self.position, self.average
         if metrics is None:
             return {"ended": True, "diverged": True}
@@ -378,7 +389,7 @@ class TrainingRun:
         }
 
     def save(self, folder: StateFolder | None) -> None:
-        """Save the run in a folder, unless it has not changed since the last time."""
+        """Save the state to a folder, unless the position has not changed since the last save."""
         if folder is None or not self.whole or self.position == self.saved_position:
             return
         if self.engine.leads or self.engine.shards:
@@ -388,7 +399,11 @@ class TrainingRun:
         self.saved_at, self.saved_position = time.monotonic(), self.position
 
     def saved(self) -> Snapshot:
-        """Return the run as it is now; its tensors go on changing, or lay in parts: then all processes call this."""
+        """Return a snapshot of the run.
+
+        Its tensors change with further steps. Sharded tensors are gathered, so all processes must call the
+        method.
+        """
         gather = made_whole if self.engine.shards else dict
         return replace(
             self.snapshot,
@@ -402,16 +417,16 @@ class TrainingRun:
 
 @torch.no_grad()
 def copy_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    """Copy weights into the parameters of the same names."""
+    """Copy weights to the parameters of the same names."""
     parameters = dict(model.named_parameters())
     for name, tensor in weights.items():
         parameters[name].copy_(tensor)
 
 
 def freeze_unused(model: nn.Module, probe: Inputs) -> None:
-    """Switch off gradients of parameters that the output does not hang on: DDP would wait for them for ever.
+    """Disable gradients of parameters without influence on the output, because DDP would wait for them.
 
-    A layer without heads has such, for example its q and k norms.
+    Examples are the norms of queries and keys in a layer without heads.
     """
     model.eval()
     with torch.enable_grad():
