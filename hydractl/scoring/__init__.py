@@ -1,1 +1,1 @@
-"""Importance scores of attention heads: one method per module, listed in one table."""
+"""Methods for the importance of attention heads. `methods.py` lists all methods."""

@@ -1,6 +1,6 @@
-"""Access of scoring methods to attention: gates on head outputs, hooks on outputs and attention weights, removal of heads.
+"""Access of scoring methods to attention: gates, hooks on attention weights, and removal of heads.
 
-Heads have their numbers in the base.
+Heads have the numbers of the base.
 
 Axes: B batch, T tokens, H remaining heads of a layer, K head width.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Gated(Attention):
-    """Attention of a member whose head outputs are multiplied by gates before the output projection.
+    """Attention of a single model, with gates on the outputs of its heads before the output projection.
 
     Attributes:
         gate: Shape (H,), or (B, 1, H) for one gate per sample.
@@ -39,7 +39,7 @@ class Gated(Attention):
 
 
 class AttentionTap(Attention):
-    """Attention of a member that passes its attention weights (B, H, T, T) to a function in each pass."""
+    """Attention of a single model with a callback for the attention weights of each forward pass."""
 
     def __init__(
         self, attention: Attention, see: Callable[[torch.Tensor, torch.Tensor | None], None]
@@ -48,7 +48,8 @@ class AttentionTap(Attention):
 
         Args:
             attention: Module to wrap.
-            see: Receives the weights and the padding mask (B, 1, 1 or T, T), True at visible tokens, or None.
+            see: Callback for the weights (B, H, T, T) and the padding mask (B, 1, 1 or T, T), True at visible
+                tokens, or None.
         """
         super().__init__(attention.groups())
         self._see = see
@@ -65,9 +66,9 @@ class AttentionTap(Attention):
 def tapped(
     model: Towers, towers: Iterable[str], tap: Callable[[str, int, Attention], Attention]
 ) -> Iterator[None]:
-    """Replace each attention module by `tap(tower, layer, attention)` within the context.
+    """Replace each attention module by `tap(tower, layer, attention)` within the block.
 
-    Members run in turn within it.
+    Members run in turn within the block.
     """
     tapped_towers = {name: model.tower(name) for name in towers}
     before = [
@@ -93,7 +94,7 @@ def heads_left(tower: Tower, layer: int) -> tuple[int, ...]:
 
 
 def keep_heads(tower: Tower, layer: int, head_numbers: Collection[int]) -> None:
-    """Remove all other heads of a layer by slicing its weights; sliced tensors are new ones."""
+    """Remove all other heads of a layer by slicing its weights into new tensors."""
     attention = tower.layers()[layer].attn
     group = attention.groups()[0]
     attention.members[0] = group.select(
@@ -102,12 +103,15 @@ def keep_heads(tower: Tower, layer: int, head_numbers: Collection[int]) -> None:
 
 
 def write_out_keys(tower: Tower, layer: int) -> None:
-    """Give each head of a layer keys and values of its own, which are new tensors: a shared key has no score as part of one head."""
+    """Replace shared keys and values of a layer by a copy for each head.
+
+    A shared key belongs to several heads, so its weights could not be attributed to one head.
+    """
     attention = tower.layers()[layer].attn
     attention.members[0] = attention.groups()[0].written_out()
 
 
 def remove_head(model: Model, head: HeadId) -> None:
-    """Remove one head."""
+    """Remove one head from the model."""
     tower = model.tower(head.tower)
     keep_heads(tower, head.layer, set(heads_left(tower, head.layer)) - {head.head})

@@ -1,4 +1,7 @@
-"""CAHP: groups heads by how well they separate classes and keeps one per group (Livertovsky, Somin, Singer 2026)."""
+"""CAHP: heads grouped by class separability, one head kept per group (Livertovsky, Somin, Singer 2026).
+
+Axes: N heads of a tower (layer after layer), k groups, P pairs of classes, D numbers of a signature.
+"""
 
 from __future__ import annotations
 
@@ -24,34 +27,36 @@ from hydractl.scoring.job import Ranking, ScoreJob, min_max
 from hydractl.scoring.settings import CahpSettings
 
 FEWEST_HEADS = 3
+"""The number of groups is between 2 and N - 1, so N is at least 3."""
 SEEDS = 2**32
-"""As many can scikit-learn and kmedoids begin with; of larger ones the last 32 bits count."""
+"""Number of seeds of scikit-learn and kmedoids. Larger seeds are taken modulo this number."""
 
 
 def score_cahp(job: ScoreJob) -> Ranking:
-    """Group the heads of a tower and score each by its salience (CAHP, arXiv 2606.19150, steps 1 to 6).
+    """Group the heads of a tower and compute their salience (CAHP, arXiv 2606.19150, steps 1 to 6).
 
-    1. Each head's attention on each sample, without padding, becomes a signature.
-    2. The profile of a head has the Jeffries-Matusita distance of its signatures for each pair of classes.
-    3. t-SNE maps each profile to a point in the plane, or profiles are compared directly.
-    4. Salience is |∂L/∂ξ| of gates on heads, averaged over batches and min-max scaled over all heads: 1 is the most
-       salient.
-    5. k-medoids runs for every k. The knee of the mean simplified silhouette selects k, unless a budget fixes it.
-    6. The heads of a group are sorted by decreasing salience, or by increasing distance to the medoid. Groups are sorted by
-       their first heads; ties go to the lower head.
+    1. The attention map of a head on a sample, without padding, becomes a signature of fixed size.
+    2. The profile of a head has the Jeffries-Matusita distances of its signatures for each pair of classes.
+    3. t-SNE maps profiles to points in the plane. Without t-SNE, profiles are compared directly.
+    4. Salience is |∂L/∂ξ| of gates on heads, averaged over batches and min-max scaled over all heads; 1 is
+      the most salient.
+    5. k-medoids runs for each k. The knee of the mean simplified silhouette selects k, unless a budget fixes
+      k.
+    6. The heads of a group are sorted by decreasing salience, or by increasing distance to the medoid. Groups
+      are sorted by their first heads. Ties are resolved in favor of the lower head.
 
-    The reader of the clusters decides which heads are kept and that no layer is empty (step 7).
+    `prune` selects one head per group and ensures that no layer is empty (step 7).
 
-    Salience uses the first batches in the order of the data, as in the authors' code; `--salience-share 1` uses all.
+    Salience uses the first batches in the order of the data, like the authors' code; `--salience-share 1`
+    uses all batches.
 
-    Only one tower can be scored, and its inputs must be the samples. A profile describes how a head's attention depends
-    on the class of a sample, and profiles are comparable because they use the same tokens of the same samples. A text
-    tower with the same prompts for every sample does not separate classes of samples, so a zero-shot model needs
-    `--towers vision`.
+    Only one tower can be scored, and its inputs must be the samples. Profiles are comparable because they use
+    the same tokens of the same samples. A text tower with the same prompts for every sample does not separate
+    classes, so a zero-shot model needs `--towers vision`.
 
     Raises:
-        UsageError: If there are several towers, or the inputs of the tower are not the samples.
-        DataError: If the data are not suitable, or the tower has too few heads.
+        UsageError: If several towers are scored, or the inputs of the tower are not the samples.
+        DataError: If the data is not suitable, or the tower has too few heads.
     """
     job = replace(job, seed=job.seed % SEEDS)
     settings = job.set_for(CahpSettings)
@@ -84,7 +89,7 @@ def score_cahp(job: ScoreJob) -> Ranking:
 
 
 def _only_tower(job: ScoreJob) -> str:
-    """Return the tower to score."""
+    """Return the name of the tower to score."""
     towers = list(job.scored)
     blind = [name for name in towers if name in job.model.answer.fixed]
     if len(towers) > 1 or blind:
@@ -104,8 +109,8 @@ def _only_tower(job: ScoreJob) -> str:
 def _placed(
     compared: HeadDistances, settings: CahpSettings, heads: int, seed: int
 ) -> tuple[torch.Tensor, dict[str, OptionValue]]:
-    """Return the distances (N, N) for grouping, and the perplexity used."""
-    if settings.perplexity is None:  # no t-SNE
+    """Return the distances (N, N) for grouping, and the perplexity for the scores file."""
+    if settings.perplexity is None:  # Without t-SNE, profiles are compared directly.
         return compared.distances, {}
     perplexity = fitting_perplexity(settings.perplexity, heads)
     if perplexity != settings.perplexity:
@@ -122,7 +127,7 @@ def _placed(
 def _grouped(
     distances: torch.Tensor, job: ScoreJob, settings: CahpSettings
 ) -> tuple[Clustering, dict[str, OptionValue]]:
-    """Return the groups, and how their number was determined."""
+    """Return the groups, and the origin of k for the scores file."""
     if not job.free:
         k = len(distances) - job.budget
         return group_points(distances, k, seed=job.seed), {"k": k, "k_from": "budget"}
@@ -147,10 +152,10 @@ def _grouped(
 def _clusters(
     tower: str, grouped: Clustering, salience: torch.Tensor, distances: torch.Tensor, settings: CahpSettings
 ) -> tuple[tuple[HeadName, ...], ...]:
-    """Return the heads of each group in order."""
+    """Return the heads of each group, the representative first."""
     by_medoid = settings.representative == "medoid"
     keys = distances.T if by_medoid else -salience.flatten().expand_as(distances)
-    # the medoid is first even if a head of a lower number has the same place
+    # The medoid is first even if a lower head has the same position.
     orders = [
         sorted(members, key=lambda i, medoid=medoid: (by_medoid and i != medoid, float(keys[medoid, i]), i))  # type: ignore[misc]
         for medoid, members in zip(grouped.medoids, grouped.members(), strict=True)
@@ -163,42 +168,51 @@ def _clusters(
 
 
 STEPS = 1000
+"""Number of t-SNE iterations (CAHP, step 3; default of scikit-learn). Doubling it doubles the time."""
 FIRST_SPREAD = 1e-4
-"""The standard deviation of the first coordinate to begin with, as scikit-learn's own."""
+"""Standard deviation of the first coordinate of the initial points, as in scikit-learn with `init="pca"`.
+Doubling it gives other points of similar quality."""
 STEPS_OF_DISTANCE = 1 << 40
-"""The largest distance as k-medoids sees it."""
+"""Largest distance as a whole number for k-medoids. Sums of up to 2^13 distances are at most 2^53, so they
+are exact in float64. Doubling it allows half as many heads."""
 OTHER_MACHINES = 2e-3
-"""By how much distances may differ between a CPU and a GPU, in proportion."""
+"""Relative difference of distances between a CPU and a GPU that groups should survive. Chosen by hand;
+doubling it gives more warnings."""
 FLAT = 1e-9
-"""A curve that rises by less has no knee: what a polynomial adds by rounding would decide."""
+"""Minimum rise of a curve with a knee. For flatter curves the rounding of the polynomial would determine the
+knee. Chosen by hand; doubling it matters only for curves that are flat up to rounding."""
 
 
 def fitting_perplexity(requested: float, heads: int) -> float:
-    """Return a perplexity that N heads allow: what was asked if it is below N - 1, else (N - 1) / 3.
+    """Return the requested perplexity if it is below N - 1, else (N - 1) / 3.
 
-    Perplexity is the effective number of neighbours, of which each head has N - 1; a third of them is customary.
+    Perplexity is the effective number of neighbors. Each head has N - 1 neighbors, and a third is customary.
     """
     return requested if requested < heads - 1 else (heads - 1) / 3
 
 
 def embed(compared: HeadDistances, *, perplexity: float, seed: int) -> torch.Tensor:
-    """Return heads as points (N, 2), fp64, by t-SNE of their class-separability profiles; a function of these and the seed.
+    """Return heads as points (N, 2), float64, by t-SNE of their profiles.
 
-    scikit-learn (1.9) squares the distances that it is given as it squares those that it computes itself. Its threads add up in
-    an order of their own, so one is used here, which for so few points is also the fastest.
+    t-SNE is chaotic: profiles or initial points that differ by 1e-7, as between two machines, give groups as
+    different as with another seed. For 144 heads in six clear families and 20 groups, about half of the pairs
+    agree (adjusted Rand index 0.5 to 0.7); for 48 heads without structure, few (0.1 to 0.4). Equal bits give
+    equal points.
 
-    t-SNE is chaotic: profiles or first points that differ by 1e-7, as between two machines, end in groups as different as
-    another seed's. Of 144 heads in six clear families and 20 groups about half of the pairs agree (adjusted Rand index 0.5 to
-    0.7), of 48 heads without any structure nearly none (0.1 to 0.4). Equal bits give equal points.
+    Stored profiles are passed to t-SNE directly, as in the source. Otherwise t-SNE gets distances, and the
+    first two principal components as initial points, which it would compute itself from profiles. They are
+    equal up to sign and rounding, so both forms agree as well as two machines do.
 
-    Profiles that were held go to t-SNE as they are, as in the source. Of the others it is given the distances, and the first
-    two principal components to begin with, which it would have begun with itself; they are found up to sign and to
-    rounding, so both forms agree as well as two machines do.
+    Args:
+        compared: Profiles or Gram matrix of the heads.
+        perplexity: Perplexity of t-SNE, below N - 1.
+        seed: Random seed, below `SEEDS`.
 
     Raises:
         DataError: If the points are not finite.
     """
     tsne_input = compared.distances if compared.profiles is None else compared.profiles
+    # scikit-learn 1.9 squares precomputed distances itself, so they are passed unsquared.
     tsne = TSNE(
         n_components=2,
         max_iter=STEPS,
@@ -207,6 +221,8 @@ def embed(compared: HeadDistances, *, perplexity: float, seed: int) -> torch.Ten
         init="pca" if compared.gram is None else principal_start(compared.gram),
         metric="precomputed" if compared.profiles is None else "euclidean",
     )
+    # Threads of scikit-learn add in varying order. With one thread equal inputs give equal bits, and for so
+    # few points one thread is also the fastest.
     with threadpool_limits(limits=1):
         points = torch.from_numpy(tsne.fit_transform(tsne_input.numpy()))
     if not points.isfinite().all():
@@ -215,43 +231,43 @@ def embed(compared: HeadDistances, *, perplexity: float, seed: int) -> torch.Ten
 
 
 def principal_start(gram: torch.Tensor) -> np.ndarray:
-    """Return the first two principal components (N, 2), fp32, scaled so that the first has the spread `FIRST_SPREAD`.
+    """Return the first two principal components (N, 2), float32. The first has the spread `FIRST_SPREAD`.
+
+    The sign of each component makes its largest absolute value positive.
 
     Args:
-        gram: Inner products (N, N) of centred points.
+        gram: Inner products (N, N) of centered profiles.
     """
     values, vectors = torch.linalg.eigh(gram)
     points = (vectors * values.clamp(min=0).sqrt()).flip(-1)[:, :2]
-    points = (
-        points * points.gather(0, points.abs().argmax(dim=0)[None]).sign()
-    )  # of two signs the one that makes it positive
+    points = points * points.gather(0, points.abs().argmax(dim=0)[None]).sign()
     start: np.ndarray = (points / points[:, 0].std(correction=0) * FIRST_SPREAD).float().numpy()
     return start
 
 
 class Clustering(NamedTuple):
-    """k groups of N points.
+    """Partition of N points into k groups.
 
     Attributes:
-        medoids: The point in the middle of each group, increasing; k of them.
-        group: Of each point (N,), a position in `medoids`; the lower of two medoids that are as near.
+        medoids: Central point of each group, in increasing order.
+        group: Group of each point, as an index of `medoids`, shape (N,).
     """
 
     medoids: tuple[int, ...]
     group: torch.Tensor
 
     def members(self) -> list[list[int]]:
-        """Return the points of each group, increasing."""
+        """Return the points of each group in increasing order."""
         return [(self.group == c).nonzero().flatten().tolist() for c in range(len(self.medoids))]
 
 
 class Knee(NamedTuple):
-    """How many groups.
+    """Selected number of groups.
 
     Attributes:
-        k: The number.
-        source: `kneed`, or `chord` for the highest point above the line from the first to the last point of a curve without a knee.
-        degree: Of the polynomial that smoothed the curve.
+        k: Number of groups.
+        source: `kneed`, or `chord` if the curve has no knee.
+        degree: Degree of the polynomial that smoothed the curve.
     """
 
     k: int
@@ -260,27 +276,28 @@ class Knee(NamedTuple):
 
 
 def group_points(distances: torch.Tensor, k: int, *, seed: int) -> Clustering:
-    """Group points by k-medoids, FasterPAM (Schubert and Rousseeuw 2021) from random medoids.
-
-    On one thread, as the library's results depend on how many there are. Distances are whole numbers to it, whose sums are exact: of
-    two points that are a group either may be the medoid, and rounding would decide, then a swap, and then all swaps that follow.
+    """Group points by k-medoids with FasterPAM (Schubert and Rousseeuw 2021) from random medoids.
 
     Args:
-        distances: (N, N), finite.
-        k: 1 to N.
-        seed: Of the first medoids and the order of swaps.
+        distances: Shape (N, N), finite.
+        k: Number of groups, 1 to N.
+        seed: Seed of the first medoids and of the order of swaps.
     """
+    # Whole numbers have exact sums. In a group of two, either point may be the medoid; rounding would select
+    # one of them, and then change a swap and all later swaps.
     steps = (
         distances * (STEPS_OF_DISTANCE / distances.max().clamp(min=torch.finfo(distances.dtype).tiny))
     ).round()
+    # `n_cpu=1`, because the results of kmedoids depend on the number of threads.
     medoids = sorted(int(m) for m in kmedoids.fasterpam(steps.numpy(), k, random_state=seed, n_cpu=1).medoids)
     group = distances[:, medoids].argmin(dim=1)
-    group[medoids] = torch.arange(k)  # two medoids may lie on one spot
+    # Two medoids may have the same position; `argmin` would assign both to the first group.
+    group[medoids] = torch.arange(k)
     return Clustering(tuple(medoids), group)
 
 
 def hangs_on_rounding(distances: torch.Tensor, grouped: Clustering, *, seed: int) -> bool:
-    """Return whether distances that are up to `OTHER_MACHINES` longer or shorter, drawn once, would be grouped otherwise."""
+    """Return whether distances with random relative changes up to `OTHER_MACHINES` would give other groups."""
     noise = torch.rand(distances.shape, generator=torch.Generator().manual_seed(seed), dtype=distances.dtype)
     change = OTHER_MACHINES * (2 * noise - 1).triu()
     nearby = group_points(distances * (1 + change + change.T), len(grouped.medoids), seed=seed)
@@ -288,14 +305,18 @@ def hangs_on_rounding(distances: torch.Tensor, grouped: Clustering, *, seed: int
 
 
 def mean_simplified_silhouette(distances: torch.Tensor, grouped: Clustering) -> float:
-    """Return MSS (CAHP, step 5; GB-AFS): the mean of (b - a) / max(a, b) over points, in [-1, 1].
+    """Return the mean simplified silhouette MSS (CAHP, step 5; GB-AFS): the mean of (b - a) / max(a, b).
 
-    a is a point's distance to its own medoid, b its mean distance to the other medoids: not to the nearest, as in the
-    ordinary simplified silhouette. Points that lie on their medoid do not count; 1 if all do.
+    a is the distance of a point to its own medoid, b its mean distance to the other medoids. The ordinary
+    simplified silhouette uses the nearest other medoid instead. Points at distance 0 from their medoid are
+    left out.
 
     Args:
-        distances: (N, N).
+        distances: Shape (N, N).
         grouped: At least two groups.
+
+    Returns:
+        MSS in [-1, 1]; 1 if all points are left out.
     """
     to_medoids = distances[:, list(grouped.medoids)]
     a = to_medoids.gather(1, grouped.group[:, None]).squeeze(1)
@@ -310,7 +331,16 @@ def mean_simplified_silhouette(distances: torch.Tensor, grouped: Clustering) -> 
 def silhouettes(
     distances: torch.Tensor, *, seed: int, track: Callable[[range], Iterable[int]]
 ) -> tuple[list[Clustering], list[float]]:
-    """Return groups and MSS for every k from 2 to N - 1; from the first MSS of 1 on all are 1 and groups are left out."""
+    """Return the groups and the MSS for each k from 2 to N - 1.
+
+    Args:
+        distances: Shape (N, N).
+        seed: Seed of k-medoids.
+        track: Wraps the range of k to report progress.
+
+    Returns:
+        Groups up to the first MSS of 1, and the MSS of all k. After the first MSS of 1 all values are 1.
+    """
     groups: list[Clustering] = []
     curve: list[float] = []
     for k in track(range(2, len(distances))):
@@ -323,14 +353,17 @@ def silhouettes(
 
 
 def find_knee(curve: Sequence[float], *, degree: int) -> Knee:
-    """Return where a rising concave curve bends (Kneedle, Satopää et al. 2011, S = 1) after smoothing by a polynomial.
+    """Return the knee of a concave increasing curve (Kneedle, Satopää et al. 2011, S = 1).
+
+    The curve is first smoothed by a polynomial.
 
     Args:
-        curve: MSS for k = 2, 3, ...; at least one.
-        degree: Of the polynomial; lowered to one less than there are points.
+        curve: MSS for k = 2, 3, ...; at least one value.
+        degree: Degree of the polynomial. It is lowered to the number of values minus 1.
 
     Returns:
-        The knee; where there is none, the k whose MSS is highest above the chord, the lowest of several.
+        The knee. For a curve without a knee, the lowest k with the largest MSS above the chord from the first
+        to the last value.
     """
     degree = min(degree, len(curve) - 1)
     numbers = list(range(2, 2 + len(curve)))

@@ -1,9 +1,9 @@
-"""Gradients of the cross-entropy with respect to the weights of heads, and to gates on their outputs, over all processes.
+"""Gradients of the cross-entropy for the weights of heads and for gates on their outputs, over all processes.
 
-A gate ξ = 1 multiplies the output of a head before the output projection. ∂L/∂ξ_h is the first-order effect of the head on
-the loss (Michel et al. 2019, section 4).
+A gate ξ = 1 multiplies the output of a head before the output projection. ∂L/∂ξ_h is the first-order effect
+of the head on the loss (Michel et al. 2019, section 4).
 
-Axes: B samples of a batch, H remaining heads of a layer, C classes.
+Axes: B samples of a batch, H remaining heads of a layer, L layers, C classes.
 """
 
 from __future__ import annotations
@@ -26,17 +26,30 @@ from hydractl.scoring.attention_hooks import Gated, tapped, write_out_keys
 from hydractl.scoring.job import Samples, ScoreJob
 
 Layer: TypeAlias = "tuple[str, int]"
-"""A tower's name and the number of one of its layers."""
+"""Name of a tower and number of a layer."""
 
 
 class WeightBlock(NamedTuple):
-    """A weight of a layer that contains heads: that of q, k or v, or of all three."""
+    """Weight of q, k or v, or of all three, in one layer.
+
+    Attributes:
+        weight: The parameter.
+        layout: Arrangement of the heads in the parameter.
+    """
 
     weight: nn.Parameter
     layout: HeadTensor
 
     def by_head(self, x: torch.Tensor, heads: int) -> torch.Tensor:
-        """Return x, shaped like the weight, as (copies, H, n) in float64: each head's numbers of each copy."""
+        """Return a tensor by copy and head, float64.
+
+        Args:
+            x: Tensor of the shape of the weight.
+            heads: Number of heads H of the layer.
+
+        Returns:
+            Shape (copies, H, n), with n numbers per head and copy.
+        """
         numbers_per_head = x.numel() // max(1, self.layout.copies * heads)
         return x.double().movedim(self.layout.axis, 0).reshape(self.layout.copies, heads, numbers_per_head)
 
@@ -45,7 +58,10 @@ Blocks: TypeAlias = "dict[Layer, list[WeightBlock]]"
 
 
 def input_blocks(job: ScoreJob, layers: Collection[Layer]) -> Blocks:
-    """Return the weights of q, k and v of layers, without biases and output projections, each head's its own from here on."""
+    """Return the weights of q, k and v of some layers, without biases and output projections.
+
+    Shared keys and values of these layers are first copied for each head.
+    """
     for tower, layer in layers:
         write_out_keys(job.model.tower(tower), layer)
     blocks: Blocks = {layer: [] for layer in layers}
@@ -59,7 +75,7 @@ def input_blocks(job: ScoreJob, layers: Collection[Layer]) -> Blocks:
 
 
 def sample_losses(model: Model, samples: Samples) -> torch.Tensor:
-    """Return the cross-entropy of each sample, (B,), in at least single precision.
+    """Return the cross-entropy of each sample, shape (B,), in at least fp32.
 
     Raises:
         DataError: If the samples have no labels.
@@ -69,21 +85,26 @@ def sample_losses(model: Model, samples: Samples) -> torch.Tensor:
 
 
 def losses_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return `question_losses` in at least single precision."""
+    """Return `question_losses` in at least fp32."""
     return question_losses(logits.to(at_least_single(logits.dtype)), labels)
 
 
 def batch_gradients(
     job: ScoreJob, weights: Sequence[nn.Parameter]
 ) -> Iterator[tuple[tuple[torch.Tensor, ...], torch.Tensor]]:
-    """Yield for each of this process's batches the gradients of its summed cross-entropy, and its losses (B,)."""
+    """Yield the gradients of the summed cross-entropy and the losses (B,) of each batch of this process.
+
+    Args:
+        job: The job.
+        weights: Parameters; all others are frozen.
+    """
     job.model.requires_grad_(requires_grad=False)
     for weight in weights:
         weight.requires_grad_()
     for samples in job.id_data:
         with torch.enable_grad():
             losses = sample_losses(job.model, samples)
-            # a layer that keeps no head leaves its weights out
+            # `materialize_grads` gives zeros for a layer without heads, whose weights are not used.
             gradients = torch.autograd.grad(losses.sum(), weights, materialize_grads=True)
         yield gradients, losses.detach()
 
@@ -91,20 +112,26 @@ def batch_gradients(
 def mean_gradient(
     job: ScoreJob, blocks: Mapping[Layer, Sequence[WeightBlock]]
 ) -> dict[Layer, list[tuple[WeightBlock, torch.Tensor]]]:
-    """Return the gradient of the mean cross-entropy of all samples with respect to some weights.
+    """Return the gradient of the mean cross-entropy of all samples for some weights.
 
-    The gradient of each batch is added to the sum before the next is computed, in at least single precision, so memory
-    holds two gradients of these weights. They are added in the order of the data, so the result is bit-identical for any
-    number of processes.
+    Batches are added one by one in at least fp32, so memory contains two gradients of these weights. They are
+    added in the order of the data, so the result has the same bits for any number of processes.
+
+    Args:
+        job: The job.
+        blocks: Weights of each layer.
+
+    Returns:
+        Pairs of weight and gradient for each layer.
 
     Raises:
-        DataError: If it is not finite, or samples have no labels.
+        DataError: If the gradient is not finite, or samples have no labels.
     """
     weights = [block.weight for layer_blocks in blocks.values() for block in layer_blocks]
 
     def own_batches() -> Iterator[list[torch.Tensor]]:
         for gradients, losses in batch_gradients(job, weights):
-            # not `tensor`, which is copied from the processor
+            # `torch.tensor` would copy the number from the CPU.
             count = torch.full((), len(losses), device=losses.device)
             yield [*(g.to(at_least_single(g.dtype)) for g in gradients), losses.double().sum(), count]
 
@@ -116,27 +143,27 @@ def mean_gradient(
 
 
 def not_finite(quantity: str) -> DataError:
-    """Return the error that something of a pass is not finite."""
+    """Return the error for a quantity that is not finite."""
     return DataError(
         f"the {quantity} are not finite; check that the model is trained and its input is normalized"
     )
 
 
 def gate_gradients(job: ScoreJob, *, batches: int | None = None) -> dict[str, torch.Tensor]:
-    """Return ∂L_b/∂ξ of every batch b, where L_b is the mean cross-entropy of its samples.
+    """Return ∂L_b/∂ξ for each batch b, with L_b the mean cross-entropy of its samples.
 
-    Weights have no gradients. Towers that are not scored have no gates.
+    Weights have no gradients, and towers that are not scored have no gates.
 
     Args:
-        job: Job whose model may already lack heads.
-        batches: Number of batches to use from the start of the data, over all processes; None for all.
+        job: The job; heads may already be removed from its model.
+        batches: Number of batches from the start of the data, over all processes; None for all.
 
     Returns:
-        Signed gradients (b, L, H) for each scored tower in the order of the data, float64, on the CPU, the same in every
-        process. H is the number of heads in the base; a removed head has 0.
+        Signed gradients (b, L, H) of each scored tower in the order of the data, float64, on the CPU, equal
+        in all processes. H is the number of heads in the base; removed heads have 0.
 
     Raises:
-        DataError: If there are no data or labels, or a gradient is not finite.
+        DataError: If there is no data or no label, or a gradient is not finite.
     """
     team = job.team
     share = None if batches is None else len(range(team.rank, batches, team.world))
@@ -155,7 +182,7 @@ def gate_gradients(job: ScoreJob, *, batches: int | None = None) -> dict[str, to
 
 
 def _of_batch(job: ScoreJob, samples: Samples) -> torch.Tensor:
-    """Return one batch's gradients (N,): tower after tower, layer after layer."""
+    """Return the gradients of one batch, shape (N,): tower after tower, layer after layer."""
     inputs, labels = samples.labelled("computing gradients")
     wide = torch.promote_types(job.model.dtype, torch.float32)
     gates: dict[tuple[str, int], tuple[torch.Tensor, tuple[int, ...]]] = {}

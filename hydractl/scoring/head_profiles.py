@@ -1,10 +1,10 @@
-"""Signatures of heads' attention maps, and how well each head separates each pair of classes (CAHP).
+"""Signatures of attention maps, and profiles: how well each head separates pairs of classes (CAHP).
 
-A signature does not depend on the length of a sample. Its mean and variance of each class are summed over batches and
-processes.
+A signature does not depend on the length of a sample. Its mean and variance for each class are merged over
+batches and processes.
 
-Axes: B batch, T tokens, H heads of a layer, N heads of a tower (layer after layer), D = size² numbers of a signature,
-C classes of the data, P = C (C - 1) / 2 pairs of classes.
+Axes: B batch, T tokens, H heads of a layer, N heads of a tower (layer after layer), D = size² numbers of a
+signature, C classes of the data, P = C (C - 1) / 2 pairs of classes.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from hydractl.scoring.attention_hooks import AttentionTap, tapped
 from hydractl.scoring.job import Samples, ScoreJob
 
 VARIANCE_FLOOR = 1e-6
-"""Variance of a class with one sample, and lower bound of variances in distances (CAHP)."""
+"""Variance of a class with one sample, and lower bound of variances in distances (CAHP, steps 1 and 2).
+Doubling it reduces distances between classes of nearly constant attention."""
 MOMENTS_BYTES = 8 << 30
-"""Memory limit of the moments of all classes, in bytes: 1,000 classes take 2.2 GiB for ViT-B, 5.9 GiB for ViT-L."""
+"""Memory limit of the moments of all classes, in bytes: 1,000 classes need 2.2 GiB for ViT-B, 5.9 GiB for
+ViT-L. Chosen by hand; doubling it allows twice the number of classes."""
 
 
 ClassMoments: TypeAlias = "tuple[int, torch.Tensor, torch.Tensor]"
@@ -38,14 +40,15 @@ ClassMoments: TypeAlias = "tuple[int, torch.Tensor, torch.Tensor]"
 
 
 class SignatureMoments(NamedTuple):
-    """What the data say of each class's signatures; float64, on the CPU.
+    """Mean and variance of the signatures for each class, float64, on the CPU.
 
     Attributes:
-        labels: Of the classes, increasing; C of them.
-        counts: Samples of each class.
-        mean: (C, N, D).
-        variance: The sample variance (C, N, D), divisor n - 1; `VARIANCE_FLOOR` where n is 1.
-        batches: How many there were, over all processes.
+        labels: Class indices, increasing, length C.
+        counts: Number of samples of each class.
+        mean: Shape (C, N, D).
+        variance: Sample variance with divisor n - 1, shape (C, N, D); `VARIANCE_FLOOR` for classes with one
+            sample.
+        batches: Number of batches of all processes.
     """
 
     labels: tuple[int, ...]
@@ -56,19 +59,25 @@ class SignatureMoments(NamedTuple):
 
 
 def class_moments(job: ScoreJob, tower: str, *, size: int) -> SignatureMoments:
-    """Return the moments of all heads' signatures, in one pass over the data.
+    """Compute the moments of the signatures of all heads in one pass over the data.
 
-    A batch is boiled down to the moments of its own classes, and these are merged in the order of the data, so that the
-    bits do not depend on the number of processes. 16 N C D bytes are held (`MOMENTS_BYTES` at most), and one batch a process.
+    Each batch is reduced to the moments of its classes. These are merged in the order of the data, so the
+    result has the same bits for any number of processes. Each process stores 16 N C D bytes and one batch.
+
+    Args:
+        job: The job, with labelled data.
+        tower: Name of the tower.
+        size: Side of a signature; D = size².
 
     Raises:
-        DataError: If there are no labels, if attention is not finite, or if the moments would take more memory.
+        DataError: If labels are missing, attention is not finite, or the moments exceed `MOMENTS_BYTES`.
     """
     shape = job.architecture.towers[tower]
     heads, width = shape.layers * shape.num_heads, size**2
     classes: dict[int, ClassMoments] = {}
     batches, local_batches = 0, iter(job.id_data)
-    # a round at a time: a single list of all batches' moments could be as large as all signatures
+    # Each round exchanges one batch per process: the moments of all batches could be as large as all
+    # signatures.
     while round_moments := job.team.in_order(
         [_packed(job, tower, s, size=size) for s in islice(local_batches, 1)]
     ):
@@ -84,7 +93,7 @@ def class_moments(job: ScoreJob, tower: str, *, size: int) -> SignatureMoments:
     labels, counts = tuple(sorted(classes)), list[int]()
     mean, variance = torch.empty(2, len(labels), heads, width, dtype=torch.float64).unbind(0)
     for i, label in enumerate(labels):
-        count, own_mean, squares = classes.pop(label)  # so that nothing is held twice
+        count, own_mean, squares = classes.pop(label)  # `pop` releases the memory of each class.
         counts.append(count)
         mean[i] = own_mean.view(heads, width)
         variance[i] = VARIANCE_FLOOR if count == 1 else squares.view(heads, width) / (count - 1)
@@ -92,7 +101,10 @@ def class_moments(job: ScoreJob, tower: str, *, size: int) -> SignatureMoments:
 
 
 def _packed(job: ScoreJob, tower: str, samples: Samples, *, size: int) -> torch.Tensor:
-    """Return the moments of one batch: for each of its classes the label, the count, N D means, N D squared deviations."""
+    """Return the moments of the classes of one batch, one row per class.
+
+    A row has the label, the count, N D means and N D sums of squared deviations.
+    """
     inputs, labels = samples.labelled("scoring by class separability")
     signed = signatures(job.model, tower, inputs, size=size).flatten(1)
     (labels,) = on_cpu(labels)
@@ -105,7 +117,7 @@ def _packed(job: ScoreJob, tower: str, samples: Samples, *, size: int) -> torch.
 
 
 def _merge(classes: dict[int, ClassMoments], row: torch.Tensor) -> None:
-    """Add one class of a batch (Chan, Golub and LeVeque 1983, equations 2.1a and 2.1b)."""
+    """Add the moments of one class of a batch (Chan, Golub and LeVeque 1983, equations 2.1a and 2.1b)."""
     label, batch_count = (int(x) for x in row[:2].tolist())
     mean, squares = row[2:].chunk(2)
     if label not in classes:
@@ -119,9 +131,15 @@ def _merge(classes: dict[int, ClassMoments], row: torch.Tensor) -> None:
 
 
 def signatures(model: Model, tower: str, inputs: Inputs, *, size: int) -> torch.Tensor:
-    """Return every head's signature (B, N, D) on the model's inputs (B, ...), in fp32 or the model's wider dtype.
+    """Return the signatures (B, N, D) of all heads for inputs (B, ...), in fp32 or the model's wider dtype.
 
-    Only the one tower runs. Attention weights are held for a layer at a time: B H T² numbers.
+    Only the given tower runs. The attention weights of one layer are stored at a time: B H T² numbers.
+
+    Args:
+        model: The model.
+        tower: Name of the tower.
+        inputs: Inputs of the model.
+        size: Side of a signature; D = size².
 
     Raises:
         DataError: If attention is not finite, a text has no token, or padding is not on the right.
@@ -144,18 +162,19 @@ def signatures(model: Model, tower: str, inputs: Inputs, *, size: int) -> torch.
 
 
 def signature(weights: torch.Tensor, lengths: torch.Tensor | None, *, size: int) -> torch.Tensor:
-    """Return attention maps at a common size (CAHP, section "signature").
+    """Return attention maps resized to a common size (CAHP, step 1).
 
-    The weights between a sample's own L tokens are resized to size x size: bilinear, corners not aligned, not smoothed
-    beforehand, so that a map of more than `size` tokens is sampled; rows do not sum to 1. So padding never counts.
+    The weights between the L tokens of a sample are resized to size × size: bilinear, corners not aligned,
+    without antialiasing, so maps with more than `size` tokens are subsampled. Rows do not sum to 1. Padding
+    has no influence.
 
     Args:
-        weights: Of all tokens, (B, H, T, T).
-        lengths: L of each sample, (B,), 1 to T, on the CPU; None where none is padded.
-        size: Of the signature.
+        weights: Attention weights of all tokens, shape (B, H, T, T).
+        lengths: Number of tokens L of each sample, 1 to T, shape (B,), on the CPU; None without padding.
+        size: Side of a signature.
 
     Returns:
-        (B, H, size²).
+        Shape (B, H, size²).
     """
     weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
     if lengths is None:
@@ -168,9 +187,12 @@ def signature(weights: torch.Tensor, lengths: torch.Tensor | None, *, size: int)
 
 
 def text_lengths(inputs: Inputs) -> torch.Tensor | None:
-    """Return how many tokens of each sample (B,) are its own, on the CPU; None for images and for texts without a mask.
+    """Return the number of tokens of each text without padding, shape (B,), on the CPU.
 
-    Taken from the inputs, because what a layer is given may be a window around each token.
+    The lengths come from the inputs, because the mask of a layer may be a window around each token.
+
+    Returns:
+        None for images and for texts without a mask.
 
     Raises:
         DataError: If a text has no token, or padding is not on the right.
@@ -189,18 +211,21 @@ def _resized(maps: torch.Tensor, size: int) -> torch.Tensor:
 
 
 DIRECT_BYTES = 256 << 20
-"""Size limit of the table of profiles, 8 N D P bytes; above it only the distances between heads are computed."""
+"""Size limit of the table of profiles, 8 N D P bytes. Larger tables are replaced by the distances between
+heads. Chosen by hand; doubling it only changes which form is used."""
 BLOCK_BYTES = 8 << 20
-"""Size of its blocks then, in bytes: large enough for a matrix product, small enough for the cache."""
+"""Size of a block of profiles in bytes: large enough for an efficient matrix product, small enough for the
+cache. Chosen by hand; doubling it changes time and memory only."""
 
 
 class HeadDistances(NamedTuple):
-    """How far heads are apart; float64, on the CPU.
+    """Distances between heads, float64, on the CPU.
 
     Attributes:
-        distances: Euclidean, between profiles: (N, N), symmetric, zeros on the diagonal.
-        profiles: (N, P D), pairs of classes in lexicographic order; None if only inner products are stored.
-        gram: Inner products (N, N) of the profiles minus their mean over heads; None if profiles are stored.
+        distances: Euclidean distances between profiles, shape (N, N), symmetric, with a diagonal of zeros.
+        profiles: Shape (N, P D), pairs of classes in lexicographic order; None if only inner products are
+            stored.
+        gram: Inner products (N, N) of profiles minus their mean over heads; None if profiles are stored.
     """
 
     distances: torch.Tensor
@@ -209,14 +234,19 @@ class HeadDistances(NamedTuple):
 
 
 def compare(moments: SignatureMoments, *, device: torch.device) -> HeadDistances:
-    """Compare heads' profiles: directly as long as these take at most `DIRECT_BYTES`, else by their Gram matrix.
+    """Compute the distances between the profiles of heads.
 
-    Of 1,000 classes the profile of a head has 5e8 numbers for signatures of 32 x 32, and the Gram form streams through
-    them once, in blocks of `BLOCK_BYTES` with four of that size at work. Of 144 heads a pair of classes takes about 3 ms on
-    one CPU core, a third of it for 2 N² D floating-point operations: 25 minutes for all 499,500.
+    Profiles of at most `DIRECT_BYTES` are compared directly, larger ones by their Gram matrix. For 1,000
+    classes and signatures of 32 × 32, a profile has 5e8 numbers. The Gram form reads them once, in blocks of
+    `BLOCK_BYTES`, with up to four blocks in memory. For 144 heads a pair of classes takes about 3 ms on one
+    CPU core, and all 499,500 pairs 25 minutes. The 2 N² D floating-point operations are a third of this time.
+
+    Args:
+        moments: Moments of the signatures.
+        device: Device of the Gram form.
 
     Raises:
-        DataError: If there are fewer than two classes, or all heads are alike.
+        DataError: If there are fewer than two classes, distances are not finite, or all heads are equal.
     """
     classes, heads, width = moments.mean.shape
     if classes < 2:
@@ -242,14 +272,15 @@ def jeffries_matusita(
 ) -> torch.Tensor:
     """Return the Jeffries-Matusita distance of normal distributions, in [0, 2], elementwise (CAHP, step 2).
 
-    JM = 2 (1 - e^-B) with Bhattacharyya's B = ¼ (μ - μ')² / (σ² + σ'²) + ½ ln[(σ² + σ'²) / (2 σ σ')], so that
-    e^-B = e^(-¼ (μ - μ')² / (σ² + σ'²)) √(2 σ σ' / (σ² + σ'²)). Variances are at least `VARIANCE_FLOOR`.
+    JM = 2 (1 - e^-B) with Bhattacharyya's B = ¼ (μ - μ')² / (σ² + σ'²) + ½ ln[(σ² + σ'²) / (2 σ σ')]. The
+    code computes e^-B = e^(-¼ (μ - μ')² / (σ² + σ'²)) √(2 σ σ' / (σ² + σ'²)), without a logarithm. Variances
+    are at least `VARIANCE_FLOOR`.
 
     Args:
         mean: μ, any shape.
-        variance: σ², likewise.
-        others: μ', a shape that broadcasts.
-        their_variance: σ'², likewise.
+        variance: σ², same shape.
+        others: μ', broadcastable.
+        their_variance: σ'², broadcastable.
     """
     a, b = variance.clamp(min=VARIANCE_FLOOR), their_variance.clamp(min=VARIANCE_FLOOR)
     total = a + b
@@ -259,29 +290,34 @@ def jeffries_matusita(
 
 
 def gram_distances(gram: torch.Tensor) -> torch.Tensor:
-    """Return the distances (N, N) of points whose inner products (N, N) are given: d²_ij = g_ii + g_jj - 2 g_ij."""
+    """Return the distances (N, N) of points for their inner products (N, N): d²_ij = g_ii + g_jj - 2 g_ij."""
     norms = gram.diagonal()
     squares = norms[:, None] + norms[None, :] - 2 * gram
     return squares.clamp(min=0).sqrt().fill_diagonal_(0)
 
 
 def _gram(moments: SignatureMoments, *, device: torch.device) -> torch.Tensor:
-    """Return the profiles' inner products (N, N), profiles minus their mean, which leaves distances as they are."""
-    place = torch.device("cpu") if device.type == "mps" else device  # it has no float64
+    """Return the inner products (N, N) of profiles minus their mean over heads, which keeps distances."""
+    place = torch.device("cpu") if device.type == "mps" else device  # mps has no float64.
     placed = moments._replace(mean=moments.mean.to(place), variance=moments.variance.to(place))
     heads = placed.mean.shape[1]
     gram = torch.zeros(heads, heads, dtype=torch.float64, device=place)
     rows = range(len(moments.labels) - 1)
     for first in progress.track(rows, label="Comparing classes", total=len(rows)):
         for block in _blocks(placed, first):
-            # distances are small beside the profiles themselves
+            # Distances are small compared with the profiles; without centering they would lose digits.
             centred = block.sub_(block.mean(dim=1, keepdim=True))
             gram += torch.bmm(centred, centred.transpose(1, 2)).sum(dim=0)
     return gram.cpu()
 
 
 def _blocks(moments: SignatureMoments, first: int | None = None) -> Iterator[torch.Tensor]:
-    """Yield the profiles (p, N, D) of p pairs of classes each, those of class `first` with the later ones, or all."""
+    """Yield the profiles (p, N, D) of p pairs of classes at a time.
+
+    Args:
+        moments: Moments of the signatures.
+        first: Only pairs of this class with later classes; None for all pairs.
+    """
     mean, variance = moments.mean, moments.variance
     classes, heads, width = mean.shape
     pairs_per_block = max(1, BLOCK_BYTES // (8 * heads * width))

@@ -1,4 +1,4 @@
-"""Inputs of a scoring method: the base, its towers and budget, and batches of data."""
+"""Inputs of a scoring method: the base, its towers, the budget, and batches of data."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from hydractl.scoring.job import RepeatedBatches, ScoreInputs, ScoreJob
 from hydractl.scoring.settings import BudgetMeaning, Method, Settings
 
 LEAST_KEPT = {BudgetMeaning.KEPT: 1, BudgetMeaning.CHOICE: 1}
-"""Least number of kept heads, by the meaning of the budget."""
+"""Minimum number of kept heads by the meaning of the budget; 0 for other meanings."""
 
 
 def open_base(
     reference: str, method: Method, *, arch: str | None, seed: int, max_length: int | None
 ) -> OpenModel:
-    """Open the model to score; for the arguments see `open_reader`.
+    """Open the model to score. Arguments other than `method` are those of `open_reader`.
 
     Raises:
-        CheckpointError: If it is missing, malformed or not a base.
-        UsageError: As `open_reader`, and if the method cannot score it.
+        CheckpointError: If the model is missing, malformed or not a base.
+        UsageError: If `open_reader` raises it, or the method does not support the task of the model.
     """
     opened = open_reader(reference, arch=arch, seed=seed, max_length=max_length, reads=method.needs_data)
     if opened.header.kind != Kind.BASE:
@@ -55,10 +55,10 @@ def open_base(
 
 
 def scored_towers(opened: OpenModel, names: Sequence[str]) -> dict[str, TowerHeads]:
-    """Return the towers of these names, or all if there are no names.
+    """Return the named towers of a model; all towers if `names` is empty.
 
     Raises:
-        UsageError: If the model lacks one.
+        UsageError: If the model has no tower of a name.
     """
     towers = opened.header.architecture.towers
     for name in names:
@@ -79,18 +79,18 @@ def check_budget(
     keep: int,
     removals: int,
 ) -> None:
-    """Refuse a budget that leaves no choice. Warns of a budget that has no effect, or less than it says.
+    """Raise if the budget leaves nothing to select. Warns if the budget has no or a smaller effect.
 
     Args:
         method: Name of the method.
-        means: What the method makes of a budget.
-        budget: The budget that was given, or None.
-        towers: Scored towers.
+        means: Meaning of the budget for the method.
+        budget: Budget from the command line, or None.
+        towers: Towers to score.
         keep: Number of heads that each layer keeps.
         removals: Number of heads to remove in total.
 
     Raises:
-        UsageError: If the method has nothing to select.
+        UsageError: If the budget leaves nothing to select.
     """
     layers, total = sum(t.layers for t in towers.values()), total_heads(towers)
     kept_heads = total - removals
@@ -112,14 +112,20 @@ def check_budget(
 
 
 def drawn_indices(dataset: Dataset | None, limit: int | None, *, seed: int) -> torch.Tensor | None:
-    """Return the positions of the samples that a limit draws, increasing; None for all."""
+    """Return the positions of the samples of a random subset, increasing; None for all samples.
+
+    Args:
+        dataset: The data, or None.
+        limit: Number of samples, or None.
+        seed: Seed of the subset.
+    """
     if dataset is None or limit is None or limit >= len(dataset):
         return None
     return epoch_order(len(dataset), seed=seed, epoch=0)[:limit].sort().values
 
 
 def data_files(inputs: ScoreInputs, team: ProcessGroup) -> dict[str, SampledFile]:
-    """Return the lineage entry of each data set, with the digests of the samples that are used.
+    """Return the lineage entry of each data set by role, with the digests of the used samples.
 
     Raises:
         DataError: If an item cannot be read.
@@ -131,10 +137,15 @@ def data_files(inputs: ScoreInputs, team: ProcessGroup) -> dict[str, SampledFile
 
 
 def load_base(inputs: ScoreInputs, *, device: torch.device, dtype: str | None) -> Model:
-    """Load the base on a device; a zero-shot model is asked about its classes.
+    """Load the base on a device. A zero-shot model gets the prompts of its classes.
+
+    Args:
+        inputs: Inputs of the method.
+        device: Device of the computation.
+        dtype: Name of a torch dtype; None for the dtype of the checkpoint.
 
     Raises:
-        CheckpointError: If its weights are malformed or not finite.
+        CheckpointError: If weights are malformed or not finite.
     """
     opened = inputs.opened
     model = load_model(opened, dtype=torch_dtype(dtype) if dtype else None)
@@ -160,11 +171,11 @@ def open_job(
         model: The loaded base.
         method: The method.
         settings: Settings of the method.
-        team: The processes.
-        batch_size: Samples in a batch.
+        team: Process group.
+        batch_size: Samples per batch.
 
     Raises:
-        DataError: If an item cannot be read, or the data are too few for the settings.
+        DataError: If an item cannot be read, or the data has too few samples for the settings.
     """
     opened, labels, indices = inputs.opened, inputs.labels, inputs.drawn
     like = torch.empty(0, device=model.device, dtype=model.dtype)

@@ -1,4 +1,4 @@
-"""Input and output of scoring methods, and normalization of scores. Tables of scores have one row per layer."""
+"""Inputs and outputs of scoring methods, and normalization. Tables of importance have one row per layer."""
 
 from __future__ import annotations
 
@@ -38,12 +38,17 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=Settings)
 Memory: TypeAlias = "Mapping[str, tuple[float, ...]]"
-"""State that a search needs to resume: lists of numbers by name."""
+"""Resumable state of a search: lists of numbers by name."""
 NOTHING_LEARNT: Memory = MappingProxyType({})
 
 
 class Samples(NamedTuple):
-    """A batch for methods: inputs (B, ...) on the model's device and in its dtype, labels (B,) or None."""
+    """Batch of a scoring method.
+
+    Attributes:
+        inputs: Shape (B, ...), on the device of the model and in its dtype.
+        labels: Shape (B,), or (B, Q) for Q labels or words; None without labels.
+    """
 
     inputs: Inputs
     labels: torch.Tensor | None
@@ -51,8 +56,11 @@ class Samples(NamedTuple):
     def labelled(self, purpose: str) -> tuple[Inputs, torch.Tensor]:
         """Return inputs and labels.
 
+        Args:
+            purpose: Subject of the error message.
+
         Raises:
-            DataError: If there are no labels, but `purpose` needs them.
+            DataError: If there are no labels.
         """
         if self.labels is None:
             raise DataError(f"{purpose} needs labelled data")
@@ -61,13 +69,13 @@ class Samples(NamedTuple):
 
 @dataclass(kw_only=True)
 class Log:
-    """Log of a greedy method, from which an interrupted run resumes; this class stores nothing.
+    """Log of a greedy method, from which an interrupted run resumes. This class stores nothing.
 
     Attributes:
-        baseline: Objective with all heads from an interrupted run, None if there is none.
-        recorded: Removals of that run.
-        memory: State of its search after the last removal.
-        run_log: Log of figures, for experiment trackers.
+        baseline: Objective with all heads in the interrupted run, or None.
+        recorded: Removals of the interrupted run.
+        memory: State of the search after the last removal.
+        run_log: Log of metrics for experiment trackers.
     """
 
     baseline: float | None = None
@@ -79,31 +87,31 @@ class Log:
         """Record the objective with all heads, before the first new removal."""
 
     def record(self, removal: Removal, memory: Memory = NOTHING_LEARNT) -> None:
-        """Record a removal and the state of the search, before the next removal begins."""
+        """Record a removal and the state of the search, before the next removal starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreJob:
-    """A model to score, with data and settings.
+    """Model, data and settings of a scoring method.
 
     Attributes:
-        model: A base in evaluation mode; a method may change its attention modules.
-        family: Family, which gives the tensors of q, k, v and the output projection.
+        model: Base in evaluation mode. A method may change its attention modules.
+        family: Family of the model, which names the tensors of q, k, v and the output projection.
         architecture: Architecture of `model`.
-        id_data: Labelled batches of this process, which can be iterated repeatedly.
-        ood_data: Unlabelled batches; empty unless the method needs them.
+        id_data: Labelled batches of this process; can be iterated repeatedly.
+        ood_data: Unlabelled batches; empty unless the method needs OOD data.
         settings: Settings of the method.
         keep: Number of heads that each layer keeps, for methods with `BudgetMeaning.KEEP`.
-        budget: Number of heads to remove in total, for other methods.
-        free: Whether no budget is given, so that a method may determine the number of heads.
+        budget: Total number of heads to remove, for other methods.
+        free: Whether the method may select the number of heads, because no budget is given.
         towers: Towers to score; empty for all.
         seed: Random seed.
-        max_memory: Bytes for computation in addition to model and data; None for what the device allows.
-        compiles: Name of the model in messages if it is compiled; None to not compile.
-        log: Log of removals of greedy methods.
+        max_memory: Bytes for computation, in addition to model and data; None for the limit of the device.
+        compiles: Name of the compiled model in messages; None to not compile.
+        log: Log of the removals of greedy methods.
         team: Process group.
-        training: Resources of a method that trains, as its `MethodRun` returns them.
-        features: Of `model`, whose towers then give them beside the logits; None unless the settings need them.
+        training: Resources of a method with training, from `MethodRun.training`.
+        features: Extractor of the features of `model`; None unless the settings need features.
     """
 
     model: Model
@@ -130,7 +138,7 @@ class ScoreJob:
         return {n: t for n, t in self.architecture.towers.items() if not self.towers or n in self.towers}
 
     def set_for(self, kind: type[S]) -> S:
-        """Return the settings of a method, or its defaults.
+        """Return the settings as an instance of `kind`; its defaults if the job has no specific settings.
 
         Raises:
             TypeError: If the settings belong to another method.
@@ -144,15 +152,15 @@ class ScoreJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """Result of a method.
+    """Result of a scoring method.
 
     Attributes:
-        scores: Scores (L, H) of each scored tower; higher is more important.
-        removals: For greedy methods, the removed heads in order, with the objective after each.
-        baseline: For greedy methods, the objective with all heads.
-        clusters: For methods that group heads, the heads of each group, its representative first.
+        scores: Importance (L, H) of each scored tower; higher is more important.
+        removals: Removed heads in order, with the objective after each removal, for greedy methods.
+        baseline: Objective with all heads, for greedy methods.
+        clusters: Heads of each group, the representative first, for methods with groups.
         results: Other results for the scores file.
-        weights: For methods that train weights, the model's tensors by the library's names, fp32, on the CPU.
+        weights: Tensors of the model by the library's names, fp32, on the CPU, for methods with training.
     """
 
     scores: Mapping[str, Sequence[Sequence[float]]]
@@ -181,7 +189,10 @@ class Ranking:
         baseline: float | None,
         results: Mapping[str, OptionValue] | None = None,
     ) -> Self:
-        """Return the ranking of a greedy method: scores are the number of earlier removals, or the budget for kept heads."""
+        """Return the ranking of a greedy method.
+
+        The importance of a removed head is the number of earlier removals; for kept heads it is the budget.
+        """
         tables = {
             name: [[float(job.budget)] * tower.num_heads for _ in range(tower.layers)]
             for name, tower in job.scored.items()
@@ -192,17 +203,17 @@ class Ranking:
 
 
 class ScoreInputs(NamedTuple):
-    """Inputs of a method.
+    """Inputs of a scoring method.
 
     Attributes:
         opened: The base.
         scored: Towers to score.
-        keep: Number of heads that each layer keeps, for methods that score layer by layer.
+        keep: Number of heads that each layer keeps, for layerwise methods.
         removals: Total number of heads to remove, for greedy methods.
         sets: Data sets by role, `id` or `ood`.
-        classes: Classes of a zero-shot model.
+        classes: Classes of a zero-shot model, or None.
         labels: Labels (N,) of all ID data, or None.
-        drawn: Positions of the ID samples to use; None for all.
+        drawn: Positions of the ID samples to use; None for all samples.
     """
 
     opened: OpenModel
@@ -216,9 +227,10 @@ class ScoreInputs(NamedTuple):
 
 
 class MethodRun:
-    """Steps of a run that only some methods have; this class is for the others.
+    """Additional steps of a run. The base class is for methods without such steps.
 
-    A method that trains derives a class, which is made of the configuration of `score` and the opened model.
+    Methods with training derive a class. Its constructor has the configuration of `score` and the opened
+    model as arguments.
 
     Attributes:
         resumes: Whether an interrupted training is resumed.
@@ -227,16 +239,16 @@ class MethodRun:
     resumes = False
 
     def check(self, output: Output) -> None:
-        """Refuse a model that the method cannot train, and outputs that cannot be written, before data are read."""
+        """Raise if the model cannot be trained or an output cannot be written, before data is read."""
 
     def open_state(self, document: HeadScores) -> None:
-        """Open the state of an interrupted training of the scores of `document`."""
+        """Open the state of an interrupted training for the scores file `document`."""
 
     def training(self, inputs: ScoreInputs) -> object:
-        """Return the training resources of the job."""
+        """Return the training resources for `ScoreJob.training`."""
 
     def publish(self, out: Path, scores: HeadScores, ranking: Ranking, output: Output) -> HeadScores:
-        """Write the scores and return them."""
+        """Write the scores file and return its content."""
         del ranking
         with output.publish() as begin:
             begin(out).write(scores.to_json().encode())
@@ -249,20 +261,23 @@ class MethodRun:
 Tables: TypeAlias = "Mapping[str, Sequence[Sequence[float]]]"
 
 TINY = 1e-20
-"""Added to what scores are divided by, so that a layer whose scores are all zero keeps them (Michel's own code)."""
+"""Added to divisors, so that layers with importance 0 stay 0, as in Michel's code. Doubling it changes
+nothing above rounding."""
 
 
 def normalized(tables: Tables, how: str) -> dict[str, list[list[float]]]:
-    """Return scores divided by a positive number, which keeps the order within a layer.
+    """Return importance divided by a positive number per layer or tower.
+
+    The order within a layer stays the same.
 
     Args:
-        tables: Scores of any sign, finite; rows may differ in length and may be empty.
-        how: `none`: unchanged. `layer`: by the ℓ2 norm of the layer's scores (Michel et al. 2019; Molchanov et al. 2017),
-            so that layers have equal weight. `tower`: by the root mean square of the tower's scores, so that towers with
-            gradients of different scale are comparable.
+        tables: Finite importance of any sign. Rows may differ in length and may be empty.
+        how: `none` for no change. `layer` divides by the ℓ2 norm of the layer (Michel et al. 2019; Molchanov
+            et al. 2017), so that layers have equal weight. `tower` divides by the root mean square of the
+            tower, so that towers with gradients of different scale are comparable.
 
     Raises:
-        ValueError: If `how` is none of these.
+        ValueError: If `how` is unknown.
     """
     if how == "none":
         return {tower: [list(row) for row in rows] for tower, rows in tables.items()}
@@ -279,7 +294,7 @@ def normalized(tables: Tables, how: str) -> dict[str, list[list[float]]]:
 
 
 def min_max(tables: Tables) -> dict[str, list[list[float]]]:
-    """Return scores min-max scaled to [0, 1] over all heads of all towers; if all are equal they become 0."""
+    """Return importance scaled to [0, 1] over all heads of all towers; 0 if all heads are equal."""
     scores = [x for rows in tables.values() for row in rows for x in row]
     low, span = min(scores, default=0.0), max(scores, default=0.0) - min(scores, default=0.0)
     return {
@@ -289,10 +304,10 @@ def min_max(tables: Tables) -> dict[str, list[list[float]]]:
 
 
 def warn_of_unlike_towers(job: ScoreJob, how: str) -> None:
-    """Warn that scores of two towers are not comparable without normalization.
+    """Warn if the importance of two towers is not comparable, because it is not normalized.
 
-    Gradients and weights of CLIP's two encoders differ strongly in scale, so the paper prunes only the vision encoder
-    (Hydra Ensembles, Fig. 7).
+    Gradients and weights of CLIP's two encoders differ strongly in scale, so the paper prunes the vision
+    encoder only (Hydra Ensembles, Fig. 7).
     """
     if len(job.scored) > 1 and how == "none":
         progress.warn(
@@ -307,7 +322,13 @@ def _divided(row: Sequence[float], by: float) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedBatches:
-    """Batches for a method, made anew on each pass from cached ones."""
+    """Batches of a scoring method, created in each pass from cached batches.
+
+    Attributes:
+        cached: Evaluation batches.
+        labels: Labels of all samples of the data set, or None.
+        like: Empty tensor with the device and dtype of the model.
+    """
 
     cached: Iterable[Batch[Inputs]]
     labels: torch.Tensor | None

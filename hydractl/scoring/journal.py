@@ -1,6 +1,7 @@
-"""Journal of a greedy method beside its output, from which an interrupted run resumes.
+"""Journal of a greedy method next to its output, from which an interrupted run resumes.
 
-The file is replaced as a whole after each removal, so a kill at any moment leaves either the removals before or those after.
+The file is replaced in one operation after each removal, so a kill at any time leaves either the old or the
+new journal.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class JournalFile(SealedDocument):
     """Content of a journal.
 
     Attributes:
-        fingerprint: Digest of everything that determines the scores.
+        fingerprint: Digest of everything that determines the result.
         settings: Settings of the run, from `settings_of`.
-        baseline: Objective with all heads.
+        baseline: Objective with all heads, or None before it is known.
         removals: Removals in order.
         memory: State of the search after the last removal.
     """
@@ -48,15 +49,15 @@ class JournalFile(SealedDocument):
 
 
 class ScoreJournal(Log):
-    """Log of a greedy method on disk.
+    """Log of a greedy method in a file.
 
     Attributes:
         file: Content of the journal so far.
-        path: Its place; None for an output stream and in processes that do not lead, which write none.
+        path: Path of the file; None for an output stream and in processes that do not lead.
     """
 
     def __init__(self, file: JournalFile, path: Path | None = None) -> None:
-        """Continue a journal, or begin an empty one."""
+        """Continue a journal, or start an empty one."""
         super().__init__(baseline=file.baseline, recorded=file.removals, memory=file.memory)
         self.file, self.path = file, path
 
@@ -77,13 +78,16 @@ class ScoreJournal(Log):
             publish_text(self.path, self.file.to_json())
 
     def discard(self) -> None:
-        """Remove the file, because the output is complete."""
+        """Remove the file. Call it after the output is complete."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
 
 def settings_of(document: HeadScores) -> dict[str, str]:
-    """Return the settings that determine the scores as a refusal names them; models and data with names and digests."""
+    """Return the settings that determine the result as texts for messages.
+
+    Models and data are described by reference and digest.
+    """
     inputs = {"model": document.model, **{f"{role} data": data for role, data in document.data.items()}}
     return texts_of(
         {"method": document.method, "objective": document.objective, **document.options}
@@ -104,20 +108,20 @@ def open_journal(
     force: bool = False,
     if_changed: bool = False,
 ) -> ScoreJournal:
-    """Open the journal of an output, `OUT.journal`; a stream has none.
+    """Open the journal of an output, `OUT.journal`. A stream has no journal file.
 
-    The leading process opens it, and sends its content to the others, which write none.
+    The leading process opens the file and sends its content to the others, which write no file.
 
     Args:
         out: Path of the output.
-        document: The scores file without scores: everything that determines the scores.
-        heads: Heads that may be removed.
-        team: The processes.
+        document: Scores file without scores: everything that determines the result.
+        heads: Number of layers and heads of each tower, for heads that may be removed.
+        team: Process group.
         force: Whether to discard an existing journal.
         if_changed: Whether to discard the journal of a run with other options, inputs or versions.
 
     Raises:
-        OutputExists: If there is a journal of another run, or a file that is not a journal.
+        OutputExists: If the file belongs to another run, or is not a journal.
         ManifestError: If the journal is damaged.
     """
     if team.leads:
@@ -134,7 +138,7 @@ def open_journal(
 
 
 def _stored(path: Path, new: JournalFile, heads: Shape, *, force: bool, if_changed: bool) -> JournalFile:
-    """Return the stored journal of this run, or a new one."""
+    """Return the stored journal of this run, or a new journal."""
     if not (path.is_symlink() or has_content(path)):
         return new
     content, why = _content(path), FORCED
@@ -161,7 +165,7 @@ def _content(path: Path) -> bytes:
 
     Raises:
         OutputExists: If the file is not a journal of hydractl.
-        ManifestError: If it cannot be read.
+        ManifestError: If the file cannot be read.
     """
     content = b""
     if path.is_file() and not path.is_symlink():
@@ -181,7 +185,11 @@ def _content(path: Path) -> bytes:
 
 
 def _check(stored: JournalFile, heads: Shape | None) -> None:
-    """Refuse a journal that has changed, and of this run one that removes a head twice, or one that does not exist.
+    """Raise if the digest is wrong, or a removed head does not exist or is removed twice.
+
+    Args:
+        stored: The journal.
+        heads: Number of layers and heads of each tower; None to check the digest only.
 
     Raises:
         ValueError: If the journal is damaged.

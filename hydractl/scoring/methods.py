@@ -1,4 +1,4 @@
-"""Registry of scoring methods. Importing this module does not load torch."""
+"""Registry of scoring methods. Importing the module does not load torch."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 summary="one head of each group of similar heads; determines the number of groups (CAHP)",
                 run="hydractl.scoring.cahp:score_cahp",
                 settings=CahpSettings,
-                seeded=True,  # t-SNE, and the first medoids
-                as_given=True,  # the salience is of the first batches
+                seeded=True,  # Seed of t-SNE and of the first medoids.
+                as_given=True,  # Salience uses the first batches.
             ),
             Method(
                 name="magnitude",
@@ -72,18 +72,18 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 _BY_NAME = {option.name: option for method in METHODS.values() for option in Option.of(method.settings)}
 _PANELS = [*dict.fromkeys((*PANELS, *(option.setting.panel for option in _BY_NAME.values())))]
 SETTINGS = tuple(sorted(_BY_NAME.values(), key=lambda option: _PANELS.index(option.setting.panel)))
-"""Every setting of every method as an option, by panel. Settings of one name appear once."""
+"""All settings of all methods as options, sorted by panel. Settings of the same name appear once."""
 
 
 def settings_for(method: str, options: Mapping[str, OptionValue]) -> Settings:
-    """Return a method's settings.
+    """Return the settings of a method.
 
     Args:
-        method: A name of `METHODS`.
-        options: Given values by name; others have their defaults.
+        method: Name from `METHODS`.
+        options: Values by name. Missing settings have their defaults.
 
     Raises:
-        UsageError: If the method is unknown, lacks a setting, or a value is not allowed.
+        UsageError: If the method is unknown, does not have a setting, or a value is not allowed.
     """
     if method not in METHODS:
         raise UsageError(

@@ -1,9 +1,9 @@
-"""Objectives of greedy search: the three of the paper, single metrics, and weighted sums of them.
+"""Objectives of the greedy search: the paper's three, single metrics, and weighted sums. Loads no torch.
 
-The paper has accuracy, OOD separation and their mean (Hydra Ensembles, section 4.1). An objective is an arithmetic
-expression: `acc-0.1*nll` is the accuracy minus a tenth of the NLL. Higher is always better: a metric for which lower is
-better is subtracted, whatever its sign, so `nll` means `-nll` and `0.5*acc+0.5*nll` means `0.5*acc-0.5*nll`. Importing
-this module does not load torch.
+The paper has accuracy, OOD separation and their mean (Hydra Ensembles, section 4.1). An objective is an
+arithmetic expression: `acc-0.1*nll` is the accuracy minus a tenth of the NLL. Higher is always better. A
+metric for which lower is better is always subtracted, so `nll` means `-nll` and `0.5*acc+0.5*nll` means
+`0.5*acc-0.5*nll`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from hydractl.metrics.registry import metric_named
 TERMS: Mapping[str, Metric] = MappingProxyType(
     {name: metric_named(name) for name in ("acc", "ood", "nll", "ece", "fpr95")}
 )
-"""What objectives are made of, in the order in which they are recorded."""
+"""Metrics for objectives by name, in the order of the scores file."""
 AVERAGE = "avg"
 ALIASES: Mapping[str, str] = MappingProxyType({metric.name: name for name, metric in TERMS.items()})
-"""What a metric of a report is called here."""
+"""Name of a term by its metric's name in reports."""
 NAMES = ("acc", "ood", AVERAGE, "auroc", "nll", "ece", "fpr95")
 _TOKEN = re.compile(
     r"(?P<number>\d+\.?\d*(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z]\w*)|(?P<sign>[-+*])|(?P<other>\S)"
@@ -35,7 +35,12 @@ _TOKEN = re.compile(
 
 
 class Term(NamedTuple):
-    """A metric's name and its factor, negative if lower is better."""
+    """Term of an objective.
+
+    Attributes:
+        name: Name from `TERMS`.
+        factor: Factor of the metric, negative if lower is better.
+    """
 
     name: str
     factor: float
@@ -43,17 +48,17 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A sum of metrics to maximize.
+    """Sum of metrics to maximize.
 
     Attributes:
-        terms: At least one, in the order of `TERMS`, each metric once.
+        terms: At least one term, in the order of `TERMS`, each metric once.
     """
 
     terms: tuple[Term, ...]
 
     @property
     def text(self) -> str:
-        """Text in a scores file; equal objectives have equal texts."""
+        """Text for the scores file. Equal objectives have equal texts."""
         if self.terms == _AVERAGE:
             return AVERAGE
         parts = [f"{'-' if t.factor < 0 else '+'}{_times(abs(t.factor))}{t.name}" for t in self.terms]
@@ -61,12 +66,12 @@ class Objective:
 
     @property
     def needs_ood(self) -> bool:
-        """Whether OOD data are needed."""
+        """Whether OOD data is needed."""
         return any(TERMS[t.name].needs is MetricNeeds.OOD for t in self.terms)
 
     @property
     def reads(self) -> frozenset[str]:
-        """Values per sample that its metrics need, as in `Metric.reads`."""
+        """Names of the values per sample that the metrics need, see `Metric.reads`."""
         return frozenset(name for t in self.terms for name in TERMS[t.name].reads)
 
 
@@ -76,12 +81,12 @@ _AVERAGE = (Term("acc", 0.5), Term("ood", 0.5))
 def parse_objective(text: str) -> Objective:
     """Parse an objective: `NAME`, or terms `[NUMBER*]NAME` joined by `+` or `-`.
 
-    `avg` stands for `0.5*acc+0.5*ood` and cannot be part of a sum; `accuracy` and `auroc` are aliases of `acc` and `ood`.
-    Spaces are ignored.
+    `avg` means `0.5*acc+0.5*ood` and cannot be part of a sum. `accuracy` and `auroc` are aliases of `acc` and
+    `ood`. Spaces are ignored.
 
     Raises:
-        UsageError: If the syntax is wrong, a metric is unknown or repeated, a number is zero or infinite, or a metric is
-            subtracted for which higher is better; the message has the position, from 1.
+        UsageError: If the syntax is wrong, a metric is unknown or repeated, a number is zero or infinite, or
+            a metric for which higher is better is subtracted. The message has the position, from 1.
     """
     if text.strip() == AVERAGE:
         return Objective(_AVERAGE)
@@ -111,7 +116,13 @@ def parse_objective(text: str) -> Objective:
 
 
 class _Token(NamedTuple):
-    """A token of an objective: number, name, sign, end or other; `place` counts characters from 1."""
+    """Token of an objective.
+
+    Attributes:
+        kind: `number`, `name`, `sign`, `end` or `other`.
+        word: Text of the token.
+        place: Position of the first character, from 1.
+    """
 
     kind: str
     word: str
@@ -119,12 +130,12 @@ class _Token(NamedTuple):
 
     @property
     def found(self) -> str:
-        """The token as messages name it."""
+        """The token for messages."""
         return self.word if self.kind == "end" else f"`{self.word}`"
 
 
 def _term(text: str, tokens: deque[_Token]) -> tuple[float, str]:
-    """Read `[NUMBER*]NAME`; return the number, 1 if there is none, and the name as it is written."""
+    """Parse `[NUMBER*]NAME`. Return the number, 1 by default, and the name as written."""
     factor, number = 1.0, tokens[0]
     if number.kind == "number":
         factor = float(tokens.popleft().word)
@@ -145,7 +156,7 @@ def _term(text: str, tokens: deque[_Token]) -> tuple[float, str]:
 
 
 def _refused(text: str, token: _Token, why: str, *, hint: str | None = None) -> UsageError:
-    """Return the error about a token."""
+    """Return the error for a token."""
     at = f" at character {token.place}" if text.strip() else ""
     return UsageError(
         f"unknown objective `{text}`: {why}{at}",
@@ -155,5 +166,5 @@ def _refused(text: str, token: _Token, why: str, *, hint: str | None = None) -> 
 
 
 def _times(factor: float) -> str:
-    """Return `NUMBER*` as short as it reads back, nothing for 1."""
+    """Return `NUMBER*` with the shortest exact number, or an empty text for 1."""
     return "" if factor == 1 else f"{factor!r}".removesuffix(".0") + "*"

@@ -1,4 +1,4 @@
-"""Settings of scoring methods. Importing this module does not load torch."""
+"""Settings of scoring methods. Importing the module does not load torch."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 
 
 CIRCUIT, TAYLOR, GRADIENTS, CAHP = PANELS = ("Circuit", "Taylor", "Gradients", "CAHP")
-"""Panels of options in order; a method may add others after them."""
+"""Panels of options in order. Panels of other methods follow."""
 
 
 class BudgetMeaning(StrEnum):
-    """Meaning of the budget of a method."""
+    """Meaning of the budget for a method."""
 
     NOTHING = "nothing"
-    """Every head is scored, whatever the budget."""
+    """The budget has no effect; all heads are scored."""
     KEEP = "keep"
     """The budget is the number of heads that each layer keeps."""
     REMOVALS = "removals"
-    """The budget is the number of heads that are removed in total, one by one."""
+    """The budget is the total number of heads to remove, one by one."""
     KEPT = "kept"
-    """The budget is the number of heads that are kept in total."""
+    """The budget is the total number of heads to keep."""
     CHOICE = "choice"
-    """The budget is the number of heads that are kept in total; without one the method determines it."""
+    """The budget is the total number of heads to keep; the method selects a number if no budget is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(CheckedSettings):
-    """Settings of a method without options; other methods declare fields, each an option with the same name."""
+    """Settings of a method without options. Each field of a derived class is an option."""
 
     @property
     def budget_means(self) -> BudgetMeaning:
@@ -45,26 +45,26 @@ class Settings(CheckedSettings):
 
     @property
     def objective(self) -> str | None:
-        """Objective that removals record."""
+        """Objective after each removal in the scores file, or None."""
         return None
 
     @property
     def needs_ood(self) -> bool:
-        """Whether OOD data are needed."""
+        """Whether the method needs OOD data."""
         return False
 
     @property
     def needs_features(self) -> bool:
-        """Whether the inputs of the classifier are needed."""
+        """Whether the method needs the inputs of the classifier."""
         return False
 
     def options(self) -> dict[str, OptionValue]:
-        """Return the settings that a scores file records."""
+        """Return the settings for the scores file."""
         return {k: v for k, v in asdict(self).items() if k != "objective" and v is not None}
 
 
 OBJECTIVE_SCORES = (*OF_ONE, ENERGY_DENSITY)
-"""OOD scores that an objective may use: of a single model, by its logits or by the default of fused models."""
+"""OOD scores for objectives: scores of a single model from logits, and the default score of fused models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class CircuitSettings(Settings):
         suggestions=(*TERMS, AVERAGE),
         panel=CIRCUIT,
     )
-    """As `hydractl.scoring.objective` writes it."""
+    """Text of an objective, see `hydractl.scoring.objective`."""
     ood_score: str = setting(
         MSP,
         f"OOD score of the objective: {', '.join(OF_ONE)}, or {ENERGY_DENSITY}, fitted on `--data` (default: {MSP}).",
@@ -112,7 +112,7 @@ class CircuitSettings(Settings):
 
     @property
     def budget_means(self) -> BudgetMeaning:
-        """The budget is the number of heads that are removed, one by one."""
+        """The budget is the total number of heads to remove, one by one."""
         return BudgetMeaning.REMOVALS
 
     @property
@@ -126,7 +126,7 @@ class CircuitSettings(Settings):
         return self.ood_score == ENERGY_DENSITY
 
     def options(self) -> dict[str, OptionValue]:
-        """Return the settings that a scores file records; without a search it is exact, and without an OOD score MSP."""
+        """Return the settings for the scores file, without an OOD score of MSP or an exact search."""
         usual = {"ood_score": MSP, "search": "exact"}
         return {name: value for name, value in Settings.options(self).items() if usual.get(name) != value}
 
@@ -156,7 +156,7 @@ class TaylorSettings(Settings):
 
     @property
     def budget_means(self) -> BudgetMeaning:
-        """With `scope` `layer` the budget is the number of heads that each layer keeps."""
+        """With `scope` `layer`, the budget is the number of heads that each layer keeps."""
         return BudgetMeaning.KEEP if self.scope == "layer" else BudgetMeaning.NOTHING
 
 
@@ -168,13 +168,15 @@ class MagnitudeSettings(Settings):
 
 
 PERPLEXITY = 10.0
+"""Default perplexity of t-SNE (CAHP, step 3). Twice the value weights distant heads more."""
 HIGHEST_DEGREE = 15
-"""Of a polynomial whose fit to hundreds of numbers of groups is still well conditioned."""
+"""Highest degree of the polynomial. Fits of higher degree to hundreds of values are ill-conditioned. Chosen
+by hand; 30 would allow such fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CahpSettings(Settings):
-    """Settings of `cahp`, with the defaults of the source."""
+    """Settings of `cahp`, with the defaults of the authors' code."""
 
     degree: int = setting(
         6,
@@ -205,7 +207,7 @@ class CahpSettings(Settings):
         metavar="P",
         panel=CAHP,
     )
-    """Lowered for models of few heads; None without t-SNE."""
+    """Lowered for models with few heads; None without t-SNE."""
     signature_size: int = setting(
         32,
         "Resize attention maps to N x N (default: 32).",
@@ -224,7 +226,7 @@ class CahpSettings(Settings):
         metavar="F",
         panel=CAHP,
     )
-    """One batch at least."""
+    """At least one batch is used."""
 
     def __post_init__(self) -> None:
         if self.embedding == "tsne" and self.perplexity is None:
@@ -237,24 +239,24 @@ class CahpSettings(Settings):
 
     @property
     def budget_means(self) -> BudgetMeaning:
-        """The budget is the number of heads that are kept in total; by default the method determines it."""
+        """The budget is the total number of heads to keep; the method selects a number if no budget is given."""
         return BudgetMeaning.CHOICE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """A scoring method.
+    """Scoring method.
 
     Attributes:
         name: Name on the command line.
         summary: One line for the help text.
-        run: Function that scores all heads, `ScoreJob -> Ranking`, as `module:name`; imported when it is called.
-        settings: Class of its settings.
-        needs_data: Whether it needs labelled data.
-        seeded: Whether scores depend on the seed, apart from the choice of samples.
-        searches: Whether it searches circuits, so that its memory can be bounded, its cost estimated and the model
-            compiled.
-        method_run: Path of a `MethodRun` class, for methods that train.
+        run: Function from `ScoreJob` to `Ranking` as `module:name`, imported at the call.
+        settings: Class of the settings.
+        needs_data: Whether the method needs labelled data.
+        seeded: Whether the importance depends on the seed, apart from the subset of samples.
+        searches: Whether the method searches circuits, so that its memory can be bounded, its cost estimated
+            and the model compiled.
+        method_run: Path of a `MethodRun` class for methods with training, or None.
         as_given: Whether batches keep the order of the data; otherwise texts are sorted by length.
     """
 

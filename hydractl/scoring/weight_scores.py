@@ -1,6 +1,7 @@
-"""Scores of heads from their weights, and random scores as a control.
+"""Head importance from weights, and random importance as a control.
 
-Taylor scores are first-order (Hydra Ensembles, appendix D.1.1; Molchanov et al. 2019). Magnitude and random scores need no data.
+Taylor importance is first-order (Hydra Ensembles, appendix D.1.1; Molchanov et al. 2019). Magnitude and
+random importance need no data.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ _Rows: TypeAlias = "dict[Layer, list[float]]"
 
 
 def score_taylor(job: ScoreJob) -> Ranking:
-    """Score heads by |weight × gradient| of their q, k and v rows; the output projection and biases are ignored.
+    """Compute the importance |weight × gradient| of the q, k and v rows of each head.
 
-    With `variant` `l1` s_h = mean over q, k, v of 1/(K D) Σ |W ∘ G|, where G is the gradient of the cross-entropy,
-    averaged over the calibration data, with respect to W. With `molchanov` s_h = mean over batches of (Σ W ∘ G_b)², the
-    sum over all of q, k and v, G_b the gradient of the batch's mean cross-entropy: it depends on the size of batches.
+    Output projection and biases are ignored. With `variant` `l1` the importance s_h is the mean over q, k and
+    v of 1/(K D) Σ |W ∘ G|. G is the gradient of the mean cross-entropy of the calibration data. With
+    `molchanov` s_h is the mean over batches of (Σ W ∘ G_b)², with the sum over q, k and v together. G_b is
+    the gradient of the mean cross-entropy of batch b, so s_h depends on the batch size.
 
-    With `scope` `layer`, layers are processed from first to last: all but the `keep` highest-scored heads of a layer are
-    removed, and the gradients of the next layer are computed without them. With `global` all layers are scored at once on
-    the whole model. Among equal scores the lower head is removed first. Finally scores are normalized according to the
-    settings.
+    With `scope` `layer`, layers are processed from first to last. Each layer keeps its `keep` most important
+    heads, and the gradients of the next layer are computed without the other heads. With `global` all layers
+    are scored on the whole model. Among equal heads the lower one is removed first. Finally the importance is
+    normalized according to the settings.
     """
     settings = job.set_for(TaylorSettings)
     scored: Callable[[ScoreJob, Sequence[Layer]], _Rows] = _l1 if settings.variant == "l1" else _molchanov
@@ -60,7 +62,7 @@ def score_taylor(job: ScoreJob) -> Ranking:
 
 
 def _l1(job: ScoreJob, layers: Sequence[Layer]) -> _Rows:
-    """Return the paper's scores of the heads of some layers."""
+    """Return the importance of the heads of some layers by the paper's variant."""
     gradients = mean_gradient(job, input_blocks(job, layers))
     return {
         layer: torch.cat([_products(job, layer, b, g).abs().mean(dim=-1) for b, g in block_gradients])
@@ -71,7 +73,7 @@ def _l1(job: ScoreJob, layers: Sequence[Layer]) -> _Rows:
 
 
 def _molchanov(job: ScoreJob, layers: Sequence[Layer]) -> _Rows:
-    """Return Molchanov's scores of the heads of some layers."""
+    """Return the importance of the heads of some layers by Molchanov's variant."""
     blocks = input_blocks(job, layers)
     weights = [block.weight for layer_blocks in blocks.values() for block in layer_blocks]
 
@@ -93,13 +95,13 @@ def _molchanov(job: ScoreJob, layers: Sequence[Layer]) -> _Rows:
 
 
 def _products(job: ScoreJob, layer: Layer, block: WeightBlock, gradient: torch.Tensor) -> torch.Tensor:
-    """Return weight times gradient of each head (copies, H, n)."""
+    """Return weight times gradient of each head, shape (copies, H, n)."""
     heads = len(heads_left(job.model.tower(layer[0]), layer[1]))
     return block.by_head(block.weight.detach().double() * gradient, heads)
 
 
 def score_random(job: ScoreJob) -> Ranking:
-    """Draw every score uniformly from [0, 1), depending only on the seed."""
+    """Draw the importance of each head uniformly from [0, 1). It depends on the seed only."""
     draw = random.Random(f"scores-{job.seed}").random  # noqa: S311 - reproducible, not secret
     return Ranking(
         scores={
@@ -110,9 +112,10 @@ def score_random(job: ScoreJob) -> Ranking:
 
 
 def score_magnitude(job: ScoreJob) -> Ranking:
-    """Return the mean of |w| over each head's rows of q, k and v and its columns of the output projection.
+    """Return the mean |w| of each head: its rows of q, k and v, and its columns of the output projection.
 
-    The four matrices have equal weight whatever their sizes. Then scores are normalized according to the settings.
+    The four matrices have equal weight for any sizes. Finally the importance is normalized according to the
+    settings.
     """
     normalize = job.set_for(MagnitudeSettings).normalize
     warn_of_unlike_towers(job, normalize)

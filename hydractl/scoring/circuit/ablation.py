@@ -1,16 +1,18 @@
-"""The objective of a model with some heads removed, and without each further head.
+"""Objective of a model with some heads removed, and without each further head.
 
-Algorithm 1 runs the whole model for every candidate. Here a candidate in layer l costs the part of a pass from layer l on:
+Algorithm 1 runs the whole model for each candidate. Here a candidate in layer l needs a forward pass from
+layer l only:
 
-- The stream that enters each layer is computed once per batch for all candidates, and may be stored from one evaluation
-  to the next.
-- The term of a head is subtracted from the attention output of its layer, which is not computed again.
-- The last block computes only the tokens that the readout reads.
-- Removed heads are cut out, not masked.
+- The stream that enters each layer is computed once per batch for all candidates, and may be stored until the
+  next evaluation.
+- The output of a head is subtracted from the attention output of its layer.
+- The last block computes only the tokens that the readout uses.
+- Removed heads are sliced from the weights, not masked.
 
 Candidates of one layer run in one batch.
 
-Axes: k candidates, B batch, C classes, D features.
+Axes: k candidates in one pass, K candidates, B batch, N rows of a tower, C classes, D features, F outputs of
+a tower, S numbers of a candidate's traits.
 """
 
 from __future__ import annotations
@@ -37,13 +39,13 @@ from hydractl.scoring.settings import CircuitSettings
 
 
 class CircuitBatch(NamedTuple):
-    """One batch of a set of data.
+    """Batch of one data set.
 
     Attributes:
         role: `id` or `ood`.
-        number: Its number among all batches of the set, in all processes.
+        number: Number of the batch in the data set, over all processes.
         inputs: Inputs of the model.
-        labels: Labels of the samples, None for OOD data.
+        labels: Labels of the samples; None for OOD data.
     """
 
     role: str
@@ -53,34 +55,35 @@ class CircuitBatch(NamedTuple):
 
 
 Answer: TypeAlias = "Callable[[Mapping[str, Tensor]], Tensor]"
-"""Returns logits (k, B, C), or (k, B, C + D) with features, from outputs of towers (k or 1, N, F)."""
+"""Function from outputs of towers (k or 1, N, F) to logits (k, B, C), or (k, B, C + D) with features."""
 Picks: TypeAlias = "Mapping[str, tuple[tuple[int, ...], ...]]"
 """Heads of each layer by tower, increasing."""
 FEATURE_BYTES = 16
-"""For one feature of a sample: float32, before and after those of all batches are put together, and float64 to fit on."""
+"""Bytes per feature of a sample: float32 before and after concatenation of all batches, and float64 for the
+fit."""
 
 
 def lowest_of(heads: Iterable[HeadId]) -> dict[str, HeadId]:
-    """Return a head of the lowest layer of each tower that has some of the heads."""
+    """Return for each tower one of the given heads in the lowest layer; towers without heads are left out."""
     return {head.tower: head for head in sorted(heads, key=lambda head: -head.layer)}
 
 
 class ResumedPasses:
-    """Forward passes of a model that loses heads, resumed at the layer of a change.
+    """Forward passes of a model with removed heads, resumed at the layer of a change.
 
     Attributes:
         model: The model.
-        left: Heads that are left in each layer, by tower.
-        room: Memory for streams and candidates.
+        left: Remaining heads of each layer, by tower.
+        room: Memory budget for streams and candidates.
     """
 
     def __init__(self, model: Model, room: MemoryBudget, answer: Answer) -> None:
-        """Take over a model with all heads.
+        """Wrap a model with all heads.
 
         Args:
-            model: The model; its attention modules change.
-            room: Memory for streams and candidates.
-            answer: Computes answers from outputs of towers.
+            model: The model. Its attention modules change.
+            room: Memory budget for streams and candidates.
+            answer: Function from outputs of towers to answers.
         """
         self.model, self.room, self._answer = model, room, answer
         self._groups = {
@@ -92,25 +95,25 @@ class ResumedPasses:
         self._streams = Streams(0)
 
     def remove(self, head: HeadId) -> None:
-        """Cut a head out of the model."""
+        """Remove a head from the model."""
         self._toggle([head])
         self._held.clear()
         self._streams.remove_head(head)
 
     def change(self, heads: Sequence[HeadId]) -> None:
-        """Cut heads out of the model that are in it, and put back those that are not."""
+        """Remove heads that are in the model, and restore heads that are not."""
         self._toggle(heads)
         self._held.clear()
         for tower, head in lowest_of(heads).items():
             self._streams.cut(tower, head.layer)
 
     def forget(self) -> None:
-        """Drop all stored streams and outputs."""
+        """Delete all stored streams and outputs."""
         self._streams.clear()
         self._held.clear()
 
     def _toggle(self, heads: Iterable[HeadId]) -> None:
-        """Cut heads out or put them back."""
+        """Remove or restore heads, without an update of stored streams."""
         for head in heads:
             remaining = self.left[head.tower][head.layer]
             remaining[:] = sorted({*remaining} ^ {head.head})
@@ -129,9 +132,13 @@ class ResumedPasses:
         }
 
     def answers(self, batch: CircuitBatch, picks: Picks, *, around: bool = False) -> Iterator[Tensor]:
-        """Yield answers of one batch without each of some heads, in order.
+        """Yield the answers for one batch without each of some heads, in order.
 
-        With `around`, heads that were removed are put back instead, and the answers of the model as it is are the last.
+        Args:
+            batch: The batch.
+            picks: Heads, each removed by itself.
+            around: Whether removed heads are restored by themselves instead. The answers of the unchanged
+                model then follow at the end.
         """
         tower_inputs = self.model.routed(batch.inputs)
         if len(tower_inputs) == 1:
@@ -155,9 +162,14 @@ class ResumedPasses:
     def answers_after(
         self, batch: CircuitBatch, heads: Mapping[HeadId, HeadGroup], fixed: dict[str, Tensor]
     ) -> Tensor:
-        """Return answers (1, B, C) of one batch after a change of some heads, each a group; of a tower they are of one layer.
+        """Return the answers (1, B, C) for one batch after a change of several heads.
 
-        The stream that enters that layer is stored. `fixed` stores the outputs of towers that have the same inputs in each batch.
+        The stream that enters the layer of the change is stored.
+
+        Args:
+            batch: The batch.
+            heads: Changed heads, each as a group of one head. The heads of a tower are in one layer.
+            fixed: Cache of the outputs of towers with the same inputs in each batch; changed in place.
         """
         outputs: dict[str, Tensor] = {}
         for name, inputs in self.model.routed(batch.inputs).items():
@@ -175,7 +187,7 @@ class ResumedPasses:
     def _outputs_after(
         self, batch: CircuitBatch, inputs: Inputs, heads: Mapping[HeadId, HeadGroup]
     ) -> Tensor:
-        """Return the outputs (N, F) of a tower after a change of some heads of a layer."""
+        """Return the outputs (N, F) of a tower after a change of some heads of one layer."""
         name, layer, _ = next(iter(heads))
         tower, remaining = self.model.tower(name), self.left[name][layer]
         *below, (block, stream, z, y, _) = deque(
@@ -187,7 +199,8 @@ class ResumedPasses:
                 y = y - group.head_term(z[..., at : at + 1, :], 0)
             else:
                 queries = tower.queries(layer)
-                # of the last block's stream only the tokens that are read are kept
+                # The last block's stream contains only tokens that the readout uses, but keys need all
+                # tokens.
                 entering = stream if queries is None else below[0].leaving if below else tower.embed(inputs)
                 y = y + group.head_term(heads_of(block, group, entering, queries), 0)
         return tower.resume(block.join(stream, y), layer + 1)
@@ -195,7 +208,10 @@ class ResumedPasses:
     def _outputs_held(
         self, batch: CircuitBatch, name: str, inputs: Inputs, picks: Picks, *, around: bool = False
     ) -> list[Tensor]:
-        """Return a tower's outputs (k, N, F) without its picks, the last (1, N, F) with all heads that are left."""
+        """Return the outputs (k, N, F) of a tower without each pick.
+
+        The outputs (1, N, F) of the unchanged tower are the last.
+        """
         key = name, picks[name], around
         if key in self._held:
             return self._held[key]
@@ -207,7 +223,10 @@ class ResumedPasses:
     def _outputs(
         self, batch: CircuitBatch, name: str, inputs: Inputs, picks: Picks, *, around: bool, whole: bool
     ) -> Iterator[Tensor]:
-        """Yield a tower's outputs (k, N, F) without each of its picks, and last, if `whole`, those (1, N, F) of the model as it is."""
+        """Yield the outputs (k, N, F) of a tower without each pick.
+
+        With `whole`, the outputs (1, N, F) of the unchanged tower follow at the end.
+        """
         tower, groups, left = self.model.tower(name), self._groups[name], self.left[name]
         key = None if around else self._key(batch, name)
         entering = (
@@ -224,22 +243,23 @@ class ResumedPasses:
             yield tower.finish(entered.leaving).unsqueeze(0)
 
     def _key(self, batch: CircuitBatch, name: str) -> tuple[str, str, int] | None:
-        """Return the key of a tower's streams; None if its inputs are the same in each batch."""
+        """Return the key of a tower's streams, or None if its inputs are the same in each batch."""
         return None if name in self.model.answer.fixed else (name, batch.role, batch.number)
 
 
 class Circuit(ResumedPasses):
-    """A model that loses heads, and the objective without each further one, measured on data in all processes."""
+    """Model with removed heads, and its objective without each further head, on the data of all processes."""
 
     def __init__(self, job: ScoreJob, *, keeps_streams: bool = False) -> None:
-        """Take over a job's model.
+        """Wrap the model of a job.
 
         Args:
             job: The job.
-            keeps_streams: Whether streams are stored from one evaluation to the next, as far as memory allows, and traits measured.
+            keeps_streams: Whether streams are stored between evaluations within the memory budget, and traits
+                are measured.
 
         Raises:
-            UsageError: If the features of a single candidate, where the OOD score reads them, exceed a bound on memory.
+            UsageError: If the memory budget is too small for the features of one candidate.
         """
         if job.compiles is not None:
             compile_joins(job.model, name=job.compiles)
@@ -258,7 +278,7 @@ class Circuit(ResumedPasses):
         self._layout: list[tuple[str, str, int]] = []
         """Role, name and number of samples of the traits, in order."""
         self._whole: tuple[Tensor, Tensor] | None = None
-        # counting reads all data once
+        # Counting the batches reads all data once.
         in_all = (self.team.in_order([torch.empty(0) for _ in data]) for data in self.data.values())
         self._streams = Streams(room.kept // max(1, sum(map(len, in_all))) if keeps_streams else 0)
         self._at_once: int | None = None
@@ -267,10 +287,10 @@ class Circuit(ResumedPasses):
             self._at_once = room.candidates_held(FEATURE_BYTES * job.features.width * samples)
 
     def check_room(self) -> None:
-        """Refuse a bound on memory that is too low for the first batches, before anything is done.
+        """Raise if the memory budget is too small for the first batches, before the search starts.
 
         Raises:
-            UsageError: With the memory that they need.
+            UsageError: If the budget is too small; the message has the required memory.
         """
         if self.room.bound is None:
             return
@@ -280,7 +300,7 @@ class Circuit(ResumedPasses):
                 deque(self.answers(CircuitBatch(role, 0, *samples), picks), maxlen=0)
 
     def heads(self) -> list[HeadId]:
-        """Return all heads that may be removed or were removed, in order."""
+        """Return all heads of the scored towers, removed or not, in order."""
         return [
             HeadId(tower, i, h)
             for tower, groups in self._groups.items()
@@ -290,7 +310,7 @@ class Circuit(ResumedPasses):
         ]
 
     def candidates(self) -> list[HeadId]:
-        """Return the heads that are left, in order."""
+        """Return the remaining heads of the scored towers in order."""
         return [head for head in self.heads() if head.head in self.left[head.tower][head.layer]]
 
     @override
@@ -304,17 +324,20 @@ class Circuit(ResumedPasses):
         self._whole = None
 
     def value(self) -> float:
-        """Return the objective of the circuit as it is."""
+        """Return the objective of the current circuit."""
         return float(self.evaluate()[0])
 
     def evaluate(self) -> tuple[Tensor, Tensor]:
-        """Return the objective (1,) and the traits (1, S) of the circuit as it is."""
+        """Return the objective (1,) and the traits (1, S) of the current circuit."""
         if self._whole is None:
             self._whole = self._measured(lambda batch: [self.answers_after(batch, {}, {})])
         return self._whole
 
     def changed(self, heads: Sequence[HeadId]) -> tuple[Tensor, Tensor]:
-        """Return the objective (1,) and the traits (1, S) that the circuit would have after `change`."""
+        """Return the objective (1,) and the traits (1, S) that `change` would give.
+
+        The circuit itself stays the same.
+        """
         lowest = lowest_of(heads)
         later = [head for head in heads if head.layer > lowest[head.tower].layer]
         first = {h: self._groups[h.tower][h.layer].select([h.head]) for h in heads if h not in later}
@@ -326,16 +349,17 @@ class Circuit(ResumedPasses):
             self._toggle(later)
 
     def candidate_values(self) -> dict[HeadId, float]:
-        """Return the objective without each remaining head in turn."""
+        """Return the objective without each remaining head."""
         heads = self.candidates()
         return dict(zip(heads, self.without(heads)[0].tolist(), strict=True))
 
     def without(self, heads: Sequence[HeadId], *, trails: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the objective (K,) and the traits (K, S) without each of some heads in turn.
+        """Return the objective (K,) and the traits (K, S) without each of some heads.
 
         Args:
             heads: Candidates, in order.
-            trails: Whether to store the streams without each head, as far as there is room: one of them is removed next.
+            trails: Whether to store the streams without each head within the memory budget, because one of
+                the heads is removed next.
         """
         self._streams.trails = trails
         measured = [self._without(self._picks(share)) for share in self._shares(heads)]
@@ -343,7 +367,7 @@ class Circuit(ResumedPasses):
         return values, traits
 
     def around(self, heads: Sequence[HeadId]) -> tuple[Tensor, dict[HeadId, Tensor]]:
-        """Return the circuit's traits (1, S), and those after a change of each of some heads, by itself."""
+        """Return the traits of the circuit (1, S), and the traits after a change of each head by itself."""
         circuit_traits, after = torch.empty(0), dict[HeadId, Tensor]()
         for share in self._shares(heads):
             picks = self._picks(share)
@@ -358,7 +382,7 @@ class Circuit(ResumedPasses):
         return circuit_traits, after
 
     def expected(self, traits: Tensor) -> list[float]:
-        """Return the objective's values that follow from the traits (K, S) of some candidates."""
+        """Return the objectives predicted from the traits (K, S) of candidates."""
         roles: dict[str, dict[str, Tensor]] = {role: {} for role in self.data}
         sizes = [size for *_, size in self._layout]
         for (role, name, _), part in zip(self._layout, traits.split(sizes, dim=-1), strict=True):
@@ -366,7 +390,7 @@ class Circuit(ResumedPasses):
         return self.yardstick.values(guessed(Outcomes(**roles), self.yardstick.ood_score)).tolist()
 
     def passes(self) -> dict[str, int]:
-        """Return how many inputs each tower sees in a pass over all data of all processes."""
+        """Return the number of inputs of each tower in a pass over the data of all processes."""
         counts = dict.fromkeys(self.left, 0)
         for data in self.data.values():
             routed = (self.model.routed(inputs) for inputs, _ in data)
@@ -377,16 +401,19 @@ class Circuit(ResumedPasses):
         return counts
 
     def _without(self, picks: Picks, *, around: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the objective and the traits of candidates at once; see `answers`."""
+        """Return objective and traits of candidates in one pass over the data; see `answers`."""
         return self._measured(lambda batch: self.answers(batch, picks, around=around))
 
     def _shares(self, heads: Sequence[HeadId]) -> list[Sequence[HeadId]]:
-        """Return heads in order, together as many as there is room for."""
+        """Return heads in order, in groups whose features fit in memory."""
         count = self._at_once or max(1, len(heads))
         return [heads[begin : begin + count] for begin in range(0, max(1, len(heads)), count)]
 
     def _measured(self, answers_of: Callable[[CircuitBatch], Iterable[Tensor]]) -> tuple[Tensor, Tensor]:
-        """Return the objective (K,) of candidates over the batches of all processes, and their traits (K, S), empty if not measured."""
+        """Return the objective (K,) and traits (K, S) of candidates on the data of all processes.
+
+        S is 0 if traits are not measured.
+        """
         outcomes: dict[str, dict[str, Tensor]] = {}
         traits: dict[tuple[str, str], Tensor] = {}
         for role, data in self.data.items():
@@ -412,7 +439,7 @@ class Circuit(ResumedPasses):
             traits |= {(role, name): x for (kind, name), x in every.items() if kind == 1}
         fitted = self.yardstick.fitted(Outcomes(**outcomes))
         if self.yardstick.features is not None:
-            # the trait of a fitted score is the score itself
+            # A fitted score is its own trait.
             traits |= {(role, SCORE): of_role[SCORE].float() for role, of_role in fitted._asdict().items()}
         self._layout = [(*key, x.shape[-1]) for key, x in traits.items()]
         values = self.yardstick.values(fitted)

@@ -1,6 +1,7 @@
-"""Predictions of candidate models, the OOD score `energy+density` fitted on them, and the value of an objective.
+"""Predictions of candidate models, the OOD score `energy+density` fitted on them, and objectives.
 
-Axes: K or k candidates, N ID samples, N' OOD samples, B batch, C classes, D features.
+Axes: K or k candidates, N ID samples, N' OOD samples, B batch, Q labels or words of a sample, C classes, D
+features.
 """
 
 from __future__ import annotations
@@ -21,14 +22,21 @@ from hydractl.scoring.objective import TERMS, Objective
 
 HITS, NLL, CONFIDENCE, SCORE = "hits", "nll", "confidence", "score"
 PLAIN = 3
-"""Axes of logits if a sample has one label."""
+"""Number of axes of logits for samples with one label."""
 SMALLEST = 1e-15
+"""Distance of a probability from 0 and 1 in log odds, which would otherwise be infinite. Chosen by hand,
+slightly above the float64 rounding of 1; doubling it changes only extreme probabilities."""
 
 
 class Outcomes(NamedTuple):
-    """What K candidates made of N samples of ID and N' of OOD data, by name and no more than an objective reads.
+    """Predictions of K candidates, as far as an objective uses them.
 
-    `hits`, `nll` and `confidence` are (K, N), `score` is (K, N) or (K, N'); all but the boolean hits are float64.
+    `hits` (boolean), `nll` and `confidence` (float64) have shape (K, N). `score` (float64) has shape (K, N)
+    or (K, N').
+
+    Attributes:
+        id: Tensors of ID data by name.
+        ood: Tensors of OOD data by name.
     """
 
     id: Mapping[str, torch.Tensor]
@@ -36,7 +44,7 @@ class Outcomes(NamedTuple):
 
 
 def outcomes_read(objective: Objective, *, labelled: bool) -> tuple[str, ...]:
-    """Return the names of the outcomes that an objective reads of ID data (labelled) or OOD data."""
+    """Return the names of the outcomes that an objective uses of ID data (`labelled`) or OOD data."""
     answers = [name for name in (HITS, CONFIDENCE, NLL) if labelled and name in objective.reads]
     return (*answers, *((SCORE,) if objective.needs_ood else ()))
 
@@ -44,18 +52,25 @@ def outcomes_read(objective: Objective, *, labelled: bool) -> tuple[str, ...]:
 def outcomes_of(
     logits: torch.Tensor, labels: torch.Tensor | None, objective: Objective, ood_score: str
 ) -> dict[str, torch.Tensor]:
-    """Return what an objective reads of logits (K, B, C) and labels (B,), each (K, B); without labels the OOD score only.
+    """Return the outcomes that an objective uses, by name.
 
-    Of logits (K, B, Q, C) each of the Q labels of a sample is one, (K, B Q), or each of its words, of which those that are
-    absent, not-a-number, are left out; the OOD score is the mean over them.
+    Probabilities are float64, because in float32 many of a trained model's probabilities would be equal to 1.
 
-    Probabilities are float64: a trained model's lie so close to 1 that float32 would tie them.
+    Args:
+        logits: Shape (K, B, C), or (K, B, Q, C) with NaN for missing words.
+        labels: Shape (B,) or (B, Q); None for OOD data, which has the OOD score only.
+        objective: The objective.
+        ood_score: Name of the OOD score.
+
+    Returns:
+        Shape (K, B) each. With Q labels or words, each one is a column, except for missing words; the OOD
+        score is the mean over them.
     """
     exact, names = logits.double(), outcomes_read(objective, labelled=labels is not None)
     outcomes: dict[str, torch.Tensor] = {}
     if HITS in names or (SCORE in names and ood_score == MSP):
         probs, classes = exact.softmax(dim=-1).max(dim=-1)
-        # a softmax's largest term may exceed 1 by its rounding
+        # Rounding can make the largest softmax term exceed 1.
         outcomes = {CONFIDENCE: probs.clamp(max=1.0), SCORE: -probs}
         if labels is not None:
             outcomes[HITS] = classes == labels
@@ -69,9 +84,10 @@ def outcomes_of(
 def traits_of(
     logits: torch.Tensor, labels: torch.Tensor | None, objective: Objective, ood_score: str
 ) -> dict[str, torch.Tensor]:
-    """Return what outcomes follow from, each (K, B), on scales on which the effects of heads roughly add up.
+    """Return the traits: outcomes on scales on which the effects of heads are nearly additive.
 
-    `hits` becomes the label's logit minus the largest other one, probabilities become their log odds.
+    `hits` becomes the logit of the label minus the largest other logit. Probabilities become log odds.
+    Arguments and shapes are those of `outcomes_of`; traits are float32.
     """
     exact, names = logits.double(), outcomes_read(objective, labelled=labels is not None)
     traits: dict[str, torch.Tensor] = {}
@@ -92,14 +108,17 @@ def traits_of(
 
 
 def _of_samples(name: str, values: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Return values (K, N) of values (K, B) or, of Q labels or words, (K, B, Q), of which those are absent that have no logits."""
+    """Return values (K, N) for values (K, B), or (K, B, Q) without missing words.
+
+    The OOD score is averaged over labels or words instead.
+    """
     if values.ndim < PLAIN:
         return values
     return values.nanmean(-1) if name == SCORE else values[:, ~logits[0, ..., 0].isnan()]
 
 
 def guessed(traits: Outcomes, ood_score: str) -> Outcomes:
-    """Return the outcomes that follow from traits."""
+    """Return the outcomes for traits; the inverse of `traits_of`."""
     undo: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         HITS: lambda x: x > 0,
         NLL: lambda x: torch.nn.functional.softplus(-x),
@@ -111,7 +130,7 @@ def guessed(traits: Outcomes, ood_score: str) -> Outcomes:
 
 
 def _of_logits(ood_score: str, logits: torch.Tensor) -> torch.Tensor:
-    """Return a score of logits, of `energy+density` the energy."""
+    """Return an OOD score of logits; the energy for `energy+density`."""
     return SCORES[ENERGY if ood_score == ENERGY_DENSITY else ood_score].of(logits.unsqueeze(0))
 
 
@@ -122,7 +141,7 @@ def _odds(logits: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
 
 
 def values_of(objective: Objective, outcomes: Outcomes) -> torch.Tensor:
-    """Return an objective's values for K candidates, shape (K,), float64, on the CPU; higher is better."""
+    """Return the objective of K candidates, shape (K,), float64, on the CPU; higher is better."""
     sample = dict(outcomes.id)
     if objective.needs_ood:
         sample |= places(outcomes.id[SCORE], outcomes.ood[SCORE])
@@ -131,21 +150,25 @@ def values_of(objective: Objective, outcomes: Outcomes) -> torch.Tensor:
 
 
 def first_best(values: Sequence[float]) -> int:
-    """Return the index of the first maximum: Algorithm 1 replaces its best only by a strictly better one."""
+    """Return the index of the first maximum, because Algorithm 1 replaces its best head only by a better one."""
     return max(range(len(values)), key=values.__getitem__)
 
 
 FEATURES, LABELS = "features", "labels"
-"""What is gathered to fit on besides the energy: (K, D, N) and (K, N)."""
+"""Names of the tensors for the fit in addition to the energy, of shape (K, D, N) and (K, N)."""
 LEAST = 4
-"""Samples of a class that both halves need two of, or nothing varies within classes."""
+"""Minimum number of samples of the largest class. Each half needs two of them for a variance within
+classes."""
 
 
 def check_halves(labels: Tensor) -> None:
-    """Refuse labels (N,) of too few samples to fit on each half, and labels (N, Q) of samples that may have several.
+    """Raise if samples have several labels, or no class has enough samples for a fit on each half.
+
+    Args:
+        labels: Shape (N,), or (N, Q) for several labels.
 
     Raises:
-        DataError: If no class has `LEAST` samples.
+        DataError: If labels have two axes, or no class has `LEAST` samples.
     """
     if labels.ndim > 1:
         raise DataError(
@@ -160,7 +183,7 @@ def check_halves(labels: Tensor) -> None:
 
 
 def halves(labels: Tensor) -> Tensor:
-    """Return which of N samples are in the second half, (N,): every other one of each class."""
+    """Return whether each of N samples is in the second half, shape (N,): every other sample of each class."""
     order = labels.argsort(stable=True)
     by_class = labels[order]
     ranks = torch.empty_like(order)
@@ -169,16 +192,24 @@ def halves(labels: Tensor) -> Tensor:
 
 
 def to_fit_on(features: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
-    """Return what `with_density` needs of candidates' features (K, N, D) and labels (N,), None of OOD data."""
+    """Return the tensors for `with_density` by name.
+
+    Args:
+        features: Features of candidates, shape (K, N, D).
+        labels: Shape (N,); None for OOD data.
+    """
     tensors = {FEATURES: features.float().transpose(1, 2)}
     return tensors if labels is None else tensors | {LABELS: labels.expand(len(features), -1)}
 
 
 def with_density(outcomes: Outcomes) -> Outcomes:
-    """Return outcomes whose score is `energy+density`, of those whose score is the energy, with `FEATURES` and `LABELS`.
+    """Return outcomes with the OOD score `energy+density`, fitted for each candidate like `fuse --fit --val`.
 
-    As `fuse --fit --val` fits it: the density on one half of the ID data, and the standard deviations on the other, which
-    it then scores. Either half is fitted on once; OOD samples have the mean of both scores.
+    The density is fitted on one half of the ID data and standardized on the other half, which it then scores;
+    then the halves are exchanged. OOD samples get the mean of both scores.
+
+    Args:
+        outcomes: Outcomes with the energy as score, and with `FEATURES` and `LABELS`.
     """
     inside, outside = dict(outcomes.id), dict(outcomes.ood)
     labels = inside.pop(LABELS)[0]
@@ -195,13 +226,13 @@ def with_density(outcomes: Outcomes) -> Outcomes:
 def _scores(
     features: Tensor, energies: Tensor, ood_features: Tensor, ood_energies: Tensor, *, labels: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return a candidate's scores (N,) and (N',), float64."""
+    """Return the scores of one candidate, shapes (N,) and (N',), float64."""
     scores, ood_scores = torch.zeros_like(energies), torch.zeros_like(ood_energies)
     second = halves(labels)
     for held_out in (second, ~second):
         try:
             fitted = _fit(features, energies, labels, held_out)
-        except DataError:  # a candidate whose features or energies are all the same tells nothing apart
+        except DataError:  # Constant features or energies cannot separate samples, so all scores are equal.
             return torch.zeros_like(energies), torch.zeros_like(ood_energies)
         scores[held_out] = fitted(features[held_out], _as_logits(energies[held_out]))
         ood_scores += fitted(ood_features, _as_logits(ood_energies)) / 2
@@ -209,7 +240,7 @@ def _scores(
 
 
 def _fit(features: Tensor, energies: Tensor, labels: Tensor, held_out: Tensor) -> FittedScore:
-    """Return the score that is fitted on what is not held out, and standardized on what is."""
+    """Return the score fitted on the samples of one half, standardized on those of `held_out`."""
     moments = Moments(int(labels.max()) + 1, features.shape[1], normalized=True)
     moments.add(features[~held_out], labels[~held_out])
     nothing = features[:0]
@@ -227,7 +258,13 @@ def _as_logits(energies: Tensor) -> Tensor:
 
 
 class Yardstick(NamedTuple):
-    """An objective, the OOD score where it reads one, and the features of the model where the score reads them."""
+    """Objective, its OOD score, and the feature extractor of the model.
+
+    Attributes:
+        objective: The objective.
+        ood_score: Name of the OOD score; unused if the objective has none.
+        features: Feature extractor for scores of features, or None.
+    """
 
     objective: Objective
     ood_score: str
@@ -239,7 +276,7 @@ class Yardstick(NamedTuple):
         return self.objective.needs_ood and self.ood_score == ENERGY_DENSITY
 
     def answers(self, model: Model, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return logits (k, B, C) of towers' outputs (k or 1, N, F), with features (k, B, C + D) where they are read."""
+        """Return logits (k, B, C), or (k, B, C + D) with features, of outputs of towers (k or 1, N, F)."""
         logits: torch.Tensor = model.answer(outputs)
         if self.features is None:
             return logits
@@ -250,25 +287,25 @@ class Yardstick(NamedTuple):
         return answers if self.features is None else answers[..., : -self.features.width]
 
     def names(self, *, labelled: bool) -> tuple[str, ...]:
-        """Return the names of what `outcomes` returns."""
+        """Return the names of the tensors of `outcomes`."""
         fitted_on = () if self.features is None else (FEATURES, LABELS) if labelled else (FEATURES,)
         return (*outcomes_read(self.objective, labelled=labelled), *fitted_on)
 
     def outcomes(self, answers: torch.Tensor, labels: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """Return what the objective reads of answers, each (k, B), and what a score is to be fitted on."""
+        """Return the outcomes of answers, each (k, B), and the tensors for the fit of the OOD score."""
         outcomes = outcomes_of(self.logits(answers), labels, self.objective, self.ood_score)
         if self.features is not None:
             outcomes |= to_fit_on(answers[..., -self.features.width :], labels)
         return outcomes
 
     def traits(self, answers: torch.Tensor, labels: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """Return what outcomes follow from: see `traits_of`."""
+        """Return the traits of answers, see `traits_of`."""
         return traits_of(self.logits(answers), labels, self.objective, self.ood_score)
 
     def fitted(self, outcomes: Outcomes) -> Outcomes:
-        """Return the outcomes of all samples, with the score that is fitted on them where there is one."""
+        """Return outcomes of all samples with the fitted OOD score, if the score needs a fit."""
         return outcomes if self.features is None else with_density(outcomes)
 
     def values(self, outcomes: Outcomes) -> torch.Tensor:
-        """Return the objective's values (k,) of fitted outcomes: see `values_of`."""
+        """Return the objective (k,) of fitted outcomes, see `values_of`."""
         return values_of(self.objective, outcomes)

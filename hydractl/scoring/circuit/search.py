@@ -1,6 +1,7 @@
-"""Greedy circuit extraction (Hydra Ensembles, Algorithm 1): each step removes the head whose removal maximizes the objective.
+"""Greedy circuit extraction (Hydra Ensembles, Algorithm 1).
 
-The search is exact, or lazy with swaps at the end.
+Each step removes the head without which the objective is highest. The search is exact, or lazy with swaps at
+the end.
 """
 
 from __future__ import annotations
@@ -26,11 +27,10 @@ from hydractl.scoring.settings import CircuitSettings
 
 
 def score_circuit(job: ScoreJob) -> Ranking:
-    """Remove `budget` heads one by one; among equally good candidates the lowest (tower, layer, head) is removed.
+    """Remove `budget` heads one by one; among equal candidates the lowest (tower, layer, head).
 
-    The score of a head is the step of its removal; all kept heads have a score one higher than the last step. A search
-    that does not evaluate every candidate on all data records its work in the results. A resumed run has the same result
-    as an uninterrupted one.
+    The importance of a head is the step of its removal, and one more than the last step for kept heads. A
+    lazy search adds its cost to the results. A resumed run has the same result as an uninterrupted one.
     """
     search = Lazy(job) if job.set_for(CircuitSettings).search == "lazy" else Exact(job)
     recorded = job.log.recorded
@@ -47,7 +47,8 @@ def score_circuit(job: ScoreJob) -> Ranking:
             if step == len(recorded) and recorded:
                 search.recall(job.log.memory)
             best, value = search.best(step)
-            if step < len(recorded):  # what the journal says counts, should rounding have changed since
+            # The journal determines the removal, because rounding may have changed since.
+            if step < len(recorded):
                 search.remove(recorded[step].id)
                 continue
             search.remove(best)
@@ -61,7 +62,7 @@ def score_circuit(job: ScoreJob) -> Ranking:
 
 
 class Exact:
-    """Algorithm 1: every candidate is evaluated on all data in each step."""
+    """Algorithm 1: each step evaluates all candidates on all data."""
 
     keeps_streams = False
 
@@ -71,7 +72,11 @@ class Exact:
         self.budget = job.budget
 
     def restart(self, recorded: int) -> int:
-        """Return after how many removals to go on, when so many of an interrupted run are known: all or fewer."""
+        """Return the number of removals after which an interrupted run continues.
+
+        Args:
+            recorded: Number of removals in the journal.
+        """
         return recorded
 
     def best(self, step: int) -> tuple[HeadId, float]:  # noqa: ARG002 - a lazy search needs it
@@ -83,67 +88,81 @@ class Exact:
         self.circuit.remove(head)
 
     def refine(self, removals: Sequence[Removal]) -> list[Removal]:
-        """Return the removals after a last look at all of them."""
+        """Return the final removals, possibly improved."""
         return list(removals)
 
     def memory(self) -> Memory:
-        """Return what an interrupted run needs to know besides its removals."""
+        """Return the state for a resumed run, in addition to removals."""
         return NOTHING_LEARNT
 
     def recall(self, memory: Memory) -> None:
-        """Go on from what an interrupted run remembered.
+        """Restore the state from `memory`.
 
         Raises:
-            ManifestError: If it is not what such a search remembers.
+            ManifestError: If the state does not belong to this search.
         """
 
     def results(self) -> Mapping[str, OptionValue]:
-        """Return what else a scores file says."""
+        """Return further results for the scores file."""
         return {}
 
 
 def best_of(values: Mapping[HeadId, float]) -> tuple[HeadId, float]:
-    """Return the first of the heads of the highest value, and that value."""
+    """Return the first head with the highest value, and the value."""
     return max(values.items(), key=lambda pair: pair[1])
 
 
 Effects: TypeAlias = dict[HeadId, Tensor]
-"""How the traits (1, S) of the samples move if a head is removed, or put back if it was removed."""
+"""Change of the traits (1, S) by the removal of each head, or by the restoration of a removed head."""
 SPENT = "spent"
+"""Key of the counts of evaluations and work in the journal."""
 RECHECK = 24
-"""Every head is evaluated at each `RECHECK`-th removal."""
+"""Number of removals between evaluations of all heads; an interrupted run resumes from the last one. Chosen
+by hand; 48 halves their cost and lets predictions become older."""
 DOUBT = 0.5
-"""Minimum expected gain of an evaluation, as a fraction of the initial spread of the heads' values; 0 evaluates every head."""
+"""Minimum expected gain of an evaluation per unit of cost, relative to the initial spread of the heads'
+objectives. Chosen on digits and texts; at 1 the search is up to 1.2 times as fast and about as good
+(`benchmarks/results/search.md`). At 0 every head is evaluated."""
 AT_ONCE = 4
-"""How many heads are valued before the next look."""
+"""Number of heads that are evaluated together before expected gains are computed again. Chosen by hand; 8
+evaluates more heads than necessary in fewer passes."""
 LAST = 0.05
-"""What a candidate in a tower's last layer costs, in layers: one of few tokens."""
+"""Cost of a candidate in the last layer of a tower, in layers. The last layer computes few tokens. Chosen by
+hand; doubling it makes other layers relatively cheaper."""
 CHEAP = 1 / 3
-"""Up to this share of the exact search's work the search was cheap: what it has saved is spent on more swaps."""
+"""Fraction of the exact search's work below which swaps without expected gain are tried too. Chosen on digits
+and texts; 2/3 would include searches on texts, which cost about half of an exact search."""
 GROWTH = 1.5
-"""The squared error grows with this power of the steps since a head was seen."""
+"""Exponent of the growth of the squared prediction error with the steps since an evaluation. Chosen by hand;
+at 3, heads without a recent evaluation are evaluated again sooner."""
 FIRST_GUESS = 1 / 3
-"""The error after one step before any was seen, of how much heads differ."""
+"""Initial prediction error after one step, relative to the spread of the heads' objectives. Chosen by hand;
+doubling it evaluates more heads at the first steps."""
 WEIGHT_OF_GUESS, WEIGHT_OF_OTHERS = 4, 6
-"""How many errors the first guess, and those of other layers, count for."""
+"""Number of observed errors that the initial error counts as, and number that the errors of all layers count
+as in the estimate of one layer. Chosen by hand; doubling them adapts the estimate half as fast."""
 _NORMAL = NormalDist()
 
 
 class Lazy(Exact):
-    """Lazy greedy search (Minoux 1978) by expected improvement (Jones 1998), then swaps.
+    """Lazy greedy search (Minoux 1978) by expected improvement (Jones 1998), with swaps at the end.
 
-    Of each head it is remembered how its removal moved each sample's traits (see `traits_of`) when that was last seen. Without
-    the head, samples are expected to move likewise from where they are now. How far such values are off is learned as the
-    search goes on, by layer and by how long ago a head was seen. A head is valued anew as long as the improvement that
-    is expected of it, over the best of the new values, is worth its cost: above `DOUBT` times how much heads differ at
-    first. Minoux's values only fall, as the objective is submodular, so his search is exact; these rise and fall, so this
-    one is a heuristic, and exact where `DOUBT` is 0. The first removal, and then each `RECHECK`-th, values every head, from
-    nothing remembered; there an interrupted run begins again. At the end heads are swapped (see `Swaps`).
+    The search stores how the last evaluation of each head changed the traits of all samples (see
+    `traits_of`), and predicts the objective without a head by the same change from the current traits. The
+    errors of these predictions are learned by layer and by the number of steps since the evaluation. A head
+    is evaluated while its expected improvement over the best new value, divided by its cost, exceeds `DOUBT`
+    times the initial spread of the heads' objectives.
 
-    The memory takes up to sixteen bytes a head and sample, beside what `--max-memory` bounds.
+    Minoux's search is exact because the values of a submodular objective only decrease. These values also
+    increase, so this search is a heuristic, except with `DOUBT` 0. The first removal and each `RECHECK`-th
+    one evaluate all heads without stored changes; an interrupted run resumes there. Finally heads are swapped
+    (see `Swaps`).
 
-    Work is counted in layers times samples. What enters a layer is computed once for all candidates of a step, and a
-    candidate in layer l of L takes L - l: so an exact search is counted, too.
+    Stored changes need up to 16 bytes per head and sample, in addition to `--max-memory`.
+
+    Work is measured in layers times samples. The stream that enters a layer is computed once for all
+    candidates of a step, and a candidate in layer l of L costs L - l. The work of an exact search is counted
+    in the same way.
     """
 
     keeps_streams = True
@@ -163,7 +182,7 @@ class Lazy(Exact):
 
     @override
     def restart(self, recorded: int) -> int:
-        # swaps are tried from the streams that the last removal left
+        # Swaps need the stored streams of the last removal.
         last = recorded - 1 if recorded == self.budget else recorded
         return last - last % RECHECK
 
@@ -192,11 +211,12 @@ class Lazy(Exact):
     def _search(
         self, circuit_traits: Tensor, heads: Sequence[HeadId], step: int
     ) -> dict[HeadId, tuple[float, Tensor]]:
-        """Return value and traits of some heads, the best among them."""
+        """Return objective and traits of the evaluated heads, among them the best one."""
         hopes = self.circuit.expected(torch.cat([self.effects[head] for head in heads]) + circuit_traits)
         expected = dict(zip(heads, hopes, strict=True))
         costs = {head: self._cost(head) for head in heads}
-        # those that cost next to nothing give the first bar, and the one that promises most
+        # Heads of the last layer are nearly free. They and the most promising head give the first value to
+        # improve on.
         chosen = {head for head in heads if head.layer + 1 == len(self.circuit.left[head.tower])} | {
             max(heads, key=lambda h: expected[h])
         }
@@ -221,14 +241,14 @@ class Lazy(Exact):
         return evaluated
 
     def _cost(self, head: HeadId) -> float:
-        """Return what a candidate costs, of a pass over all data."""
+        """Return the cost of a candidate relative to a pass over all data."""
         layers = self.depths[head.tower] - 1 - head.layer + LAST
         return layers * self.sizes[head.tower] / self.full_pass
 
     def _evaluate(
         self, heads: Sequence[HeadId], *, trails: bool = False
     ) -> dict[HeadId, tuple[float, Tensor]]:
-        """Return value and traits without each of some heads in turn; for `trails` see `Circuit.without`."""
+        """Return objective and traits without each head. For `trails` see `Circuit.without`."""
         self._count(heads)
         values, traits = self.circuit.without(heads, trails=trails)
         return dict(zip(heads, zip(values.tolist(), traits.split(1), strict=True), strict=True))
@@ -240,14 +260,14 @@ class Lazy(Exact):
         self.now = self._next.get(head)
 
     def value_after(self, heads: Sequence[HeadId]) -> tuple[float, Tensor]:
-        """Return value and traits of the circuit with some heads cut out and others put back."""
+        """Return objective and traits of the circuit after a change of some heads."""
         self.evaluations += 1
         self.work += self._after(lowest_of(heads).values())
         value, traits = self.circuit.changed(heads)
         return float(value), traits
 
     def look_around(self, heads: Sequence[HeadId]) -> tuple[Tensor, Effects]:
-        """Return the circuit's traits, and how they move with a change of each of some heads."""
+        """Return the traits of the circuit, and their change by each head alone."""
         circuit_traits, after = self.circuit.around(heads)
         self.work += self.full_pass
         self._count(heads)
@@ -257,7 +277,7 @@ class Lazy(Exact):
     def refine(self, removals: Sequence[Removal]) -> list[Removal]:
         if not removals:
             return []
-        self.effects.clear()  # a look gives them anew; both would take twice the memory
+        self.effects.clear()  # `Swaps.run` computes the effects again; both would need twice the memory.
         swaps = Swaps(self, removals)
         swaps.run(self.budget)
         self.swapped = swaps.made
@@ -265,11 +285,17 @@ class Lazy(Exact):
 
     @property
     def is_cheap(self) -> bool:
-        """Whether the search has done a small part of the exact search's work."""
+        """Whether the search has done less than `CHEAP` of the exact search's work."""
         return self.work < CHEAP * self.exact_work
 
     def _in_order(self, removals: Sequence[Removal], first: int) -> list[Removal]:
-        """Return removals with the objective after each, which from the number `first` on is known of the last alone."""
+        """Return the removals with the objective after each one.
+
+        Args:
+            removals: Removals in order.
+            first: Index of the first removal with an outdated objective. The last one has the current
+                objective.
+        """
         later = removals[first:]
         self.circuit.change([removal.id for removal in later])
         valued = list(removals[:first])
@@ -280,7 +306,7 @@ class Lazy(Exact):
         return [*valued, *later[-1:]]
 
     def _count(self, heads: Sequence[HeadId]) -> None:
-        """Take note that candidates are valued."""
+        """Count the evaluation of candidates."""
         self.evaluations += len(heads)
         self.work += self._after(heads)
 
@@ -313,24 +339,24 @@ class Lazy(Exact):
 
 @dataclass
 class DeviationBound:
-    """The errors of expected values so far.
+    """Statistics of the errors of predicted objectives.
 
     Attributes:
-        spread: How much heads differ in value, the scale of all of it: the standard deviation of new values.
+        spread: Standard deviation of the heads' objectives at the last evaluation of all heads.
     """
 
     spread: float
     _error_counts: dict[tuple[str, int], tuple[float, int]] = field(default_factory=dict)
-    """By tower and layer: the sum of squared errors a step, and how many there are."""
+    """Sum of squared errors per step and number of errors, by tower and layer."""
 
     def learn(self, head: HeadId, steps: int, error: float) -> None:
-        """Take note of how far off a head's expected value was, so many steps after the head was seen last."""
+        """Add the error of a prediction made `steps` removals after the evaluation of a head."""
         layer = head.tower, head.layer
         total, count = self._error_counts.get(layer, (0.0, 0))
         self._error_counts[layer] = (total + error**2 / steps**GROWTH, count + 1)
 
     def deviation(self, head: HeadId, steps: int) -> float:
-        """Return the standard deviation of a head's value from what is expected."""
+        """Return the standard deviation of the prediction error of a head after `steps` removals."""
         total = sum(per_step for per_step, _ in self._error_counts.values())
         count = sum(count_of_errors for _, count_of_errors in self._error_counts.values())
         guess = (FIRST_GUESS * self.spread) ** 2
@@ -341,7 +367,13 @@ class DeviationBound:
 
 
 def promise(expected: float, deviation: float, bar: float) -> float:
-    """Return by how much a value is expected to exceed a bar, counted as nothing where it does not (expected improvement)."""
+    """Return the expected improvement E[max(0, v - bar)] of a normally distributed value v.
+
+    Args:
+        expected: Mean of v.
+        deviation: Standard deviation of v.
+        bar: Value to improve on.
+    """
     if deviation == 0:
         return max(0.0, expected - bar)
     z = (expected - bar) / deviation
@@ -349,41 +381,53 @@ def promise(expected: float, deviation: float, bar: float) -> float:
 
 
 WIDTH = 12
-"""Of the heads that may come back, and of those that may go, so many that promise most are paired."""
+"""Number of removed heads, and of kept heads, that are paired for swaps. Chosen by hand; 24 gives four times
+the number of pairs, with lower expected gain."""
 PATIENCE = 1 / 2
-"""After so many swaps in vain, one after another, of the number of removals, no more are tried."""
+"""Number of successive failed swaps after which trials end, relative to the number of removals. Chosen on
+digits and texts; 1 evaluates up to twice the number of failing swaps."""
 FAR = 1 / 4
-"""Once so many swaps were made since the last look, of the number of removals, it is worth another: the circuit is far from there."""
+"""Number of swaps after which effects are measured again, relative to the number of removals. Chosen by hand;
+at 1/2 predictions rest on older effects."""
 
 
 class Swap(NamedTuple):
-    """One head that comes back, and one that goes."""
+    """Restoration of one head and removal of another.
+
+    Attributes:
+        back: Head to restore.
+        out: Head to remove.
+    """
 
     back: HeadId
     out: HeadId
 
 
 class Swaps:
-    """Local search around the circuit that a lazy search ends with.
+    """Local search around the circuit of a lazy search.
 
-    It looks at what happens if each head that is there goes, and if each that went comes back, by itself. A swap is expected to do
-    what both of its heads do. The one that promises most is tried, and made if the objective rises; so it never falls. What it did
-    is shared out among both effects. While the search was cheap, one that promises nothing is tried, too: it costs a fraction of a
-    look. Else, and once several were in vain, it looks again, at the heads that promise most, if it has gone far since it looked
-    last, or it ends. In the order the head that comes back is left out, and the one
-    that goes is the last.
+    First the effect of each change is measured: the removal of each kept head, and the restoration of each
+    removed head, by itself. The predicted effect of a swap is the sum of both effects. The most promising
+    swap is evaluated, and made if the objective increases; so the objective never falls. The prediction error
+    is divided between both effects.
+
+    Swaps without expected gain are evaluated only while the search is cheap. If no swap is left, or
+    `PATIENCE` is exhausted, the effects of the most promising heads are measured again, provided that `FAR`
+    swaps were made since the last measurement; otherwise the search ends.
+
+    In the order of removals, the restored head is deleted and the removed head is last.
 
     Attributes:
-        removals: In order; from the number `first` on, all but the last say an objective that is no longer true.
-        made: How many swaps were made.
+        removals: Removals in order. From index `first` on, only the last one has the current objective.
+        made: Number of swaps made.
     """
 
     def __init__(self, search: Lazy, removals: Sequence[Removal]) -> None:
-        """Begin where a search ended.
+        """Start from the end of a search.
 
         Args:
-            search: A search after the removals.
-            removals: The removals in order.
+            search: Search after all removals.
+            removals: Removals in order, at least one.
         """
         self.search, self.circuit = search, search.circuit
         self.removals = list(removals)
@@ -395,11 +439,11 @@ class Swaps:
 
     @property
     def removed(self) -> frozenset[HeadId]:
-        """The heads that went."""
+        """The removed heads."""
         return frozenset(removal.id for removal in self.removals)
 
     def run(self, trials: int) -> None:
-        """Try so many swaps at most."""
+        """Evaluate at most `trials` swaps, and make those with a higher objective."""
         several, far = (share * len(self.removals) for share in (PATIENCE, FAR))
         swaps_before = -far
         while self.made - swaps_before >= far and len(self.tried) < trials:
@@ -414,14 +458,17 @@ class Swaps:
                 in_vain = 0 if self._try(swap) else in_vain + 1
 
     def _best(self) -> list[list[HeadId]]:
-        """Return of the heads that went, and of those that are there, those whose changes promise most by themselves."""
+        """Return the `WIDTH` most promising removed heads, and the `WIDTH` most promising kept heads."""
         removed, heads = self.removed, list(self.effects)
         values = dict(zip(heads, self._expected([[head] for head in heads]), strict=True))
         groups = ([head for head in heads if (head in removed) == went] for went in (True, False))
         return [sorted(group, key=lambda head: -values[head])[:WIDTH] for group in groups]
 
     def _promising(self) -> Swap | None:
-        """Return the swap that promises most of those that were not tried yet, if it promises anything or the search was cheap."""
+        """Return the most promising untried swap, or None.
+
+        A swap without expected gain is returned only while the search is cheap.
+        """
         removed = self.removed
         backs, outs = self._best()
         swaps = [Swap(a, b) for a in backs for b in outs if removed ^ {a, b} not in self.tried]
@@ -432,19 +479,21 @@ class Swaps:
         return swaps[best] if expected[best] > self.value or self.search.is_cheap else None
 
     def _expected(self, changes: Sequence[Sequence[HeadId]]) -> list[float]:
-        """Return the objective that is expected after each of some changes, whose effects add up."""
+        """Return the predicted objective after each change, as the sum of the effects of its heads."""
         heads = list(dict.fromkeys(head for change in changes for head in change))
         moves = torch.tensor([[float(head in change) for head in heads] for change in changes])
         effects = torch.cat([self.effects[head] for head in heads])
         return self.circuit.expected(moves.to(effects) @ effects + self.now)
 
     def _try(self, swap: Swap) -> bool:
-        """Try a swap, and make it if the objective is higher then; return whether it is."""
+        """Evaluate a swap, make it if the objective increases, and return whether it was made."""
         value, traits = self.search.value_after(swap)
         self.tried.add(self.removed ^ {*swap})
         improves = value > self.value
         missed = traits - self.now - self.effects[swap.back] - self.effects[swap.out]
         for head in swap:
+            # After a swap each head can only change in the other direction, so effects of a made swap are
+            # negated.
             self.effects[head] = (self.effects[head] + 0.5 * missed) * (-1 if improves else 1)
         if improves:
             self._make(swap, value, traits)

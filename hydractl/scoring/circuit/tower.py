@@ -1,7 +1,7 @@
-"""A tower without each of some heads, at the cost of the layers from the head's layer on.
+"""Outputs of a tower without each of some heads, at the cost of the layers from the head's layer on.
 
-The step after a head is compiled once for all equal blocks. The streams that enter the blocks are cached from one
-evaluation to the next. `MemoryBudget` bounds the number of candidates that run side by side.
+The part of a block after its heads is compiled once for all equal blocks. The streams that enter blocks are
+cached between evaluations. `MemoryBudget` limits the number of candidates that run together.
 
 Axes: k candidates, B or N batch, T tokens, H heads, K head width, D width, F outputs of a tower.
 """
@@ -31,24 +31,26 @@ if TYPE_CHECKING:
 
 
 Key: TypeAlias = tuple[str, str, int]
-"""A tower, and a batch: its set and its number."""
+"""Name of a tower, role of a data set, and number of a batch."""
 
 
 class Streams:
-    """Of each batch what enters the first blocks, as many as there is room for; and the same without each of some heads.
+    """Cache of the inputs of the first blocks for each batch, and of the same inputs without each candidate.
 
-    When one of these heads goes, what is known without it is what is known of the circuit. Each batch has an equal share of
-    the room, whoever has it: so what is kept, and with it the rounding, does not depend on the number of processes.
+    If a candidate is removed, its cached inputs become those of the circuit. Each batch has the same memory
+    limit in every process, so the cached blocks, and with them the rounding, do not depend on the number of
+    processes.
 
     Attributes:
-        trails: Whether it is kept without each head that is valued.
+        room: Limit per batch in bytes.
+        trails: Whether to cache inputs without each candidate.
     """
 
     def __init__(self, room: int) -> None:
-        """Keep nothing yet.
+        """Create an empty cache.
 
         Args:
-            room: How many bytes may be kept of each batch.
+            room: Limit per batch in bytes; 0 disables the cache.
         """
         self.room = room
         self.trails = False
@@ -57,13 +59,13 @@ class Streams:
         self._kept: Counter[tuple[str, int]] = Counter()
 
     def clear(self) -> None:
-        """Keep nothing any more."""
+        """Delete all cached inputs."""
         self._known.clear()
         self._without.clear()
         self._kept.clear()
 
     def entering(self, key: Key | None, tower: Tower, inputs: Inputs) -> Iterator[LayerInput]:
-        """Yield each block with what enters it, and keep it; without a key keep nothing."""
+        """Yield each block with its input, and cache the input; without a key nothing is cached."""
         if key is None or not self.room:
             yield from entering(tower, inputs)
             return
@@ -81,7 +83,17 @@ class Streams:
         positions: Sequence[int],
         room: MemoryBudget,
     ) -> Iterator[torch.Tensor]:
-        """Yield a tower's outputs (k, N, F) without each of a layer's heads, and keep what enters later blocks then."""
+        """Yield the outputs (k, N, F) of a tower without each of some heads of a layer.
+
+        With `trails`, the inputs of later blocks without the head are cached.
+
+        Args:
+            key: Key of the batch; None to cache nothing.
+            at: Tower, layer, and input of the layer.
+            heads: Heads of the layer.
+            positions: Positions of these heads in the input's head outputs.
+            room: Memory budget for candidates.
+        """
         cache_key = key if self.trails and self.room > 0 else None
         begin = 0
         for ablation in iterate_ablations(*at, positions, room, trails=cache_key is not None):
@@ -90,11 +102,11 @@ class Streams:
                     self._without.setdefault(head, {})[cache_key] = (ablation, number)
             begin += len(ablation.outputs)
             outputs = ablation.outputs
-            del ablation  # or the next is made while this is still there
+            del ablation  # Otherwise the next ablation would be computed while this one is still in memory.
             yield outputs
 
     def remove_head(self, head: HeadId) -> None:
-        """Take note that a head has been removed."""
+        """Update the cache after the removal of a head."""
         known_without = self._without.pop(head, {})
         self._without.clear()
         for key, cached in self._known.items():
@@ -107,7 +119,7 @@ class Streams:
         self._count()
 
     def cut(self, tower: str, layer: int) -> None:
-        """Take note that a tower has changed from a layer on."""
+        """Delete the inputs from a layer on, after the tower has changed in this layer."""
         self._without.clear()
         for key, cached in self._known.items():
             if key[0] == tower:
@@ -120,7 +132,7 @@ class Streams:
             self._kept[key[1:]] += sum(entered.size for entered in cached)
 
     def _fits(self, key: Key, size: int) -> bool:
-        """Whether so many bytes more fit into a batch's room, which they then take."""
+        """Return whether `size` more bytes fit into the limit of a batch, and reserve them if so."""
         batch = key[1:]
         fits = self._kept[batch] + size <= self.room
         self._kept[batch] += size * fits
@@ -128,9 +140,17 @@ class Streams:
 
 
 class LayerInput(NamedTuple):
-    """A block with the stream that enters it, its heads' outputs z (B, T, H, K) and their projection y (B, T, D).
+    """Block with its input and the outputs of its heads.
 
-    Or outputs of all heads of a group, in y only those of the block's own; of the others z is the negative.
+    With a group that also contains removed heads, `z` has all heads of the group, those of removed heads with
+    negative sign. `y` has the remaining heads only.
+
+    Attributes:
+        block: The block.
+        stream: Stream that enters the block.
+        z: Outputs of heads, shape (B, T, H, K).
+        y: Projection of the heads, shape (B, T, D).
+        group: All heads of the layer; None for the block's own heads.
     """
 
     block: Block
@@ -140,12 +160,12 @@ class LayerInput(NamedTuple):
     group: HeadGroup | None = None
 
     def without(self, head: int) -> torch.Tensor:
-        """Return the projection without one of z's heads, or with it if it is none of the block's own."""
+        """Return the projection (B, T, D) without a head of `z`, or with the head if it was removed."""
         group = self.group or self.block.attn.groups()[0]
         return self.y - group.head_term(self.z, head)
 
     def rows(self, rows: slice) -> LayerInput:
-        """Return the tensors for some samples of the batch, in memory of their own."""
+        """Return the tensors of some samples of the batch as copies."""
 
         def copy(x: torch.Tensor) -> torch.Tensor:
             return x[rows].clone()
@@ -156,25 +176,28 @@ class LayerInput(NamedTuple):
 
     @property
     def leaving(self) -> Stream:
-        """The stream that leaves the block."""
+        """Stream that leaves the block."""
         return self.block.join(self.stream, self.y)
 
     @property
     def size(self) -> int:
-        """How many bytes it holds on to."""
+        """Number of bytes of the storages of all tensors."""
         tensors = (self.stream.tokens, self.z, self.y, *self.stream.context.values())
         return sum(x.untyped_storage().nbytes() for x in tensors)
 
 
 def entering(tower: Tower, inputs: Inputs, cached: Sequence[LayerInput] = ()) -> Iterator[LayerInput]:
-    """Yield each block with what enters it, those that are known first."""
+    """Yield each block with its input, cached ones first."""
     yield from cached
     if len(cached) < len(tower.blocks):
         yield from following(tower, cached[-1].leaving if cached else tower.embed(inputs), len(cached))
 
 
 def following(tower: Tower, stream: Stream, layer: int) -> Iterator[LayerInput]:
-    """Yield each block from a layer on with what enters it; the last one's of the tokens that are read."""
+    """Yield each block from `layer` on with its input.
+
+    The input of the last block contains only tokens that the readout uses.
+    """
     blocks = tower.layers()
     for i in range(layer, len(blocks)):
         queries = tower.queries(i)
@@ -188,7 +211,7 @@ def following(tower: Tower, stream: Stream, layer: int) -> Iterator[LayerInput]:
 
 
 def heads_of(block: Block, group: HeadGroup, stream: Stream, queries: slice | None) -> torch.Tensor:
-    """Return the outputs (B, T', H, K) of other heads than a block has."""
+    """Return the outputs (B, T', H, K) of a group of heads in place of the block's own."""
     original_group = block.attn.members[0]
     block.attn.members[0] = group
     try:
@@ -200,13 +223,13 @@ def heads_of(block: Block, group: HeadGroup, stream: Stream, queries: slice | No
 def with_all_heads(
     tower: Tower, inputs: Inputs, groups: Sequence[HeadGroup], remaining: Sequence[Sequence[int]]
 ) -> Iterator[LayerInput]:
-    """Yield each block with what enters it, and with the outputs of all heads.
+    """Yield each block with its input and the outputs of all heads.
 
     Args:
-        tower: It has the heads that are left.
-        inputs: What it is asked.
+        tower: Tower with the remaining heads.
+        inputs: Inputs of the tower.
         groups: All heads of each layer.
-        remaining: Their numbers.
+        remaining: Numbers of the remaining heads of each layer.
     """
     stream = tower.embed(inputs)
     for layer, (block, every, remaining_in_layer) in enumerate(
@@ -225,14 +248,14 @@ def with_all_heads(
 
 
 class Ablation(NamedTuple):
-    """A tower's outputs (k, N, F) without each of k heads of a layer.
+    """Outputs of a tower without each of k heads of a layer.
 
     Attributes:
-        outputs: The tower's.
-        entered: What enters the layer.
-        positions: The heads' among those that are left in it.
-        attention_outputs: The layer's attention outputs (k B, T, D) without each head.
-        later: What enters the blocks that follow, (k B, ...); empty where it is not wanted.
+        outputs: Shape (k, N, F).
+        entered: Input of the layer.
+        positions: Positions of the heads among the remaining heads of the layer.
+        attention_outputs: Attention outputs of the layer without each head, shape (k B, T, D).
+        later: Inputs of the following blocks, shape (k B, ...); empty if not requested.
     """
 
     outputs: torch.Tensor
@@ -242,7 +265,7 @@ class Ablation(NamedTuple):
     later: list[LayerInput]
 
     def trail(self, number: int) -> list[LayerInput]:
-        """Return what enters the blocks from the layer's own on without the head of that number, in memory of its own."""
+        """Return copies of the inputs of the layer and all later blocks without head number `number`."""
         size = len(self.entered.y)
         rows = slice(number * size, (number + 1) * size)
         others = [i for i in range(self.entered.z.shape[-2]) if i != self.positions[number]]
@@ -253,7 +276,7 @@ class Ablation(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many bytes all trails take."""
+        """Number of bytes of all trails."""
         return self.attention_outputs.numel() * self.attention_outputs.element_size() + sum(
             entered.size for entered in self.later
         )
@@ -268,9 +291,18 @@ def iterate_ablations(
     *,
     trails: bool = False,
 ) -> Iterator[Ablation]:
-    """Yield what there is without each of a layer's heads at `positions`, several heads side by side.
+    """Yield the ablations of heads of one layer, several heads at a time.
 
-    With `trails`, also what enters the blocks that follow, where there is room for that.
+    Args:
+        tower: The tower.
+        layer: Number of the layer.
+        entered: Input of the layer.
+        positions: Positions of the heads in `entered.z`.
+        room: Memory budget.
+        trails: Whether to return the inputs of later blocks too, if they fit in memory.
+
+    Raises:
+        UsageError: If one candidate does not fit in memory.
     """
     block, stream, z, y, _ = entered
 
@@ -301,18 +333,19 @@ def iterate_ablations(
 
 
 def compile_joins(model: Model, *, name: str) -> None:
-    """Let each block's `join` run compiled: residual, norms, scales, MLP.
+    """Compile the `join` of each block: residual, norms, scales, MLP.
 
-    Heads are cut out of what comes before it. Tokens are told neither by sample nor by place, so that one graph does for any
-    number of candidates, samples and tokens, and for all blocks of a tower that are alike. A block whose `join` mixes tokens
-    runs as ever, and so does a lone token, which would take a graph of its own.
+    Heads are removed before `join`. `join` handles each token alone, so all samples and tokens are passed as
+    one row, and one graph serves any number of candidates, samples and tokens, and all equal blocks of a
+    tower. Blocks whose `join` mixes tokens are not compiled. A single token is not either, because it would
+    need its own graph.
 
     Args:
-        model: In evaluation mode, on its device, in its dtype.
-        name: What messages call it.
+        model: Model in evaluation mode, on its device and in its dtype.
+        name: Name of the model in messages.
 
     Raises:
-        UsageError: When it runs, if this machine cannot compile.
+        UsageError: In the first pass, if this machine cannot compile.
     """
     run = compiled(_joined, name=name, dynamic=True)
     for tower_name in model.towers:
@@ -322,14 +355,14 @@ def compile_joins(model: Model, *, name: str) -> None:
 
 
 def _join(run: Callable[..., torch.Tensor], block: Block, stream: Stream, y: torch.Tensor) -> Stream:
-    # what counts memory must see what is made
+    # `Peak` is a dispatch mode, which does not see the operations of a compiled graph.
     if y.shape[:-1].numel() == 1 or _get_current_dispatch_mode() is not None:
         return type(block).join(block, stream, y)
     return stream.with_tokens(run(block, _in_one_row(stream.tokens), _in_one_row(y)).view(y.shape))
 
 
 def _in_one_row(x: torch.Tensor) -> torch.Tensor:
-    """Return x (N, T, D) as (1, N T, D), whose strides are always the same: each other shape would be compiled anew."""
+    """Return x (N, T, D) as (1, N T, D), because other strides would be compiled separately."""
     return x.reshape(-1).view(1, -1, x.shape[-1])
 
 
@@ -338,40 +371,49 @@ def _joined(block: Block, tokens: torch.Tensor, y: torch.Tensor) -> torch.Tensor
 
 
 STREAM_ELEMENTS = 1 << 18
-"""How many elements of a stream run side by side on a CPU: enough to fill a matrix product, small enough to stay in cache."""
+"""Number of stream elements that run together on a CPU: enough for an efficient matrix product, few enough
+for the cache. Chosen by hand; doubling it needs more memory."""
 DEVICE_ELEMENTS = 1 << 27
-"""The same on an accelerator: beyond, more at once is no faster."""
+"""Number of stream elements that run together on an accelerator. Larger passes are no faster. Chosen by hand;
+doubling it needs more memory."""
 DEVICE_SHARE = 0.5
-"""Of an accelerator's free memory."""
+"""Fraction of the free memory of an accelerator that may be used. Chosen by hand; doubling it leaves no
+memory for other programs."""
 KEPT_BYTES = 1 << 30
-"""How much of streams is kept between evaluations on a CPU where no bound is given."""
+"""Bytes of streams that are cached on a CPU without a memory limit. Chosen by hand; doubling it caches more
+blocks of large models."""
 ANSWER_ELEMENTS = 1 << 16
-"""How many logits are compared at once where memory is not bounded."""
+"""Number of logits that are evaluated together without a memory limit. Chosen by hand; doubling it saves few
+calls."""
 OUTCOME_BYTES = 32
-"""For one logit: four float64, of what its softmax and scores are computed with."""
+"""Bytes per logit: four float64 numbers for softmax and scores."""
 LOSS = 1.25
-"""What an allocator takes for each byte that is asked of it, at most."""
+"""Upper bound of allocated bytes per requested byte. Chosen by hand; doubling it halves the candidates that
+run together under a memory limit."""
 
 
 class MemoryBudget:
-    """The memory for streams, candidates and their answers, beside the model and the data.
+    """Memory for streams, candidates and their answers, in addition to model and data.
 
     Attributes:
-        bound: In bytes; None on a CPU without one.
-        kept: Of it, what may be kept between evaluations.
+        bound: Limit for candidates in bytes; None for a CPU without a limit.
+        kept: Limit for streams between evaluations, in bytes.
     """
 
     def __init__(
         self, device: torch.device, limit: int | None, *, keeps_streams: bool, holds_features: bool = False
     ) -> None:
-        """Share out the memory.
+        """Divide the memory.
+
+        With `keeps_streams`, streams get a third of the memory and candidates half. The rest is for samples'
+        traits and for the outputs of towers with constant inputs.
 
         Args:
-            device: Where the model is.
-            limit: In bytes; None for what the device has.
-            keeps_streams: Whether streams are kept between evaluations: they get a third of it, candidates a half; what towers that
-                are always asked the same answered, and samples' traits, take of the rest.
-            holds_features: Whether candidates' features on all data are held: they get half of a limit before all else.
+            device: Device of the model.
+            limit: Limit in bytes; None for the limit of the device.
+            keeps_streams: Whether streams are cached between evaluations.
+            holds_features: Whether features of candidates are stored for all data. They get half of a limit,
+                and the rest is divided.
         """
         self.limit, self.device = limit, device
         self.features = KEPT_BYTES if limit is None else limit // 2
@@ -387,13 +429,13 @@ class MemoryBudget:
     def side_by_side(
         self, key: Hashable, stream: torch.Tensor, before: int, run_one: Callable[[], torch.Tensor]
     ) -> int:
-        """Return how many candidates run at once, 0 if there is not even room for one.
+        """Return how many candidates run together; 0 if the memory is too small for one.
 
         Args:
-            key: What the need of memory depends on.
-            stream: The layer's attention output for one of them.
-            before: Bytes that are in use already.
-            run_one: Runs one and returns its answers, whose need is measured.
+            key: Everything that determines the need of memory.
+            stream: Attention output of the layer for one candidate.
+            before: Number of bytes already in use.
+            run_one: Runs one candidate and returns its answers; used to measure the need of memory.
         """
         elements = STREAM_ELEMENTS if self.device.type == "cpu" else DEVICE_ELEMENTS
         filling = max(1, elements // max(1, stream.numel()))
@@ -408,7 +450,7 @@ class MemoryBudget:
         return min(filling, self._fits[key])
 
     def refused(self) -> UsageError:
-        """Return what to raise where there is no room for one candidate, as `side_by_side` has just said."""
+        """Return the error for a candidate that does not fit, after `side_by_side` returned 0."""
         total = self.limit or self.available or 0
         times = total / self.bound if self.bound else 1
         return UsageError(
@@ -418,10 +460,10 @@ class MemoryBudget:
         )
 
     def candidates_held(self, size: int) -> int:
-        """Return of how many candidates features of `size` bytes each are held at once.
+        """Return the number of candidates whose features, `size` bytes each, fit in memory.
 
         Raises:
-            UsageError: If there is no room for one.
+            UsageError: If the features of one candidate do not fit.
         """
         if size > self.features:
             raise UsageError(
@@ -432,11 +474,14 @@ class MemoryBudget:
         return self.features // size
 
     def answers(self, logits: int) -> int:
-        """Return how many candidates' answers of so many logits each are compared at once."""
+        """Return the number of candidates whose answers, `logits` numbers each, are evaluated together."""
         return 1 << 30 if self.bound is None else max(1, self.bound // (2 * OUTCOME_BYTES * max(1, logits)))
 
     def grouped(self, answers: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """Yield candidates' logits (k, B, C), where memory is not bounded several together: small operations cost their calls."""
+        """Yield logits (k, B, C) of candidates. Without a memory limit several tensors are concatenated.
+
+        Fewer and larger operations have less overhead.
+        """
         if self.bound is not None:
             yield from answers
             return
@@ -451,11 +496,11 @@ class MemoryBudget:
 
 
 class Peak(TorchDispatchMode):
-    """Counts the bytes of the tensors that are made while it is entered.
+    """Counter of the memory of tensors that are created within the block.
 
     Attributes:
-        live: Of those that are still there.
-        highest: The most that were there at once.
+        live: Number of bytes in use.
+        highest: Maximum of `live`.
     """
 
     def __init__(self) -> None:
@@ -470,7 +515,7 @@ class Peak(TorchDispatchMode):
         args: Any = (),  # noqa: ANN401
         kwargs: Any = None,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
-        """Run an operation and take note of what it made."""
+        """Run an operation and count the storages of its results."""
         input_storages = {storage_of(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
         returned = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(returned):
@@ -491,7 +536,7 @@ class Peak(TorchDispatchMode):
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Return what is the same for all tensors that share their bytes."""
+    """Return an identifier of the storage of a tensor."""
     return int(tensor.untyped_storage()._cdata)
 
 
