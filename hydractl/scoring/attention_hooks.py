@@ -105,7 +105,7 @@ def keep_heads(tower: Tower, layer: int, head_numbers: Collection[int]) -> None:
 def write_out_keys(tower: Tower, layer: int) -> None:
     """Replace shared keys and values of a layer by a copy for each head.
 
-    A shared key belongs to several heads, so its weights could not be attributed to one head.
+    The weights of a shared key could not be attributed to a single head.
     """
     attention = tower.layers()[layer].attn
     attention.members[0] = attention.groups()[0].written_out()

@@ -194,14 +194,14 @@ def fitting_perplexity(requested: float, heads: int) -> float:
 def embed(compared: HeadDistances, *, perplexity: float, seed: int) -> torch.Tensor:
     """Return heads as points (N, 2), float64, by t-SNE of their profiles.
 
-    t-SNE is chaotic: profiles or initial points that differ by 1e-7, as between two machines, give groups as
-    different as with another seed. For 144 heads in six clear families and 20 groups, about half of the pairs
-    agree (adjusted Rand index 0.5 to 0.7); for 48 heads without structure, few (0.1 to 0.4). Equal bits give
-    equal points.
+    t-SNE is chaotic: a difference of 1e-7 in profiles or initial points, typical between two machines,
+    changes groups like another seed. For 144 heads in six clear families and 20 groups, about half of the
+    pairs agree (adjusted Rand index 0.5 to 0.7); for 48 heads without structure, few (0.1 to 0.4). Equal bits
+    give equal points.
 
     Stored profiles are passed to t-SNE directly, as in the source. Otherwise t-SNE gets distances, and the
-    first two principal components as initial points, which it would compute itself from profiles. They are
-    equal up to sign and rounding, so both forms agree as well as two machines do.
+    first two principal components as initial points; from profiles it would compute the same components up to
+    sign and rounding. Both forms therefore agree like two machines.
 
     Args:
         compared: Profiles or Gram matrix of the heads.

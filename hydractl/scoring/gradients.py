@@ -114,8 +114,8 @@ def mean_gradient(
 ) -> dict[Layer, list[tuple[WeightBlock, torch.Tensor]]]:
     """Return the gradient of the mean cross-entropy of all samples for some weights.
 
-    Batches are added one by one in at least fp32, so memory contains two gradients of these weights. They are
-    added in the order of the data, so the result has the same bits for any number of processes.
+    Batches are added in sequence in at least fp32: memory contains two gradients of these weights. The order
+    is the order of the data: the result has the same bits for any number of processes.
 
     Args:
         job: The job.

@@ -101,7 +101,7 @@ def class_moments(job: ScoreJob, tower: str, *, size: int) -> SignatureMoments:
 
 
 def _packed(job: ScoreJob, tower: str, samples: Samples, *, size: int) -> torch.Tensor:
-    """Return the moments of the classes of one batch, one row per class.
+    """Return the moments of the classes of a batch, a row per class.
 
     A row has the label, the count, N D means and N D sums of squared deviations.
     """
@@ -297,7 +297,7 @@ def gram_distances(gram: torch.Tensor) -> torch.Tensor:
 
 
 def _gram(moments: SignatureMoments, *, device: torch.device) -> torch.Tensor:
-    """Return the inner products (N, N) of profiles minus their mean over heads, which keeps distances."""
+    """Return the inner products (N, N) of profiles minus the mean over heads. Distances stay the same."""
     place = torch.device("cpu") if device.type == "mps" else device  # mps has no float64.
     placed = moments._replace(mean=moments.mean.to(place), variance=moments.variance.to(place))
     heads = placed.mean.shape[1]

@@ -229,8 +229,8 @@ class ScoreInputs(NamedTuple):
 class MethodRun:
     """Additional steps of a run. The base class is for methods without such steps.
 
-    Methods with training derive a class. Its constructor has the configuration of `score` and the opened
-    model as arguments.
+    Methods with training derive a class. The constructor has two arguments: the configuration of `score` and
+    the opened model.
 
     Attributes:
         resumes: Whether an interrupted training is resumed.
@@ -273,8 +273,8 @@ def normalized(tables: Tables, how: str) -> dict[str, list[list[float]]]:
     Args:
         tables: Finite importance of any sign. Rows may differ in length and may be empty.
         how: `none` for no change. `layer` divides by the ℓ2 norm of the layer (Michel et al. 2019; Molchanov
-            et al. 2017), so that layers have equal weight. `tower` divides by the root mean square of the
-            tower, so that towers with gradients of different scale are comparable.
+            et al. 2017), for equal weight of layers. `tower` divides by the root mean square of the tower,
+            for towers with gradients of different scale.
 
     Raises:
         ValueError: If `how` is unknown.

@@ -1,7 +1,7 @@
-"""Journal of a greedy method next to its output, from which an interrupted run resumes.
+"""Journal of a greedy method next to the output, for resuming an interrupted run.
 
-The file is replaced in one operation after each removal, so a kill at any time leaves either the old or the
-new journal.
+The file is replaced in one operation after each removal, so a kill at any time leaves the old or the new
+journal.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ScoreJournal(Log):
 
     Attributes:
         file: Content of the journal so far.
-        path: Path of the file; None for an output stream and in processes that do not lead.
+        path: Path of the file; None for an output stream, and in all processes except the leading process.
     """
 
     def __init__(self, file: JournalFile, path: Path | None = None) -> None:
@@ -84,7 +84,7 @@ class ScoreJournal(Log):
 
 
 def settings_of(document: HeadScores) -> dict[str, str]:
-    """Return the settings that determine the result as texts for messages.
+    """Return the settings with influence on the result, in short form for messages.
 
     Models and data are described by reference and digest.
     """
@@ -110,7 +110,7 @@ def open_journal(
 ) -> ScoreJournal:
     """Open the journal of an output, `OUT.journal`. A stream has no journal file.
 
-    The leading process opens the file and sends its content to the others, which write no file.
+    The leading process opens the file and sends the content to the other processes.
 
     Args:
         out: Path of the output.

@@ -254,8 +254,8 @@ class Method:
         settings: Class of the settings.
         needs_data: Whether the method needs labelled data.
         seeded: Whether the importance depends on the seed, apart from the subset of samples.
-        searches: Whether the method searches circuits, so that its memory can be bounded, its cost estimated
-            and the model compiled.
+        searches: Whether the method searches circuits. Memory can then be limited, the cost estimated and the
+            model compiled.
         method_run: Path of a `MethodRun` class for methods with training, or None.
         as_given: Whether batches keep the order of the data; otherwise texts are sorted by length.
     """

@@ -112,7 +112,7 @@ def score_random(job: ScoreJob) -> Ranking:
 
 
 def score_magnitude(job: ScoreJob) -> Ranking:
-    """Return the mean |w| of each head: its rows of q, k and v, and its columns of the output projection.
+    """Return the mean |w| of each head, over rows of q, k and v and columns of the output projection.
 
     The four matrices have equal weight for any sizes. Finally the importance is normalized according to the
     settings.

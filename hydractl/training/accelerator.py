@@ -1,7 +1,7 @@
 """Training through accelerate: devices, processes, autocast, DDP, and torch's FSDP for each block.
 
 `accelerate launch --use_fsdp` enables FSDP. Each process then stores a shard of each block's weights, and
-gathers the whole block for its computation. Files contain whole tensors. All processes must take part in each
+gathers the whole block to run the block. Files contain whole tensors. All processes must take part in each
 gathering, including forward passes for which a process has no batch.
 """
 
@@ -46,7 +46,7 @@ def launcher_uses_fsdp() -> bool:
     if os.environ.get(OFFLOAD, "").lower() == "true":
         raise UsageError("offloading of weights is not supported", hint="leave out `--fsdp_offload_params`")
     try:
-        from torch.distributed.fsdp._common_utils import collect_grad_tensors  # noqa: F401, PLC0415 - what looks into a stream
+        from torch.distributed.fsdp._common_utils import collect_grad_tensors  # noqa: F401, PLC0415 - older torch does not shard dataclasses such as `Stream`
     except ImportError as error:
         raise UsageError(
             f"`--use_fsdp` needs a newer torch than {torch.__version__}", hint="leave it out to use DDP"
@@ -77,7 +77,7 @@ def shard(model: nn.Module, device: torch.device, world: int) -> None:
 
 
 def part_again(model: nn.Module) -> None:
-    """Free the whole weights that a forward pass without backward pass has gathered."""
+    """Free whole weights after a forward pass without a backward pass."""
     from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 - as above
 
     if isinstance(model, FSDPModule):
@@ -102,7 +102,7 @@ def copy_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 
 def copy_into(targets: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) -> None:
-    """Copy tensors in one call, which needs few kernels on a GPU for any number of tensors."""
+    """Copy tensors in one call: a few kernels on a GPU for any number of tensors."""
     torch._foreach_copy_([*map(_local, targets)], [*map(_local, sources)])
 
 
@@ -125,7 +125,7 @@ def like(parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Pieces of each batch that one process computes.
+    """Pieces of each batch for one process.
 
     Attributes:
         first: Number of the first piece.
@@ -180,8 +180,8 @@ class Engine:
     def cut(self, pieces: int) -> Share:
         """Return the pieces of this process if all processes share `pieces` equal pieces.
 
-        Each process has at least one piece. With more processes than pieces, several processes compute the
-        same piece, and only the result of its `owner` counts.
+        Each process has at least 1 piece. With more processes than pieces, several processes compute the same
+        piece, and only the result of the `owner` counts.
         """
         first, last = (pieces * rank // self.world for rank in (self.rank, self.rank + 1))
         return Share(first=min(first, pieces - 1), pieces=max(last - first, 1), total=pieces)
@@ -223,7 +223,7 @@ class Engine:
         return cast("nn.Module", self._accelerator.prepare_model(model))
 
     def backward(self, loss: torch.Tensor, model: nn.Module, *, sync: bool) -> None:
-        """Add the gradients of `loss`. They are exchanged between processes only with `sync`."""
+        """Add the gradients of `loss`. Processes exchange gradients only with `sync`."""
         # Without `sync`, the process accumulates its own gradients until a backward pass with `sync`.
         if self.shards:
             cast("Any", model).set_requires_gradient_sync(sync)
@@ -240,7 +240,7 @@ class Engine:
         return bool(self.sum([float(due and self.leads)])[0]) if self.shards else due
 
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> None:
-        """Scale gradients so that their norm is at most `limit`."""
+        """Scale gradients to a norm of at most `limit`."""
         self._accelerator.clip_grad_norm_(parameters, limit)
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -260,10 +260,10 @@ class Engine:
 
 
 def _laid_out(parameter: nn.Parameter, grad: torch.Tensor) -> torch.Tensor:
-    """Return a gradient with the strides of its parameter, also along axes of length 1, as DDP requires.
+    """Return a gradient with the strides of the parameter, also along axes of length 1. DDP requires this.
 
-    The gradient of a class token is a slice of the sequence's gradient. With one sample the slice is
-    contiguous, so autograd does not copy it.
+    The gradient of a class token is a slice of the sequence's gradient. With a batch of 1 the slice is
+    contiguous, and autograd stores the slice without a copy.
     """
     if grad.stride() == parameter.stride() or not (grad.is_contiguous() and parameter.is_contiguous()):
         return grad
@@ -271,11 +271,11 @@ def _laid_out(parameter: nn.Parameter, grad: torch.Tensor) -> torch.Tensor:
 
 
 def part_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Give each gradient its own storage. Call it after a backward pass, before gradients change in place.
+    """Give each gradient a separate storage. Call it after a backward pass, before gradients change in place.
 
-    torch stores the tensors that a backward pass returns. Two gradients can be views of one tensor, for
-    example those of a class token and its position in a compiled step with one sample. Accumulation and
-    clipping would then apply twice.
+    torch stores the tensors of a backward pass without a copy. Two gradients can be views of the same tensor,
+    for example the gradients of a class token and of a position embedding in a compiled step with a batch of
+    1. Accumulation and clipping would then apply twice.
     """
     storages = set()
     for parameter in parameters:
@@ -291,9 +291,9 @@ def part_gradients(parameters: Iterable[nn.Parameter]) -> None:
 class OrderedGradients:
     """Gradients of one step, with the same bits for any number of processes.
 
-    With several processes, each stores the gradients of its own pieces until the last piece: with P pieces
-    and W processes about P / W times the size of the trained parameters. A single process stores no
-    additional gradients.
+    Each of several processes stores the gradients of all of the process's pieces: with P pieces and W
+    processes about P / W times the size of the trained parameters. A single process stores no additional
+    gradients.
     """
 
     def __init__(self, engine: Engine, parameters: Mapping[str, nn.Parameter], pieces: int) -> None:
@@ -335,7 +335,7 @@ class OrderedGradients:
 
 @contextlib.contextmanager
 def start_engine(device: str, *, precision: str, shards: bool = False) -> Iterator[Engine]:
-    """Start accelerate for one stage, and remove its state from the process afterwards.
+    """Start accelerate for a stage, and reset the state of accelerate afterwards.
 
     Args:
         device: See `pick_device`; under a launcher each process has its own device.
@@ -343,11 +343,11 @@ def start_engine(device: str, *, precision: str, shards: bool = False) -> Iterat
         shards: Whether models are sharded.
 
     Raises:
-        UsageError: If the device is absent, one GPU is named for several processes, or there are fewer GPUs
-            than processes.
+        UsageError: If the device is absent, several processes have the same GPU, or the processes outnumber
+            the GPUs.
         Interrupted: If another process ends.
     """
-    from accelerate import Accelerator  # noqa: PLC0415 - a second that refused inputs need not pay
+    from accelerate import Accelerator  # noqa: PLC0415 - importing accelerate takes a second
     from accelerate.state import AcceleratorState  # noqa: PLC0415 - as above
 
     chosen = pick_device(device)

@@ -94,15 +94,15 @@ def build(work: TrainingPlan, features: KeptFeatures | None) -> TrainableModel:
 def measure_of(
     work: TrainingPlan, features: KeptFeatures | None, engine: Engine
 ) -> Callable[[nn.Module], Metrics | None]:
-    """Return a function for the validation metrics of a model. For words they include the F1 of spans.
+    """Return a function for validation metrics, which for words include the F1 of spans.
 
     Args:
         work: The training plan.
-        features: Stored features as inputs; None for the data itself, decoded once if it fits in memory.
+        features: Stored features as inputs; None for the original data, decoded once if memory suffices.
         engine: Device and processes.
 
     Returns:
-        Function from a model to its metrics, or to None if the outputs are not finite.
+        Function from a model to metrics, or to None if the outputs are not finite.
     """
     dataset, labels = work.val, work.val_labels
     batches = (
@@ -135,7 +135,7 @@ def warn_equal(work: TrainingPlan, subject: TrainableModel, job: Job, device: to
 
     Args:
         work: The training plan.
-        subject: Model at the start of training. Its dropout layers are replaced and its gradients are set.
+        subject: Model at the start of training. The function replaces dropout layers and sets gradients.
         job: Job of the training loop.
         device: Device of the teachers.
     """
@@ -159,7 +159,7 @@ def _stay_equal(subject: TrainableModel, job: Job, device: torch.device) -> bool
     Dropout and teachers can make the gradients of equal members differ.
 
     Args:
-        subject: Model at the start of training. Its dropout layers are replaced and its gradients are set.
+        subject: Model at the start of training. The function replaces dropout layers and sets gradients.
         job: Job of the training loop.
         device: Device of the teachers.
     """
@@ -226,7 +226,7 @@ def output_metrics(
         evaluate: Function from `measure_of`.
 
     Returns:
-        None if the tensors are not rounded, so that the metrics of the training are still valid.
+        None if the tensors are not rounded: the metrics of the training are still valid.
     """
     if work.recipe.precision == "fp32" and all(t.dtype == torch.float32 for t in tensors[0].values()):
         return None

@@ -47,8 +47,8 @@ def fit_classifier(
 ) -> OpenModel:
     """Return a model whose classifier has the classes of the data.
 
-    The model's own classifier stays if it has the requested pooling, the task and number of classes of the
-    data, and either the same class names or none.
+    The model's own classifier stays if the requested pooling, the task and the number of classes fit, and if
+    class names are equal or missing.
 
     Args:
         opened: The model.
@@ -153,7 +153,7 @@ def _shares_head(opened: OpenModel) -> bool:
 
 
 def _pooling(opened: OpenModel, dataset: Dataset, recipe: Recipe, pooling: str | None) -> str:
-    """Return the pooling of the classifier: the requested one, the folder's, or the model's."""
+    """Return the pooling of the classifier: as requested, else of the folder, else of the model."""
     header, by_word = opened.header, dataset.task.by_word
     if pooling not in {None, DEFAULT_POOLING} and by_word:
         raise UsageError(
@@ -179,7 +179,7 @@ def _check_kept(
     """Raise if the classifier is missing, or does not fit the request or the data.
 
     If the classifier has class names, the data must have the same names. Matching classes in order would
-    train them under the names of other classes.
+    train classes under wrong names.
     """
     name, labels, architecture = opened.reference, opened.header.labels, opened.header.architecture
     for refused, error in (
@@ -225,7 +225,7 @@ def _check_kept(
 
 
 def _number(opened: OpenModel, dataset: Dataset, option_number: int | None) -> int:
-    """Return the number of classes of the model: as requested, or as in the data."""
+    """Return the number of classes of the model: the requested number, or the number in the data."""
     model_number, data_number, name = asked_number(opened), len(dataset.class_names), opened.reference
     key = CLASSES[opened.family.library]
     if option_number is not None and model_number not in {None, option_number}:
@@ -248,7 +248,7 @@ def _number(opened: OpenModel, dataset: Dataset, option_number: int | None) -> i
 
 
 def _classifier_text(opened: OpenModel, number: int, dataset: Dataset, *, fits: bool) -> str:
-    """Return a message that a new classifier is created, with the reason."""
+    """Return the message about a new classifier, with the reason."""
     new = f"A new classifier for {_classes(number, dataset.class_names)}"
     if dataset.task is not SINGLE_LABEL:
         new += f", {dataset.task.answer}"

@@ -1,6 +1,6 @@
 """Training of a small CLIP from random weights on labelled images with caption templates.
 
-The result is a folder that transformers can load.
+The result is a folder for transformers.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class PairConfig:
     """Size and training settings of a small CLIP.
 
     Attributes:
-        templates: Captions that contain `{label}`. One is drawn for each image in each epoch.
+        templates: Captions with `{label}`. Each image gets a random caption in each epoch.
         width: Width D of both towers; a multiple of `heads`.
         layers: Number of layers of each tower.
         heads: Number of heads of each layer.
         size: Side of the images in pixels; a multiple of `patch`.
         patch: Side of a patch in pixels.
         epochs: Passes over the images.
-        batch_size: Image-caption pairs that are compared in one step.
+        batch_size: Image-caption pairs per step.
         lr: Peak learning rate of AdamW, after a warm-up over a tenth of the steps, then falling to 0 as a
             cosine.
         seed: Seed of weights, order, captions and flips.
@@ -67,7 +67,7 @@ class PairConfig:
 def train_pair(images: ImageSet, out: Path, config: PairConfig) -> float:
     """Train a CLIP on labelled images, and write model, tokenizer and image processor to a folder.
 
-    The result depends on images and configuration only, on one machine with one number of threads.
+    On the same machine with the same number of threads, the result depends only on images and configuration.
 
     Args:
         images: Images with labels; class names replace `{label}` in the captions.
@@ -98,9 +98,9 @@ def train_pair(images: ImageSet, out: Path, config: PairConfig) -> float:
 
 
 def word_tokenizer(texts: Sequence[str]) -> Any:  # noqa: ANN401 - transformers is untyped
-    """Return a transformers tokenizer whose vocabulary is the words of some texts, in lower case."""
+    """Return a transformers tokenizer for the words of the given texts, in lower case."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors  # noqa: PLC0415
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - seconds that nothing else here needs
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - importing transformers takes seconds
 
     words = sorted({word for text in texts for word in _words(text)})
     vocabulary = {word: i for i, word in enumerate((PAD, UNKNOWN, *words, BEGIN, END))}

@@ -1,6 +1,6 @@
 """Dropout with masks that depend only on seed and step, not on processes or pieces.
 
-Dropout of attention weights is not covered: fused kernels draw it themselves for the rows that they compute.
+Dropout of attention weights is not covered: fused attention kernels draw masks for the computed rows only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STREAM = -1
 class StepNoise:
     """The rows of a batch that are being computed.
 
-    They are stored as tensors, so that a compiled model is not recompiled for other rows.
+    Tensors avoid recompilation of a compiled model for other rows.
 
     Attributes:
         rows: Rows of the current piece in the batch, shape (B,), int64.
@@ -39,7 +39,7 @@ class StepNoise:
 
     @contextlib.contextmanager
     def at(self, *, seed: int, step: int, rows: range, total: int, device: torch.device) -> Iterator[None]:
-        """Seed torch's generators for one piece of a batch, and restore them at the end of the block.
+        """Seed torch's generators for a piece of a batch, and restore the generators at the end of the block.
 
         Args:
             seed: Seed of the run.
@@ -60,8 +60,8 @@ class StepNoise:
 class BatchDropout(nn.Module):
     """Dropout that draws a mask for the whole batch and applies the rows of the current piece.
 
-    If members of a hydra run together, the batch axis has the rows of one member after another. Each member
-    has its own mask.
+    If members of a hydra run together, the batch axis has the rows of member after member. Masks of members
+    differ.
 
     Attributes:
         p: Fraction of elements or samples that are set to 0.

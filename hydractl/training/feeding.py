@@ -2,13 +2,12 @@
 
 All processes draw the same order from (seed, epoch).
 
-Flips and shifts are computed on tensors, one batch at a time, with the same result as `data.preprocess`.
-Mixing is mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019), as in timm's `Mixup`: each batch is mixed
-with its own reverse, row i with row B - 1 - i.
+Flips and shifts are computed on tensors, batch by batch, with the result of `data.preprocess`. Mixing is
+mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019), as in timm's `Mixup`: each batch is mixed with its
+reverse, row i with row B - 1 - i.
 
-Axes: N samples, B batch, P rows of a piece (rows per member if members of a hydra have their own batches), R
-rows that are loaded, M members, C channels, H height, W width, L classes, Q labels or words of a sample, T
-tokens.
+Axes: N samples, B batch, P rows of a piece (of one member, if members of a hydra have different batches), R
+loaded rows, M members, C channels, H height, W width, L classes, Q labels or words of a sample, T tokens.
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ class Mixing:
 
 
 def rows_read(total: int, cut: Iterable[tuple[int, int, float]]) -> torch.Tensor:
-    """Return the rows of a batch that some pieces need: their own rows and the mixing partners.
+    """Return the rows of a batch for some pieces: the rows of the pieces and the mixing partners.
 
     Args:
         total: Number of rows of the batch.
@@ -188,7 +187,7 @@ class InputSource(Protocol):
     """Source of model inputs for the samples of a data set."""
 
     def steps(self, plan: Sequence[Planned], *, epoch: int) -> Iterator[list[Inputs]]:
-        """Yield the inputs of the pieces of each step. They depend on samples, epoch and batch only."""
+        """Yield the inputs of the pieces of each step. Inputs depend on samples, epoch and batch only."""
         ...
 
     def reseeded(self, seed: int) -> InputSource:  # noqa: ARG002 - sources without random numbers ignore it
@@ -220,8 +219,8 @@ def open_source(dataset: Dataset, how: Reading, *, augment: tuple[str, ...], see
 class TextSource(InputSource):
     """Source of tokenized texts.
 
-    All pieces of a batch are padded to the longest text of the batch, so that the number of pieces does not
-    change the inputs.
+    All pieces of a batch are padded to the longest text of the batch: the number of pieces must not change
+    the inputs.
     """
 
     tokens: Tokens
@@ -242,8 +241,8 @@ class ImageSource(InputSource):
         preprocessing: Preprocessing of the model.
         augment: Names from `hydractl.data.preprocess.AUGMENTATIONS`.
         seed: Seed of the augmentation.
-        cached_inputs: All inputs before augmentation, shape (N, C, H, W). None if they exceed `CACHE_BYTES`,
-            or an augmentation needs the original image.
+        cached_inputs: All inputs before augmentation, shape (N, C, H, W). None above `CACHE_BYTES`, or if an
+            augmentation needs the original image.
     """
 
     dataset: ImageSet
@@ -345,8 +344,7 @@ class EpochDraws:
         Args:
             inputs: Normalized images, shape (B, C, H, W). May be changed in place.
             indices: Positions of the samples in the data set, shape (B,).
-            augment: Names, of which those in `TENSOR_AUGMENTATIONS` are applied, in the order of
-                `data.preprocess.AUGMENTATIONS`.
+            augment: Names; only `flip` and `shift` are applied, in this order.
         """
         if "flip" in augment:
             mirrored = self.flip[indices]
@@ -361,7 +359,7 @@ class EpochDraws:
 def shifted(
     inputs: torch.Tensor, down: torch.Tensor, right: torch.Tensor, fill: torch.Tensor
 ) -> torch.Tensor:
-    """Return each image shifted by its own number of pixels.
+    """Return images, each shifted by a different number of pixels.
 
     Args:
         inputs: Shape (B, C, H, W).
@@ -387,7 +385,7 @@ def _pixels(uniform: torch.Tensor, side: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A part of a batch that a process computes in one forward pass.
+    """Part of a batch for a single forward pass of a process.
 
     Attributes:
         inputs: Images (P, C, H, W), or the inputs of a text model by name, each (P, T).
@@ -397,8 +395,8 @@ class Piece:
         total: Number of rows of the whole batch.
         weight: Factor of the mean loss of the piece in the loss of the batch. The weights of all pieces of
             all processes sum to 1.
-        members: Number of members with their own samples. Inputs and labels then contain the rows of one
-            member after another.
+        members: Number of members with different samples. Inputs and labels contain the rows of member after
+            member.
     """
 
     inputs: Inputs
@@ -546,8 +544,8 @@ class ItemFeed:
 def _cut(labels: torch.Tensor, share: Share) -> list[tuple[int, int, float]]:
     """Return first row, end row and weight of each piece of a batch.
 
-    The weight is the piece's fraction of all labels of the batch. A process without a row computes one row
-    with weight 0, because every process must take part in the exchange of gradients.
+    The weight is the piece's fraction of all labels of the batch. A process without a row computes a row with
+    weight 0, because every process must take part in the exchange of gradients.
     """
     cut, total = [], len(labels)
     counts = (labels >= 0).view(total, -1).sum(1)
@@ -559,9 +557,9 @@ def _cut(labels: torch.Tensor, share: Share) -> list[tuple[int, int, float]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberFeeds(Feed):
-    """Batches of the members of a hydra, each in its own order.
+    """Batches of the members of a hydra, each in a different order.
 
-    A piece contains inputs (M P, ...) and labels (M P, ...) of one member after another.
+    A piece contains inputs (M P, ...) and labels (M P, ...), member after member.
 
     Attributes:
         feeds: One feed per member, with the same data and batch size.

@@ -41,7 +41,7 @@ def begin_head_training(model: nn.Module, *, family: Family) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KeptFeatures(InputSource):
-    """Features of a frozen encoder, computed in one pass, as inputs of the classifiers.
+    """Features of a frozen encoder, the inputs of the classifiers.
 
     Attributes:
         train: Features of the training data, shape (N, M, F), float32, on the CPU.
@@ -74,8 +74,8 @@ def keep_features(work: TrainingPlan, engine: Engine) -> KeptFeatures | None:
 
     Returns:
         None if the encoder must run in each step: more than the classifiers trains, augmentation or mixing
-            changes its inputs, there are teachers or repulsion, each word has a label, the model is sharded,
-            or a plugin trains other weights.
+            changes the images, the loss has teachers or repulsion, each word has a label, the model is
+            sharded, or a plugin trains other weights.
 
     Raises:
         DataError: If an item cannot be read.
@@ -132,14 +132,13 @@ def _towers_of(module: nn.Module) -> Towers:
 
 
 def on_features(subject: TrainableModel) -> TrainableModel:
-    """Replace the forward pass of a model by that of its classifiers, which takes stored features.
+    """Replace the forward pass of a model by the forward pass of the classifiers on stored features.
 
     Args:
         subject: The model; changed in place.
 
     Returns:
-        The same model. Its module takes features (B, M, F), or (M P, M, F) if each member has its own
-        samples.
+        The same model. The module takes features (B, M, F), or (M P, M, F) if members have different samples.
     """
     module, members = subject.module, len(subject.header.masks)
     heads = heads_of(_towers_of(module), subject.family) * members
@@ -164,7 +163,7 @@ def on_features(subject: TrainableModel) -> TrainableModel:
 def _classified(heads: Sequence[nn.Module], features: Tensor) -> Tensor:
     """Return the outputs of a member's classifiers for features (B, F), averaged over its classifiers.
 
-    A model with a distillation token has two classifiers, each with its own part of the features.
+    A model with a distillation token has two classifiers, each for a part of the features.
     """
     logits = [
         head(part if isinstance(head, nn.Linear) else part.unsqueeze(1))
@@ -176,9 +175,9 @@ def _classified(heads: Sequence[nn.Module], features: Tensor) -> Tensor:
 def training_macs(work: TrainingPlan, features: KeptFeatures | None, *, steps: int, per_epoch: int) -> int:
     """Return the number of multiply-accumulates of a training.
 
-    A training step counts as three forward passes per sample, because the backward pass costs two. With
-    repulsion each sample counts twice. With stored features the encoder counts as one pass over the training
-    data, and each step as three passes of the classifiers.
+    A training step costs three forward passes per sample, because the backward pass costs two. With repulsion
+    each sample counts twice. Stored features cost a single pass of the encoder over the training data, and
+    each step three passes of the classifiers.
 
     Args:
         work: The training plan.

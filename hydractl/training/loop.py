@@ -55,7 +55,7 @@ class Trained:
 
 
 def train(job: Job, engine: Engine, *, folder: StateFolder | None, start: Snapshot) -> Trained:
-    """Train each candidate of the learning-rate grid, and return the best one; the first of equal ones.
+    """Train each candidate of the learning-rate grid, and return the best; the first of equal candidates.
 
     Args:
         job: Model, batches, loss and settings.
@@ -93,7 +93,7 @@ def train(job: Job, engine: Engine, *, folder: StateFolder | None, start: Snapsh
 
 
 def _compared(snapshot: Snapshot, job: Job) -> Snapshot:
-    """Replace the winner in a snapshot by its finished candidate if the candidate is better."""
+    """Replace the winner in a snapshot by the finished candidate if the candidate is better."""
     position = snapshot.position
     if position.diverged:
         progress.warn(
@@ -113,7 +113,7 @@ def _compared(snapshot: Snapshot, job: Job) -> Snapshot:
 
 
 def _fit(run: TrainingRun, folder: StateFolder | None) -> Snapshot:
-    """Train one candidate to its end. An interruption saves the state."""
+    """Train a candidate to the end. An interruption saves the state."""
     if folder is not None and run.engine.leads and run.position.step == 0 and run.position.candidate > 0:
         folder.save(replace(run.snapshot, position=run.position))
     try:
@@ -216,7 +216,7 @@ def classifier_metrics(
             without words.
 
     Returns:
-        Function from a model to its metrics, or to None if an output is not finite.
+        Function from a model to metrics, or to None if an output is not finite.
     """
 
     def measure(model: nn.Module) -> Metrics | None:

@@ -27,15 +27,15 @@ class DistillationLoss:
     """Loss of a student with teachers: (1 - w) * label loss + w T² KL(p || softmax(z / T)).
 
     z are the logits of the student. p is softmax(t / T) for the logits t of the teacher, averaged over the
-    members of the teacher if it is a hydra (Hinton et al. 2015, section 2).
+    members of a teacher with members (Hinton et al. 2015, section 2).
 
     Attributes:
-        teachers: If the student is a hydra, one teacher per member, in order, or one hydra (`split`). For
-            other students any number; the student learns their mean.
+        teachers: If the student is a hydra, a teacher per member, in order, or a single hydra (`split`). Any
+            number for other students, which learn the mean of the teachers.
         temperature: T, positive.
         weight: w, in (0, 1].
         by_member: Whether the student is a hydra.
-        split: Whether the only teacher is a hydra, each member of which teaches one member of the student.
+        split: Whether the only teacher is a hydra whose members each teach a member of the student.
     """
 
     teachers: tuple[Teacher, ...]
@@ -98,8 +98,8 @@ class Repulsion:
 
     Attributes:
         weight: Positive factor of the loss.
-        seed: Seed of the permutations. They depend on the seed, the step and the row of the batch, not on the
-            number of processes.
+        seed: Seed of the permutations, which depend on seed, step and row of the batch, not on the number of
+            processes.
     """
 
     weight: float

@@ -1,4 +1,4 @@
-"""Trained tensors, optimizers with their state as named tensors, and learning-rate schedules."""
+"""Trained tensors, optimizers, optimizer state in named tensors, and learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ def make_optimizer(
     Args:
         parameters: Parameters that train, by name; at least one.
         recipe: Selects optimizer, momentum and weight decay.
-        rates: Peak learning rates by name, for parameters that do not train at the rate of the recipe. They
-            have no weight decay. Parameters with one rate form a group, with the rate as `PEAK`.
-        scales: Factors of the recipe's peak learning rate by name; 1 for other names. They do not apply to
-            parameters in `rates`. Each group has its factor as `SCALE`.
+        rates: Peak learning rates by name, for parameters that do not train at the rate of the recipe. Such
+            parameters have no weight decay. Parameters with equal rates form a group, and `PEAK` stores the
+            rate.
+        scales: Factors of the recipe's peak learning rate by name; 1 for other names. Parameters in `rates`
+            have no factor. `SCALE` stores the factor of each group.
     """
     usual = {n: p for n, p in parameters.items() if n not in rates}
     groups: list[dict[str, Any]] = [
@@ -72,7 +73,7 @@ def make_optimizer(
 def decays(name: str, parameter: nn.Parameter) -> bool:
     """Return whether weight decay applies to a parameter: weights with at least two axes.
 
-    torch's parametrizations store such a weight as `NAME.original`.
+    The name may end with `.original`, the suffix of torch's parametrizations.
     """
     return parameter.ndim >= 2 and name.removesuffix(".original").endswith("weight")
 
@@ -149,8 +150,8 @@ def trainable(
 ) -> tuple[str, ...]:
     """Return the state-dict names of the tensors that train, sorted.
 
-    A tensor trains if it belongs to one of the recipe's parts. `last_blocks` and `freeze_blocks` restrict
-    blocks and embedding, but never the readout and the head.
+    A tensor trains if the recipe names the tensor's part. `last_blocks` and `freeze_blocks` restrict blocks
+    and embedding, but never the readout and the head.
 
     Args:
         family: Maps a name to its tower, layer and part.
@@ -204,5 +205,5 @@ def rate_scales(
 
 
 def reset_head(family: Family, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a state dict whose classifier is zero, so that all classes start equally likely."""
+    """Return a state dict with a classifier of zeros: training starts with equal probabilities."""
     return {n: t.new_zeros(t.shape) if place_of(family, n).part == "head" else t for n, t in state.items()}

@@ -103,7 +103,7 @@ class TrainingPlan:
         return subject
 
     def build(self) -> TrainableModel:
-        """Return the model at the start of training, as the training method changes it."""
+        """Return the model at the start of training, with changes of the training method."""
         return self.training.build(self.load(), self.names)
 
     def inputs(self) -> tuple[InputFile, ...]:
@@ -130,7 +130,7 @@ class TrainingPlan:
     def announce(self) -> None:
         """Report the model, the data, the number of steps and the teachers.
 
-        Warns if the model is its own teacher, or if its temperature is lost by training.
+        Warns if model and teacher are the same, or if training makes the model's temperature invalid.
 
         Raises:
             UsageError: If the recipe does not fit the number of steps.
@@ -281,7 +281,7 @@ def trained_names(opened: OpenModel, training: Training) -> tuple[str, ...]:
     """Return the names of the tensors to train. Only the header is read.
 
     Raises:
-        UsageError: If there are no such tensors.
+        UsageError: If no tensor would train.
     """
     header, recipe, family = opened.header, training.recipe, opened.family
     if recipe.trains_own_parts and header.plan is None:
@@ -305,7 +305,7 @@ def trained_names(opened: OpenModel, training: Training) -> tuple[str, ...]:
 
 
 def check_layers(opened: OpenModel, recipe: Recipe, *, recipe_name: str | None) -> None:
-    """Raise if a dropout rate has no effect on the model, unless the named recipe contains it.
+    """Raise if a dropout rate without effect on the model was given outside a named recipe.
 
     Warns if a model with random weights has batch norms, whose statistics do not change in training.
 
@@ -356,7 +356,7 @@ def validation_labels(opened: OpenModel, dataset: Dataset, trained: Dataset) -> 
     """Return the labels of the validation data as classes of the model.
 
     If the validation data has a class name unknown to model and training data, classes are matched by name
-    only. Matching them in order would take the unknown class for another one.
+    only. Matching in order would confuse the unknown class with a known class.
 
     Args:
         opened: The model, with the classes of the training data.

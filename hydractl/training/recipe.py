@@ -70,7 +70,7 @@ def parse_rates(text: str) -> tuple[float, ...]:
 
 
 def parse_count(option: str, text: str) -> int | float:
-    """Parse a whole number as a count, and any other number as a fraction of all steps.
+    """Parse a count (whole number) or a fraction of all steps (any other number).
 
     Raises:
         UsageError: If the text is not a number.
@@ -386,8 +386,8 @@ class Recipe:
             steps_per_epoch: Number of batches per epoch.
 
         Raises:
-            UsageError: If the warm-up is at least as long as the training, or `swa` starts during the warm-up
-                or after the training.
+            UsageError: If training ends during the warm-up, or `swa` starts during the warm-up or after the
+                training.
         """
         total = self.steps if self.steps is not None else (self.epochs or 0) * steps_per_epoch
         if self.warmup_steps(total) >= total > 0 and self.warmup:
@@ -421,11 +421,11 @@ class Recipe:
         return epochs * steps_per_epoch
 
     def idle(self) -> dict[str, Constraint]:
-        """Return the settings that have no effect because of another setting, each with its unmet constraint."""
+        """Return the unmet constraint of each setting without effect, by setting."""
         return dict(violations(self, "only_with"))
 
     def options(self) -> dict[str, OptionValue]:
-        """Return the recipe for the lineage, without settings that are None or have no effect."""
+        """Return the recipe for the lineage, without missing settings and settings without effect."""
         idle = self.idle()
         return {k: value for k, value in asdict(self).items() if value is not None and k not in idle}
 
@@ -658,9 +658,9 @@ class FinetuneExtension(Extension):
         """Raise `UsageError` if sharded weights are requested but the training does not support them."""
 
     def reference(self, model: str) -> str:
-        """Return the reference of the model that trains instead of MODEL."""
+        """Return the reference of the model to train in place of MODEL."""
         return model
 
     def recorded(self) -> dict[str, OptionValue]:
-        """Return the options for the lineage. Options that are None are not recorded."""
+        """Return the options for the lineage. None is not recorded."""
         return {}

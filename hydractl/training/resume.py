@@ -1,8 +1,8 @@
 """State of an interrupted run, to resume at the same step: tensors in safetensors files, the rest in JSON.
 
-`state.json` names the files of one state, with their digests and its own digest. It is replaced last, in one
-operation, so after a kill at any time either the old or the new state is complete. The file also identifies
-the folder: folders without `state.json`, or with other files, are never changed.
+`state.json` has the names and digests of the state's files, and a digest of `state.json` itself. It is
+replaced last, in one operation: after a kill at any time, the old or the new state is complete. The file also
+identifies the folder: folders without `state.json`, or with other files, are never changed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ by hand for messages of a few lines; doubling them doubles the longest message."
 
 
 def texts_of(settings: Mapping[str, object]) -> dict[str, str]:
-    """Return settings as short texts: long values as digests, without settings that are None."""
+    """Return settings in short form: long values become digests, missing settings are left out."""
     texts = {name: _text(value) for name, value in settings.items() if value is not None}
     return {name: text if len(text) <= LONGEST else digest_text(text)[:19] for name, text in texts.items()}
 
@@ -157,7 +157,7 @@ class Winner(StrictModel):
 
     Attributes:
         candidate: Index of the candidate in the grid, from 0.
-        metrics: Metrics of its weights.
+        metrics: Metrics of the weights.
         step: Number of steps after which the weights were reached.
     """
 
@@ -205,7 +205,7 @@ class Snapshot:
     winner_weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def named(self) -> dict[str, tuple[str, Mapping[str, torch.Tensor]]]:
-        """Return each non-empty group of tensors with its file name, which changes with the content."""
+        """Return each non-empty group of tensors with a file name that changes with the content."""
         at, won = self.position, self.winner.candidate if self.winner else 0
         stem = f"{at.candidate}-{at.step}"
         groups = {
@@ -282,7 +282,7 @@ class StateFolder:
         return not force and has_content(self.path / NAME) and bool(self._read_state_file())
 
     def _strange(self) -> str | None:
-        """Return why hydractl did not write the content of the path, for a message; None if it did."""
+        """Return the reason why the path is not a state folder of hydractl, or None."""
         if self.path.is_symlink():
             return "is a symbolic link"
         if not self.path.is_dir():

@@ -1,7 +1,7 @@
 """Logging of metrics to experiment trackers through accelerate, in the leading process only.
 
-The name of a run is the name of its output and a random suffix. A file in the log folder stores the name, so
-that a resumed run continues under the same name.
+The name of a run is the name of its output and a random suffix. A file in the log folder stores the name for
+resumed runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 PROJECT = "hydractl"
 """Name of the project, or experiment, in each tracker."""
 LAUNCHER = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})
-"""Environment variables that a launcher of several processes sets in each process."""
+"""Environment variables of each process under a launcher of several processes."""
 LOG_EVERY = 10
 """Number of steps between logged losses. Chosen by hand; 20 would halve the number of points and of waits for
 the device, because each logged loss is copied to the CPU."""
@@ -137,7 +137,7 @@ def open_run_log(
 
 @contextlib.contextmanager
 def _started(name: str, options: Mapping[str, object]) -> Iterator[Any]:
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS  # noqa: PLC0415 - a second that other runs need not pay
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS  # noqa: PLC0415 - importing accelerate takes a second
 
     # Accelerate would decide on its own which process is the main one; the caller has decided already.
     kind = type("Tracker", (LOGGER_TYPE_TO_CLASS[name],), {"main_process_only": False})
@@ -155,7 +155,7 @@ def _started(name: str, options: Mapping[str, object]) -> Iterator[Any]:
 def _asking(name: str) -> Iterator[None]:
     """Turn errors of a tracker into `OutputError`.
 
-    The block runs with accelerate's state for a single process, which its trackers need.
+    Trackers of accelerate need a state, so the block runs with the state of a single process.
     """
     from accelerate.state import PartialState  # noqa: PLC0415 - as above
 

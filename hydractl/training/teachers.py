@@ -1,4 +1,4 @@
-"""Teachers of a training: opening them, checks of their headers, and the distillation loss."""
+"""Teachers of a training: opening, checks of headers, and the distillation loss."""
 
 from __future__ import annotations
 

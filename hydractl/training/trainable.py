@@ -68,8 +68,8 @@ class TrainableModel:
 
     Attributes:
         module: Module with inputs to logits (B, C); for a hydra a `Together`.
-        states: Parameters and buffers of each member or model, by the library's names. The tensors are those
-            of the module; members of a hydra have shared tensors as the same object.
+        states: Parameters and buffers of each member or model, by the library's names. The dicts contain the
+            module's tensors; members of a hydra share tensor objects.
         header: Header of the model.
         family: Family of the model.
     """
@@ -126,7 +126,7 @@ class TrainableModel:
 class Training:
     """Full fine-tuning: each selected weight trains itself. Plugins derive other training methods.
 
-    A run has one instance, which builds the model several times.
+    A run has a single instance, which builds the model several times.
 
     Attributes:
         model: Name of the model in messages.
@@ -177,7 +177,7 @@ class Training:
     def load(
         self, family: Family, header: Header, state: Mapping[str, torch.Tensor], *, where: str
     ) -> TrainableModel:
-        """Build the model in fp32 from its tensors."""
+        """Build the model in fp32 from a state dict."""
         return TrainableModel.of(family, header, state, where=where, by_member=self.own_batches)
 
     def build(self, subject: TrainableModel, names: Collection[str]) -> TrainableModel:

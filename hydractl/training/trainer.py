@@ -1,7 +1,7 @@
-"""Training of one candidate of a learning-rate grid: steps, averaged weights and evaluation.
+"""Training of a candidate of a learning-rate grid: steps, averaged weights and evaluation.
 
 Recomputation and compilation replace the forward pass on the instance, which keeps the names of parameters.
-They apply only in training mode while gradients are recorded. Results do not depend on them.
+Both apply only in training mode while gradients are recorded, and do not change results.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ weights more slowly."""
 def share_of(recipe: Recipe, step: int, *, total: int, steps_per_epoch: int) -> float:
     """Return the weight of the current weights in their running mean, in [0, 1]; 1 starts the mean.
 
-    With `ema` the weight is 1 - d of `Recipe.ema`. With `swa` the n-th averaged weights have weight 1 / n, so
-    that all have equal weight in the mean; weights that are not averaged have weight 0.
+    With `ema` the weight is 1 - d of `Recipe.ema`. With `swa` the n-th averaged weights have weight 1 / n,
+    for a mean with equal weights. All other steps have weight 0.
 
     Args:
         recipe: Recipe with `ema` or `swa`.
@@ -134,10 +134,10 @@ def recompute_blocks(model: nn.Module) -> None:
 
 
 def compile_step(model: nn.Module, *, name: str) -> None:
-    """Compile the forward and backward pass of training as one graph.
+    """Compile the forward and backward pass of training into a single graph.
 
     Args:
-        model: Model on its device, in its training dtype.
+        model: Model on the device and in the dtype of the training.
         name: Name of the model in messages.
 
     Raises:
@@ -195,21 +195,21 @@ class Job:
         build: Returns a new model on the CPU. Parameters that require gradients train.
         feed: Source of batches.
         loss: Function from outputs and labels of a piece to one loss per sample, shape (B,).
-        evaluate: Returns the validation metrics of a model, or None if its outputs are not finite. All
-            processes call the function.
+        evaluate: Returns the validation metrics of a model, or None if outputs are not finite. All processes
+            call the function.
         probe: Inputs of one sample, to find parameters without influence on the output.
         recipe: Settings of the training.
         seed: Seed of dropout. The feed has its own seed.
         save_every: Steps between saves of the state; None to save by time.
         scales: Factors of the recipe's peak learning rate, by parameter name; 1 for other names.
-        rates: Peak learning rates of parameters that do not train at the recipe's rate, by name. They have no
-            weight decay.
+        rates: Peak learning rates of parameters with a rate other than the recipe's, by name; without weight
+            decay.
         begin_training: Switches the model to training mode before each step.
-        begin_step: Function of the model and the step (from 0), called before each step. It must depend on
-            these only, so that resumed runs are the same.
+        begin_step: Function of the model and the step (from 0), called before each step. Other dependencies
+            would change resumed runs.
         penalty: Function from the model to a scalar that is added to the loss of each step.
         pieces: Number of pieces of each batch for any number of processes. Gradients are added in the order
-            of the data, so that weights have the same bits for any number of processes. None for the recipe's
+            of the data: weights have the same bits for any number of processes. None for the recipe's
             `accumulate` pieces per process, averaged by DDP.
         lesson: Distillation loss, or None.
         repulsion: Penalty on members with equal predictions, or None.
@@ -284,7 +284,7 @@ class TrainingRun:
             restore_optimizer(self.optimizer, self.parameters, snapshot.optimizer)
         self.share = engine.share(job.recipe.accumulate) if job.pieces is None else engine.cut(job.pieces)
         self.counts = job.pieces is None or engine.owner(self.share.first, job.pieces) == engine.rank
-        """Whether this process's result counts in the batch's loss; several processes may compute the same piece."""
+        """Whether the loss of this process counts; several processes may compute the same piece."""
         self.saved_at, self.saved_position = time.monotonic(), snapshot.position
 
     def step(self, pieces: Sequence[Piece]) -> None:
@@ -368,7 +368,7 @@ class TrainingRun:
         )
 
     def _changes_by(self, metrics: Metrics | None) -> dict[str, object]:
-        """Return the changes of the position after an evaluation. Stores the weights if they are the best."""
+        """Return the changes of the position after an evaluation. Stores weights with the best metrics."""
         recipe, position, average = self.job.recipe, self.position, self.average
         if metrics is None:
             return {"ended": True, "diverged": True}
@@ -401,8 +401,8 @@ class TrainingRun:
     def saved(self) -> Snapshot:
         """Return a snapshot of the run.
 
-        Its tensors change with further steps. Sharded tensors are gathered, so all processes must call the
-        method.
+        Further steps change the tensors of the snapshot. All processes must call the method, because sharded
+        tensors are gathered.
         """
         gather = made_whole if self.engine.shards else dict
         return replace(

@@ -1,4 +1,4 @@
-"""Objective of a model with some heads removed, and without each further head.
+"""Objective of a model with removed heads, and without each further head.
 
 Algorithm 1 runs the whole model for each candidate. Here a candidate in layer l needs a forward pass from
 layer l only:
@@ -9,7 +9,7 @@ layer l only:
 - The last block computes only the tokens that the readout uses.
 - Removed heads are sliced from the weights, not masked.
 
-Candidates of one layer run in one batch.
+Candidates of the same layer run in a common batch.
 
 Axes: k candidates in one pass, K candidates, B batch, N rows of a tower, C classes, D features, F outputs of
 a tower, S numbers of a candidate's traits.
@@ -101,7 +101,7 @@ class ResumedPasses:
         self._streams.remove_head(head)
 
     def change(self, heads: Sequence[HeadId]) -> None:
-        """Remove heads that are in the model, and restore heads that are not."""
+        """Remove remaining heads from the model, and restore removed heads."""
         self._toggle(heads)
         self._held.clear()
         for tower, head in lowest_of(heads).items():
@@ -132,13 +132,13 @@ class ResumedPasses:
         }
 
     def answers(self, batch: CircuitBatch, picks: Picks, *, around: bool = False) -> Iterator[Tensor]:
-        """Yield the answers for one batch without each of some heads, in order.
+        """Yield the answers for a batch without each of the given heads, in order.
 
         Args:
             batch: The batch.
-            picks: Heads, each removed by itself.
-            around: Whether removed heads are restored by themselves instead. The answers of the unchanged
-                model then follow at the end.
+            picks: Heads, each removed alone.
+            around: Whether heads are restored alone instead. The answers of the unchanged model then follow
+                at the end.
         """
         tower_inputs = self.model.routed(batch.inputs)
         if len(tower_inputs) == 1:
@@ -168,7 +168,8 @@ class ResumedPasses:
 
         Args:
             batch: The batch.
-            heads: Changed heads, each as a group of one head. The heads of a tower are in one layer.
+            heads: Changed heads, each with a group of that head only. The heads of a tower are in the same
+                layer.
             fixed: Cache of the outputs of towers with the same inputs in each batch; changed in place.
         """
         outputs: dict[str, Tensor] = {}
@@ -187,7 +188,7 @@ class ResumedPasses:
     def _outputs_after(
         self, batch: CircuitBatch, inputs: Inputs, heads: Mapping[HeadId, HeadGroup]
     ) -> Tensor:
-        """Return the outputs (N, F) of a tower after a change of some heads of one layer."""
+        """Return the outputs (N, F) of a tower after a change of heads of a layer."""
         name, layer, _ = next(iter(heads))
         tower, remaining = self.model.tower(name), self.left[name][layer]
         *below, (block, stream, z, y, _) = deque(
@@ -243,12 +244,12 @@ class ResumedPasses:
             yield tower.finish(entered.leaving).unsqueeze(0)
 
     def _key(self, batch: CircuitBatch, name: str) -> tuple[str, str, int] | None:
-        """Return the key of a tower's streams, or None if its inputs are the same in each batch."""
+        """Return the key of a tower's streams, or None if each batch has the same inputs."""
         return None if name in self.model.answer.fixed else (name, batch.role, batch.number)
 
 
 class Circuit(ResumedPasses):
-    """Model with removed heads, and its objective without each further head, on the data of all processes."""
+    """Model with removed heads, and the objective without each further head, on the data of all processes."""
 
     def __init__(self, job: ScoreJob, *, keeps_streams: bool = False) -> None:
         """Wrap the model of a job.
@@ -334,7 +335,7 @@ class Circuit(ResumedPasses):
         return self._whole
 
     def changed(self, heads: Sequence[HeadId]) -> tuple[Tensor, Tensor]:
-        """Return the objective (1,) and the traits (1, S) that `change` would give.
+        """Return the objective (1,) and the traits (1, S) after `change`.
 
         The circuit itself stays the same.
         """
@@ -354,7 +355,7 @@ class Circuit(ResumedPasses):
         return dict(zip(heads, self.without(heads)[0].tolist(), strict=True))
 
     def without(self, heads: Sequence[HeadId], *, trails: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the objective (K,) and the traits (K, S) without each of some heads.
+        """Return the objective (K,) and the traits (K, S) without each of the given heads.
 
         Args:
             heads: Candidates, in order.

@@ -29,7 +29,7 @@ slightly above the float64 rounding of 1; doubling it changes only extreme proba
 
 
 class Outcomes(NamedTuple):
-    """Predictions of K candidates, as far as an objective uses them.
+    """Predictions of K candidates, reduced to the values of an objective.
 
     `hits` (boolean), `nll` and `confidence` (float64) have shape (K, N). `score` (float64) has shape (K, N)
     or (K, N').
@@ -58,13 +58,13 @@ def outcomes_of(
 
     Args:
         logits: Shape (K, B, C), or (K, B, Q, C) with NaN for missing words.
-        labels: Shape (B,) or (B, Q); None for OOD data, which has the OOD score only.
+        labels: Shape (B,) or (B, Q); None for OOD data, with the OOD score as the only result.
         objective: The objective.
         ood_score: Name of the OOD score.
 
     Returns:
-        Shape (K, B) each. With Q labels or words, each one is a column, except for missing words; the OOD
-        score is the mean over them.
+        Shape (K, B) each. With Q labels or words, each label or existing word is a column; the OOD score is
+        the mean over labels or words.
     """
     exact, names = logits.double(), outcomes_read(objective, labelled=labels is not None)
     outcomes: dict[str, torch.Tensor] = {}
@@ -150,7 +150,7 @@ def values_of(objective: Objective, outcomes: Outcomes) -> torch.Tensor:
 
 
 def first_best(values: Sequence[float]) -> int:
-    """Return the index of the first maximum, because Algorithm 1 replaces its best head only by a better one."""
+    """Return the index of the first maximum: Algorithm 1 replaces the best head only by a better head."""
     return max(range(len(values)), key=values.__getitem__)
 
 
@@ -205,8 +205,8 @@ def to_fit_on(features: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
 def with_density(outcomes: Outcomes) -> Outcomes:
     """Return outcomes with the OOD score `energy+density`, fitted for each candidate like `fuse --fit --val`.
 
-    The density is fitted on one half of the ID data and standardized on the other half, which it then scores;
-    then the halves are exchanged. OOD samples get the mean of both scores.
+    The density is fitted on a half of the ID data, then standardized on the other half and applied to the
+    other half; then the halves are exchanged. OOD samples get the mean of both scores.
 
     Args:
         outcomes: Outcomes with the energy as score, and with `FEATURES` and `LABELS`.
@@ -240,7 +240,7 @@ def _scores(
 
 
 def _fit(features: Tensor, energies: Tensor, labels: Tensor, held_out: Tensor) -> FittedScore:
-    """Return the score fitted on the samples of one half, standardized on those of `held_out`."""
+    """Return the score fitted on the other samples and standardized on the samples of `held_out`."""
     moments = Moments(int(labels.max()) + 1, features.shape[1], normalized=True)
     moments.add(features[~held_out], labels[~held_out])
     nothing = features[:0]

@@ -27,10 +27,11 @@ from hydractl.scoring.settings import CircuitSettings
 
 
 def score_circuit(job: ScoreJob) -> Ranking:
-    """Remove `budget` heads one by one; among equal candidates the lowest (tower, layer, head).
+    """Remove `budget` heads in sequence; among equal candidates the lowest (tower, layer, head).
 
-    The importance of a head is the step of its removal, and one more than the last step for kept heads. A
-    lazy search adds its cost to the results. A resumed run has the same result as an uninterrupted one.
+    The importance of a removed head is the step of the removal, from 0, and of a kept head the number of
+    removals. A lazy search adds the search cost to the results. A resumed run and an uninterrupted run have
+    the same result.
     """
     search = Lazy(job) if job.set_for(CircuitSettings).search == "lazy" else Exact(job)
     recorded = job.log.recorded
@@ -150,13 +151,13 @@ class Lazy(Exact):
     The search stores how the last evaluation of each head changed the traits of all samples (see
     `traits_of`), and predicts the objective without a head by the same change from the current traits. The
     errors of these predictions are learned by layer and by the number of steps since the evaluation. A head
-    is evaluated while its expected improvement over the best new value, divided by its cost, exceeds `DOUBT`
+    is evaluated while the expected improvement over the best new value, divided by the cost, exceeds `DOUBT`
     times the initial spread of the heads' objectives.
 
-    Minoux's search is exact because the values of a submodular objective only decrease. These values also
-    increase, so this search is a heuristic, except with `DOUBT` 0. The first removal and each `RECHECK`-th
-    one evaluate all heads without stored changes; an interrupted run resumes there. Finally heads are swapped
-    (see `Swaps`).
+    Minoux's search is exact because the values of a submodular objective only decrease. The values here can
+    also increase: this search is a heuristic, except with `DOUBT` 0. The first removal and each `RECHECK`-th
+    one evaluate all heads without stored changes; an interrupted run resumes there. Finally the search tries
+    swaps of heads (see `Swaps`).
 
     Stored changes need up to 16 bytes per head and sample, in addition to `--max-memory`.
 
@@ -211,7 +212,7 @@ class Lazy(Exact):
     def _search(
         self, circuit_traits: Tensor, heads: Sequence[HeadId], step: int
     ) -> dict[HeadId, tuple[float, Tensor]]:
-        """Return objective and traits of the evaluated heads, among them the best one."""
+        """Evaluate promising heads. Return objective and traits without each evaluated head."""
         hopes = self.circuit.expected(torch.cat([self.effects[head] for head in heads]) + circuit_traits)
         expected = dict(zip(heads, hopes, strict=True))
         costs = {head: self._cost(head) for head in heads}
@@ -267,7 +268,7 @@ class Lazy(Exact):
         return float(value), traits
 
     def look_around(self, heads: Sequence[HeadId]) -> tuple[Tensor, Effects]:
-        """Return the traits of the circuit, and their change by each head alone."""
+        """Return the traits of the circuit, and the change of the traits by each head alone."""
         circuit_traits, after = self.circuit.around(heads)
         self.work += self.full_pass
         self._count(heads)
@@ -293,7 +294,7 @@ class Lazy(Exact):
 
         Args:
             removals: Removals in order.
-            first: Index of the first removal with an outdated objective. The last one has the current
+            first: Index of the first removal with an outdated objective. The last removal has the current
                 objective.
         """
         later = removals[first:]
@@ -479,14 +480,14 @@ class Swaps:
         return swaps[best] if expected[best] > self.value or self.search.is_cheap else None
 
     def _expected(self, changes: Sequence[Sequence[HeadId]]) -> list[float]:
-        """Return the predicted objective after each change, as the sum of the effects of its heads."""
+        """Return the predicted objective after each change, from the summed effects of the heads."""
         heads = list(dict.fromkeys(head for change in changes for head in change))
         moves = torch.tensor([[float(head in change) for head in heads] for change in changes])
         effects = torch.cat([self.effects[head] for head in heads])
         return self.circuit.expected(moves.to(effects) @ effects + self.now)
 
     def _try(self, swap: Swap) -> bool:
-        """Evaluate a swap, make it if the objective increases, and return whether it was made."""
+        """Evaluate a swap, and make the swap if the objective increases. Return whether the swap was made."""
         value, traits = self.search.value_after(swap)
         self.tried.add(self.removed ^ {*swap})
         improves = value > self.value

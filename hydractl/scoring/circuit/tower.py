@@ -37,9 +37,9 @@ Key: TypeAlias = tuple[str, str, int]
 class Streams:
     """Cache of the inputs of the first blocks for each batch, and of the same inputs without each candidate.
 
-    If a candidate is removed, its cached inputs become those of the circuit. Each batch has the same memory
-    limit in every process, so the cached blocks, and with them the rounding, do not depend on the number of
-    processes.
+    If a candidate is removed, the inputs without the candidate become the inputs of the circuit. Each batch
+    has the same memory limit in every process, because cached and recomputed inputs differ by rounding:
+    results must not depend on the number of processes.
 
     Attributes:
         room: Limit per batch in bytes.
@@ -65,7 +65,7 @@ class Streams:
         self._kept.clear()
 
     def entering(self, key: Key | None, tower: Tower, inputs: Inputs) -> Iterator[LayerInput]:
-        """Yield each block with its input, and cache the input; without a key nothing is cached."""
+        """Yield and cache the input of each block; without a key nothing is cached."""
         if key is None or not self.room:
             yield from entering(tower, inputs)
             return
@@ -132,7 +132,7 @@ class Streams:
             self._kept[key[1:]] += sum(entered.size for entered in cached)
 
     def _fits(self, key: Key, size: int) -> bool:
-        """Return whether `size` more bytes fit into the limit of a batch, and reserve them if so."""
+        """Return whether `size` more bytes fit into the limit of a batch; if yes, reserve the bytes."""
         batch = key[1:]
         fits = self._kept[batch] + size <= self.room
         self._kept[batch] += size * fits
@@ -140,10 +140,10 @@ class Streams:
 
 
 class LayerInput(NamedTuple):
-    """Block with its input and the outputs of its heads.
+    """Block, the stream before the block, and outputs of heads.
 
-    With a group that also contains removed heads, `z` has all heads of the group, those of removed heads with
-    negative sign. `y` has the remaining heads only.
+    If a group with removed heads is given, `z` has all heads of the group, removed heads with negative sign,
+    and `y` has the remaining heads only.
 
     Attributes:
         block: The block.
@@ -165,7 +165,7 @@ class LayerInput(NamedTuple):
         return self.y - group.head_term(self.z, head)
 
     def rows(self, rows: slice) -> LayerInput:
-        """Return the tensors of some samples of the batch as copies."""
+        """Return copies of the tensors for a slice of the samples."""
 
         def copy(x: torch.Tensor) -> torch.Tensor:
             return x[rows].clone()
@@ -187,14 +187,14 @@ class LayerInput(NamedTuple):
 
 
 def entering(tower: Tower, inputs: Inputs, cached: Sequence[LayerInput] = ()) -> Iterator[LayerInput]:
-    """Yield each block with its input, cached ones first."""
+    """Yield the input of each block; cached inputs come first."""
     yield from cached
     if len(cached) < len(tower.blocks):
         yield from following(tower, cached[-1].leaving if cached else tower.embed(inputs), len(cached))
 
 
 def following(tower: Tower, stream: Stream, layer: int) -> Iterator[LayerInput]:
-    """Yield each block from `layer` on with its input.
+    """Yield the input of each block from `layer` on.
 
     The input of the last block contains only tokens that the readout uses.
     """
@@ -223,7 +223,7 @@ def heads_of(block: Block, group: HeadGroup, stream: Stream, queries: slice | No
 def with_all_heads(
     tower: Tower, inputs: Inputs, groups: Sequence[HeadGroup], remaining: Sequence[Sequence[int]]
 ) -> Iterator[LayerInput]:
-    """Yield each block with its input and the outputs of all heads.
+    """Yield the input of each block with the outputs of all heads.
 
     Args:
         tower: Tower with the remaining heads.
@@ -335,13 +335,13 @@ def iterate_ablations(
 def compile_joins(model: Model, *, name: str) -> None:
     """Compile the `join` of each block: residual, norms, scales, MLP.
 
-    Heads are removed before `join`. `join` handles each token alone, so all samples and tokens are passed as
-    one row, and one graph serves any number of candidates, samples and tokens, and all equal blocks of a
-    tower. Blocks whose `join` mixes tokens are not compiled. A single token is not either, because it would
-    need its own graph.
+    Heads are removed before `join`. `join` handles each token alone, so all tokens of all samples are passed
+    in a single row. The same graph serves any number of candidates, samples and tokens, and all equal blocks
+    of a tower. Blocks whose `join` mixes tokens are not compiled. A single token is not compiled, because
+    another graph would be necessary.
 
     Args:
-        model: Model in evaluation mode, on its device and in its dtype.
+        model: Model in evaluation mode, on the device and in the dtype of the computation.
         name: Name of the model in messages.
 
     Raises:
@@ -435,7 +435,7 @@ class MemoryBudget:
             key: Everything that determines the need of memory.
             stream: Attention output of the layer for one candidate.
             before: Number of bytes already in use.
-            run_one: Runs one candidate and returns its answers; used to measure the need of memory.
+            run_one: Runs a candidate and returns the answers; called to measure the need of memory.
         """
         elements = STREAM_ELEMENTS if self.device.type == "cpu" else DEVICE_ELEMENTS
         filling = max(1, elements // max(1, stream.numel()))
