@@ -46,7 +46,7 @@ def launcher_uses_fsdp() -> bool:
     if os.environ.get(OFFLOAD, "").lower() == "true":
         raise UsageError("offloading of weights is not supported", hint="leave out `--fsdp_offload_params`")
     try:
-        from torch.distributed.fsdp._common_utils import collect_grad_tensors  # noqa: F401, PLC0415 - older torch does not shard dataclasses such as `Stream`
+        from torch.distributed.fsdp._common_utils import collect_grad_tensors  # noqa: F401, PLC0415 - FSDP of older torch ignores tensors in a `Stream`
     except ImportError as error:
         raise UsageError(
             f"`--use_fsdp` needs a newer torch than {torch.__version__}", hint="leave it out to use DDP"
