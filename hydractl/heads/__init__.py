@@ -1,1 +1,1 @@
-"""Which heads stay: pure functions over scores and masks."""
+"""Head masks and head budgets: pure functions of head importances and masks."""

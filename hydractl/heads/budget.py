@@ -1,4 +1,7 @@
-"""How many heads go: by a stated budget, or by the knee of a greedy search's curve. Importing this module loads no pydantic."""
+"""Number of heads to remove: from a given budget, or from the knee of a greedy search's curve.
+
+Importing this module does not load pydantic.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,23 @@ if TYPE_CHECKING:
     from hydractl.manifest.head_mask import Shape
 
 
-COMMON_KEEP_FRACTION = 2 / 3  # the paper's ImageNet members keep 8 of 12 heads
+COMMON_KEEP_FRACTION = 2 / 3  # The ImageNet members of the Hydra paper keep 8 of 12 heads.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadBudget:
-    """How many heads go. Exactly one of the three numbers is given.
+    """Number of heads to remove. Exactly one of the first three attributes is given.
 
     Attributes:
-        keep_per_layer: Heads that a layer keeps, on average over all layers of all towers, at least 0.
-        remove: Heads that go in all, at least 0.
-        keep_fraction: Share of heads that stay in all, in (0, 1].
-        per_layer: With `keep_per_layer`, every layer keeps exactly so many.
+        keep_per_layer: Mean number of kept heads per layer, over all towers, at least 0.
+        remove: Number of heads to remove from the whole model, at least 0.
+        keep_fraction: Fraction of all heads to keep, in (0, 1].
+        per_layer: Whether every layer keeps exactly `keep_per_layer` heads.
         whole_groups: Whether heads that share keys are removed together.
 
     Raises:
-        ValueError: If not exactly one is given, one is out of its range, or `per_layer` has nothing to fix.
+        ValueError: If not exactly one number is given, a number is out of range, or `per_layer` is used
+            without `keep_per_layer`.
     """
 
     keep_per_layer: int | None = None
@@ -55,23 +59,23 @@ class HeadBudget:
 
     @property
     def option_text(self) -> str:
-        """The option that gives this budget, for messages."""
+        """Command-line option that gives this budget, for messages."""
         if self.keep_per_layer is not None:
             return f"--keep {self.keep_per_layer}{' --per-layer' if self.per_layer else ''}"
         return f"--keep-fraction {self.keep_fraction:g}" if self.remove is None else f"--remove {self.remove}"
 
     def removals(self, towers: Shape) -> int:
-        """Return how many heads go in all, over all towers.
+        """Return the number of heads to remove, summed over all towers.
 
-        Removing all heads of a layer, or of the model, is allowed. `keep_fraction` F removes
-        floor(total (1 - F) + 1/2) heads, F taken as the decimal it was written as, so halves round towards
-        removing more on every machine.
+        A budget may remove all heads of a layer or of the model. `keep_fraction` F removes floor(total (1 -
+        F) + 1/2) heads. F is read from its decimal text (0.9 is exactly 9/10), so halves round towards more
+        removals on every machine.
 
         Args:
-            towers: The model's shape.
+            towers: Number of layers and heads of each tower.
 
         Raises:
-            ValueError: If there are fewer heads than the budget removes or keeps.
+            ValueError: If the model has fewer heads than the budget removes or keeps.
         """
         total = total_heads(towers)
         if self.remove is not None:
@@ -93,32 +97,30 @@ class HeadBudget:
         return total - keep * layers
 
     def kept_a_layer(self, towers: Shape) -> int:
-        """Return how many heads stay of each layer where all keep equally many: as near the budget as that goes.
-
-        The mean number of heads that a layer keeps, rounded; a half goes to the even number.
+        """Return the mean number of kept heads per layer, rounded to an integer (halves to even).
 
         Args:
-            towers: The model's shape.
+            towers: Number of layers and heads of each tower.
 
         Raises:
-            ValueError: As `removals`.
+            ValueError: If the model has fewer heads than the budget removes or keeps.
         """
         layers = sum(size.layers for size in towers.values())
         return round(Fraction(total_heads(towers) - self.removals(towers), layers))
 
 
 def total_heads(shape: Shape) -> int:
-    """Return how many heads all towers have together."""
+    """Return the number of heads, summed over all towers."""
     return sum(size.layers * size.num_heads for size in shape.values())
 
 
 class KneeResult(NamedTuple):
-    """Where a curve of objectives falls off.
+    """Position at which a curve of objectives drops.
 
     Attributes:
-        best: Removals at the last maximum: no other number of removals, and no higher one, is as good.
-        fell: Whether the curve ends lower than it began, which is what makes the end of it a fall.
-        knee: Removals at the knee; None where the curve did not fall, or falls without one.
+        best: Largest number of removals with the maximum objective.
+        fell: Whether the last value of the curve is below the first.
+        knee: Number of removals at the knee. None if the curve did not fall or has no knee.
     """
 
     best: int
@@ -129,20 +131,23 @@ class KneeResult(NamedTuple):
 def fall_off(curve: Sequence[float]) -> KneeResult:
     """Find the knee of the objective over the number of removed heads.
 
-    A greedy search removes harmful heads first, so the curve rises, stays, and falls at last. If it rises at all, it is
-    cut after the first removal from which on it stays below where it began: what comes then says how the model dies,
-    not how many heads can go, and the knee must not depend on how far the run went. What is below the maximum before it
-    is lifted to it, and of the whole the least concave majorant is taken: what a noisy curve would be if it only fell,
-    and ever faster. Dips that recover lie below it, and its corners are points of the curve. The knee is Kneedle's
-    (Satopää et al. 2011, section III) for a concave decreasing curve with sensitivity 1: the point farthest above the
-    chord from no removal to the last one, both axes scaled to [0, 1]. Of points equally far the one with fewer removals
-    counts, up to rounding.
+    A greedy search removes harmful heads first: the curve rises, stays level, and drops at the end. The knee
+    is found in four steps:
 
-    So the knee is never before `best`, and a curve that rises is at its knee no lower than at its beginning. That of a
-    curve that only falls depends on where the run ended.
+    1. If the curve rises above its first value, it is cut one removal after the last value that is not below
+      the first. The rest describes a broken model, and the knee must not depend on the length of the run.
+    2. All values before the last maximum are replaced by the maximum.
+    3. The curve is replaced by its least concave majorant. This removes temporary dips. All corners of the
+      majorant are points of the curve.
+    4. Kneedle (Satopää et al. 2011, section III) finds the knee of the concave decreasing curve with
+      sensitivity 1. The knee is the point with the largest distance above the chord from the first to the
+      last point, with both axes scaled to [0, 1]. Fewer removals win ties, up to rounding.
+
+    Therefore the knee is never before `best`. If the curve rises, the value at the knee is at least the first
+    value. If the curve only falls, the knee depends on the length of the run.
 
     Args:
-        curve: The objective after 0, 1, ..., R removals, higher is better, finite, at least one value.
+        curve: Objective after 0, 1, ..., R removals, finite, at least one value. Higher is better.
     """
     best = max(range(len(curve)), key=lambda i: (curve[i], i))
     fell = curve[-1] < curve[0]
@@ -153,10 +158,10 @@ def fall_off(curve: Sequence[float]) -> KneeResult:
 
 
 def concave_majorant(values: Sequence[float]) -> list[float]:
-    """Return the least concave function on 0, 1, ... that is nowhere below some values, at the same places.
+    """Return the values of the least concave function on 0, 1, ... above or equal to the given values.
 
     Args:
-        values: Finite, at least one.
+        values: Finite, at least one value.
     """
     corners: list[tuple[int, float]] = []
     for point in enumerate(values):
@@ -171,12 +176,11 @@ def concave_majorant(values: Sequence[float]) -> list[float]:
 
 
 def _turns_down(a: tuple[int, float], b: tuple[int, float], c: tuple[int, float]) -> bool:
-    """Return whether b lies above the straight line from a to c."""
+    """Return whether b is above the straight line from a to c."""
     return (b[1] - a[1]) * (c[0] - a[0]) > (c[1] - a[1]) * (b[0] - a[0])
 
 
 def _knee(values: Sequence[float]) -> int | None:
-    """Return the knee of a concave decreasing curve."""
     from kneed import KneeLocator  # noqa: PLC0415 - loads matplotlib
 
     knee = KneeLocator(range(len(values)), values, S=1.0, curve="concave", direction="decreasing").knee

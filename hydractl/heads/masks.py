@@ -1,4 +1,4 @@
-"""Masks of heads: whole and smaller ones, by a removal order, and those of several members that differ."""
+"""Head masks: full masks, masks from a removal order, and different masks for several members."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def full_mask(shape: Shape) -> dict[str, TowerKeep]:
     """Return the mask that keeps every head.
 
     Raises:
-        ValueError: If a tower has no layer or no head.
+        ValueError: If a tower has no layers or no heads.
     """
     return {
         tower: TowerKeep(num_heads=size.num_heads, keep=(tuple(range(size.num_heads)),) * size.layers)
@@ -24,17 +24,17 @@ def full_mask(shape: Shape) -> dict[str, TowerKeep]:
 
 
 def shape_of(towers: Shape) -> dict[str, TowerShape]:
-    """Return the shape of a model before any head was removed."""
+    """Return the number of layers and heads of each tower before pruning."""
     return {name: TowerShape(t.layers, t.num_heads) for name, t in towers.items()}
 
 
 def total_kept(mask: Mask) -> int:
-    """Return how many heads stay, over all towers."""
+    """Return the number of kept heads, summed over all towers."""
     return sum(part.num_kept for part in mask.values())
 
 
 def all_heads(shape: Shape) -> tuple[HeadId, ...]:
-    """Return every head: by tower in the order of `shape`, then layer, then head."""
+    """Return all heads of a model, sorted by tower (in the order of `shape`), layer and head."""
     return tuple(
         HeadId(tower, layer, head)
         for tower, size in shape.items()
@@ -44,7 +44,7 @@ def all_heads(shape: Shape) -> tuple[HeadId, ...]:
 
 
 def dropped(mask: Mask) -> tuple[HeadId, ...]:
-    """Return the heads that a mask removes: by tower in the order of `mask`, then layer, then head."""
+    """Return the heads that a mask removes, sorted by tower (in the order of `mask`), layer and head."""
     return tuple(
         HeadId(tower, layer, head)
         for tower, part in mask.items()
@@ -54,7 +54,7 @@ def dropped(mask: Mask) -> tuple[HeadId, ...]:
 
 
 def drop_heads(mask: Mask, heads: Iterable[HeadId]) -> dict[str, TowerKeep]:
-    """Return a mask without some more heads; `mask` is unchanged."""
+    """Return a copy of a mask that removes `heads` too. Heads that `mask` already removes have no effect."""
     removed = set(heads)
     return {
         tower: TowerKeep(
@@ -69,20 +69,21 @@ def drop_heads(mask: Mask, heads: Iterable[HeadId]) -> dict[str, TowerKeep]:
 
 
 def shape_of_scores(scores: Tables) -> dict[str, TowerShape]:
-    """Return the shape of the model that L x H scores of each tower belong to."""
+    """Return the number of layers and heads of each tower from its table of head importances, shape (L, H)."""
     return {tower: TowerShape(layers=len(rows), num_heads=len(rows[0])) for tower, rows in scores.items()}
 
 
 def removal_order(scores: Tables, recorded: Sequence[HeadId] | None = None) -> tuple[HeadId, ...]:
-    """Return heads in the order in which they are removed.
+    """Return the heads in the order of their removal.
 
-    A recorded greedy order is returned as it is. Otherwise heads are sorted by ascending score over the whole model. Of equal scores the
-    lower (tower as ordered in `scores`, layer, head) is removed first, which is also the first maximum that Algorithm 1 of the Hydra
-    paper meets.
+    The recorded order of a greedy method is returned unchanged. Otherwise heads are sorted by ascending
+    importance over the whole model; ties are sorted by tower (in the order of `scores`), layer and head.
+    Algorithm 1 of the Hydra paper breaks ties in the same way: it removes the first maximum.
 
     Args:
-        scores: L x H importances of each tower, finite; heads with higher importances are kept.
-        recorded: Heads that a greedy method removed, in order; the method may have stopped before all heads were removed.
+        scores: Head importances of each tower, shape (L, H), finite. The least important head is removed
+            first.
+        recorded: Removal order of a greedy method; it may contain only a part of the heads.
     """
     if recorded is not None:
         return tuple(recorded)
@@ -91,17 +92,17 @@ def removal_order(scores: Tables, recorded: Sequence[HeadId] | None = None) -> t
 
 
 def best_mask(order: Sequence[HeadId], shape: Shape, *, removals: int) -> dict[str, TowerKeep]:
-    """Return the mask without the first `removals` heads of an order; see `removal_order`."""
+    """Return the mask that removes the first `removals` heads of an order; see `removal_order`."""
     return drop_heads(full_mask(shape), order[:removals])
 
 
 def best_mask_per_layer(order: Sequence[HeadId], shape: Shape, *, keep: int) -> dict[str, TowerKeep]:
-    """Return the mask that keeps equally many heads in every layer: in each, the last ones of an order.
+    """Return the mask that keeps the last `keep` heads of a removal order in every layer.
 
     Args:
-        order: Heads in the order of removal. An order that stops early must still contain enough heads of each layer.
-        shape: The model's shape.
-        keep: Number of heads that every layer keeps, at most the number that it has.
+        order: Heads in the order of removal. A partial order must contain enough heads of each layer.
+        shape: Number of layers and heads of each tower.
+        keep: Number of kept heads per layer, at most the number of heads of a layer.
 
     Raises:
         ValueError: If the order contains too few heads of a layer.
@@ -122,13 +123,14 @@ def best_mask_per_layer(order: Sequence[HeadId], shape: Shape, *, keep: int) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to draw the masks of several members.
+    """Settings for the random masks of several members.
 
     Attributes:
-        pool: The first so many heads of a removal order may go, at least 0; None for all of them.
-        members: How many masks, at least 1.
-        seed: Any integer; member m of seed s is always the same draw.
-        diverge_from: Members remove the same heads in all layers before this one, in every tower; at least 0.
+        pool: Number of removable heads at the start of a removal order, at least 0. None for all heads.
+        members: Number of masks, at least 1.
+        seed: Any integer. The mask of a member depends only on the seed, its index and the candidates.
+        diverge_from: First layer in which members may differ, at least 0, for every tower. Earlier layers
+            keep the same heads in all members.
     """
 
     pool: int | None = None
@@ -140,21 +142,21 @@ class Sampling:
 def sample_masks(
     order: Sequence[HeadId], shape: Shape, *, removals: int, sampling: Sampling
 ) -> tuple[dict[str, TowerKeep], ...]:
-    """Draw distinct masks that each remove `removals` heads out of a pool (Hydra paper, appendix B.5).
+    """Draw distinct masks, each without `removals` heads of a pool (Hydra paper, appendix B.5).
 
-    The pool is the first `sampling.pool` heads of the order. Before layer `sampling.diverge_from` every member
-    removes what `best_mask` removes there; the rest is drawn without replacement from the pool's heads in the
-    layers from there on. The draw depends on the set of candidates, the seed and the member's index alone, not
-    on their order, the machine or the Python version.
+    The pool consists of the first `sampling.pool` heads of the order. Before layer `sampling.diverge_from`,
+    every member removes the same heads as `best_mask`. The other heads are drawn without replacement from the
+    pool's heads in the remaining layers. A draw depends on the set of candidates, the seed and the member's
+    index. It does not depend on the order of the candidates, the machine or the Python version.
 
     Args:
-        order: First to go first, as `removal_order` gives it.
-        shape: The model's shape.
-        removals: Number of heads that each member removes, at most the size of the pool.
-        sampling: Pool, members, seed and where members begin to differ.
+        order: Heads in the order of removal; see `removal_order`.
+        shape: Number of layers and heads of each tower.
+        removals: Number of removed heads per member, at most the size of the pool.
+        sampling: Pool, number of members, seed, and first layer in which members differ.
 
     Returns:
-        One mask a member, all different.
+        One mask for each member. All masks differ.
 
     Raises:
         ValueError: If there are fewer distinct masks than members.
@@ -169,16 +171,16 @@ def sample_masks(
 
 
 def check_enough(candidates: int, removals: int, *, members: int, start: int = 0) -> None:
-    """Refuse to draw more masks than are distinct.
+    """Check that enough distinct masks exist.
 
     Args:
-        candidates: Heads that may go, in layers from `start` on.
-        removals: How many of them each mask removes.
-        members: How many masks.
-        start: For the message.
+        candidates: Number of removable heads, in layers from `start` on.
+        removals: Number of removed candidates per mask.
+        members: Number of masks.
+        start: First layer in which masks differ, for the error message.
 
     Raises:
-        ValueError: If there are not so many.
+        ValueError: If there are fewer distinct masks than members.
     """
     distinct = math.comb(candidates, removals)
     if distinct < members:
@@ -190,9 +192,9 @@ def check_enough(candidates: int, removals: int, *, members: int, start: int = 0
 
 
 def random_masks(shape: Shape, *, removals: int, sampling: Sampling) -> tuple[dict[str, TowerKeep], ...]:
-    """Draw distinct masks that each remove `removals` random heads: the control for all scores.
+    """Draw distinct masks without `removals` random heads, a control for head importances.
 
-    Every subset is equally likely, as with random scores. Layers before `diverge_from` are those of one random mask.
+    Every subset of heads is equally likely. Before layer `sampling.diverge_from`, all masks are equal.
 
     Raises:
         ValueError: If there are fewer distinct masks than members.
@@ -206,7 +208,9 @@ def random_masks(shape: Shape, *, removals: int, sampling: Sampling) -> tuple[di
 def random_masks_per_layer(
     shape: Shape, *, keep: int, sampling: Sampling
 ) -> tuple[dict[str, TowerKeep], ...]:
-    """Draw distinct masks that each keep `keep` heads in every layer: the control for scores taken layer by layer.
+    """Draw distinct masks with `keep` random heads in every layer.
+
+    They are a control for head importances compared within each layer.
 
     Raises:
         ValueError: If there are fewer distinct masks than members.
@@ -235,7 +239,7 @@ def random_masks_per_layer(
 def _distinct_draws(
     candidates: Sequence[HeadId], count: int, *, sampling: Sampling
 ) -> list[tuple[HeadId, ...]]:
-    """Return for each member `count` candidates, sorted; a draw that an earlier member has is drawn again."""
+    """Draw `count` sorted candidates for each member; repeat the draw if an earlier member has the same."""
     draws: list[tuple[HeadId, ...]] = []
     for member in range(sampling.members):
         source = random.Random(f"{sampling.seed}-{member}")  # noqa: S311 - reproducible, not secret
@@ -247,19 +251,19 @@ def _distinct_draws(
 
 
 def _shuffled(heads: Sequence[HeadId], *, source: random.Random) -> list[HeadId]:
-    """Return heads in an order that is drawn, every order being equally likely."""
-    # Python keeps the sequence of `random()` across versions, but not the algorithm of `sample()`.
+    # Python guarantees the same sequence of `random()` in all versions, but not the same result of `sample()`
+    # or `shuffle()`.
     return sorted(heads, key=lambda _: source.random())
 
 
 def share_before(masks: Sequence[Mask], layer: int) -> tuple[dict[str, TowerKeep], ...]:
-    """Return the masks with every layer before one replaced by that of the first mask.
+    """Replace every layer before `layer` by the first mask's layer.
 
-    The number of heads that a member removes may change by this.
+    The number of heads that a member removes may change.
 
     Args:
-        masks: One a member, of one shape.
-        layer: Layers before this one are replaced, in every tower; at least 0.
+        masks: Masks of the members, with the same shape.
+        layer: First layer that is not replaced, at least 0, for every tower.
     """
     return tuple(
         {
@@ -277,24 +281,24 @@ def cluster_masks(
     members: int,
     diverge_from: int = 0,
 ) -> tuple[dict[str, TowerKeep], ...]:
-    """Let member j keep the j-th best head of each cluster: members that complement each other by construction.
+    """Let member j keep the j-th best head of each cluster: members complement each other.
 
-    A cluster with fewer heads gives its best one again. Before layer `diverge_from` every member keeps what member 0
-    keeps there, so that a cluster may be left without a head or with two. Then a layer without heads gets its
-    highest-scored one back, of equal scores the lowest (CAHP, the step after choosing representatives); so members may
-    keep different numbers of heads.
+    A cluster with too few heads gives its best head again. Before layer `diverge_from`, every member keeps
+    the heads of member 0; then a member may have no head of a cluster, or two. Finally each layer without
+    heads gets its most important head back, as in CAHP; the lowest head wins ties. Members may therefore keep
+    different numbers of heads.
 
     Args:
-        clusters: Each one's heads, best first; no head twice.
-        scores: For each tower L x H scores, which the guard of empty layers goes by.
-        members: How many masks, at least 1.
-        diverge_from: Members agree in all layers before this one, at least 0.
+        clusters: Heads of each cluster, best first. No head occurs twice.
+        scores: Head importances of each tower, shape (L, H). They select the head for an empty layer.
+        members: Number of masks, at least 1.
+        diverge_from: First layer in which members may differ, at least 0.
 
     Returns:
-        One mask a member, all different, of the towers that have scores.
+        One mask for each member, with the towers of `scores`. All masks differ.
 
     Raises:
-        ValueError: If two members keep the same heads.
+        ValueError: If two members would keep the same heads.
     """
     shape = shape_of_scores(scores)
     chosen = [representatives(clusters, member, shape) for member in range(members)]
@@ -309,23 +313,25 @@ def cluster_masks(
 
 
 def representatives(clusters: Sequence[Sequence[HeadId]], member: int, shape: Shape) -> dict[str, TowerKeep]:
-    """Return the mask of one head a cluster: its `member`-th best, or its best where it has fewer.
+    """Return the mask with the `member`-th best head of each cluster.
+
+    A cluster with fewer heads keeps its best head.
 
     Args:
-        clusters: Each one's heads, best first.
-        member: Counted from 0.
-        shape: The model's shape.
+        clusters: Heads of each cluster, best first.
+        member: Index of the member (0-based).
+        shape: Number of layers and heads of each tower.
     """
     heads = {cluster[member] if member < len(cluster) else cluster[0] for cluster in clusters}
     return drop_heads(full_mask(shape), set(all_heads(shape)) - heads)
 
 
 def keep_every_layer(mask: Mask, scores: Tables) -> dict[str, TowerKeep]:
-    """Give each layer without heads its highest-scored one back; of equal scores the lowest.
+    """Restore the most important head of each empty layer. The lowest head wins ties.
 
     Args:
-        mask: Unchanged.
-        scores: L x H for each tower of the mask, finite.
+        mask: Mask of each tower; not changed.
+        scores: Head importances of each tower of the mask, shape (L, H), finite.
     """
     return {
         tower: TowerKeep(
@@ -340,13 +346,14 @@ def keep_every_layer(mask: Mask, scores: Tables) -> dict[str, TowerKeep]:
 
 
 def eligible(values: Sequence[float], members: int) -> tuple[int, ...]:
-    """Return the candidates that are no worse than the median one, increasing.
+    """Return the sorted indices of all candidates with at least the median objective.
 
-    The median candidate is the lower of the middle two where their number is even. If fewer than `members` are as good,
-    which takes fewer than 2 `members` - 1 candidates, the next best join them, of equals the lowest.
+    For an even number of candidates, the median is the lower of the two middle values. If these are fewer
+    than `members`, the next best candidates are added; the lowest index wins ties. This happens only with
+    fewer than 2 `members` - 1 candidates.
 
     Args:
-        values: Each candidate's objective, higher is better.
+        values: Objective of each candidate; higher is better.
         members: Number of candidates that will be chosen, at most all.
     """
     ranked = sorted(range(len(values)), key=lambda i: (-values[i], i))
@@ -357,18 +364,19 @@ def eligible(values: Sequence[float], members: int) -> tuple[int, ...]:
 def choose_diverse(
     values: Sequence[float], diversity: Callable[[tuple[int, ...]], float], *, members: int
 ) -> tuple[int, ...]:
-    """Choose candidates greedily: the best one, then each time the one that makes the set most diverse.
+    """Choose candidates greedily: the best first, then the candidate with the largest gain in diversity.
 
-    Only `eligible` candidates are chosen from. Of equals the lowest is taken. Greedy choice need not find the most
-    diverse set of all.
+    Only candidates returned by `eligible` are chosen. The lowest index wins ties. The greedy choice is not
+    always the most diverse set.
 
     Args:
-        values: Each candidate's objective, higher is better.
-        diversity: Of a set of candidates, in the order of their choice.
-        members: How many to choose, 1 <= members <= number of candidates.
+        values: Objective of each candidate; higher is better.
+        diversity: Returns the diversity of a set of candidates, given their indices in the order of their
+            choice.
+        members: Number of candidates to choose, in [1, number of candidates].
 
     Returns:
-        The chosen candidates, in the order of their choice.
+        Indices of the chosen candidates, in the order of their choice.
     """
     candidates = list(eligible(values, members))
     chosen: tuple[int, ...] = ()

@@ -1,1 +1,1 @@
-"""Choice of the heads that members keep."""
+"""Selection of the heads that members keep, and the pruned members."""

@@ -1,4 +1,4 @@
-"""The strategy `diverse`: selects those of many drawn masks whose members disagree most on validation data.
+"""The strategy `diverse`: select the drawn masks whose members disagree most on validation data.
 
 Axes: N candidates, S samples, C classes, M members, B batch.
 """
@@ -43,20 +43,21 @@ from hydractl.scoring.settings import OBJECTIVE_SCORES
 
 ACCURACY = "acc"
 PREDICTION_BYTES = 8 << 30
-"""Memory limit of the candidates' probabilities, 8 N S C bytes."""
+"""Memory limit of the candidates' probabilities, 8 N S C bytes. Chosen by hand; twice the limit allows twice
+the samples or candidates, and needs 16 GiB of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """Validation data, a base that runs on them, and the measure of candidates.
+    """Validation data, the base on its device, and the objective of candidates.
 
     Attributes:
-        model: The base, on its device.
+        model: The base.
         labelled: Batches of the labelled data, as a repeatable iterable.
-        ood: Batches of the OOD data; empty without them.
+        ood: Batches of the OOD data; empty without OOD data.
         yardstick: Objective of the candidates.
-        sources: Lineage entries of the data.
-        team: The processes that share the batches.
+        sources: Provenance entries of the data.
+        team: Processes that share the batches.
     """
 
     model: Model
@@ -68,13 +69,18 @@ class Validation:
 
 
 def yardstick_for(scores: HeadScores, *, has_ood: bool) -> Yardstick:
-    """Return the objective of candidates: that of the scores as far as the data allow.
+    """Return the objective of candidates.
 
-    Without OOD data it is the accuracy. Scores without an objective have `avg` with OOD data.
+    The objective recorded in the scores is used. Scores without an objective use `avg`. Without OOD data, the
+    accuracy replaces objectives with OOD data.
+
+    Args:
+        scores: Head importances with their recorded options.
+        has_ood: Whether OOD data are given.
 
     Raises:
-        UsageError: If there are OOD data that the objective does not use.
-        ManifestError: If the OOD score of the scores is unknown.
+        UsageError: If OOD data are given, but the objective uses no OOD data.
+        ManifestError: If the recorded OOD score is unknown.
     """
     recorded = scores.objective or (AVERAGE if has_ood else ACCURACY)
     objective = parse_objective(recorded)
@@ -106,15 +112,23 @@ def check_memory(candidates: int, samples: int, classes: int) -> None:
 
 
 def run_candidates(draws: Sequence[Mask], data: Validation) -> tuple[list[torch.Tensor], list[float]]:
-    """Return the probabilities (S, C) of each of N candidates, float64, on the CPU, and its objective.
+    """Run each candidate on the validation data.
 
-    Samples are in the order of the batches of all processes; only the first process stores probabilities. A candidate runs without
-    the heads that it drops, as a member with its mask does. A tower with constant inputs runs once for each candidate, or once if it
-    loses no heads.
+    A candidate runs without the removed heads of its mask. A tower with constant inputs runs once if it loses
+    no heads, otherwise once for each candidate.
+
+    Args:
+        draws: Masks of the N candidates.
+        data: The data and the base.
+
+    Returns:
+        Probabilities (S, C) of each candidate, float64 on the CPU, and the objective of each candidate.
+        Samples have the order of the batches of all processes. Only the first process returns probabilities;
+        the list is empty in other processes.
 
     Raises:
-        DataError: If a candidate answers with numbers that are not finite.
-        InputError: If the device's memory does not suffice.
+        DataError: If the logits of a candidate are not finite.
+        InputError: If the memory of the device is too small.
     """
     probs, values = [], []
     fixed_outputs: dict[str, torch.Tensor] = {}
@@ -129,7 +143,7 @@ def run_candidates(draws: Sequence[Mask], data: Validation) -> tuple[list[torch.
 
 
 def _cut(mask: Mask) -> Callable[[str, int, Attention], Attention]:
-    """Return a function that replaces attention with all heads by attention with the heads of a mask."""
+    """Return a function that selects the heads of a mask from an attention module with all heads."""
 
     def cut(tower: str, layer: int, attention: Attention) -> Attention:
         return Attention([attention.groups()[0].select(mask[tower].keep[layer])])
@@ -138,7 +152,10 @@ def _cut(mask: Mask) -> Callable[[str, int, Attention], Attention]:
 
 
 def _run_one(data: Validation, fixed_outputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, float]:
-    """Return one candidate's probabilities (S, C), or of all labels or words of S samples, and its objective."""
+    """Return the probabilities (S, C) and the objective of one candidate.
+
+    For tasks with a prediction per label or word, S counts labels or words.
+    """
     probs, inside, outside, yardstick = [], [], [], data.yardstick
     for answers, labels in data.team.iterate(_answers(data, data.labelled, fixed_outputs)):
         logits = yardstick.logits(answers).double().flatten(0, -2)
@@ -156,9 +173,10 @@ def _run_one(data: Validation, fixed_outputs: dict[str, torch.Tensor]) -> tuple[
 def _answers(
     data: Validation, batches: Iterable[Samples], fixed_outputs: dict[str, torch.Tensor]
 ) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield for each batch its answers (B, C) or (B, C + D), and its labels (B,) if it has any, on the CPU.
+    """Yield the answers (B, C) or (B, C + D) and the labels (B,) of each batch, on the CPU.
 
-    The device is synchronized once a batch. Outputs of towers with constant inputs are stored in `fixed_outputs`.
+    Unlabelled batches yield the answers only. Each batch synchronizes the device once. `fixed_outputs` caches
+    the outputs of towers with constant inputs.
     """
     model = data.model
     for inputs, labels in batches:
@@ -179,7 +197,7 @@ def _answers(
 
 
 def _joined(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Return batches' outcomes (1, B) as one, by name."""
+    """Concatenate the outcomes (1, B) of all batches, by name."""
     return {name: torch.cat([part[name] for part in parts], dim=-1) for name in (parts[0] if parts else ())}
 
 
@@ -192,7 +210,7 @@ MEASURES: Mapping[Diversity, Callable[[torch.Tensor], float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A drawn mask: its index among the draws (0-based), and its objective on the validation data."""
+    """A drawn mask: its index among the draws (0-based) and its objective on the validation data."""
 
     draw: int
     objective: float
@@ -200,13 +218,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetDiversity:
-    """Diversity of the members of one set, or the mean of several sets, on the ID validation data.
+    """Diversity of the members of one set on the ID validation data, or the mean over several sets.
 
     Attributes:
         name: Name of the set.
         objective: Mean objective of the members.
         mi: Mutual information, in nats.
-        disagreement: Fraction of pairs that predict different classes, in [0, 1].
+        disagreement: Fraction of member pairs that predict different classes, in [0, 1].
     """
 
     name: str
@@ -217,13 +235,15 @@ class SetDiversity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiverseReport:
-    """Selection of `diverse`.
+    """Result of the strategy `diverse`.
 
     Attributes:
         objective: Objective of the candidates.
-        median: Median objective of all candidates. Worse candidates are chosen only if too few are as good.
+        median: Median objective of all candidates. Candidates below the median are chosen only if too few
+            others exist.
         chosen: Chosen candidates in the order of their choice.
-        sets: The chosen set, the set that `sample` draws, and the mean of all sets of `sample` that the candidates make.
+        sets: Diversity of the chosen set, of the set drawn by `sample`, and the mean of all `sample` sets
+            among the candidates.
     """
 
     objective: str
@@ -233,7 +253,7 @@ class DiverseReport:
 
 
 class DiverseChoice(NamedTuple):
-    """The selection, the options that the origin of masks records, and the lineage entries of the data."""
+    """Report, options that masks record in their origin, and provenance entries of the data."""
 
     report: DiverseReport
     options: dict[str, OptionValue]
@@ -253,15 +273,16 @@ def open_validation(
 
     Args:
         opened: The base.
-        references: Labelled data `id` and OOD data `ood`.
+        references: Labelled data under the key `id`, and optional OOD data under `ood`.
         yardstick: Objective of the candidates.
         naming: Classes of a zero-shot model.
         candidates: Number of candidates.
-        execution: How the base runs.
+        execution: Device, dtype, batch size and processes.
 
     Raises:
         DataError: If the data do not fit the model.
-        UsageError: If the model reads fewer tokens than `--max-length`, or the probabilities would not fit into memory.
+        UsageError: If the model reads fewer tokens than `--max-length`, or the probabilities need too much
+            memory.
     """
     team = execution.team
     how = limited(opened.header.preprocess, execution.max_length, model=opened.reference)
@@ -298,21 +319,22 @@ def open_validation(
 
 
 def choose(draws: Sequence[Mask], data: Validation, *, members: int, diversity: Diversity) -> DiverseChoice:
-    """Choose the draws whose members differ most, among those that are no worse than the median draw.
+    """Choose the most diverse members among all draws with at least the median objective.
 
-    Candidates run in the dtype of the base. Their probabilities on the ID data, float64, are stored in memory: 8 N S C bytes.
+    Candidates run in the dtype of the base. Their float64 probabilities on the ID data stay in memory: 8 N S
+    C bytes.
 
     Args:
         draws: N different masks of the towers that lose heads.
         data: The data and the base.
         members: Number of members M, at most N.
-        diversity: The diversity that is maximised.
+        diversity: Measure of diversity to maximize.
 
     Returns:
-        The choice, the same in every process.
+        The choice. It is the same in every process.
 
     Raises:
-        DataError: If a candidate has outputs that are not finite.
+        DataError: If the logits of a candidate are not finite.
     """
     name = data.yardstick.objective.text
     progress.step(f"Evaluating {counted(len(draws), 'candidate')} by {name}")
@@ -343,7 +365,7 @@ _REPORT = TypeAdapter(DiverseReport)
 def _sets(
     probs: Sequence[torch.Tensor], values: Sequence[float], chosen: Sequence[int]
 ) -> tuple[SetDiversity, SetDiversity, SetDiversity]:
-    """Return how diverse the chosen set is, and those that `sample` would have drawn."""
+    """Return the diversity of the chosen set, of the first `sample` set, and of all `sample` sets on average."""
     members = len(chosen)
     measured_sets = [
         _measured("sample", probs, values, range(start, start + members))
@@ -359,7 +381,7 @@ def _sets(
 
 
 def stacked(probs: Sequence[torch.Tensor], candidates: Sequence[int]) -> torch.Tensor:
-    """Return the probabilities (M, S, C) of some candidates."""
+    """Return the probabilities (M, S, C) of the given candidates."""
     return torch.stack([probs[i] for i in candidates])
 
 

@@ -1,4 +1,4 @@
-"""Masks of members: heads that scores and a budget select, or masks that were read from files."""
+"""Masks of members: selected by head importances and a budget, or read from files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from hydractl.pruning.strategies import Strategy
 
 TOO_ALIKE = "use fewer `--members`, or an earlier layer in `--diverge-from`"
 Compare = Callable[[HeadScores, Sequence[Mask]], DiverseChoice]
-"""Selects the members of `diverse` among candidates that were drawn from the pool of scores."""
+"""Selects the members of `diverse` among candidates drawn from the pool of a scores file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +63,13 @@ class Material:
 
     Attributes:
         opened: The base.
-        scores: Scores by file: none, one, or one for each member.
-        shape: Shape of the towers that lose heads.
-        quotas: Number of removed heads for each scores file, or for the only member; empty if clusters determine it.
-        sampling: How masks are drawn.
-        compare: Selection among the drawn masks; only for `diverse`.
-        group: Number of heads that are removed together.
+        scores: Paths and content of the scores files: no file, a single file, or a file for each member.
+        shape: Number of layers and heads of each pruned tower.
+        quotas: Number of heads to remove, for each scores file or for all members; empty if clusters
+            determine the number.
+        sampling: Settings for random masks.
+        compare: Selects members among the drawn masks; only for `diverse`.
+        group: Number of heads removed together.
     """
 
     opened: OpenModel
@@ -80,7 +81,7 @@ class Material:
     group: int = 1
 
     def of_heads(self, masks: Sequence[Mask]) -> tuple[dict[str, TowerKeep], ...]:
-        """Convert masks of groups to masks of heads."""
+        """Convert masks of groups of heads to masks of heads."""
         return tuple(
             {
                 name: TowerKeep(
@@ -101,11 +102,11 @@ class DrawnMasks:
     """Result of a strategy.
 
     Attributes:
-        masks: One for each member, of the towers that lose heads.
-        options: Options that the origin of every mask records in addition to the budget.
-        member_options: Options that the origin of each mask records; empty for none.
+        masks: Mask of each member, for the pruned towers.
+        options: Options recorded in the origin of every mask, in addition to the budget.
+        member_options: Options recorded in the origin of each member's mask; may be empty.
         seeded: Whether the masks depend on the seed.
-        choice: Selection of `diverse`.
+        choice: Result of `diverse`; None for other strategies.
     """
 
     masks: Sequence[Mask]
@@ -139,7 +140,7 @@ def _best(material: Material) -> DrawnMasks:
 
 
 def _best_of(path: Path, scores: HeadScores, shape: Shape, quota: Quota) -> dict[str, TowerKeep]:
-    """Return the mask of the most important heads of one scores file."""
+    """Return the mask of one scores file. Warn if the importances do not fit the budget."""
     by_layer, budget_text = scores.options.get("keep"), f"`{quota.option_text}`"
     if by_layer is not None and quota.keep is None and quota.remark is None:
         progress.warn(
@@ -154,7 +155,7 @@ def _best_of(path: Path, scores: HeadScores, shape: Shape, quota: Quota) -> dict
 
 
 def _sample(material: Material) -> DrawnMasks:
-    """Draw masks from the pool; with `diverse` they are candidates."""
+    """Draw masks from the pool. For `diverse`, these masks are the candidates."""
     path, scores = material.scores[0]
     pool = material.sampling.pool or 0
     order = order_of(scores, material.shape)
@@ -172,7 +173,7 @@ def _sample(material: Material) -> DrawnMasks:
 
 
 def _clusters(material: Material) -> DrawnMasks:
-    """Keep one head of each cluster."""
+    """Keep a head of each cluster."""
     (path, scores), sampling = material.scores[0], material.sampling
     if scores.clusters is None:
         raise UsageError(
@@ -189,7 +190,6 @@ def _clusters(material: Material) -> DrawnMasks:
 
 
 def _random(material: Material) -> DrawnMasks:
-    """Keep random heads."""
     quota, sampling = material.quotas[0], material.sampling
     try:
         masks = (
@@ -203,7 +203,7 @@ def _random(material: Material) -> DrawnMasks:
 
 
 def _diverse(material: Material) -> DrawnMasks:
-    """Keep the most diverse of many draws."""
+    """Draw candidates and keep the most diverse members."""
     draws = _sample(material)
     if material.compare is None:
         raise ValueError("`diverse` requires a comparison of candidates")
@@ -230,12 +230,15 @@ STRATEGIES: Mapping[Strategy, Callable[[Material], DrawnMasks]] = {
 
 
 def check_pool(pool: int, quota: Quota, *, total: int) -> None:
-    """Refuse a pool that is larger than the model or smaller than the number of removed heads.
+    """Check the size of a pool: at least the number of removed heads, at most the heads of the model.
 
     Args:
-        pool: Number of heads, as typed.
-        quota: Number of removed heads.
+        pool: Number of heads in the pool.
+        quota: Number of heads to remove.
         total: Number of heads of the model.
+
+    Raises:
+        UsageError: If the pool is too large or too small.
     """
     if pool > total:
         raise UsageError(
@@ -250,10 +253,12 @@ def check_pool(pool: int, quota: Quota, *, total: int) -> None:
 
 
 def _in_groups(material: Material, budget: HeadBudget) -> Material:
-    """Return the input of a strategy with groups of heads that share keys instead of heads; their score is the mean.
+    """Replace heads by groups of heads with shared keys.
+
+    The importance of a group is the mean over its heads.
 
     Raises:
-        UsageError: If heads share no keys, or a number of heads is not one of whole groups.
+        UsageError: If heads share no keys, or a number of heads is not divisible by the size of a group.
     """
     towers = material.opened.header.architecture.towers
     group = max(towers[name].sharing for name in material.shape)
@@ -288,7 +293,7 @@ def _in_groups(material: Material, budget: HeadBudget) -> Material:
 
 
 def _means(scores: HeadScores, group: int) -> HeadScores:
-    """Return the mean scores of groups. A recorded order of heads is dropped."""
+    """Return scores with the mean importance of each group of heads. A recorded removal order is dropped."""
     towers = {
         name: TowerScores(
             scores=tuple(
@@ -305,10 +310,10 @@ class Chosen:
     """Masks of all members, and their provenance.
 
     Attributes:
-        masks: One for each member.
-        sources: Lineage entries of the files and data of each mask.
-        remarks: Description of what `--keep auto` selected, one for each scores file.
-        diverse: What `diverse` selected.
+        masks: Mask of each member.
+        sources: Provenance entries of the files and data of each mask.
+        remarks: Description of the number selected by `--keep auto`, a sentence for each scores file.
+        diverse: Report of the strategy `diverse`; None for other strategies.
     """
 
     masks: tuple[HeadMask, ...]
@@ -326,14 +331,15 @@ def choose_masks(
     sampling: Sampling,
     compare: Compare | None = None,
 ) -> Chosen:
-    """Return the mask of each member.
+    """Select the mask of each member.
 
     Args:
         opened: The base.
-        scores: Scores by file, as `read_scores` returns them.
+        scores: Paths and content of the scores files; see `read_scores`.
         strategy: The strategy.
-        budget: Number of removed heads. None if the scores determine it.
-        sampling: Number of members, seed, pool and the first layer in which members differ. For `diverse`: those of the candidates.
+        budget: Number of heads to remove. None if the scores determine the number.
+        sampling: Number of members, seed, pool, and first layer with differences. For `diverse`, these
+            settings describe the candidates.
         compare: Selects the members of `diverse` among the candidates.
 
     Raises:
@@ -414,7 +420,7 @@ def choose_masks(
 
 
 def _shape(opened: OpenModel, scores: Sequence[HeadScores], diverge_from: int) -> dict[str, TowerShape]:
-    """Return the shape of the towers that lose heads: those with scores, or all."""
+    """Return the shape of the pruned towers: the towers of the scores, or all towers without scores."""
     if len({frozenset(s.towers) for s in scores}) > 1:
         raise UsageError(
             "the scores files are for different towers", hint="score all with the same `--towers`"
@@ -434,10 +440,10 @@ def _shape(opened: OpenModel, scores: Sequence[HeadScores], diverge_from: int) -
 
 
 def read_masks(paths: Sequence[Path], opened: OpenModel) -> Chosen:
-    """Read the mask of each member for a base.
+    """Read the mask of each member from a file.
 
     Raises:
-        ManifestError: If a mask is malformed, or for another architecture.
+        ManifestError: If a mask is malformed or belongs to another architecture.
     """
     masks = tuple(_read_mask(path, opened) for path in paths)
     sources = tuple(
@@ -467,10 +473,10 @@ def _read_mask(path: Path, opened: OpenModel) -> HeadMask:
 
 
 def read_scores(path: Path, opened: OpenModel) -> HeadScores:
-    """Read scores of the heads of a base.
+    """Read the head importances of a base from a scores file. Importances of other weights give a warning.
 
     Raises:
-        ManifestError: If they are malformed, or for another architecture.
+        ManifestError: If the file is malformed or belongs to another architecture.
     """
     scores = HeadScores.read(path)
     name, towers = opened.header.architecture.name, opened.header.architecture.towers

@@ -1,4 +1,4 @@
-"""Members that are cut out of a base: their tensors, the comparison with the masked base, and their cost."""
+"""Members pruned from a base: tensors, comparison with the masked base, and cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hydractl.model_inputs import Inputs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Cost of a model: parameters, multiply-accumulates per sample, bytes of its tensors."""
+    """Cost of a model: parameters, multiply-accumulates per sample, and bytes of the stored tensors."""
 
     parameters: int
     macs: int
@@ -33,14 +33,14 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A member that is not written yet.
+    """A member before it is written to a file.
 
     Attributes:
         opened: The base.
-        mask: The heads that stay.
-        path: The output.
-        sources: Lineage entries of the mask.
-        specs: Dtypes and shapes of the stored tensors.
+        mask: Kept heads.
+        path: Output file.
+        sources: Provenance entries of the mask.
+        specs: Dtype and shape of each stored tensor.
     """
 
     opened: OpenModel
@@ -50,7 +50,7 @@ class Member:
     specs: Mapping[str, TensorSpec]
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor as it is stored.
+        """Return a pruned tensor in the stored dtype.
 
         Raises:
             CheckFailed: If a number is too large for the dtype.
@@ -65,9 +65,10 @@ class Member:
         )
 
     def masked(self, name: str) -> torch.Tensor:
-        """Return the tensor of the base that serves as reference: removed heads zeroed, numbers rounded to the stored dtype, in fp32.
+        """Return a tensor of the masked base in fp32, the reference for `verify_members`.
 
-        Numbers that are too large for the stored dtype are not rounded: they belong to a removed head, or `tensor` raises.
+        Removed heads are zero. Numbers are rounded to the stored dtype. Numbers too large for the dtype are
+        not rounded: they belong to removed heads, or `tensor` raises an error.
         """
         opened, spec = self.opened, self.specs[name]
         base_tensor = opened.checkpoint.tensor(name)
@@ -79,7 +80,7 @@ class Member:
         ]
 
     def chunks(self, name: str) -> Chunks:
-        """Return the bytes of a tensor; raises as `tensor`."""
+        """Return the bytes of a tensor; raises the errors of `tensor`."""
         stored = self.opened.checkpoint
         return (
             [stored.spans[name]]
@@ -91,7 +92,7 @@ class Member:
 def stored_specs(
     opened: OpenModel, mask: Mask, specs: Mapping[str, TensorSpec], dtype: str | None
 ) -> dict[str, TensorSpec]:
-    """Return dtype and shape of the tensors of a member, in `dtype` if it is given."""
+    """Return dtype and shape of each tensor of a member. If `dtype` is None, the dtypes of `specs` are kept."""
     if dtype is not None:
         name, exact = dtype.upper().replace("FP", "F"), opened.family.exact
         specs = {
@@ -102,7 +103,10 @@ def stored_specs(
 
 
 def verify_members(members: Sequence[Member]) -> list[float]:
-    """Compare each member with the masked base on one random batch in fp32; return the largest differences.
+    """Compare each member with the masked base on a random batch in fp32.
+
+    Returns:
+        Largest difference of the logits for each member; see `largest_difference`.
 
     Raises:
         CheckFailed: If a difference exceeds the tolerance.
@@ -122,6 +126,7 @@ def _verify(member: Member, base_model: Model, inputs: Inputs, *, where: str) ->
         streamed_logits(pruned, lambda name: [member.tensor(name)], inputs),
         streamed_logits(base_model, lambda name: [member.masked(name)], inputs),
     )
+    # The negated comparison also catches NaN.
     if not difference <= TOLERANCE:
         raise CheckFailed(
             f"{where} differs from the masked base by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",
@@ -131,7 +136,14 @@ def _verify(member: Member, base_model: Model, inputs: Inputs, *, where: str) ->
 
 
 def size_of(opened: OpenModel, mask: Mask, specs: Mapping[str, TensorSpec]) -> Size:
-    """Count parameters and bytes from the shapes, and MACs by running the model without data on the meta device."""
+    """Return the cost of a model with a head mask.
+
+    Parameters and bytes are counted from the shapes. MACs are counted by a forward pass on the meta device,
+    without data.
+
+    Raises:
+        CheckpointError: If the stored tensors and the model have different numbers of elements.
+    """
     model = opened.family.build(opened.header.architecture, mask, None)
     parameters = sum(p.numel() for p in model.parameters())
     stored = sum(prod(spec.shape) for spec in specs.values())
@@ -140,7 +152,8 @@ def size_of(opened: OpenModel, mask: Mask, specs: Mapping[str, TensorSpec]) -> S
         raise CheckpointError(
             f"{opened.reference}: the shapes of its tensors give {stored} elements, but the model has {model_elements}"
         )
-    model.answer.expect(1)  # a zero-shot model costs what its vision side costs
+    # the cost of a zero-shot model is the cost of its vision tower, for any number of classes
+    model.answer.expect(1)
     return Size(
         parameters=parameters,
         macs=macs_of(model, blank_inputs(opened.header.preprocess, 1, device="meta")),

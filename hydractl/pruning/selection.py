@@ -1,4 +1,4 @@
-"""The heads that scores choose: in which order they go, how many, and the mask that comes of both."""
+"""Removal order, number of removed heads and mask of a scores file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SCORE_AGAIN = f"{EDITED}; score the model again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """How many heads go.
+    """Number of heads to remove.
 
     Attributes:
-        removals: In all, over the scored towers.
-        option_text: The option that says so, for messages.
-        keep: How many every layer keeps; None where layers may keep different numbers.
-        options: What a mask's origin records.
-        remark: What the scores chose, in words; None where a budget was given.
+        removals: Number of heads, summed over the towers with importances.
+        option_text: Command-line option for the number, for messages.
+        keep: Number of kept heads of every layer. None if layers may keep different numbers.
+        options: Options recorded in the origin of masks.
+        remark: Reason for the number determined by the scores. None if a budget was given.
     """
 
     removals: int
@@ -36,11 +36,11 @@ class Quota:
 
 
 def quota_of(budget: HeadBudget, shape: Shape) -> Quota:
-    """Return what a budget means to a model.
+    """Convert a budget to a number of heads of a model.
 
     Args:
-        budget: As it was given.
-        shape: Of the towers that lose heads.
+        budget: The budget.
+        shape: Number of layers and heads of each pruned tower.
 
     Raises:
         UsageError: If the model has too few heads.
@@ -68,14 +68,14 @@ def quota_of(budget: HeadBudget, shape: Shape) -> Quota:
 
 
 def own_quota(where: Path | str, scores: HeadScores, shape: Shape) -> Quota:
-    """Return how many heads go by what a method found out itself (`--keep auto`).
+    """Return the number of heads determined by a scoring method (`--keep auto`).
 
-    Methods that group heads keep one a cluster, and one at least in each layer; those with gates keep the heads whose
-    gates are open; greedy ones remove heads up to the knee of their objective, see `fall_off`.
+    Methods with clusters keep a head per cluster, and at least a head in each layer. Methods with gates keep
+    the heads with open gates. Greedy methods remove heads up to the knee of their objective; see `fall_off`.
 
     Raises:
-        UsageError: If the method does not choose, or its objective has no knee or did not fall.
-        ManifestError: If what it found is not a number of heads.
+        UsageError: If the method determines no number, or its objective did not fall or has no knee.
+        ManifestError: If the recorded number of open gates is not a number of heads.
     """
     total = total_heads(shape)
     if scores.clusters is not None:
@@ -103,7 +103,12 @@ def own_quota(where: Path | str, scores: HeadScores, shape: Shape) -> Quota:
 
 
 def order_of(scores: HeadScores, towers: Iterable[str]) -> tuple[HeadId, ...]:
-    """Return the heads of a scores file in the order of their removal; of equal scores those of the first tower go first."""
+    """Return the heads of a scores file in the order of their removal.
+
+    Args:
+        scores: Head importances.
+        towers: Towers to include. If importances are equal, heads of earlier towers are removed first.
+    """
     recorded = scores.removals
     return removal_order(
         {name: scores.towers[name].scores for name in towers},
@@ -112,19 +117,21 @@ def order_of(scores: HeadScores, towers: Iterable[str]) -> tuple[HeadId, ...]:
 
 
 def mask_of(where: Path | str, scores: HeadScores, shape: Shape, quota: Quota) -> dict[str, TowerKeep]:
-    """Return the mask that scores choose.
+    """Return the mask of a scores file.
 
-    Where clusters say how many heads stay it keeps the best head of each, and one head at least in each layer. Otherwise
-    heads go in their order, from each layer equally many if the quota says so.
+    If clusters determine the number of heads, the mask keeps the best head of each cluster and at least a
+    head in each layer. Otherwise heads are removed in their order, equally many from each layer if
+    `quota.keep` is given.
 
     Args:
-        where: What messages call the file.
-        scores: What it holds.
-        shape: Of the towers that lose heads; of equal scores those of the first tower go first.
-        quota: How many heads go.
+        where: Name of the scores file for messages.
+        scores: Content of the scores file.
+        shape: Shape of the pruned towers. If importances are equal, heads of earlier towers are removed
+            first.
+        quota: Number of heads to remove.
 
     Raises:
-        UsageError: If the order names too few heads.
+        UsageError: If the removal order contains too few heads.
     """
     if quota.remark is not None and scores.clusters is not None:
         return _cluster_mask(scores)
@@ -140,10 +147,10 @@ def mask_of(where: Path | str, scores: HeadScores, shape: Shape, quota: Quota) -
 
 
 def check_long_enough(order: Sequence[HeadId], where: Path | str, *, required: int, verb: str) -> None:
-    """Refuse scores that order too few heads: a greedy run may stop early.
+    """Check the length of a removal order; a greedy search may stop early.
 
     Raises:
-        UsageError: With both numbers.
+        UsageError: If the order has fewer than `required` heads. `verb` precedes the number in the message.
     """
     if required > len(order):
         raise UsageError(
@@ -153,12 +160,11 @@ def check_long_enough(order: Sequence[HeadId], where: Path | str, *, required: i
 
 
 def clusters_of(scores: HeadScores) -> list[list[HeadId]]:
-    """Return the groups of heads that a method recorded, each one's best head first."""
+    """Return the recorded clusters of heads, each with its best head first; empty without clusters."""
     return [[head.id for head in cluster] for cluster in scores.clusters or ()]
 
 
 def _cluster_mask(scores: HeadScores) -> dict[str, TowerKeep]:
-    """Return the mask that keeps the best head of each cluster, and at least one head in each layer."""
     return cluster_masks(clusters_of(scores), scores.tables, members=1)[0]
 
 
@@ -197,10 +203,11 @@ def _named(scores: HeadScores) -> str:
 
 
 def ranks(scores: HeadScores) -> dict[str, tuple[tuple[int | None, ...], ...]]:
-    """Return each head's rank among all heads of all towers, by tower and layer; 1 is the most important.
+    """Return the rank of each head among all heads of all towers, by tower and layer.
 
-    The head that `prune` removes first has the last rank; among equal scores that is the lowest tower, layer and head. A
-    greedy method ranks only removed heads.
+    The most important head has rank 1. The first head removed by `prune` has the last rank; if importances
+    are equal, this is the head with the lowest tower, layer and number. For greedy methods, heads without a
+    recorded removal have rank None.
     """
     total = sum(len(row) for table in scores.towers.values() for row in table.scores)
     rank: dict[tuple[str, int, int], int] = {

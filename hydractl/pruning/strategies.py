@@ -20,23 +20,24 @@ class Strategy(StrEnum):
 
 
 class Diversity(StrEnum):
-    """What `diverse` maximises; see `hydractl.metrics.diversity`."""
+    """Diversity maximized by the strategy `diverse`; see `hydractl.metrics.diversity`."""
 
     MI = "mi"
     DISAGREEMENT = "disagreement"
     NONE = "none"
-    """No diversity, a control: the best sample and the first others that are good enough."""
+    """Control without diversity: the best candidate and the first others with at least the median
+    objective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Summary of a strategy and the options that it takes.
+    """Options and summary of a strategy.
 
     Attributes:
         summary: Description for the help text.
-        scores: Minimum and maximum number of scores files; None for any number.
-        pool: Whether a pool is required; otherwise it has no effect.
-        many: Whether `--members` gives the number of members.
+        scores: Minimum and maximum number of scores files. A maximum of None means any number.
+        pool: Whether `--pool` is required. If False, the option has no effect.
+        many: Whether `--members` sets the number of members.
         per_layer: Whether `--per-layer` is supported.
         budget: Whether a budget can be given.
     """
