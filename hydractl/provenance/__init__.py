@@ -1,1 +1,1 @@
-"""How outputs were made: the record of a command, whether an output is up to date, and where outputs may be written."""
+"""Provenance of outputs: the record of a command, the check of `--if-changed`, and publication."""

@@ -1,6 +1,6 @@
-"""What the configurations of commands have in common: what they read and write, and one digest. Importing this module does not load torch.
+"""Common part of the configurations of commands: inputs, outputs, and a digest of all settings.
 
-`--if-changed`, the lineage and the records of outputs are all told by these.
+`--if-changed`, lineage and provenance of outputs use this module. Importing it does not load torch.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ INPUT_ROLES = {Role.MODEL, Role.DATA, Role.FILE}
 
 
 class CommandConfig:
-    """A base of the configurations of commands: what each may declare of its inputs and outputs.
+    """Base class of the configurations of commands.
 
     Attributes:
-        COMMAND: What the command is called, where its outputs record that.
+        COMMAND: Name of the command in the provenance of its outputs.
     """
 
     __slots__ = ()
@@ -44,33 +44,34 @@ class CommandConfig:
     out: Path | None = None
     """Path of the first output."""
     force: bool = False
-    """Whether to replace existing outputs, whatever they are."""
+    """Whether to replace existing outputs of any origin."""
     if_changed: bool = False
-    """Whether to keep outputs that are up to date, and to replace others that the same command made."""
+    """Whether to keep up-to-date outputs, and replace other outputs of the same command."""
     wait: bool | None = None
-    """Whether to wait for another command that writes them; None if the command has no such option."""
+    """Whether to wait for another command that writes the same outputs. None if the command has no such
+    option."""
 
     @property
     def unread(self) -> frozenset[str]:
-        """Settings that name an input which this run does not read."""
+        """Names of settings for inputs not read in this run."""
         return frozenset()
 
     @property
     def implied(self) -> Mapping[str, object]:
-        """What settings that are not given come to."""
+        """Values that other settings imply for settings without a given value, by name."""
         return {}
 
     @property
     def further_inputs(self) -> tuple[InputRef, ...]:
-        """What is read and no setting's role names."""
+        """Inputs without a setting."""
         return ()
 
     def outputs(self) -> tuple[Path, ...]:
-        """Return the paths of what a later command may read."""
+        """Return the paths of all outputs for later commands."""
         return () if self.out is None else (self.out,)
 
     def output_files(self) -> tuple[Path, ...]:
-        """Return the paths of all that the command writes."""
+        """Return the paths of all files written by the command."""
         written = ((o.name, path) for o, path in given_settings(self) if o.setting.role is Role.OUTPUT)
         return tuple(
             path
@@ -80,12 +81,12 @@ class CommandConfig:
 
 
 class NamedInputs:
-    """A base of settings' values that name what is read, and how tables call it.
+    """Base class for values of settings with input names, and the names in tables.
 
     Attributes:
-        name: What tables call it.
-        ref: What is read, where that is no model.
-        models: Models that are read.
+        name: Name in tables.
+        ref: The input; None for models.
+        models: References of models.
     """
 
     __slots__ = ()
@@ -94,24 +95,24 @@ class NamedInputs:
     models: tuple[str, ...] = ()
 
     def identity(self) -> object:
-        """Return the part of a configuration's digest beside the digests of the inputs."""
+        """Return the value's part of the configuration digest, without the digests of inputs."""
         return self.name
 
 
 @dataclass(frozen=True, slots=True)
 class InputRef:
-    """Something that a command reads."""
+    """An input of a command."""
 
     role: Role
     ref: str | Path | DataRef
     labelled: bool = True
-    """Whether labels of data are read; otherwise the names of the items are."""
+    """Whether the labels of data are read, instead of the names of the items."""
     option: Option | None = field(default=None, compare=False)
-    """The option that named it."""
+    """Option that named the input."""
 
     @property
     def name(self) -> str:
-        """What it is called, with no more of a path than its last part."""
+        """Name of the input. A path is shortened to the last part."""
         if isinstance(self.ref, DataRef):
             return self.ref.name
         text = str(self.ref)
@@ -119,21 +120,21 @@ class InputRef:
 
     @property
     def is_stream(self) -> bool:
-        """Whether it can be read but once."""
+        """Whether the input can be read only once."""
         return not isinstance(self.ref, DataRef) and is_stream(Path(self.ref))
 
     @property
     def is_generated(self) -> bool:
-        """Whether its name says all of it: random weights, and data that hydractl brings or draws."""
+        """Whether the name determines the content: random weights, and data sets of hydractl."""
         if isinstance(self.ref, DataRef):
             return self.ref.kind in {*BUILT_IN_IMAGES, *BUILT_IN_TEXTS}
         return self.role is Role.MODEL and str(self.ref).startswith(ARCH)
 
     def check_exists(self) -> None:
-        """Refuse a path at which there is nothing; what the Hub has is for who loads it to say.
+        """Check that a local path exists. References to the Hub are checked during loading.
 
         Raises:
-            InputError: If nothing is there.
+            InputError: If the path does not exist.
         """
         try:
             if isinstance(self.ref, DataRef):
@@ -148,10 +149,10 @@ class InputRef:
             raise
 
     def digests(self) -> frozenset[str]:
-        """Return what its digest may be, as lineage has it; data may be read as images or as texts.
+        """Return the possible digests of the input in provenance records; see `_possible_digests` for data.
 
         Raises:
-            InputError: If it cannot be read.
+            InputError: If the input cannot be read.
         """
         if isinstance(self.ref, DataRef):
             return _possible_digests(self.ref, labelled=self.labelled)
@@ -160,15 +161,18 @@ class InputRef:
         return frozenset({digest_files(locate(text).weights if has_shards else (Path(text),))})
 
     def digest(self) -> str:
-        """Return one of them; of what its name says all of, that of the name.
+        """Return the smallest possible digest. For generated inputs, this is the digest of the name.
 
         Raises:
-            InputError: As `digests`.
+            InputError: If the input cannot be read.
         """
         return digest_text(self.name) if self.is_generated else min(self.digests())
 
     def identity(self) -> object:
-        """Return what a configuration's digest holds of it: its name, and of a model what lies beside weights."""
+        """Return the input's part of the configuration digest.
+
+        This is the name, and for models in folders also the content of the files next to the weights.
+        """
         if self.role is not Role.MODEL or self.is_stream:
             return self.name
         text = str(self.ref)
@@ -179,15 +183,18 @@ class InputRef:
 
 
 def config_digest(command: CommandConfig) -> str:
-    """Return the digest of the settings that shape an output, as they were given; what is a default does not count."""
+    """Return the digest of all settings with an influence on outputs, except settings with default values."""
     settings = shaping_settings(command, command.implied)
     return digest_text(compact({"command": command.COMMAND, "settings": settings}, sort_keys=True))
 
 
 def recorded_argv(command: object) -> tuple[str, ...] | None:
-    """Return the arguments of a command line that asks for a configuration, None where it was made otherwise.
+    """Return the command line of a configuration for provenance records.
 
-    Without names of outputs, what only decides how fast, and the folders that things lie in.
+    Outputs, default values, options with an effect on speed only, and folder names are left out.
+
+    Returns:
+        None if the configuration was not created from a command line.
     """
     if (option_values := made_of(command)) is None:
         return None
@@ -208,7 +215,7 @@ def recorded_argv(command: object) -> tuple[str, ...] | None:
 
 
 def without_paths(text: str) -> str:
-    """Return a text in which what lies in a folder of this machine has no more of its path than the last part."""
+    """Shorten each path in a text to the last part if the folder exists on this machine."""
     return "".join(
         Path(part).name if "/" in part and os.path.isdir(os.path.dirname(part)) else part  # noqa: PTH112, PTH120 - `Path.is_dir` raises where a path is too long
         for part in re.split(r"([=,+:]+)", text)
@@ -216,7 +223,7 @@ def without_paths(text: str) -> str:
 
 
 def input_refs(command: CommandConfig) -> Iterator[InputRef]:
-    """Yield all that a command reads, in the order of the settings that name it."""
+    """Yield all inputs of a command in the order of their settings."""
     for option, setting_value in given_settings(command, command.unread):
         if option.setting.role in INPUT_ROLES:
             for ref in _refs_in(option.setting.role, setting_value):
@@ -225,7 +232,11 @@ def input_refs(command: CommandConfig) -> Iterator[InputRef]:
 
 
 def given_settings(command: Any, unread: frozenset[str] = frozenset()) -> Iterator[tuple[Option, Any]]:  # noqa: ANN401 - a dataclass, as every configuration is
-    """Yield what settings hold that are given, without those of `unread` names; those of a part where the part stands."""
+    """Yield each option with a value other than None, together with the value.
+
+    Options of nested configurations come at the position of their field. Options named in `unread` are left
+    out.
+    """
     for f in fields(command):
         setting, setting_value = f.metadata.get(KEY), getattr(command, f.name)
         if isinstance(setting, Setting):
@@ -250,7 +261,7 @@ def _refs_in(role: Role, setting_value: Any) -> Iterator[InputRef]:  # noqa: ANN
 
 
 def shaping_settings(command: Any, implied: Mapping[str, object] = MappingProxyType({})) -> dict[str, object]:  # noqa: ANN401 - as above
-    """Return the settings of a configuration, or of a part of one, that shape an output and are no defaults."""
+    """Return the settings of a (nested) configuration with an influence on outputs, without default values."""
     settings: dict[str, object] = {}
     for f in fields(command):
         setting, setting_value = f.metadata.get(KEY), getattr(command, f.name)
@@ -270,9 +281,8 @@ def shaping_settings(command: Any, implied: Mapping[str, object] = MappingProxyT
 
 
 def _to_json(role: Role, setting_value: Any) -> object:  # noqa: ANN401 - as above
-    """Return a setting's value as JSON has it."""
     if role is Role.OUTPUT:
-        return True  # that it is wanted counts, not what it is called
+        return True  # the presence of an output matters, not the name
     if role in INPUT_ROLES and (refs := [*_refs_in(role, setting_value)]):
         return [_input_names(setting_value), *([ref.identity(), refs.index(ref)] for ref in refs)]
     if role is Role.CONTENT:
@@ -289,7 +299,7 @@ def _to_json(role: Role, setting_value: Any) -> object:  # noqa: ANN401 - as abo
 
 
 def _input_names(setting_value: object) -> object:
-    """Return how what is read is named, and what is made of it before it is used."""
+    """Return the names of inputs, and the changes that are applied to the inputs before use."""
     if isinstance(setting_value, tuple):
         names = [_input_names(part) for part in setting_value]
         return names if any(names) else None
@@ -299,12 +309,13 @@ def _input_names(setting_value: object) -> object:
 
 
 def _content(text: str | Path) -> object:
-    """Return what a text says that may name a file or a folder, as the options of an architecture may too."""
+    """Replace a path by digests of its files, also in the options of an architecture."""
     path = Path(text)
     if os.path.isfile(path):  # noqa: PTH113 - `Path.is_file` raises where a path is too long
         return digest_file(path)
     if os.path.isdir(path):  # noqa: PTH112 - as above
-        # a library reads configurations beside weights: in sub-folders too, as sentence encoders have them
+        # Libraries read configurations next to the weights. Sentence encoders store configurations in
+        # subfolders too.
         files = (*folder_files(path), *sorted(path.glob("*/config.json")))
         return {str(file.relative_to(path)): digest_file(file) for file in files}
     name, _, options = str(text).partition("::")
@@ -315,15 +326,16 @@ def _content(text: str | Path) -> object:
 
 
 def _possible_digests(ref: DataRef, *, labelled: bool) -> frozenset[str]:
-    """Return what the digest of data may be, which may be read as images or as texts.
+    """Return the possible digests of data.
 
     Args:
         ref: The data.
-        labelled: Whether labels count, and what cannot be read does not, which `--skip-bad` leaves out. Else what items are
-            called counts, and labels do not.
+        labelled: If True, images and texts have separate digests over labels and readable items, because
+            `--skip-bad` leaves out all other items. If False, a single digest covers all items with their
+            names, without labels.
 
     Raises:
-        HydraError: If the data can be read as neither.
+        HydraError: If the data are neither images nor texts.
     """
     readings = open_readings(ref, labelled=labelled)
     if labelled:
@@ -347,7 +359,7 @@ def _unlabelled_digest(dataset: Dataset) -> list[object]:
 
 
 def _item_digests(dataset: Dataset) -> Iterator[bytes | str]:
-    """Yield the digest of each item, or why it cannot be read."""
+    """Yield the digest of each item, or the error message if the item cannot be read."""
     for i in range(len(dataset)):
         try:
             yield dataset.item_digest(i)
@@ -356,7 +368,7 @@ def _item_digests(dataset: Dataset) -> Iterator[bytes | str]:
 
 
 def open_readings(ref: DataRef, *, labelled: bool) -> list[Dataset]:
-    """Return data as images, as texts, or as both."""
+    """Open data as images, texts or both."""
     from hydractl.data.datasets import Content  # noqa: PLC0415 - built-in data are told by their names
     from hydractl.data.open_dataset import open_data  # noqa: PLC0415 - as above
 
@@ -364,7 +376,7 @@ def open_readings(ref: DataRef, *, labelled: bool) -> list[Dataset]:
     refusals: list[HydraError] = []
     for content in [Content.TEXTS] if ref.text else [Content.IMAGES] if ref.image else [*Content]:
         try:
-            with reporting(SILENT):  # the stage reports about the data when it opens them
+            with reporting(SILENT):  # the stage itself reports on the data
                 readings.append(open_data(ref, content=content, labelled=labelled))
         except HydraError as error:
             refusals.append(error)

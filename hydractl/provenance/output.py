@@ -1,8 +1,9 @@
-"""Outputs of commands: where they may go, how they were made, whether they are up to date (`--if-changed`), and their publication.
+"""Outputs of commands: path checks, provenance, `--if-changed`, and publication.
 
-One record, `manifest.header.Step`, serves checkpoints, scores, reports, sidecars, lineage and cards. A step stores the digest of the
-command's configuration, the digests of its inputs in the order of the settings that name them, and versions. `--if-changed` determines
-all of them again from the configuration. Importing this module does not load torch.
+Checkpoints, scores, reports, sidecars, lineage and cards share one record: `manifest.header.Step`. A step
+stores the digest of the command's configuration, the digests of inputs in the order of their settings, and
+versions. `--if-changed` computes the same values again from the configuration. Importing this module does not
+load torch.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ if TYPE_CHECKING:
 TOOL = f"hydractl {__version__}"
 PREDICTIONS = {"log_probs", "logsumexp", "labels"}
 MOST_OPTIONS = 4
-"""Maximum number of differences in a message."""
+"""Maximum number of changed options in a message. Chosen by hand; twice the number makes messages of
+`--if-changed` up to twice as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +69,10 @@ class OutputRecord:
 
     Attributes:
         path: Path of the file, or of the weights in a folder.
-        step: The step that wrote the output.
-        complete: Whether the step has versions and inputs. Masks, predictions and copies of models do not: another output of the
-            same command records them.
-        masks: Masks of a checkpoint, or of a mask file.
+        step: The step for the output.
+        complete: Whether the step has versions and inputs. False for masks, predictions and copies of models:
+            another output of the same command records both.
+        masks: Masks of a checkpoint or of a mask file.
         rows: Names of the rows of a report or of predictions.
         intact: Whether all files of a folder exist and are unchanged.
     """
@@ -84,11 +86,11 @@ class OutputRecord:
 
 
 class ForeignOutputError(OutputExists):
-    """The file at an output's path was not made by this command.
+    """The file at an output's path comes from another source than this command.
 
     Attributes:
         path: The output.
-        finding: Description of the file, after the path.
+        finding: Description of the file, the text after the path in the message.
     """
 
     def __init__(self, path: Path, finding: str, *, command: str, hint: str) -> None:
@@ -107,15 +109,15 @@ def make_step(
     seed: int | None = None,
     results: Mapping[str, OptionValue] | None = None,
 ) -> Step:
-    """Return the record of one stage.
+    """Return the record of a stage.
 
     Args:
         command: Configuration of the command.
-        family: Family of the model. The versions of its library are recorded.
-        options: Options that shape the output, never paths. Options with value None are left out.
-        inputs: Files and data sets that the stage read.
+        family: Family of the model. The versions of the library are recorded.
+        options: Options with an influence on the output, never paths. Options with value None are left out.
+        inputs: Files and data sets read by the stage.
         seed: Seed of the stage.
-        results: Numbers that the stage measured.
+        results: Numbers measured by the stage.
     """
     return Step(
         command=command.COMMAND,
@@ -138,18 +140,18 @@ def sidecar_step(
     seed: int | None = None,
     libraries: Sequence[str] = (),
 ) -> Step | None:
-    """Return the step for the file beside an output that cannot store its own record.
+    """Return the step for the sidecar of an output without space for its own record.
 
     Args:
-        command: As in `make_step`.
+        command: Configuration of the command.
         out: The output.
-        opened: The model, which is the first input.
-        options: As in `make_step`.
-        seed: As in `make_step`.
-        libraries: Further libraries that determine the output. Their versions are recorded.
+        opened: The model. It is the first input.
+        options: Options with an influence on the output.
+        seed: Seed of the stage.
+        libraries: Further libraries with an influence on the output. Their versions are recorded.
 
     Returns:
-        None if the user has not asked for the file (`--if-changed`) and none exists, or if an input or the output is a stream.
+        None if `--if-changed` is not given and no sidecar exists, or if an input or the output is a stream.
     """
     _, *read = input_refs(command)
     streams = is_stream(out) or any(ref.is_stream for ref in read)
@@ -169,13 +171,19 @@ def has_sidecar(path: Path) -> bool:
 
 
 def document_input(path: Path, digest: str | None = None, *, made_by: Step | None = None) -> InputFile:
-    """Return the lineage entry of a JSON file. `digest` is required for a stream, which cannot be read again."""
+    """Return the provenance entry of a JSON file.
+
+    Args:
+        path: The file.
+        digest: Digest of its content. Required for a stream, because it cannot be read twice.
+        made_by: Step of the file.
+    """
     name = "-" if is_stream(path) else path.name
     return InputFile(name=name, sha256=digest or digest_file(path), made_by=made_by)
 
 
 def scored_data(scores: HeadScores) -> list[InputFile]:
-    """Return the lineage entries of the data of scores."""
+    """Return the provenance entries of the data for head importances."""
     return [
         SampledFile(
             name=DataRef.parse(data.reference).name,
@@ -187,16 +195,16 @@ def scored_data(scores: HeadScores) -> list[InputFile]:
 
 
 def scores_step(scores: HeadScores, opened: OpenModel | None = None) -> Step:
-    """Return the step that wrote scores.
+    """Return the step of a scores file.
 
     Args:
-        scores: The scores.
-        opened: A model. If the scores are of this model, the step includes the model's lineage.
+        scores: Content of the scores file.
+        opened: A model. If the scores belong to this model, the step includes the model's provenance.
     """
     model = InputFile(name=scores.model.reference, sha256=scores.model.sha256)
     if opened is not None and (source := opened.as_input()).sha256 == model.sha256:
         if source.made_by is not None and source.made_by.command == "score":
-            return source.made_by  # this step trained the model too
+            return source.made_by  # training with gates writes the model and its scores in the same step
         model = source
     objective = {} if scores.objective is None else {"objective": scores.objective}
     return Step(
@@ -211,7 +219,7 @@ def scores_step(scores: HeadScores, opened: OpenModel | None = None) -> Step:
 
 
 def report_step(report: Report) -> Step:
-    """Return the step that wrote a report. Its inputs have the order of the settings of `eval`."""
+    """Return the step of a report, with inputs in the order of the settings of `eval`."""
     first, *others = report.rows
     beside = [name for name in (TEMPERATURE, FIT, *report.ood_val, VAL) if name in report.data]
     sources = [
@@ -231,12 +239,15 @@ def report_step(report: Report) -> Step:
 
 
 def read_record(path: Path, command: str, *, beside: bool = False) -> OutputRecord | None:
-    """Return the provenance of an output, or None for a missing file and for a file of 0 bytes.
+    """Read the provenance of an output.
 
     Args:
         path: The output.
-        command: The command that is about to write it.
-        beside: Whether the command records provenance only in a sidecar, and only if asked.
+        command: Name of the command before its output is written.
+        beside: Whether the command records provenance only in a sidecar, and only with `--if-changed`.
+
+    Returns:
+        None for missing and empty files.
 
     Raises:
         ForeignOutputError: If another command made the output, or its provenance is unknown.
@@ -265,10 +276,11 @@ def read_record(path: Path, command: str, *, beside: bool = False) -> OutputReco
 
 
 def check_comparable(command: CommandConfig) -> tuple[Path, ...]:
-    """Return the paths of all outputs that `--if-changed` compares.
+    """Return the paths of all outputs compared by `--if-changed`.
 
     Raises:
-        UsageError: If there is no output to compare, or one is a stream.
+        UsageError: If there is no output to compare, an input or output is a stream, or `--force` is given
+            too.
     """
     if command.force:
         raise UsageError("`--force` and `--if-changed` exclude each other", hint="leave one of them out")
@@ -286,13 +298,13 @@ def check_comparable(command: CommandConfig) -> tuple[Path, ...]:
 
 
 def _output_records(command: CommandConfig) -> dict[Path, OutputRecord | None]:
-    """Read the record stored in each output. The value is None for missing files."""
+    """Read the provenance of each output. Missing files have the value None."""
     beside = IF_CHANGED_BESIDE in declared(type(command)).values()
     return {path: read_record(path, command.COMMAND, beside=beside) for path in check_comparable(command)}
 
 
 def _reason(command: CommandConfig, outputs: Sequence[OutputRecord]) -> str | None:
-    """Return why outputs must be rebuilt. None if they are up to date."""
+    """Return why outputs must be rebuilt, or None if they are up to date."""
     complete = [output for output in outputs if output.complete]
     digest = config_digest(command)
     for output in outputs:
@@ -308,7 +320,8 @@ def _reason(command: CommandConfig, outputs: Sequence[OutputRecord]) -> str | No
         return "its files have changed since they were written"
     if len(complete) == 1:
         return _other_input(command, [source.sha256 for source in complete[0].step.inputs])
-    # scores may be of the weights that the same command wrote; the weights' record then has the inputs
+    # Scores may belong to weights that the same command wrote. In this case the record of the weights has the
+    # inputs, and must come first.
     written = {digest_file(output.path) for output in complete}
     complete.sort(key=lambda output: not output.masks)
     sources = dict.fromkeys(source.sha256 for output in complete for source in output.step.inputs)
@@ -316,7 +329,7 @@ def _reason(command: CommandConfig, outputs: Sequence[OutputRecord]) -> str | No
 
 
 def _other_options(before: Sequence[str] | None, after: Sequence[str] | None) -> str:
-    """Return the arguments and options that differ, as typed. Empty if one command line is unknown or none differs."""
+    """Describe the changed arguments and options; empty if a command line is unknown or both are equal."""
     if before is None or after is None:
         return ""
     old, new = Counter(_options(before)), Counter(_options(after))
@@ -338,7 +351,10 @@ def _options(argv: Sequence[str]) -> list[str]:
 
 
 def _other_input(command: CommandConfig, recorded: Sequence[str]) -> str | None:
-    """Return the first input that differs from the recorded digests. An input that is named twice may be recorded once."""
+    """Return a message about the first changed input, or None.
+
+    An input with several names may be recorded only once.
+    """
     visited: set[str] = set()
     place = 0
     for ref in input_refs(command):
@@ -403,7 +419,7 @@ def _of_checkpoint(checkpoint: Checkpoint) -> OutputRecord:
         return OutputRecord(path=path, step=Step(command="eval", options={}), complete=False, rows=rows)
     if header is None or header.made_by is None:
         raise InputError(f"{path}: does not record how it was made")
-    if header.made_by.command == "eval":  # the copy of a measured model, beside the report
+    if header.made_by.command == "eval":  # copy of a measured model, next to the report
         return OutputRecord(path=path, step=header.made_by, complete=False)
     return OutputRecord(path=path, step=header.made_by, masks=header.masks)
 
@@ -421,23 +437,24 @@ def _of_document(document: Document, path: Path) -> OutputRecord:
 
 
 Begin = Callable[..., "Sink"]
-"""Opens one output of a publication; see `Output.publish`."""
+"""Opens an output of a publication; see `Output.publish`."""
 
 
 class Output:
-    """The outputs of one command.
+    """Outputs of a command.
 
-    `claim` locks them, so one command at a time writes them. `check` compares their paths with the files that the command reads,
-    before any work. `publish` writes all outputs or none, each complete, together with the records of how they were made.
-    `outdated` reads these records again.
+    `claim` locks the outputs against other commands. `check` compares the paths with the inputs before any
+    work. `publish` writes either all outputs, with provenance, or no output. `outdated` reads the provenance
+    again.
     """
 
     @staticmethod
     def outdated(command: CommandConfig) -> str | None:
-        """Return why the outputs of a command must be rebuilt (`--if-changed`), or None if they are up to date.
+        """Return why `--if-changed` must rebuild the outputs of a command, or None if they are up to date.
 
         Raises:
-            UsageError: If there is no output to compare, or one is a stream.
+            UsageError: If there is no output to compare, an input or output is a stream, or `--force` is
+                given too.
             OutputExists: If another command made the file at an output's path.
         """
         records = _output_records(command)
@@ -446,11 +463,11 @@ class Output:
             return f"{missing} is missing or empty"
         try:
             return _reason(command, [record for record in records.values() if record is not None])
-        except HydraError:  # the command's own error names the input and the reason
+        except HydraError:  # the command itself raises the same error, with the input and the reason
             return "an input cannot be read"
 
     def __init__(self, lock: OutputLock | None) -> None:
-        """Hold a lock. None for a process that writes nothing: `check` then accepts everything."""
+        """Store a lock. A process without outputs passes None; then `check` accepts all paths."""
         self.lock = lock
 
     @classmethod
@@ -467,13 +484,14 @@ class Output:
 
         Args:
             command: Configuration of the command.
-            paths: The outputs. The first that is not a stream has the lock.
-            writes: Whether this process writes them.
-            force: Whether existing files may be replaced. None: with `--force`, or if the same command made them (`--if-changed`).
+            paths: The outputs. The lock file belongs to the first output that is not a stream.
+            writes: Whether this process writes the outputs.
+            force: Whether existing files may be replaced. None allows replacement with `--force`, and with
+                `--if-changed` if the same command made the files.
 
         Raises:
-            UsageError: As `outdated`.
-            OutputExists: As `outdated` and `claimed`.
+            UsageError: If `--if-changed` is given and has nothing to compare; see `outdated`.
+            OutputExists: If another command made a file, or `claimed` cannot lock the output.
         """
         if force is None:
             force = command.force or command.if_changed
@@ -496,21 +514,22 @@ class Output:
         folders: bool = False,
         sidecars: bool = False,
     ) -> None:
-        """Check, before any work, that outputs can and may be written.
+        """Check before any work whether outputs can be written and may be replaced.
 
         Args:
             paths: The outputs; `-` is standard output.
-            models: Models that the command reads.
-            data: Data that the command reads: a file, or all files in a folder. Images that a table names are not compared.
-            files: Other files that the command reads: scores, masks, lists of names.
-            option: Option that names the outputs, for hints.
-            folders: Whether outputs are models, each in a file or a folder.
-            sidecars: Whether each output may get a sidecar.
+            models: Models read by the command.
+            data: Data sets read by the command: a file, or all files of a folder. Images named in tables are
+                not compared.
+            files: Other files read by the command: scores, masks, lists of names.
+            option: Option for the outputs, for hints.
+            folders: Whether outputs are models, each stored in a file or in a folder.
+            sidecars: Whether each output may have a sidecar.
 
         Raises:
             OutputExists: If an output is an input, or exists and may not be replaced.
             OutputError: If an output cannot be written.
-            UsageError: If a reference to data is malformed.
+            UsageError: If a data reference is malformed.
         """
         if self.lock is None:
             return
@@ -539,7 +558,7 @@ class Output:
                 self._check_free(path, targets)
 
     def _check_free(self, folder: Path, files: Iterable[Path]) -> None:
-        """Raise OutputExists if a folder contains files of a model that may not be replaced."""
+        """Raise OutputExists if a folder contains model files that may not be replaced."""
         for file in files:
             if has_content(file) and self.lock is not None and not self.lock.may_replace(file):
                 raise OutputExists(
@@ -549,14 +568,14 @@ class Output:
 
     @contextmanager
     def publish(self) -> Iterator[Begin]:
-        """Open outputs for writing, and publish all of them with their sidecars if the block ends without an error, or none.
+        """Open outputs for writing, and publish all of them at the end of the block, or none after an error.
 
-        The files of a replaced model in a folder that the new model does not have are removed.
+        If a model in a folder is replaced, old files without a counterpart in the new model are removed.
 
         Yields:
-            Function that opens an output by its path. For a model it takes the header too, whose provenance may not be final yet: the
-            weights in a folder come with the files that libraries read besides them. `made_by` is the step for a sidecar of an output
-            that cannot store its own record.
+            Function to open an output, given the path. For a model, the function also takes the header, in
+            which the provenance may be preliminary. In a folder, the weights are written together with the
+            library's other files. `made_by` is the step for the sidecar of an output without its own record.
         """
         stale: list[Path] = []
         sidecars: list[tuple[Sink, Digested, Step]] = []
@@ -581,6 +600,7 @@ class Output:
             yield begin_output
             for sidecar, file, step in sidecars:
                 sidecar.write(Sidecar(sha256=file.digest, made_by=step).to_json().encode())
+        # Only after publication: if the block fails, the old model must stay complete.
         for path in stale:
             path.unlink()
 
@@ -596,15 +616,15 @@ RESUME_SUFFIXES = (".journal", ".state")
 
 @contextmanager
 def resumable(out: Path, *, force: bool = False) -> Iterator[None]:
-    """Add a note or a hint to an interruption: where the progress is saved, and how to resume.
+    """Tell the user on an interruption where progress is saved and how to resume.
 
     Args:
-        out: The output; a run keeps what it has done in a `.journal` or a `.state` beside it.
-        force: Whether the command drops what an earlier run kept.
+        out: The output. A run stores its progress in a `.journal` or `.state` file next to the output.
+        force: Whether the command discards the progress of earlier runs.
 
     Raises:
-        KeyboardInterrupt: With a note to print.
-        Interrupted: With a hint.
+        KeyboardInterrupt: The interruption, with a note.
+        Interrupted: The interruption, with a hint.
     """
     try:
         yield
@@ -617,11 +637,11 @@ def resumable(out: Path, *, force: bool = False) -> Iterator[None]:
 
 
 def resume_hint(out: Path, *, force: bool) -> str | None:
-    """Return what a run that ends now leaves beside its output and what goes on from there, None where it leaves nothing.
+    """Return a sentence on the saved progress of a run and how to resume, or None without saved progress.
 
     Args:
-        out: As in `resumable`.
-        force: Likewise.
+        out: The output.
+        force: Whether the command discards the progress of earlier runs.
     """
     resume_paths = [] if is_stream(out) else [out.with_name(out.name + suffix) for suffix in RESUME_SUFFIXES]
     existing = [str(path) for path in resume_paths if path.exists()]
