@@ -1,1 +1,1 @@
-"""The fuse plan and the fused runtime."""
+"""Fuse plans, hydras, and the verification of hydras against their members."""

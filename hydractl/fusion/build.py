@@ -1,6 +1,7 @@
-"""Models from the states of checkpoints, and verification of a hydra against its members block by block.
+"""Models from the state dicts of checkpoints, and verification of a hydra against its members.
 
-Axes: M members, N samples, C classes.
+Verification loads the weights of a single step at a time from the files. A step is the embedding, a block or
+the readout of a tower, or the classification after the towers. Axes: M members, B batch, C classes.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ def hydra_from_state(
 
 
 def hydra_of(fusion: Fusion, *, where: str) -> Hydra:
-    """Build the hydra of a fusion that is not written yet, in memory."""
+    """Build the hydra of a fusion in memory, before it is written."""
     return hydra_from_state(fusion.header, {n: fusion.tensor(n) for n in fusion.specs}, where=where)
 
 
 def members_from_state(
     header: Header, state: Mapping[str, torch.Tensor], *, where: str, dtype: torch.dtype | None = None
 ) -> list[Model]:
-    """Build a hydra's members from its header and fused tensors; shared tensors become shared parameters.
+    """Build a hydra's members from its header and fused tensors. Shared tensors become shared parameters.
 
     Args:
         header: Header of a hydra.
         state: Fused tensors by name.
         where: Name of the file for errors.
-        dtype: Convert floating-point weights; see `in_one_dtype`.
+        dtype: Dtype for floating-point weights; see `in_one_dtype`.
 
     Raises:
         CheckpointError: If the tensors do not fit plan, masks or architecture.
@@ -60,12 +61,13 @@ def members_from_state(
 
 
 def members_of(header: Header, states: Sequence[Mapping[str, torch.Tensor]], *, where: str) -> list[Model]:
-    """Build a hydra's members, each from its own tensors; a tensor of several members becomes a shared parameter."""
+    """Build a hydra's members from their state dicts. Tensors of several members become shared parameters."""
     family = family_of(header.architecture)
     parameters_by_id: dict[int, torch.Tensor] = {}
     members = []
     for member_header, state in zip(member_headers(header), states, strict=True):
-        # one parameter object for a tensor that several members hold: that is how `Hydra` finds what to run once
+        # tensors of several members must be a single parameter object, because `Hydra` compares objects to
+        # find shared parts
         parameters = {
             k: parameters_by_id.setdefault(id(v), nn.Parameter(v) if v.is_floating_point() else v)
             for k, v in state.items()
@@ -85,7 +87,7 @@ def member_headers(header: Header) -> list[Header]:
 
 
 def stored_specs(opened: OpenModel) -> dict[str, TensorSpec]:
-    """Return dtype and shape by name of every tensor that a checkpoint's header requires, also for a hydra.
+    """Return dtype and shape of each tensor required by a header, by name.
 
     Raises:
         CheckpointError: If the plan does not fit the architecture's tensors.
@@ -104,10 +106,12 @@ def stored_specs(opened: OpenModel) -> dict[str, TensorSpec]:
 
 
 def load_any(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model | Hydra:
-    """Build the base, member or hydra of an open model, in evaluation mode on the CPU; its logits are divided by its temperature.
+    """Build the base, member or hydra of an open model in evaluation mode on the CPU.
+
+    The logits are divided by the stored temperature.
 
     Raises:
-        CheckpointError: If its tensors are not those that its header requires.
+        CheckpointError: If the tensors do not fit the header.
     """
     model: Model | Hydra
     if opened.header.kind != Kind.HYDRA:
@@ -121,13 +125,13 @@ def load_any(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model | 
 
 
 Read: TypeAlias = "Callable[[str], Sequence[torch.Tensor]]"
-"""Returns the tensor of that name of each member."""
+"""Returns the tensor with a given name for each member."""
 
 
 def hollow(specs: Mapping[str, TensorSpec]) -> dict[str, torch.Tensor]:
-    """Return tensors with these shapes that take no memory; floating-point ones are fp32.
+    """Return tensors of the given shapes without allocating memory for them. Floating-point tensors are fp32.
 
-    Each is one repeated NaN, so that computing with a tensor that was not loaded gives NaN.
+    A tensor is a single NaN, expanded to the shape. A computation with a missing tensor therefore gives NaN.
     """
     number = torch.tensor(float("nan"))
     return {
@@ -158,7 +162,7 @@ class Gap:
 
 
 def verify(fusion: Fusion, *, seed: int, where: str) -> Gap:
-    """Compare the hydra that a fusion would write with its members, on one random batch in fp32.
+    """Compare the hydra of a fusion with its members on a random batch in fp32.
 
     Args:
         fusion: The fusion.
@@ -170,7 +174,7 @@ def verify(fusion: Fusion, *, seed: int, where: str) -> Gap:
     """
     header = fusion.header
     inputs = probe_inputs(header, seed=seed)
-    # members first: their errors name the member whose header is wrong
+    # members first: their errors name the member with the wrong header
     expected = torch.cat([member_logits(m, inputs) for m in fusion.members])
     logits = hydra_logits(fusion, inputs, where=where)
     difference = largest_difference(logits, expected)
@@ -185,7 +189,7 @@ def verify(fusion: Fusion, *, seed: int, where: str) -> Gap:
 
 
 def hydra_logits(fusion: Fusion, inputs: Inputs, *, where: str) -> torch.Tensor:
-    """Return the logits (M, B, C) of the hydra that a fusion would write; `where` is for errors."""
+    """Return the logits (M, B, C) of the hydra of a fusion. `where` names the hydra in errors."""
     header, states = fusion.header, [hollow(checkpoint.specs) for checkpoint in fusion.checkpoints]
     shared = {name: states[0][name] for name, fate in fusion.fates.items() if fate != Fate.GROUPED}
     members = members_of(header, [member_state | shared for member_state in states], where=where)
@@ -199,13 +203,13 @@ def hydra_logits(fusion: Fusion, inputs: Inputs, *, where: str) -> torch.Tensor:
 def streamed_logits(
     model: Towers, read: Read, inputs: Inputs, *, members: Sequence[Model] = ()
 ) -> torch.Tensor:
-    """Return the members' logits (M, B, C) of a model in fp32; memory holds the weights of one step at a time.
+    """Return the members' logits (M, B, C) in fp32, with the weights of a single step in memory at a time.
 
     Args:
         model: Model built from `hollow` tensors.
-        read: Returns its tensors by name.
+        read: Returns the model's tensors by name.
         inputs: Inputs of the model.
-        members: Members of a hydra.
+        members: Members of a hydra; empty for a base or a member.
     """
     member_states = [m.library_state() for m in members or [cast("Model", model)]]
     places = {
@@ -228,14 +232,14 @@ def _steps(model: Towers) -> Iterator[nn.Module]:
 
 
 class _Filled:
-    """A step that holds its tensors only while it runs."""
+    """A step with tensors in memory only while it runs."""
 
     def __init__(self, step: nn.Module, places: Mapping[int, tuple[str, int]], read: Read) -> None:
         """Find the tensors of the step.
 
         Args:
             step: Step of a model built from `hollow` tensors.
-            places: Name of each tensor, and the first member that has it.
+            places: Name of each tensor, and the first member with the tensor.
             read: Returns the tensors of all members by name.
         """
         self.read = read
@@ -258,6 +262,6 @@ class _Filled:
             cast("dict[str, torch.Tensor]", table)[key] = wide[name, m]
 
     def empty(self, *_: object) -> None:
-        """Replace the tensors by hollow ones."""
+        """Replace the tensors by hollow tensors."""
         for table, key, tensor, _name, _m in self.slots:
             cast("dict[str, torch.Tensor | None]", table)[key] = tensor

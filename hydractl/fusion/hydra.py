@@ -1,7 +1,6 @@
-"""Hydras: the fused module, and its construction and verification from headers and tensors.
+"""Hydras: the fused module of several members.
 
-Parts that differ between members run on member-wise slices of the batch axis. Verification loads the weights of one step at a time
-from the files. A step is the embedding, a block or the readout of a tower, or the classification after the towers.
+Different parts of members run on slices of the batch axis, a slice per member.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ Layout = Literal["auto", "in turn", "stacked"]
 
 
 class Grouped(MemberParallel):
-    """The corresponding parts of all members; member m's part processes member m's slice of the batch axis.
+    """Corresponding parts of all members. Member m's part processes member m's slice of the batch.
 
-    If they run in turn, the outputs are bit-identical to those of the members.
+    If the parts run in turn, the outputs are bit-identical to the outputs of the members.
     """
 
     @override
@@ -34,7 +33,7 @@ class Grouped(MemberParallel):
         return stacked(list(self.members))
 
     def forward(self, x: Inputs | Stream) -> torch.Tensor | Stream:
-        """Return the members' outputs, member after member on the batch axis (M B, ...)."""
+        """Return the members' outputs, concatenated along the batch axis (M B, ...)."""
         if (stacked_part := self.stacked) is not None:
             member_outputs: torch.Tensor | Stream = stacked_part.forward(x)
             return member_outputs
@@ -45,10 +44,10 @@ class Grouped(MemberParallel):
 
 
 def assemble(towers: Sequence[Tower]) -> Tower:
-    """Return a tower that computes the outputs of all `towers`; parts with the same tensors run once.
+    """Return a tower with the outputs of all `towers`. Parts with the same tensors run once.
 
-    Two members share a part if its tensors are the same objects. The stream is forked before the first block with a part
-    that is not shared by all.
+    Two members share a part if the parts have the same tensor objects. The stream is forked before the first
+    block with different parts.
     """
     first = towers[0]
     steps_of_members = [*zip(*([t.embed, *t.layers(), t.readout] for t in towers), strict=True)]
@@ -61,7 +60,7 @@ def assemble(towers: Sequence[Tower]) -> Tower:
 
 
 def _grouped_step(members: Sequence[nn.Module]) -> nn.Module:
-    """Return the first member's step if all are the same, else one that groups the parts that differ."""
+    """Return the first member's step if all steps are the same, else a step with grouped parts."""
     if all_same(members):
         return members[0]
     if not isinstance(members[0], Block):
@@ -82,8 +81,8 @@ class HydraOutput(NamedTuple):
     """Output of a hydra.
 
     Attributes:
-        logits: `log mean_m softmax(z_m)`, shape (B, C): their softmax is the ensemble's mean probability. At least
-            float32.
+        logits: `log mean_m softmax(z_m)`, shape (B, C), at least float32. Their softmax is the mean of the
+            members' probabilities.
         member_logits: Logits z_m of each member, shape (M, B, C), in the dtype of the weights.
     """
 
@@ -91,21 +90,21 @@ class HydraOutput(NamedTuple):
     member_logits: torch.Tensor
 
 
-# `torch.export.save` knows no other way to write down what a program returns
+# `torch.export.save` can serialize a named tuple only if it is registered with a type name
 _register_namedtuple(HydraOutput, serialized_type_name="hydractl.fusion.hydra.HydraOutput")
 
 
 class Hydra(Towers):
-    """M members of one architecture in a single forward pass (Hydra Ensembles, section 4.2).
+    """Module with M members of an architecture in a single forward pass (Hydra Ensembles, section 4.2).
 
-    A plain `torch.nn.Module`: it works under `torch.compile` and `torch.export`.
+    It works under `torch.compile` and `torch.export`.
     """
 
     def __init__(self, members: Sequence[Model]) -> None:
-        """Fuse models in memory; tensors that are the same objects in all members are stored and computed once.
+        """Fuse models in memory. Tensors shared by all members as objects are stored and computed once.
 
         Args:
-            members: M >= 1 models of one family and architecture.
+            members: M >= 1 models of the same architecture.
         """
         towers = {name: assemble([m.tower(name) for m in members]) for name in members[0].towers}
         super().__init__(towers, [m.answer for m in members])
@@ -114,13 +113,15 @@ class Hydra(Towers):
         self.register_load_state_dict_post_hook(_laid_out_again)  # type: ignore[no-untyped-call]
 
     def lay_out(self, layout: Layout) -> None:
-        """Choose how parts that differ between members run from now on, in inference without gradients.
+        """Choose the layout of members' different parts for inference without gradients.
 
-        Stacked, the members' weights of such a part are copied into one tensor, with heads padded to the largest member
-        of the layer, and one call of each operator computes all members; this helps on devices that are limited by kernel
-        launches. In turn, each member's part runs separately, without padding or copies. A part without a stacking rule
-        always runs in turn. The next call of the hydra stacks changed weights again, except after writes through `.data`
-        and in a compiled or captured hydra: call this method again then.
+        Stacked: the members' weights of a part are copied into a single tensor, with heads padded to the
+        largest member of the layer. One call of each operator computes all members, which is faster if kernel
+        launches limit the speed. In turn: each member's part runs separately, without padding and copies.
+        Parts without a stacking rule always run in turn.
+
+        The next forward pass stacks changed weights again. It does not notice writes through `.data`, and
+        compiled or captured hydras notice no changes: call this method again in these cases.
 
         Args:
             layout: `auto` stacks on CUDA devices.
@@ -139,7 +140,8 @@ class Hydra(Towers):
 
     @override
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Hydra:
-        self._stack(on=False)  # so that both copies never take memory at once
+        # free the stacked copies first, because both copies may not fit into memory together
+        self._stack(on=False)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._stack(on=self._stacks)
         return self
@@ -155,7 +157,8 @@ class Hydra(Towers):
 
         Args:
             inputs: Images (B, C, height, width), or a dict of named tensors (B, ...).
-            named: The same by keyword: `input_ids`, `attention_mask`, `token_type_ids`, `pixel_values`.
+            named: The same inputs by keyword: `input_ids`, `attention_mask`, `token_type_ids`,
+                `pixel_values`.
 
         Raises:
             TypeError: If the inputs do not fit the model.

@@ -1,4 +1,4 @@
-"""Checks of models that are fused, from their headers alone."""
+"""Checks of models before fusion, from their headers alone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from hydractl.manifest.terms import Temperature
 from hydractl.messages import counted, quoted
 
 MAX_SHOWN = 3
-"""Maximum number of copies in a warning."""
+"""Maximum number of copies in a warning. Chosen by hand; each further copy adds a pair of file names to the
+warning."""
 
 
 def check_members(members: Sequence[OpenModel]) -> None:
-    """Check that members have one architecture, read inputs alike, and have the same tensors apart from removed heads.
+    """Check that members have equal architectures, preprocessing and tensor shapes, except for removed heads.
 
     Raises:
-        CheckpointError: If they do not. The message names the first such member.
+        CheckpointError: If two members differ. The message names the first different member.
     """
     first = members[0]
     for member in members:
@@ -58,7 +59,7 @@ def _check_architecture(member: OpenModel, first: OpenModel) -> None:
 
 
 def _check_reading(member: OpenModel, first: OpenModel) -> None:
-    """Refuse a member that takes its inputs, or counts its classes, otherwise than the first."""
+    """Check that a member has the preprocessing and the class order of the first member."""
     ours, theirs = member.header, first.header
     reads = reading_differences(ours.preprocess, theirs.preprocess)
     different = {
@@ -78,7 +79,7 @@ def _check_reading(member: OpenModel, first: OpenModel) -> None:
 
 
 def _check_specs(member: OpenModel, first: OpenModel) -> None:
-    """Refuse a member whose tensors differ from the first's by more than the heads that their masks drop."""
+    """Check that a member's tensors differ from the first member's only by removed heads."""
     if differing := member.checkpoint.specs.keys() ^ first.checkpoint.specs.keys():
         raise CheckpointError(
             f"{member.reference}: tensor `{min(differing)}` exists in only one of this member and {first.reference}"
@@ -107,10 +108,10 @@ def _unpruned(member: OpenModel, name: str) -> tuple[int, ...]:
 
 
 def check_own_from(first: OpenModel, own_from: int) -> None:
-    """Check that members can have their own copies of block `own_from` and all that follows.
+    """Check that members can have separate copies of block `own_from` and all later blocks.
 
     Raises:
-        UsageError: If there is no such block, or the model cannot be trained.
+        UsageError: If the block does not exist, or the model cannot be trained.
     """
     if first.header.prompting is not None:
         raise UsageError(
@@ -126,7 +127,7 @@ def check_own_from(first: OpenModel, own_from: int) -> None:
 
 
 def largest_trunk(members: Sequence[OpenModel], own_from: int | None) -> int:
-    """Return the number of first blocks in which all members keep the same heads, at most `own_from`."""
+    """Return the number of first blocks with the same heads in all members, at most `own_from`."""
     bounds = [_depth_of(members[0]), inf if own_from is None else own_from]
     return int(min(*bounds, *(_first_difference(m, members[0])[1] for m in members)))
 
@@ -135,7 +136,7 @@ def check_merge_trunk(members: Sequence[OpenModel], merge_trunk: int) -> None:
     """Check that the tensors before block `merge_trunk` can be averaged.
 
     Raises:
-        UsageError: If no tower has so many blocks.
+        UsageError: If all towers have fewer blocks.
         CheckpointError: If members keep different heads before that block.
     """
     first, depth = members[0], _depth_of(members[0])
@@ -159,7 +160,7 @@ def check_merge_trunk(members: Sequence[OpenModel], merge_trunk: int) -> None:
 
 
 def _first_difference(member: OpenModel, first: OpenModel) -> tuple[str, float]:
-    """Return the tower and layer of the earliest block where heads differ; infinity where none do."""
+    """Return the tower and layer of the earliest block with different heads; infinity if all heads agree."""
     places = [("", inf)]
     for name, tower in first.header.masks[0].items():
         pairs = enumerate(zip(tower.keep, member.header.masks[0][name].keep, strict=True))
@@ -168,14 +169,14 @@ def _first_difference(member: OpenModel, first: OpenModel) -> tuple[str, float]:
 
 
 def _depth_of(member: OpenModel) -> int:
-    """Return how many blocks the deepest tower has."""
+    """Return the number of blocks of the deepest tower."""
     return max(tower.layers for tower in member.header.architecture.towers.values())
 
 
 def check_one_start(members: Sequence[OpenModel]) -> None:
-    """Check that all members were trained from one set of weights.
+    """Check that all members were trained from the same weights.
 
-    Means of models that were tuned from one start work (Wortsman et al. 2022), means of other models do not.
+    Averages of models work if the models were fine-tuned from the same weights (Wortsman et al. 2022).
 
     Raises:
         CheckpointError: If a member has another base.
@@ -196,15 +197,15 @@ def check_one_start(members: Sequence[OpenModel]) -> None:
 
 
 def _origin(member: OpenModel) -> str:
-    """Return the digest of the base that a member was made of; a base is its own."""
+    """Return the digest of a member's base; for a base, the digest of its own weights."""
     return member.header.base or member.checkpoint.digest
 
 
 def common_temperature(members: Sequence[OpenModel]) -> Temperature:
-    """Return the temperature that all members store.
+    """Return the temperature stored in all members.
 
     Raises:
-        CheckpointError: If they store different ones.
+        CheckpointError: If the temperatures differ.
     """
     first = members[0]
     for member in members:
@@ -218,7 +219,7 @@ def common_temperature(members: Sequence[OpenModel]) -> Temperature:
 
 
 def warn_of_copies(members: Sequence[OpenModel]) -> None:
-    """Warn if members have the same weights as earlier ones."""
+    """Warn if members have the same weights as earlier members."""
     first: dict[str, OpenModel] = {}
     originals = [first.setdefault(member.checkpoint.digest, member) for member in members]
     copies = [(m.reference, o.reference) for m, o in zip(members, originals, strict=True) if m is not o]
