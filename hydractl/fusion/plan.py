@@ -1,9 +1,9 @@
-"""The fuse plan: the fate of each tensor, its bytes, and the part of each member in it.
+"""The fuse plan: the fate of each tensor, the fused bytes, and each member's part of fused tensors.
 
-A *shared* tensor is bit-identical in all members and stored once. A *merged* tensor differs and is averaged over members:
-in MLPs (Hydra Ensembles, section 4.2), or anywhere before a given block, as in a model soup (Wortsman et al. 2022). A
-*grouped* tensor is any other that differs: the members' tensors are concatenated along the axis of heads, or along the
-first axis. This module also prunes the tensors of a member, whose reference is the masked base.
+A *shared* tensor is bit-identical in all members and stored once. A *merged* tensor differs and is averaged
+over members: in MLPs (Hydra Ensembles, section 4.2), or anywhere before a given block, like a model soup
+(Wortsman et al. 2022). All other different tensors are *grouped*: the members' tensors are concatenated along
+the axis of heads, or along the first axis. This module also prunes the tensors of a member.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from hydractl.runtime import one_thread
 
 
 def group_axis(family: Family, name: str) -> int:
-    """Return the axis along which members' tensors are concatenated in a grouped tensor."""
+    """Return the axis along which a grouped tensor concatenates the members' tensors."""
     heads = place_of(family, name).heads
     return heads.axis if heads else 0
 
 
 def fused_spec(family: Family, name: str, fate: Fate, members: Sequence[TensorSpec]) -> TensorSpec:
-    """Return dtype and shape of a fused tensor; a grouped 0-d tensor becomes a vector of M."""
+    """Return dtype and shape of a fused tensor. Grouped 0-d tensors become a vector of M numbers."""
     first = members[0]
     if fate != Fate.GROUPED:
         return first
@@ -47,10 +47,12 @@ def fused_spec(family: Family, name: str, fate: Fate, members: Sequence[TensorSp
 
 
 def trunk_length(family: Family, fates: Mapping[str, Fate], towers: Shape) -> int:
-    """Return the number of blocks that are computed once, summed over towers: in each tower those before its first grouped tensor.
+    """Return the number of blocks that run once for all members, summed over towers.
+
+    In each tower, these are the blocks before the first grouped tensor.
 
     Args:
-        family: Family, which gives the position of tensors.
+        family: Family of the model; it gives the position of tensors.
         fates: Fates of all tensors.
         towers: Number of blocks of each tower.
     """
@@ -65,9 +67,16 @@ def trunk_length(family: Family, fates: Mapping[str, Fate], towers: Shape) -> in
 
 
 def member_widths(family: Family, header: Header, name: str, length: int) -> list[int]:
-    """Return each member's size along the group axis of a grouped tensor with size `length` there.
+    """Return each member's size along the group axis of a grouped tensor.
 
-    Heads may be ragged, so their sizes come from the masks; all other sizes are the same for all members.
+    Members may have different numbers of heads, so sizes of head axes come from the masks. Other sizes are
+    equal for all members.
+
+    Args:
+        family: Family of the model.
+        header: Header of the hydra.
+        name: Name of the tensor.
+        length: Size of the grouped tensor along the group axis.
 
     Raises:
         ValueError: If the sizes do not add up to `length`.
@@ -102,7 +111,7 @@ def join_members(
 def split_members(
     family: Family, header: Header, state: Mapping[str, torch.Tensor]
 ) -> list[dict[str, torch.Tensor]]:
-    """Return each member's state dict as views into a hydra's tensors; shared and merged ones are the same objects.
+    """Return each member's state dict: views into grouped tensors, and all other tensors as shared objects.
 
     Raises:
         ValueError: If a tensor does not fit the plan or the masks.
@@ -126,11 +135,13 @@ def split_members(
 
 
 PIECE_BYTES = 1 << 18
+"""Size of a piece in bytes (256 KiB), chosen by hand for the cache of a core. Twice the size halves the
+number of tasks and needs twice the cache."""
 LATER = "members are still identical: the hydra predicts like one model until `finetune` trains it"
 
 
 class Fusion:
-    """The fused tensors of members. Fates are determined at once, bytes on request."""
+    """Fused tensors of members. Fates are determined at once, bytes on request."""
 
     def __init__(
         self,
@@ -143,11 +154,12 @@ class Fusion:
         """Compare the members' tensors.
 
         Args:
-            members: Members of one architecture, with the same heads before block `merge_trunk`.
-            mlp: Fate of MLPs that differ.
-            merge_trunk: Average all tensors that differ before this block of each tower, including the embedding.
-            own_from: Keep separate tensors for each member from this block of each tower on, even if they are equal; not
-                less than `merge_trunk`.
+            members: Members of the same architecture, with the same heads before block `merge_trunk`.
+            mlp: Fate of different MLPs.
+            merge_trunk: Average all different tensors before this block of each tower, including the
+                embedding.
+            own_from: Store separate tensors for each member from this block of each tower on, even if they
+                are equal. Not less than `merge_trunk`.
 
         Raises:
             CheckpointError: If a tensor to average is not floating point.
@@ -161,7 +173,7 @@ class Fusion:
         self._settle(merge_trunk)
 
     def merging(self, merge_trunk: int) -> Fusion:
-        """Return the fusion of the same members with another number of merged blocks, without reading tensors again."""
+        """Return the fusion with another number of merged blocks, without reading tensors again."""
         second = copy.copy(self)
         second._settle(merge_trunk)
         return second
@@ -187,7 +199,7 @@ class Fusion:
 
     @property
     def header(self) -> Header:
-        """Header of the hydra: that of the first member with the plan and the masks of all members, without provenance."""
+        """Header of the hydra, without provenance: the first member's, with the plan and all masks."""
         return self.members[0].header.of_other_weights(
             {
                 "kind": Kind.HYDRA,
@@ -203,7 +215,7 @@ class Fusion:
 
     @property
     def sameness(self) -> str | None:
-        """Why the hydra predicts like one model. None if its members may disagree."""
+        """Reason why the hydra predicts like a single model. None if its members may disagree."""
         if len(self.members) == 1:
             return "there is only one member: the hydra predicts like one model"
         if Fate.GROUPED in self.fates.values():
@@ -220,7 +232,7 @@ class Fusion:
 
     @property
     def owns_more(self) -> bool:
-        """Whether `own_from` gives members separate copies of equal tensors."""
+        """Whether `own_from` separates equal tensors, or tensors that would be averaged."""
         return any(
             self._owned(name) and (identical or self._averaged(name)) for name, identical in self.same.items()
         )
@@ -274,13 +286,14 @@ class Fusion:
             return False
         streams = zip(
             *(map(bytes, c.spans[name].pieces()) for c in self.checkpoints), strict=True
-        )  # bytes compare fastest
+        )  # `bytes` objects compare faster than memory views
         return all(chunk == chunks[0] for chunks in streams for chunk in chunks[1:])
 
     def _mean(self, name: str) -> Iterator[memoryview | bytes]:
-        """Average over members, summed in float64 in the given order and rounded once.
+        """Average over members: sum in float64 in the given order, and round once.
 
-        Works on pieces that fit into the cache, several in parallel, with one thread per piece.
+        The function works on pieces that fit into the cache, several in parallel, with a single thread per
+        piece.
         """
         dtype = self.specs[name].torch_dtype
 
@@ -296,7 +309,7 @@ class Fusion:
             yield from pool.map(mean_of, zip(*parts, strict=True))
 
     def _side_by_side(self, name: str) -> bytes:
-        """Concatenate along an inner axis: each row of the result has the members' rows one after another."""
+        """Concatenate along an inner axis: each row of the result contains the members' rows in turn."""
         axis = group_axis(self.family, name)
         parts = []
         for checkpoint in self.checkpoints:
@@ -313,7 +326,7 @@ def pruned_spec(
     """Return a tensor's dtype and shape after a mask is applied.
 
     Raises:
-        ValueError: If the tensor does not have the head axis that the architecture requires.
+        ValueError: If the tensor does not have the head axis of the architecture.
     """
     return TensorSpec(spec.dtype, _resized(family, architecture, mask, (name, spec.shape), prunes=True))
 
@@ -324,7 +337,8 @@ def unpruned_shape(
     """Return the shape of a member's tensor before pruning, the inverse of `pruned_spec`.
 
     Raises:
-        ValueError: If the tensor does not have the heads that the mask keeps, or belongs to a block that does not exist.
+        ValueError: If the tensor does not have the kept heads of the mask, or belongs to a block that does
+            not exist.
     """
     return _resized(family, architecture, mask, (name, spec.shape), prunes=False)
 
@@ -359,7 +373,7 @@ def _resized(
 def prune_tensor(
     family: Family, architecture: Architecture, mask: Mask, name: str, tensor: torch.Tensor
 ) -> torch.Tensor:
-    """Return a tensor without its removed heads; a tensor without a head axis is returned unchanged."""
+    """Return a tensor without its removed heads. Tensors without a head axis are returned unchanged."""
     place = place_of(family, name)
     if place.heads is None or place.layer is None:
         return tensor
@@ -371,7 +385,7 @@ def prune_tensor(
 def zero_dropped(
     family: Family, architecture: Architecture, mask: Mask, state: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return a full state dict in which the output-projection columns of removed heads are zero, the reference for pruning."""
+    """Return a state dict in which the output projection of removed heads is zero, the reference for pruning."""
     zeroed = dict(state)
     for name, tensor in state.items():
         place = place_of(family, name)

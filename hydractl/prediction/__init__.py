@@ -1,1 +1,1 @@
-"""Predictions of models on data: opening models and data, logits of members, OOD scores, temperatures, results for users."""
+"""Predictions of models on data: logits, OOD scores, temperatures, and results for users."""

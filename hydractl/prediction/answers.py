@@ -1,6 +1,6 @@
 """Predictions of models on data sets, shared by the processes of a run.
 
-Axes: M members, N samples, C classes.
+Axes: M members, N samples, C classes, Q labels or words.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ SINGLE_PROCESS = ProcessGroup()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """How models run on data.
+    """Settings for running models on data.
 
     Attributes:
         batch_size: Samples per forward pass.
-        workers: Processes that decode images; None selects a number.
-        max_length: Maximum length of texts in tokens; None for that of the model.
+        workers: Number of processes that decode images. None selects a number.
+        max_length: Maximum length of texts in tokens. None uses the limit of the model.
         device: Name of the device.
         team: The processes that share the batches.
     """
@@ -76,17 +76,17 @@ def load_predictors(
     classes: Classes | None,
     hint: str = "use `--device cpu`",
 ) -> list[Predictor]:
-    """Load models that predict together, without OOD scores.
+    """Load the models of a row, without OOD scores.
 
     Args:
         opened: The models.
-        device: Their device.
-        dtype: Their data type; None keeps that of each checkpoint.
+        device: Device for all models.
+        dtype: Dtype for all models. None keeps the dtype of each checkpoint.
         classes: Classes of zero-shot models.
-        hint: Advice if they do not fit into the memory of the device.
+        hint: Advice if the models do not fit into the memory of the device.
 
     Raises:
-        InputError: If they do not fit into the memory of the device.
+        InputError: If the models do not fit into the memory of the device.
     """
     with fits(opened[0].reference, device, hint=hint):
         models = [load_any(model, dtype=dtype).to(device) for model in opened]
@@ -107,7 +107,7 @@ def predict(predictor: Predictor, inputs: PreparedData, *, team: ProcessGroup = 
         team: The processes.
 
     Raises:
-        InputError: As for `respond`.
+        InputError: If a logit is not finite, or the device has too little memory.
         DataError: If an item cannot be read.
         CheckpointError: If the model's tokenizer is missing or invalid.
     """
@@ -117,27 +117,32 @@ def predict(predictor: Predictor, inputs: PreparedData, *, team: ProcessGroup = 
 def answers(
     row: Sequence[Predictor], inputs: PreparedData, *, team: ProcessGroup, folder: Path
 ) -> StoredPredictions | None:
-    """Return the predictions of all members of all models of a row on a data set in the first process, None in the others.
+    """Return the predictions of all members of all models of a row on a data set.
 
-    Predictions on windows of a text become predictions on the text.
+    Predictions on windows of a text are combined to predictions on the text.
 
     Args:
         row: The models.
         inputs: The data; each process has a share of the batches.
         team: The processes.
-        folder: Folder for predictions that are too large for memory, see `collected`.
+        folder: Folder for predictions that are too large for memory; see `collected`.
+
+    Returns:
+        Predictions in the first process, None in the others.
 
     Raises:
-        InputError: As for `predict`.
-        DataError: As for `predict`.
-        CheckpointError: As for `predict`.
-        OutputError: If the disk has no room for the predictions.
+        InputError: If a logit is not finite, or the device has too little memory.
+        DataError: If an item cannot be read.
+        CheckpointError: If the model's tokenizer is missing or invalid.
+        OutputError: If the disk has too little space for the predictions.
     """
     windows = inputs.dataset
     parts: list[StoredPredictions] = []
     for predictor in row:
         batches = _batches(predictor, inputs, team)
         if not team.leads:
+            # The first process receives the batches of all processes, so the others must run through their
+            # share.
             deque(batches, maxlen=0)
             continue
         part = collected(batches, count=len(inputs), folder=folder, names=predictor.score_names)
@@ -163,15 +168,18 @@ def write_predictions(
     *,
     with_logits: bool,
 ) -> None:
-    """Write a canonical safetensors file: `log_probs/ROW/DATA`, perhaps `logsumexp/ROW/DATA`, and `labels/DATA`.
+    """Write predictions and labels to a canonical safetensors file.
 
-    Scores of features are `scores/ROW/DATA/SCORE`.
+    Tensors are named `log_probs/ROW/DATA`, optionally `logsumexp/ROW/DATA`, `labels/DATA`, and
+    `scores/ROW/DATA/SCORE` for feature-based OOD scores.
 
     Args:
-        file: Where to.
-        predictions: Of each row on each data set, float32, scaled by the row's temperature if it has one. The ID set is `id`.
-        labels: Of each labelled data set, the model's classes (N,), int64; (N, Q) of models that answer Q labels.
-        with_logits: Whether `logsumexp` is written, from which logits follow.
+        file: The output.
+        predictions: Predictions by row and data set, float32, divided by the row's temperature. The ID set
+            has the name `id`.
+        labels: Labels of each labelled data set as class indices of the model, int64, shape (N,); (N, Q) for
+            Q labels.
+        with_logits: Whether to write `logsumexp`, so that logits can be recovered.
     """
     sets = {
         f"{row}/{data}": responses
@@ -195,7 +203,7 @@ def write_predictions(
 
 
 def _bytes(predictions: StoredPredictions, kind: str) -> Iterator[memoryview | bytes]:
-    """Yield what a tensor of that kind holds, member after member."""
+    """Yield the bytes of a tensor, member after member."""
     for member in predictions.members():
         for part in member.split(at_once(member)):
             tensor = part.log_probs if kind == LOG_PROBS else part.logsumexp
@@ -203,18 +211,22 @@ def _bytes(predictions: StoredPredictions, kind: str) -> Iterator[memoryview | b
 
 
 def window(batch_size: int) -> int:
-    """Return how many texts are sorted by length: of single ones none, so that each is answered as it comes."""
+    """Return how many texts are sorted by length at a time.
+
+    With batch size 1 there is no sorting, so each answer is printed at once.
+    """
     return batch_size * (BATCHES if batch_size > 1 else 1)
 
 
 AnswerBlock = tuple[range, Responses, dict[int, str], list[tuple[str, list[Span]]] | None]
-"""Places of items, predictions on them, the reason for each place that is unreadable, and the words of each text if words are answered."""
+"""Indices of items, predictions, error messages of unreadable items by index, and for predictions per word
+the words of each text."""
 
 
 def answer_blocks(
     predictor: Predictor, dataset: Dataset, size: int, team: ProcessGroup, ticks: Iterator[object]
 ) -> Iterator[AnswerBlock]:
-    """Yield the predictions on a data set, some batches at a time, in every process.
+    """Yield the predictions on a data set in blocks of some batches, in every process.
 
     The content of a batch does not depend on the number of processes.
 
@@ -222,13 +234,14 @@ def answer_blocks(
         predictor: The model, on the device of this process.
         dataset: The data.
         size: Samples per forward pass.
-        team: The processes, which share the batches.
+        team: The processes that share the batches.
         ticks: Advances with each batch of this process.
 
     Raises:
-        InputError: As `respond`.
+        InputError: If a logit is not finite, or the device has too little memory.
         DataError: If an item cannot be read.
     """
+    # If the model computes on all CPU cores, decoding ahead would take cores from it.
     fills = predictor.model.device.type == "cpu" and torch.get_num_threads() >= cores()
     deal, how = BatchShare(team.rank, team.world, ahead=not fills), predictor.reads
     stream, step = None, window(size)
@@ -241,7 +254,7 @@ def answer_blocks(
         if isinstance(dataset, TextSet):
             first, rows = 0, (texts := dataset.subset(places))
             if isinstance(how, Tokenization) and how.by_word:
-                with reporting(SILENT):  # long texts are cut into windows block by block
+                with reporting(SILENT):  # blocks are cut into windows one by one; the message would repeat
                     rows = words = by_word(texts, how)
         count = len(places) if words is None else len(words)
         part = islice(stream, BATCHES) if stream else encoded(rows, how, batch_size=size, deal=deal)
@@ -260,7 +273,7 @@ def answer_blocks(
 def _ticked(
     batches: Iterable[Batch[Inputs]], first: int, bad: dict[int, str], ticks: Iterator[object]
 ) -> Iterator[Batch[Inputs]]:
-    """Yield batches with indices counted from `first`, advance `ticks`, and add the reasons of unreadable items to `bad`."""
+    """Yield batches with indices relative to `first`, advance `ticks`, and collect unreadable items in `bad`."""
     for batch in batches:
         bad.update(batch.bad)
         yield batch._replace(indices=batch.indices - first)
@@ -269,11 +282,11 @@ def _ticked(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """Which temperature a row has: what all its logits are divided by, on top of what its checkpoints store.
+    """Temperature of a row, applied in addition to the temperatures stored in its checkpoints.
 
     Attributes:
-        temperature: None leaves the predictions as they are.
-        fitted_on: How many samples; None if it was given.
+        temperature: Divisor of all logits. None leaves the predictions unchanged.
+        fitted_on: Number of samples of the fit. None if the temperature was given.
     """
 
     temperature: Temperature | None = None
@@ -289,18 +302,19 @@ class Scaling:
         header: Header,
         stored: Sequence[Temperature] = (),
     ) -> Self:
-        """Return the scaling that is likeliest after a held-out split, and warn if a bound of the search is it.
+        """Fit the temperature on held-out data. Warn if the result is a bound of the search.
 
         Args:
-            predictions: There, by every member.
-            labels: Shape (N,), or (N, Q), in 0..C-1.
-            row: What messages call the model.
-            header: Says the task, which may have temperatures of its own, and the names of the classes.
-            stored: The temperatures of the row's checkpoints, as in `values`.
+            predictions: Predictions of every member on the held-out data.
+            labels: Class indices, shape (N,) or (N, Q), in 0..C-1.
+            row: Name of the row for messages.
+            header: Header with the class names and the task; the task may have additional temperatures.
+            stored: Temperatures stored in the row's checkpoints.
         """
         before = shared_temperature(stored)
         common = Temperature(before.common, of_entities=before.of_entities)
-        if before.by_label:  # temperatures of labels are fitted anew, on logits that one divides
+        # Temperatures of labels are fitted again, on logits divided by a common temperature only.
+        if before.by_label:
             predictions = Scaled(predictions, divisor(common / before))
         fitted = fit_temperature(predictions, labels, stored=common.common)
         temperature, scale = fitted.temperature, Temperature(fitted.temperature)
@@ -316,16 +330,18 @@ class Scaling:
         return cls(temperature=scale, fitted_on=len(labels))
 
     def __call__(self, predictions: StoredPredictions) -> StoredPredictions:
-        """Return what every member says once its logits are scaled, float32."""
+        """Return the predictions with scaled logits, float32."""
         if self.temperature is None:
             return predictions
         return Scaled(predictions, divisor(self.temperature))
 
     def on_top_of(self, stored: Sequence[Temperature]) -> Temperature:
-        """Return what logits are divided by in all; where the temperatures of a row's checkpoints differ, without them.
+        """Return the total temperature: the stored temperature times this temperature.
+
+        Different temperatures of the row's checkpoints are not included.
 
         Raises:
-            InputError: If no checkpoint may store the result.
+            InputError: If the result is outside the range of stored temperatures.
         """
         before = shared_temperature(stored)
         total = before if self.temperature is None else before * self.temperature
@@ -338,10 +354,10 @@ class Scaling:
         return total
 
     def values(self, stored: Sequence[Temperature]) -> dict[str, Value]:
-        """Return what a report says of it.
+        """Return the total temperature for the report; empty without any temperature.
 
         Args:
-            stored: The temperatures of the row's checkpoints; where they differ, only what they share is said.
+            stored: Temperatures of the row's checkpoints. Different temperatures are not reported.
         """
         temperature = self.on_top_of(stored)
         if self.temperature is None and temperature == Temperature():

@@ -1,4 +1,4 @@
-"""Which classes a user, a checkpoint or the data name for a zero-shot model, and how the model is told."""
+"""Class names of zero-shot models: from the user, the checkpoint or the data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEFAULT_TEMPLATE = "A photo of a {label}."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classes:
-    """Class names, in the order of the logits, and templates for prompts.
+    """Class names in the order of the logits, and prompt templates.
 
     Raises:
         UsageError: If a name is empty or repeated, or a template does not contain `{label}`.
@@ -51,14 +51,14 @@ class Classes:
 
     @property
     def texts(self) -> list[str]:
-        """All prompts, class after class, each with all templates."""
+        """All prompts: for each class, all templates."""
         return [template.replace("{label}", name) for name in self.names for template in self.templates]
 
 
 def settle(model: Towers, opened: OpenModel, classes: Classes | None) -> None:
-    """Run the text towers once, so that a base, member or hydra classifies with its vision tower only.
+    """Set the classes of a zero-shot model. The text towers run only once, in this call.
 
-    Does nothing for a checkpoint that stores these classes, or has a classifier.
+    Nothing changes if the checkpoint stores the same classes, or has a classifier.
     """
     stored = opened.header.prompting
     are_stored = (
@@ -72,7 +72,11 @@ def settle(model: Towers, opened: OpenModel, classes: Classes | None) -> None:
 
 
 def with_class_names(header: Header, classes: Classes | None) -> Header:
-    """Return the header of a zero-shot model with the given classes; what was found for the stored classes is dropped with them."""
+    """Return the header of a zero-shot model with new classes.
+
+    If the classes change, the stored threshold, prediction sets and OOD scores are dropped, because they were
+    fitted for other classes.
+    """
     stored = header.prompting and (header.labels, header.prompting.templates)
     if classes is None or stored == (classes.names, classes.templates):
         return header
@@ -82,11 +86,12 @@ def with_class_names(header: Header, classes: Classes | None) -> Header:
 
 
 def prompts_of(opened: OpenModel, classes: Classes) -> dict[str, torch.Tensor]:
-    """Return every prompt as inputs of the text tower, class after class, each with all templates.
+    """Return all prompts as inputs of the text tower: for each class, all templates.
 
     Raises:
-        CheckpointError: If the model has no text tower, or no tokenizer.
-        UsageError: If the prompts of two classes have the same tokens, so that the model cannot distinguish them.
+        CheckpointError: If the model has no text tower or no tokenizer.
+        UsageError: If the prompts of two classes have the same tokens, so that the model cannot distinguish
+            them.
     """
     from hydractl.data.tokenize import encode_texts  # noqa: PLC0415 - as above
 
@@ -100,7 +105,7 @@ def prompts_of(opened: OpenModel, classes: Classes) -> dict[str, torch.Tensor]:
 
 
 def _check_prompts_differ(ids: torch.Tensor, classes: Classes, how: Tokenization) -> None:
-    """Refuse classes whose prompts all have equal tokens (C P, T)."""
+    """Check that no two classes have equal tokens in all prompts; `ids` has shape (C P, T), P templates."""
     names: dict[bytes, str] = {}
     for name, row in zip(classes.names, ids.reshape(len(classes.names), -1), strict=True):
         twin = names.setdefault(row.numpy().tobytes(), name)
@@ -120,11 +125,13 @@ POOLED = "Reading the {pooling} over all tokens, as the folder's 1_Pooling/confi
 FORMS = "`a,b,c`, a file with one name per line, or a JSON list"
 """Accepted forms of class names."""
 MAX_SHOWN_CHARACTERS = 80
+"""Maximum length of an option's value in a message. Chosen by hand; 80 is the width of a terminal, and twice
+the length fills a second line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Naming:
-    """What a user says of classes: their names, templates, both, or nothing; `file` is where names were read."""
+    """Class names and templates from the user. Both may be empty. `file` is the file with the names, or None."""
 
     names: tuple[str, ...] = ()
     templates: tuple[str, ...] = ()
@@ -136,11 +143,11 @@ class Naming:
 
     @classmethod
     def parse(cls, names: str | None, templates: Sequence[str] | None) -> Self:
-        """Return what `--classes` and `--template` say; see `read_names`.
+        """Parse the values of `--classes` and `--template`; see `read_names`.
 
         Raises:
-            UsageError: If the file cannot be read, there are fewer than two names, one is empty or stands twice, or a template
-                has no `{label}`.
+            UsageError: If the file cannot be read, there are fewer than two names, a name is empty or
+                repeated, or a template has no `{label}`.
         """
         class_names, file = ((), None) if names is None else read_names(names, option="--classes")
         checked = Classes(names=class_names or ("any",), templates=tuple(templates or (DEFAULT_TEMPLATE,)))
@@ -152,13 +159,13 @@ class Naming:
         return cls(names=class_names, templates=tuple(templates or ()), file=file)
 
     def classes(self, opened: OpenModel, *, data: Sequence[str] = ()) -> Classes | None:
-        """Return the classes that a zero-shot model shall tell apart, or None if nothing names any.
+        """Return the classes of a zero-shot model. None for a classifier, or without any class names.
 
-        Names are those given, else those that the checkpoint stores, else the data's; templates likewise, and the usual
-        one at last.
+        Names come from the user, else from the checkpoint, else from the data. Templates come from the user,
+        else from the checkpoint, else from `DEFAULT_TEMPLATE`.
 
         Raises:
-            UsageError: If classes are named for a model that has its own.
+            UsageError: If the user gives classes for a model with a classifier.
         """
         prompting = opened.header.prompting
         if prompting is None:
@@ -173,10 +180,11 @@ class Naming:
         return Classes(names=names, templates=templates) if names else None
 
     def classes_of_all(self, models: Sequence[OpenModel], *, data: Sequence[str] = ()) -> Classes | None:
-        """Return the classes that the zero-shot ones of several models shall tell apart; see `classes`.
+        """Return the common classes of the zero-shot models among several models; see `classes`.
 
         Raises:
-            UsageError: As `classes`, and if a classifier among them has other classes of its own.
+            UsageError: If the user gives classes but all models have classifiers, or a classifier has other
+                classes.
         """
         zero_shot = [m for m in models if m.header.prompting is not None] or models
         classifier = next((m for m in models if m.header.prompting is None), None)
@@ -188,7 +196,7 @@ class Naming:
 
 
 def _check_own(model: OpenModel, classes: Classes) -> None:
-    """Refuse a classifier that counts its own classes otherwise than a zero-shot model beside it."""
+    """Check that a classifier has the same classes as the zero-shot models of the same run."""
     header = model.header
     if header.num_classes != len(classes.names) or (header.labels and header.labels != classes.names):
         raise UsageError(
@@ -201,14 +209,18 @@ NOTHING_NAMED = Naming()
 
 
 def read_names(text: str, *, option: str) -> tuple[tuple[str, ...], Path | None]:
-    """Return the names of classes, between commas or in a file, and the file.
+    """Read class names from a comma-separated list or a file.
 
     Args:
-        text: As `FORMS` has it; names in a file may hold commas, its blank lines are none.
-        option: Who is told, for messages.
+        text: A value in one of the `FORMS`. Names in a file may contain commas; empty lines are ignored.
+        option: Option with the value, for messages.
+
+    Returns:
+        Names, and the file or None.
 
     Raises:
-        UsageError: If the file cannot be read or has none, a name is empty or stands twice, or there is one that is no file.
+        UsageError: If the file cannot be read or is empty, a name is empty or repeated, or the text is a
+            single name but no file.
     """
     names, path = _names_of(text, option=option)
     if (twice := first_twice(map(normal, names))) is not None:
@@ -240,7 +252,7 @@ def _names_of(text: str, *, option: str) -> tuple[tuple[str, ...], Path | None]:
 
 
 def _names_in(path: Path) -> tuple[str, ...]:
-    """Return the names in a file: its lines, or its list where it is JSON; with a byte order mark or without."""
+    """Return the lines of a text file, or the list in a JSON file. A byte order mark is ignored."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         names = (
@@ -264,7 +276,10 @@ def _short(text: str) -> str:
 
 
 def ask(model: Model, opened: OpenModel, classes: Classes | None) -> None:
-    """Let a base or member answer about classes with both of its towers, so that heads of either matter."""
+    """Let a zero-shot base or member run both towers for each batch.
+
+    Then ablated heads of the text tower have an effect too.
+    """
     from hydractl.families.tower import Contrast  # noqa: PLC0415 - opening a file must not load torch
 
     answer = model.answer
@@ -273,7 +288,11 @@ def ask(model: Model, opened: OpenModel, classes: Classes | None) -> None:
 
 
 def with_classes(opened: OpenModel, classes: Classes) -> OpenModel:
-    """Return a zero-shot base or member that stores its embeddings of the classes."""
+    """Return a zero-shot base or member with stored class embeddings.
+
+    Raises:
+        UsageError: If the model has a classifier.
+    """
     from hydractl.checkpoint import Checkpoint  # noqa: PLC0415 - nor `--help` pydantic
     from hydractl.families.open_model import load_model  # noqa: PLC0415 - as above
     from hydractl.families.tower import CLASS_EMBEDDINGS, settle_classes  # noqa: PLC0415 - as above

@@ -1,7 +1,7 @@
-"""Features of members, the inputs of their classifiers, and OOD scores of features.
+"""Features of members (the inputs of their classifiers), and feature-based OOD scores.
 
-Axes: M members, B batch, N samples, C classes, D features, S scores. In `EnergyDensity`: G classes with training samples, K directions
-in which features vary.
+Axes: M members, B batch, N samples, C classes, D features, S scores. In `EnergyDensity`: G classes with
+training samples, K directions in which features vary.
 """
 
 from __future__ import annotations
@@ -49,28 +49,28 @@ from hydractl.processes.distributed import ProcessGroup
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeatureExtractor:
-    """A model whose readout returns features and logits.
+    """A model with features and logits as outputs.
 
-    For a model with a classifier, features are the inputs of its last linear layer; with several classifiers (for a class
-    and a distillation token) their inputs are concatenated. For a zero-shot model they are the embedding of the image,
-    with length one.
+    For a model with a classifier, features are the inputs of its last linear layer. If there are several
+    classifiers (for a class token and a distillation token), their inputs are concatenated. For a zero-shot
+    model, features are the normalized image embedding.
     """
 
     model: Towers
     readouts: tuple[tuple[nn.Linear, ...], ...]
-    """Last layers of the classifiers, one per readout; empty for a zero-shot model."""
+    """Last layers of the classifiers, for each readout; empty for a zero-shot model."""
 
     @classmethod
     def of(cls, model: Towers, family: Family, *, name: str) -> FeatureExtractor:
-        """Make a model's readout return its features from now on; its logits do not change.
+        """Change a model in place to return features too. The logits stay the same.
 
         Args:
-            model: In evaluation mode.
-            family: Its own.
-            name: What errors call it.
+            model: The model in evaluation mode.
+            family: Family of the model.
+            name: Name of the model for errors.
 
         Raises:
-            UnsupportedModelError: If its classifier does not end with a linear layer.
+            UnsupportedModelError: If the classifier does not end with a linear layer.
         """
         if any(isinstance(answer, Contrast) for answer in model.answers):
             return cls(model, ())
@@ -91,6 +91,7 @@ class FeatureExtractor:
         extractor = cls(model, readouts)
         for answer in model.answers:
             vars(answer).update(features=extractor.width)
+        # Stacked readouts are copies without features, and must be created again.
         if isinstance(readout := model.tower().readout, MemberParallel):
             readout.restack()
         return extractor
@@ -106,24 +107,24 @@ class FeatureExtractor:
         return self.model.dtype
 
     def outputs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Return the members' logits (M, B, C) and features (M, B, D) for inputs (B, ...), from one pass."""
+        """Return the members' logits (M, B, C) and features (M, B, D) of inputs (B, ...) from a single pass."""
         outputs = self.model.run_towers(inputs)
         features = self.features_of(outputs).expand(len(self.model.answers), -1, -1)
         return self.model.scaled_logits(outputs), features
 
     def features_of(self, outputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the features (G, B, D) of towers' outputs (G, B, F)."""
+        """Return the features (G, B, D) from the towers' outputs (G, B, F)."""
         return next(iter(outputs.values()))[..., -self.width :] if self.readouts else outputs["vision"]
 
     @property
     def width(self) -> int:
-        """D."""
+        """Number of features D."""
         if self.readouts:
             return sum(layer.in_features for layer in self.readouts[0])
         return next(answer.width for answer in self.model.answers if isinstance(answer, Contrast))
 
     def classifiers(self) -> list[Classifier]:
-        """Return the weights (C, D) and biases (C,) that compute each member's logits from its features, M of them."""
+        """Return each member's weights (C, D) and biases (C,): logits = weights @ features + biases."""
         heat = self.model.temperature
         if not self.readouts:
             return [_cosines(answer, heat) for answer in self.model.answers if isinstance(answer, Contrast)]
@@ -140,16 +141,20 @@ class FeatureExtractor:
 
 
 def heads_of(model: Towers, family: Family) -> tuple[tuple[nn.Module, ...], ...]:
-    """Return the classifiers of each readout that runs of a model with one tower: one, or a class and a distillation token's."""
+    """Return the classifiers of each readout of a model with a single tower.
+
+    A readout has a single classifier, or separate classifiers for a class token and a distillation token.
+    """
     return tuple(
         tuple(readout.get_submodule(path) for path in paths) for readout, paths in _head_paths(model, family)
     )
 
 
 def give_head_inputs(model: Towers, family: Family) -> None:
-    """Let a model answer with what its classifiers read, (M, B, F), in the place of logits; it is of no other use from then on.
+    """Replace a model's logits by the inputs of its classifiers, shape (M, B, F).
 
-    F is D; of P classifiers P D, side by side.
+    F is D for a single classifier and P D for P classifiers. The model cannot be used for other purposes
+    afterwards.
     """
     for answer in model.answers:
         vars(answer).update(multi_label=False)
@@ -161,21 +166,28 @@ def give_head_inputs(model: Towers, family: Family) -> None:
 
 
 class HeadInput(nn.Module):
-    """What stands in the place of a classifier and gives what that reads, as `FeatureLinear` does beside the logits."""
+    """Replacement for a classifier: it returns the classifier's inputs in the layout of `FeatureLinear`."""
 
     def __init__(self, place: int, places: int, *, linear: bool) -> None:
-        """Take the place of the `place`-th of P classifiers: a linear layer, or a network that reads one token (B, 1, D)."""
+        """Store the position of the classifier.
+
+        Args:
+            place: Index of the classifier.
+            places: Number of classifiers P.
+            linear: Whether the classifier is a linear layer. Other classifiers have the input of a single
+                token, (B, 1, D).
+        """
         super().__init__()
         self.place, self.places, self.linear = place, places, linear
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """Return the features that `FeatureLinear` gives."""
+        """Return the features in the layout of `FeatureLinear`."""
         return torch.cat(placed_features(x if self.linear else x.squeeze(1), self.place, self.places), -1)
 
 
 def _head_paths(model: Towers, family: Family) -> list[tuple[nn.Module, list[str]]]:
-    """Return each readout that runs, and the paths of its classifiers there."""
+    """Return each readout of a model, and the paths of its classifiers in it."""
     (layout,) = family.towers.values()
     readout = model.tower().readout
     parts = [*readout.members] if isinstance(readout, MemberParallel) else [readout]
@@ -183,9 +195,10 @@ def _head_paths(model: Towers, family: Family) -> list[tuple[nn.Module, list[str
 
 
 def _path_under(prefix: str, readout: nn.Module) -> list[str]:
-    """Return the path of the classifier under a prefix of the library's names, in a list; an empty one without any.
+    """Return a list with the path of the classifier under a prefix of tensor names; empty if not found.
 
-    It is the module that holds all parameters there: the outermost where there are several, as of two layers.
+    The classifier is the only module with parameters, or the outermost module if several modules have
+    parameters.
     """
     under = {
         path: part
@@ -219,7 +232,7 @@ FIT_ANEW = "fit it again with `hydractl eval ... --fit TRAIN --val VAL --store P
 
 
 def check_threshold(threshold: Threshold, *, where: str) -> None:
-    """Refuse a threshold on a score whose definition has changed since.
+    """Check that the definition of a threshold's OOD score has not changed since the threshold was fitted.
 
     Raises:
         InputError: If the definition has changed.
@@ -237,7 +250,7 @@ class Scores:
 
     Attributes:
         fitted: Fitted scores by name, one per member.
-        temperature: Temperature of the model when the scores were fitted.
+        temperature: Temperature of the model during the fit.
     """
 
     fitted: Mapping[str, Sequence[FittedScore]]
@@ -250,12 +263,12 @@ class Scores:
         Args:
             checkpoint: Checkpoint with the tensors.
             header: Header of the checkpoint.
-            scores: Names of scores to read; the checkpoint must have them.
+            scores: Names of the scores to read; the checkpoint must contain them.
             name: Name of the checkpoint for errors.
 
         Raises:
-            CheckpointError: If a tensor is missing or invalid, or the definition of a score has changed since it was
-                fitted.
+            CheckpointError: If a tensor is missing or invalid, or the definition of a score has changed since
+                the fit.
         """
         version = header.fitted.version if header.fitted else ood_scores.VERSION
         if changed := [score for score in scores if not ood_scores.means_the_same(score, version)]:
@@ -284,10 +297,10 @@ class Scores:
         }
 
     def check_width(self, extractor: FeatureExtractor, *, name: str) -> None:
-        """Check that the scores are for features of the model's width.
+        """Check that the scores were fitted on features of the model's width.
 
         Raises:
-            CheckpointError: If they are for features of another width.
+            CheckpointError: If the widths differ.
         """
         widths = {
             _wide(fitted_score).shape[-1]
@@ -301,17 +314,19 @@ class Scores:
             )
 
     def score(self, name: str, logits: Tensor, features: Tensor, *, temperature: float) -> Tensor:
-        """Return a score (B,), float64, the mean over members.
+        """Return an OOD score (B,), float64, averaged over members.
 
         Args:
             name: Name of the score.
-            logits: Logits of members, (M, B, C).
+            logits: Logits of members, (M, B, C), divided by `temperature`.
             features: Features of members, (M, B, D).
-            temperature: Temperature by which the logits are divided.
+            temperature: Present temperature of the model.
 
         Raises:
             InputError: If a score is not finite in float32.
         """
+        # Scores were fitted on logits divided by `self.temperature`, which may differ from the present
+        # temperature.
         members = zip(self.fitted[name], features, logits * (temperature / self.temperature), strict=True)
         scores = torch.stack([fitted_score(f, z) for fitted_score, f, z in members]).mean(0)
         if not scores.float().isfinite().all():
@@ -320,7 +335,7 @@ class Scores:
 
 
 def _wide(fitted: FittedScore) -> Tensor:
-    """Return a tensor (..., D) of a score."""
+    """Return any tensor (..., D) of a score."""
     axes = TENSOR_SPECS[ood_scores.kind_of(fitted.name)]
     return next(tensor for name, tensor in fitted.tensors.items() if axes[name][0].endswith("D"))
 
@@ -347,14 +362,14 @@ def _read(checkpoint: Checkpoint, score: str, member: int, name: str) -> FittedS
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Predictor:
-    """A model that predicts data, with its fitted OOD scores if there are any.
+    """A model for predictions, with its fitted OOD scores if any exist.
 
     Attributes:
-        model: The model in evaluation mode, on the device and in the dtype that it runs in.
+        model: The model in evaluation mode, on its device and in its dtype.
         name: Name of the model for errors.
         reads: Preprocessing of items.
-        scores: Feature-based OOD scores.
-        extractor: Returns the model's logits and features; None without `scores`.
+        scores: Feature-based OOD scores; None if there are none.
+        extractor: Model with features; None without `scores`.
     """
 
     model: Towers
@@ -364,10 +379,10 @@ class Predictor:
     extractor: FeatureExtractor | None = None
 
     def with_scores(self, scores: Scores, family: Family) -> Predictor:
-        """Return the predictor with fitted scores; the model returns its features from now on.
+        """Return the predictor with fitted scores. The model is changed in place to return features too.
 
         Raises:
-            CheckpointError: If the scores are for features of another width.
+            CheckpointError: If the scores were fitted on features of another width.
             UnsupportedModelError: If the model has no features.
         """
         extractor = FeatureExtractor.of(self.model, family, name=self.name)
@@ -376,18 +391,20 @@ class Predictor:
 
     @property
     def score_names(self) -> tuple[str, ...]:
-        """Names of the S scores. The only score of a model without fitted scores is its confidence, as `msp`."""
+        """Names of the S scores; only `msp` if the model has no fitted scores."""
         return (ood_scores.MSP,) if self.scores is None else tuple(self.scores.fitted)
 
     def responses(self, batches: Iterable[Batch[Inputs]], *, data: str) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the outputs of `inference.responses`, and scores (1, B, S), means over members, if the model has any.
+        """Yield indices and predictions of each batch; see `inference.responses`.
+
+        With fitted scores, a tensor of scores (1, B, S) follows, averaged over members.
 
         Args:
             batches: Batches of the data.
             data: Name of the data for errors.
 
         Raises:
-            InputError: As for `respond`; also if a score is not finite.
+            InputError: If a logit or a score is not finite, or the device has too little memory.
         """
         runnable = self.extractor or self.model
         for indices, log_probs, logsumexp, *others in responses(runnable, batches, name=self.name, data=data):
@@ -411,23 +428,23 @@ def fit_scores(
     name: str,
     team: ProcessGroup,
 ) -> Scores:
-    """Run the model once on training data and fit scores; all processes get the same scores.
+    """Run the model once on training data and fit scores. All processes get the same scores.
 
-    A process holds only sums over the data, D^2 + C D numbers per member; for `knn` and `vim` it holds the features,
-    in a file if they are large.
+    Each process stores only sums over the data: D^2 + C D numbers per member. For `knn` and `vim`, it stores
+    the features, in a file if they are large.
 
     Args:
         extractor: The model.
         scores: Names from `FITS`, with options, and `energy+density`.
         training: Batches of this process, and all labels (N,).
-        held_out: Batches of held-out ID data, which `energy+density` needs.
+        held_out: Batches of held-out ID data, required for `energy+density`.
         name: Name of the model for errors.
         team: Process group with the other batches.
 
     Raises:
         DataError: If an item cannot be read, or a score cannot be fitted on these data.
-        InputError: As for `respond`.
-        OutputError: If there is no disk space for features.
+        InputError: If a logit is not finite, or the device has too little memory.
+        OutputError: If the disk has too little space for features.
     """
     batches, labels = training
     by_density = {
@@ -455,7 +472,7 @@ def _observed(
     name: str,
     team: ProcessGroup,
 ) -> list[Training]:
-    """Return the outputs of each member on training data that the scores need."""
+    """Return the statistics of each member on training data that the scores need."""
     classifiers, count = extractor.classifiers(), len(labels)
     width, classes = extractor.width, int(labels.max()) + 1
     lengths = {
@@ -515,10 +532,10 @@ def _energies_and_densities(
 
 
 class EnergyDensity(nn.Module):
-    """`energy+density` of M members, always in float32 and not part of a state dict.
+    """The score `energy+density` of M members, in float32. Its buffers are not part of the state dict.
 
-    With y = (f / ||f|| - mean) A, the density of `feature_scores.distance` is min_c (||n_c||^2 - 2 y n_c) + sum_k (1 -
-    w_k) y_k^2, which avoids the subtraction of large numbers.
+    With y = (f / ||f|| - mean) A, the density of `feature_scores.distance` is min_c (||n_c||^2 - 2 y n_c) +
+    sum_k (1 - w_k) y_k^2. This form does not subtract large numbers.
     """
 
     mean: Tensor
@@ -551,12 +568,18 @@ class EnergyDensity(nn.Module):
 
     @override
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EnergyDensity:
+        # Only the device may change: the buffers stay in float32 after `model.half()`.
         place = fn(self.mean.new_empty(0)).device
         return super()._apply(lambda x: x.to(place), recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     @override
     def forward(self, logits: Tensor, features: Tensor) -> Tensor:
-        """Return the scores (B,) of logits (M, B, C), at the temperature of the fit, and features (M, B, D)."""
+        """Return the scores (B,).
+
+        Args:
+            logits: Shape (M, B, C), divided by the temperature of the fit.
+            features: Shape (M, B, D).
+        """
         with without_autocast(logits.device):
             y = (nn.functional.normalize(features.float(), dim=-1) - self.mean) @ self.white
             nearest = (self.lengths + y @ self.points).amin(-1)
@@ -567,9 +590,9 @@ class EnergyDensity(nn.Module):
 
 
 class WithDefaultScore(nn.Module):
-    """A model with its default OOD score, computed in the same pass: `energy+density` if its checkpoint stores it, else `msp`.
+    """A model with its default OOD score from the same pass: stored `energy+density`, else `msp`.
 
-    The model is not registered as a submodule, so that a module may hold both.
+    The model is not registered as a submodule, so that another module may contain both.
 
     Attributes:
         score: Name of the score.
@@ -578,18 +601,19 @@ class WithDefaultScore(nn.Module):
     score = MSP
 
     def __init__(self, model: Towers, scores: Scores | None, family: Family, *, name: str) -> None:
-        """Make the model's readout return features, if the score needs them.
+        """Change the model to return features if the score needs them.
 
         Args:
-            model: In evaluation mode.
-            scores: OOD scores that its checkpoint stores.
+            model: The model in evaluation mode.
+            scores: OOD scores stored in its checkpoint, or None.
             family: Family of the model.
             name: Name of the model for errors.
 
         Raises:
-            CheckpointError: If stored scores are for features of another width.
+            CheckpointError: If stored scores were fitted on features of another width.
         """
         super().__init__()
+        # a tuple, because `nn.Module` would register the model as a submodule
         self._models = (model,)
         if scores is None or ENERGY_DENSITY not in scores.fitted:
             return
@@ -603,9 +627,9 @@ class WithDefaultScore(nn.Module):
         """Return a model with the default score of its checkpoint.
 
         Args:
-            model: In evaluation mode.
+            model: The model in evaluation mode.
             opened: The checkpoint.
-            classes: Classes of a zero-shot model; stored scores apply only to the classes of the checkpoint.
+            classes: Classes of a zero-shot model. Stored scores apply only to the classes in the checkpoint.
 
         Raises:
             CheckpointError: If stored scores are invalid.
@@ -621,9 +645,15 @@ class WithDefaultScore(nn.Module):
         return self._models[0]
 
     def forward(self, inputs: Inputs, *, exact: bool = False) -> tuple[Tensor, Tensor]:
-        """Return each member's logits and the score of inputs (B, ...); `exact` uses float64, as `predict`.
+        """Return each member's logits and the OOD score of inputs (B, ...).
 
-        They are (M, B, C) and (B,), of Q labels (M, B, Q, 2) and (B,), of tokens (M, B, T, C) and (B, T).
+        Args:
+            inputs: Inputs of the model.
+            exact: Compute `energy+density` in float64, like `predict`.
+
+        Returns:
+            Logits (M, B, C) and scores (B,). For Q labels, (M, B, Q, 2) and (B,). For T tokens, (M, B, T, C)
+            and (B, T).
         """
         if self.score == MSP:
             logits = self.model.member_logits(inputs)
@@ -637,16 +667,16 @@ class WithDefaultScore(nn.Module):
 
 
 def _padded(tensors: Sequence[Tensor]) -> Tensor:
-    """Stack tensors (K, ...) of different K to (M, K, ...), padded with zeros."""
+    """Stack tensors (K, ...) with different K to shape (M, K, ...), padded with zeros."""
     return nn.utils.rnn.pad_sequence([*tensors], batch_first=True)
 
 
 class FitOn(NamedTuple):
-    """Training data.
+    """Training data for OOD scores.
 
     Attributes:
         inputs: The data; each process has a share of the batches.
-        labels: Shape (N,), the model's classes.
+        labels: Class indices of the model, shape (N,).
         held_out: Held-out ID data; None if no score needs them.
     """
 
@@ -656,7 +686,12 @@ class FitOn(NamedTuple):
 
 
 def overlap_of_val(val: np.ndarray, training: np.ndarray) -> str | None:
-    """Return a warning if samples of `--val` are in `--fit`, given digests of their items as `DIGEST`; else None."""
+    """Return a warning if samples of `--val` are in `--fit`, else None.
+
+    Args:
+        val: Digests of the samples of `--val`, of type `DIGEST`.
+        training: Digests of the samples of `--fit`.
+    """
     shared = overlap("--val", val, "--fit", training)
     return (
         shared
@@ -667,13 +702,13 @@ def overlap_of_val(val: np.ndarray, training: np.ndarray) -> str | None:
 def with_ood_scores(
     predictor: Predictor, opened: OpenModel, scores: Sequence[str], on: FitOn | None, team: ProcessGroup
 ) -> Predictor:
-    """Return a model with its feature-based OOD scores.
+    """Return a predictor with feature-based OOD scores.
 
     Args:
-        predictor: The model without OOD scores.
-        opened: Its checkpoint.
-        scores: Names of the scores, which may be none.
-        on: Training data to fit the scores on; None for the scores that the checkpoint stores.
+        predictor: The predictor without OOD scores.
+        opened: Checkpoint of the model.
+        scores: Names of the scores; may be empty.
+        on: Training data for the fit. None reads the scores stored in the checkpoint.
         team: The processes.
 
     Raises:
@@ -693,12 +728,12 @@ def with_ood_scores(
 def fit_on(
     predictor: Predictor, family: Family, scores: Sequence[str], on: FitOn, team: ProcessGroup
 ) -> Scores:
-    """Fit scores in one pass over the data; see `fit_scores`.
+    """Fit OOD scores in a single pass over the data; see `fit_scores`.
 
     Args:
         predictor: The model.
-        family: Its family.
-        scores: As in `fit_scores`.
+        family: Family of the model.
+        scores: Names of the scores.
         on: The data.
         team: The processes.
 
@@ -723,7 +758,7 @@ def fit_on(
 
 
 def _doubts(scores: Sequence[str], labels: Tensor, width: int) -> Iterator[str]:
-    """Yield warnings about scores that need more training data."""
+    """Yield warnings about scores with too little training data."""
     fewest = int(labels.unique(return_counts=True)[1].min())
     for score in scores:
         options = options_of(score)

@@ -1,6 +1,6 @@
-"""Predictions of a model on the batches of a data set, without gradients, stored in the order of the data.
+"""Predictions of a model on the batches of a data set, without gradients, in the order of the data.
 
-Axes: M members, B batch, N samples, C classes.
+Axes: M members, B batch, N samples, C classes, Q labels or words, S scores.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ DISK_HINT = f"{ROOM_HINT}, or write the outputs there"
 
 
 class Runnable(Protocol):
-    """Interface of a model for inference; a model on another runtime can implement it."""
+    """Interface of a model for inference. A model on another runtime can implement it."""
 
     @property
     def device(self) -> torch.device:
-        """Device of its inputs."""
+        """Device of the model's inputs."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of its inputs."""
+        """Dtype of the model's inputs."""
         ...
 
     def outputs(self, inputs: Inputs) -> Sequence[torch.Tensor]:
-        """Return each member's logits (M, B, C) for inputs (B, ...), and other outputs (A, B, ...) of the same pass."""
+        """Return each member's logits (M, B, C), and other outputs (A, B, ...), for inputs (B, ...)."""
         ...
 
 
 def respond(model: Runnable, inputs: Inputs, *, name: str, data: str) -> tuple[torch.Tensor, ...]:
-    """Return the predictions of each member on a batch, with a single wait for the device.
+    """Return the predictions of each member on a batch. The device is synchronized only once.
 
     Args:
         model: In evaluation mode, on its device and in its dtype.
@@ -60,8 +60,9 @@ def respond(model: Runnable, inputs: Inputs, *, name: str, data: str) -> tuple[t
         data: Name of the data for errors.
 
     Returns:
-        On the CPU, in float32: log-softmax of the logits (M, B, C), their logsumexp (M, B), and the model's other outputs.
-        If each word is answered, (M, B, Q, C) and (M, B, Q), not-a-number for words that a text does not have.
+        Tensors on the CPU in float32: log-softmax of the logits (M, B, C), logsumexp of the logits (M, B),
+            and the model's other outputs. For a model with predictions per word, (M, B, Q, C) and (M, B, Q),
+            with NaN for missing words of shorter texts.
 
     Raises:
         InputError: If a logit is not finite, or the device has too little memory.
@@ -71,7 +72,7 @@ def respond(model: Runnable, inputs: Inputs, *, name: str, data: str) -> tuple[t
             like = torch.empty(0, device=model.device, dtype=model.dtype)
             logits, *others = (output.float() for output in model.outputs(inputs_like(inputs, like)))
             log_probs, logsumexp = logits.log_softmax(-1), logits.logsumexp(-1)
-            # also finite: differences of logits, and sums over members
+            # Differences of logits and sums over members must be finite too.
             finite = log_probs.isfinite().all() & (MOST_MEMBERS * logsumexp).isfinite().all()
             finite, log_probs, logsumexp, *others = on_cpu(finite, log_probs, logsumexp, *others)
     except torch.OutOfMemoryError as error:
@@ -90,20 +91,20 @@ def respond(model: Runnable, inputs: Inputs, *, name: str, data: str) -> tuple[t
 def responses(
     model: Runnable, batches: Iterable[Batch[Inputs]], *, name: str, data: str
 ) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield for each batch the indices of its items and the outputs of `respond`; arguments as for `respond`."""
+    """Yield the item indices of each batch and the outputs of `respond`."""
     for batch in batches:
         yield batch.indices, *respond(model, batch.inputs, name=name, data=data)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PredictionFile:
-    """Predictions whose log-probabilities are in a file. Memory holds one chunk of the file.
+    """Predictions with log-probabilities in a file. Memory holds only a chunk of the file.
 
     Attributes:
-        log_probs: The file, (M, N, ...).
-        logsumexp: Logsumexp of the logits, (M, N) or (M, N, Q).
-        chosen: The members.
-        scores: As of `StoredPredictions`.
+        log_probs: The file, shape (M, N, ...).
+        logsumexp: Logsumexp of the logits, shape (M, N) or (M, N, Q).
+        chosen: Members of this view.
+        scores: OOD scores (N,) by name; see `StoredPredictions`.
     """
 
     log_probs: ScratchFile
@@ -113,7 +114,7 @@ class PredictionFile:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As of `StoredPredictions`."""
+        """Shape of the log-probabilities: M, N and C; or M, N, Q and C."""
         return len(self.logsumexp[self.chosen]), *self.log_probs.shape[1:]
 
     def members(self) -> Iterator[StoredPredictions]:
@@ -122,7 +123,7 @@ class PredictionFile:
             yield replace(self, chosen=slice(m, m + 1), scores={})
 
     def split(self, samples: int) -> Iterator[Responses]:
-        """Yield the predictions in order, with at most so many samples at a time."""
+        """Yield the predictions in order, with at most `samples` samples at a time."""
         for begin in range(0, self.shape[1], samples):
             part = self.chosen, slice(begin, begin + samples)
             yield Responses(self.log_probs.tensor()[part].clone(), self.logsumexp[part])
@@ -135,20 +136,21 @@ def collected(
     folder: Path | None = None,
     names: Sequence[str] = (),
 ) -> StoredPredictions:
-    """Return the predictions on all N samples, in the order of the data.
+    """Collect the predictions on all N samples in the order of the data.
 
-    If log-probabilities are larger than `HELD_BYTES` and there is a folder, they are stored in an unnamed file.
+    If there is a folder and the log-probabilities need more than `HELD_BYTES`, they are stored in an unnamed
+    file.
 
     Args:
-        batches: Indices (B,) of items, predictions (M, B, ...) and perhaps scores (1, B, S) of batches in any order, as yielded
-            by `responses`.
-        count: N.
-        folder: Folder of the file; None keeps all predictions in memory.
-        names: Names of the scores.
+        batches: Indices (B,) of items, predictions (M, B, ...) and optional scores (1, B, S) of batches in
+            any order; see `responses`.
+        count: Number of samples N.
+        folder: Folder of the file. None keeps all predictions in memory.
+        names: Names of the S scores.
 
     Raises:
         ValueError: If predictions on some samples are missing.
-        OutputError: If the disk has no room.
+        OutputError: If the disk has too little space.
     """
     tensors: list[torch.Tensor] = []
     file, stored = None, 0
@@ -176,10 +178,10 @@ def collected(
 
 @contextmanager
 def fits(name: str, device: torch.device, *, hint: str = "use `--device cpu`") -> Iterator[None]:
-    """Say in our words that a model does not fit into a device's memory.
+    """Convert an out-of-memory error of the device to an InputError with a hint.
 
     Raises:
-        InputError: If that is so.
+        InputError: If the model does not fit into the memory of the device.
     """
     try:
         yield
@@ -188,7 +190,7 @@ def fits(name: str, device: torch.device, *, hint: str = "use `--device cpu`") -
 
 
 class PreparedData:
-    """A data set as model inputs, made once for models that read alike if they fit into memory."""
+    """Batches of a data set. Models with equal preprocessing share cached batches."""
 
     def __init__(
         self,
@@ -199,14 +201,14 @@ class PreparedData:
         name: str | None = None,
         deal: BatchShare = EVERY_BATCH,
     ) -> None:
-        """Remember what to decode; nothing is read yet.
+        """Store the settings. No items are read yet.
 
         Args:
             dataset: The images or texts.
             batch_size: At least 1.
-            limit_bytes: How much memory decoded images may take; 0 decodes anew for each model.
-            name: What messages call the set; default: its own name.
-            deal: Which of the batches this process has.
+            limit_bytes: Memory limit of cached inputs. With 0, items are decoded again for each model.
+            name: Name of the data set in messages; default: the name of `dataset`.
+            deal: Share of the batches of this process.
         """
         self.dataset = dataset
         self.batch_size = batch_size
@@ -219,18 +221,18 @@ class PreparedData:
         return len(self.dataset)
 
     def of(self, dataset: Dataset, *, name: str) -> PreparedData:
-        """Return other items, read as these are but not held."""
+        """Return the batches of another data set with the same settings, without a cache."""
         return PreparedData(dataset, batch_size=self.batch_size, limit_bytes=0, name=name, deal=self.deal)
 
     def tracked(self, preprocess: Reading, name: str) -> Iterable[Batch[Inputs]]:
-        """Return the batches that a model of some name takes, and let progress see them pass."""
+        """Return the batches for a model, with a progress bar. `name` is the name of the model in the bar."""
         total = len(range(self.deal.rank, -(-len(self) // self.batch_size), self.deal.of))
         return progress.track(self.batches(preprocess), label=f"{name} on {self.name}", total=total)
 
     def batches(self, preprocess: Reading) -> Iterable[Batch[Inputs]]:
-        """Return the batches that a model with this preprocessing takes, in any order; raises as `encoded` does."""
+        """Return the batches for a model's preprocessing, in any order; raises the errors of `encoded`."""
         if self._held is None or self._held[0] != preprocess:
-            self._held = None  # two sets of inputs never lie in memory together
+            self._held = None  # free the old batches first, so that only a single cache is in memory
             batches_of_set = encoded(
                 self.dataset,
                 preprocess,

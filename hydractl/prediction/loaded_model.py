@@ -1,4 +1,4 @@
-"""A checkpoint as an object: the model with its header, classes and preprocessing."""
+"""Checkpoints as Python objects: models with their header, classes and preprocessing."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Encoder:
     """Preprocessing of a model's inputs.
 
     Attributes:
-        images: Preprocessing of images, None for a text model.
-        texts: Tokenization of texts, None for an image model.
+        images: Preprocessing of images; None for a text model.
+        texts: Tokenization of texts; None for an image model.
     """
 
     images: Preprocess | None
@@ -52,14 +52,14 @@ class Encoder:
 
     @classmethod
     def of(cls, header: Header) -> Encoder:
-        """Return the encoder of a checkpoint; that of a zero-shot model takes both."""
+        """Return the encoder of a checkpoint. The encoder of a zero-shot model accepts images and texts."""
         how = header.preprocess
         if isinstance(how, Tokenization):
             return cls(images=None, texts=how)
         return cls(images=how, texts=None if header.prompting is None else header.prompting.tokenization)
 
     def __call__(self, items: Iterable[Item]) -> Inputs:
-        """Return items of one type as one batch; see `Towers.encode`."""
+        """Convert images or texts to a batch; see `Towers.encode`."""
         item_list = listed(items)
         texts = [item for item in item_list if is_text(item)]
         if len(texts) == len(item_list) and self.texts is not None:
@@ -76,10 +76,10 @@ class Loaded(Towers):
     """Attributes and methods of a model from `load`, in addition to its forward pass.
 
     Attributes:
-        header: Header of its checkpoint, with the given classes of a zero-shot model.
-        reference: Reference that it was loaded from.
-        parts: The members of a hydra; otherwise the model itself.
-        scores: Feature-based OOD scores of its checkpoint, if any.
+        header: Header of the checkpoint, with the given classes of a zero-shot model.
+        reference: Reference of the checkpoint.
+        parts: Members of a hydra; otherwise only the model itself.
+        scores: Feature-based OOD scores of the checkpoint; None if there are none.
     """
 
     header: Header
@@ -89,18 +89,18 @@ class Loaded(Towers):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Class names in the order of the logits; their numbers if the checkpoint has no names."""
+        """Class names in the order of the logits. Class numbers if the checkpoint has no names."""
         return self.header.class_names
 
     def predict(
         self, items: Iterable[Item] | Inputs, *, batch_size: int = 64, progress: Progress = SILENT
     ) -> Predictions | LabelPredictions | WordPredictions:
-        """Predict items in evaluation mode and without gradients, with the same preprocessing as `eval`.
+        """Predict items in evaluation mode and without gradients, with the preprocessing of `eval`.
 
         Args:
-            items: Images of Pillow, paths of image files, uint8 arrays (height, width, channels) or one array (N, height,
-                width, channels); texts or pairs of texts; or a batch from `encode`. At least one item, all of the same
-                type.
+            items: Images of Pillow, paths of image files, uint8 arrays (height, width, channels) or a single
+                array (N, height, width, channels); texts or pairs of texts; or a batch from `encode`. At
+                least one item, all of the same type.
             batch_size: Samples per forward pass.
             progress: Receives progress.
 
@@ -108,7 +108,7 @@ class Loaded(Towers):
             TypeError: If the items do not fit the model.
             DataError: If an image cannot be read.
             InputError: If a logit is not finite, or the device has too little memory.
-            CheckpointError: If a zero-shot model has no class names yet, or a text model no tokenizer.
+            CheckpointError: If a zero-shot model has no class names yet, or a text model has no tokenizer.
             ValueError: If `batch_size` is less than 1.
         """
         batches: Iterable[Batch[Inputs]]
@@ -158,9 +158,9 @@ class Loaded(Towers):
         return in_memory(collected(outputs, count=count, names=predictor.score_names))
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
-        """Write a checkpoint with the present weights and return its path; the write is atomic.
+        """Write a checkpoint with the present weights and return its path. The write is atomic.
 
-        Its lineage is that of the loaded checkpoint and does not record later changes of weights.
+        The provenance is copied from the loaded checkpoint. It does not record later changes of weights.
 
         Args:
             path: The file.
@@ -168,7 +168,7 @@ class Loaded(Towers):
 
         Raises:
             OutputExists: If the file exists and `force` is False.
-            OutputError: If it cannot be written.
+            OutputError: If the file cannot be written.
         """
         path = Path(path)
         check_output(path, force=force)
@@ -177,15 +177,17 @@ class Loaded(Towers):
         return path
 
     def save_pretrained(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write a folder in the layout of the libraries and the Hub, as `-o folder/` does, and return its path; see `save`.
+        """Write a folder in the layout of the libraries and the Hub, and return its path; see `save`.
+
+        `-o folder/` writes the same layout.
 
         Args:
-            folder: Created if it does not exist; other files in it are kept.
-            force: Whether to replace a model in it.
+            folder: Created if it does not exist. Other files in the folder are kept.
+            force: Whether to replace a model in the folder.
 
         Raises:
-            OutputExists: If it contains a model and `force` is False.
-            OutputError: If it cannot be written.
+            OutputExists: If the folder contains a model and `force` is False.
+            OutputError: If the folder cannot be written.
         """
         path = folder_output(f"{folder}/")
         with claimed(path, force=force) as claim:
@@ -204,18 +206,18 @@ class Loaded(Towers):
         message: str | None = None,
         publication: Publication | None = None,
     ) -> Pushed:
-        """Push the model with its card to the Hub in a single commit, as `hydractl push` does; see `save`.
+        """Push the model with its card to the Hub in a single commit, like `hydractl push`; see `save`.
 
         Args:
             name: `org/name`.
             private: Whether the repository must be private.
             create_pr: Whether to open a pull request.
             message: Commit message.
-            publication: Branch and contents of the card; its report must be of these weights.
+            publication: Branch and contents of the card. Its report must belong to these weights.
 
         Raises:
-            HubError: If the push fails; the branch is then unchanged.
-            InputError: If the report is of another model.
+            HubError: If the push fails. The branch is then unchanged.
+            InputError: If the report belongs to another model.
         """
         settings = replace(publication or Publication(name=name), name=name)
         require_token()
@@ -231,7 +233,10 @@ class Loaded(Towers):
         return push(files, target)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors by their names in a checkpoint, detached and on the CPU, including those of OOD scores."""
+        """Return the tensors by their names in a checkpoint, including the tensors of OOD scores.
+
+        The tensors are detached and on the CPU.
+        """
         states = [part.library_state() for part in self.parts]
         plan = self.header.plan
         state = (
@@ -244,7 +249,7 @@ class Loaded(Towers):
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Set all parts to evaluation mode, and restore the previous mode at the end."""
+        """Set all modules to evaluation mode, and restore the previous modes at the end."""
         training = [module for module in self.modules() if module.training]
         self.eval()
         try:
@@ -273,24 +278,25 @@ def load(
 ) -> LoadedModel | LoadedHydra:
     """Load a checkpoint as a `torch.nn.Module` in evaluation mode, with its classes and preprocessing.
 
-    `model.predict(items)` takes images or texts. Called with tensors from `model.encode(items)`, a hydra returns a
-    `HydraOutput`, and a base or a member its logits (B, C): those of the library's model, divided by the stored
-    temperature. A zero-shot model without classes takes images and texts together and returns logits (B, B).
+    `model.predict(items)` predicts images or texts. The forward pass takes tensors from
+    `model.encode(items)`. A hydra returns a `HydraOutput`. A base or a member returns the logits (B, C) of
+    the library's model, divided by the stored temperature. A zero-shot model without classes takes images and
+    texts together and returns logits (B, B).
 
     Args:
         reference: A MODEL reference: a file, a folder, a Hub id.
         arch: Architecture of a bare safetensors file.
-        device: `cpu`, `cuda`, `cuda:N`, `mps`, or `auto` for the fastest available.
-        dtype: Convert floating-point weights: `bf16`, `fp16`, `fp32` or a dtype of torch; None keeps the stored dtype, or
-            the smallest that can represent all stored ones.
-        classes: Class names of a zero-shot model, in the order of the logits; None for the stored ones.
-        templates: Prompts with `{label}` for the class name; None for the stored ones, or the default.
+        device: `cpu`, `cuda`, `cuda:N`, `mps`, or `auto` for the fastest device.
+        dtype: Dtype of floating-point weights: `bf16`, `fp16`, `fp32` or a dtype of torch. None keeps the
+            stored dtype, or the smallest dtype that can represent all stored dtypes.
+        classes: Class names of a zero-shot model, in the order of the logits. None uses the stored names.
+        templates: Prompts with `{label}` for the class name. None uses the stored templates, or the default.
 
     Raises:
         InputError: If the checkpoint cannot be read.
-        HubError: If it cannot be downloaded.
-        UsageError: If `classes` is given for a model that already has classes, or is not a list of names; or the device
-            does not exist.
+        HubError: If the checkpoint cannot be downloaded.
+        UsageError: If `classes` is given for a model with a classifier, or is not a list of names, or the
+            device does not exist.
     """
     place = pick_device(str(device))
     kind = torch_dtype(dtype) if isinstance(dtype, str) else dtype
@@ -326,7 +332,7 @@ def _built(opened: OpenModel, dtype: torch.dtype | None) -> LoadedModel | Loaded
 
 
 def _cut(inputs: Inputs, size: int) -> Iterator[Batch[Inputs]]:
-    """Split a batch into pieces."""
+    """Split inputs into batches."""
     if size < 1:
         raise ValueError(f"batch_size is {size}, must be at least 1")
     places = torch.arange(batch_of(inputs)).split(size)
@@ -336,7 +342,7 @@ def _cut(inputs: Inputs, size: int) -> Iterator[Batch[Inputs]]:
 def _classes_asked_for(
     opened: OpenModel, classes: Sequence[str] | None, templates: Sequence[str] | None
 ) -> Classes | None:
-    """Return the classes from the caller, or None."""
+    """Return the classes given by the caller, or None."""
     if classes is None and templates is None:
         return None
     stored = opened.header.prompting

@@ -1,4 +1,4 @@
-"""The effect of merging on labelled data, and OOD scores of hydras that are not written yet."""
+"""Loss by merging, measured on labelled data, and OOD scores of hydras before they are written."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ LogProbs = Mapping[DataRef, Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """Quality of the mean of the members' probabilities, with logits divided by `temperature`.
+    """Quality of an ensemble: the mean of the members' probabilities, with logits divided by `temperature`.
 
     Attributes:
         accuracy: Accuracy, in [0, 1].
-        nll: NLL, in nats.
+        nll: Negative log-likelihood, in nats.
         temperature: Temperature of all members.
         mutual_information: Disagreement of the members, in nats, mean over samples.
     """
@@ -63,9 +63,9 @@ class Tried:
     """A measured hydra.
 
     Attributes:
-        merge_trunk: Block before which all tensors that differ are averaged.
-        hydra: Its quality.
-        loss: NLL of the hydra minus that of the members' ensemble, in nats.
+        merge_trunk: Block before which all different tensors are averaged.
+        hydra: Quality of the hydra.
+        loss: NLL of the hydra minus the NLL of the members' ensemble, in nats.
         agreement: Fraction of samples with the same prediction as the ensemble.
     """
 
@@ -83,7 +83,7 @@ class Measured:
         data: Name of the data.
         samples: Number of samples.
         members: Quality of the ensemble of the original members.
-        tried: Hydras in the order of evaluation; the last one is written.
+        tried: Hydras in the order of evaluation. The last hydra is written.
     """
 
     data: str
@@ -92,7 +92,7 @@ class Measured:
     tried: tuple[Tried, ...]
 
     def results(self) -> dict[str, OptionValue]:
-        """Return the values for the lineage."""
+        """Return the values for the provenance record."""
         last = self.tried[-1]
         return {
             "merge_trunk": last.merge_trunk,
@@ -108,10 +108,10 @@ class Measured:
 
 
 class MergeEvaluator:
-    """Labelled data sets, opened once, on which members and hydras are measured.
+    """Labelled data sets on which members and hydras are measured.
 
     Attributes:
-        members: The members. Missing class names are those of the first data set.
+        members: The members. Missing class names are replaced by the names of the first data set.
     """
 
     def __init__(
@@ -123,13 +123,13 @@ class MergeEvaluator:
         """Open the data.
 
         Args:
-            members: At least one, all with the same classes.
-            refs: The data, by the option that names them.
-            execution: How models run.
+            members: At least one member, all with the same classes.
+            refs: Data references by option.
+            execution: Settings for running models.
 
         Raises:
-            DataError: If a set cannot be used, has no labels, or not those of the members.
-            UsageError: If nothing names the classes of a zero-shot model.
+            DataError: If a data set cannot be used, or its labels are missing or do not fit the members.
+            UsageError: If a zero-shot model has no class names.
         """
         first = members[0]
         check_reads(first.header.preprocess, model=first.reference)
@@ -166,21 +166,24 @@ class MergeEvaluator:
     def choose(
         self, fusion: Fusion, data: DataRef, temperature: Temperature | DataRef, *, max_loss: float | None
     ) -> tuple[Fusion, Temperature, Measured]:
-        """Return the hydra that merges most of those with an acceptable loss, its temperature, and what was measured.
+        """Choose the hydra with the most merged blocks among all hydras with an acceptable loss.
 
-        The members are measured first, one by one; then one hydra at a time, with fewer and fewer merged blocks. A hydra without
-        averaged tensors equals its members and is not measured.
+        The members are measured first, one by one. Then hydras are measured with fewer and fewer merged
+        blocks. A hydra without averaged tensors equals its members and is not measured.
 
         Args:
             fusion: The fusion with the most merged blocks.
             data: Data to measure on.
-            temperature: A temperature, or data to fit one on for each model.
+            temperature: A temperature, or data to fit a temperature for each model.
             max_loss: Largest acceptable loss, in nats. None accepts the first hydra.
+
+        Returns:
+            The fusion, its temperature, and the measurements.
 
         Raises:
             CheckFailed: If the loss of every hydra is larger.
         """
-        # memory holds one member at a time
+        # loaded one by one, because only one member must fit into memory
         log_probs_by_member = [self._log_probs(partial(load_model, m), m.reference) for m in self.members]
         member_log_probs = {
             ref: torch.cat([by_set[ref] for by_set in log_probs_by_member]) for ref in self.inputs
@@ -228,7 +231,7 @@ class MergeEvaluator:
 
     @property
     def sources(self) -> tuple[InputFile, ...]:
-        """Lineage entries of the data sets."""
+        """Provenance entries of the data sets."""
         return tuple(data_input(inputs.dataset, self.team) for inputs in self.inputs.values())
 
     def _log_probs(self, load: Callable[[], Towers], name: str) -> LogProbs:
@@ -245,7 +248,7 @@ class MergeEvaluator:
         }
 
     def _scale(self, log_probs: LogProbs, name: str, temperature: Temperature | DataRef) -> Temperature:
-        """Return the temperature, or fit one on data."""
+        """Return the given temperature, or fit a temperature on the given data."""
         if isinstance(temperature, Temperature):
             return temperature
         responses, labels = Responses(log_probs[temperature]), self.labels[temperature]
@@ -255,7 +258,10 @@ class MergeEvaluator:
     def _quality(
         self, ref: DataRef, log_probs_by_set: LogProbs, temperature: Temperature
     ) -> tuple[Quality, Tensor]:
-        """Return the quality of an ensemble on a data set, and its predicted classes (N,). Each label or word is one sample."""
+        """Return the quality of an ensemble on a data set, and its predicted classes (N,).
+
+        Each label or word counts as a sample.
+        """
         scaled = Responses(scale_log_probs(log_probs_by_set[ref], divisor(temperature)))
         member_log_probs, labels = scaled.flattened().log_probs.double(), self.labels[ref]
         log_probs = ensemble_log_probs(member_log_probs)
@@ -271,12 +277,12 @@ class MergeEvaluator:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DensityFitter:
-    """Data that the OOD score `energy+density` of a hydra is fitted on.
+    """Data for fitting the OOD score `energy+density` of a hydra.
 
     Attributes:
         on: Labelled training data, and held-out data of the same classes.
-        sources: Lineage entries of the two.
-        execution: How models run.
+        sources: Provenance entries of both.
+        execution: Settings for running models.
     """
 
     on: FitOn
@@ -285,10 +291,11 @@ class DensityFitter:
 
     @classmethod
     def open(cls, model: OpenModel, fit: DataRef, val: DataRef, execution: Execution) -> Self:
-        """Open the data as a model reads them.
+        """Open the data with the preprocessing of a model.
 
         Raises:
-            DataError: If a set cannot be used, or the training data have no labels, or not those of the model.
+            DataError: If a data set cannot be used, or the labels of the training data are missing or do not
+                fit the model.
         """
         check_reads(model.header.preprocess, model=model.reference)
         team = execution.team
@@ -316,10 +323,13 @@ class DensityFitter:
         )
 
     def fit(self, fusion: Fusion, temperature: Temperature) -> tuple[Scores, FittedScores]:
-        """Fit the score of a hydra at its temperature; return its tensors and its entry in the header.
+        """Fit the score of a hydra at its temperature.
+
+        Returns:
+            Fitted tensors, and their entry in the header.
 
         Raises:
-            DataError: If the score cannot be fitted on such data.
+            DataError: If the score cannot be fitted on these data.
             InputError: If the hydra does not fit into the memory of the device.
         """
         progress.step(f"Fitting the OOD score {ENERGY_DENSITY}")

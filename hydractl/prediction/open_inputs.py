@@ -1,4 +1,4 @@
-"""A model together with how it reads data in this run, and what it reads."""
+"""Models with the preprocessing of a run, and their data sets."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ if TYPE_CHECKING:
 
 
 def override_preprocessing(header: Header, image_options: Mapping[str, Any], *, where: str) -> Header:
-    """Return a header whose preprocessing of images has the given options.
+    """Return a header with changed preprocessing of images.
 
     Args:
         header: Header of a model.
-        image_options: Any of `img_size` (height, width), `mean` and `std`, each with one number or one per channel.
+        image_options: Any of `img_size` (height, width), `mean` and `std`. Mean and standard deviation have a
+            single number or a number per channel.
         where: Name of the model in messages.
 
     Raises:
-        UsageError: If the model reads texts, or has not as many channels as there are means or standard deviations.
+        UsageError: If the model reads texts, or has another number of channels.
     """
     how = header.preprocess
     if not image_options:
@@ -73,14 +74,14 @@ def override_preprocessing(header: Header, image_options: Mapping[str, Any], *, 
 
 
 def check_takes(header: Header, *, where: str) -> None:
-    """Refuse images of another size than a model was made for, if it does not take them.
+    """Check that a model accepts images of the size in its header.
 
     Args:
-        header: The model's, with what is said of images; see `override_preprocessing`.
-        where: What messages call the model.
+        header: Header of the model after `override_preprocessing`.
+        where: Name of the model in messages.
 
     Raises:
-        UsageError: If it does not take them.
+        UsageError: If the model does not accept images of this size.
     """
     from hydractl.families.open_model import takes_images  # noqa: PLC0415 - the options of commands load no torch
 
@@ -94,13 +95,13 @@ def check_takes(header: Header, *, where: str) -> None:
 
 
 def warn_of_folder(opened: OpenModel) -> None:
-    """Warn of what a library's folder says and the user may not expect."""
+    """Warn about unexpected settings in the folder of a library's model."""
     for note in opened.notes:
         progress.warn(f"{opened.reference}: {note}")
 
 
 def warn_assumed(opened: OpenModel) -> None:
-    """Warn as `warn_of_folder` does, and of how images are read where nothing says it."""
+    """Warn about unexpected settings in a model's folder, and about assumed preprocessing of images."""
     warn_of_folder(opened)
     how = opened.header.preprocess
     if not opened.header.assumed or not isinstance(how, Preprocess):
@@ -122,18 +123,19 @@ def open_reader(
     max_length: int | None = None,
     reads: bool = True,
 ) -> OpenModel:
-    """Open a model whose header says what it reads in this run: texts of `max_length` tokens at most.
+    """Open a model and limit its texts to `max_length` tokens.
 
     Args:
-        reference: See `hydractl.model_source`.
+        reference: MODEL reference; see `hydractl.model_source`.
         arch: Architecture of a bare file.
-        seed: Of random weights.
-        max_length: No more than the model's own; None for that.
-        reads: Whether it will be shown any data.
+        seed: Seed of random weights.
+        max_length: Maximum length of texts in tokens, at most the limit of the model. None uses the limit of
+            the model.
+        reads: Whether the model will run on data.
 
     Raises:
-        CheckpointError: If it is missing or malformed, or reads texts and has no tokenizer.
-        UsageError: If there are no texts to cut, or the model reads fewer tokens.
+        CheckpointError: If the checkpoint is missing or malformed, or a text model has no tokenizer.
+        UsageError: If `max_length` is given for an image model, or is larger than the limit of the model.
     """
     opened = open_model(reference, arch=arch, seed=seed)
     if reads:
@@ -145,11 +147,16 @@ def open_reader(
 def open_sets(
     opened: OpenModel, references: Mapping[str, str | DataRef | None], *, workers: int | None
 ) -> dict[str, Dataset]:
-    """Open the data that are given, by role, as the model reads them; `workers` as `open_items` has them.
+    """Open data sets for a model.
+
+    Args:
+        opened: The model.
+        references: Data references by role; roles with None are left out.
+        workers: Number of processes that decode images; see `open_items`.
 
     Raises:
-        CheckpointError: If the model can read none.
-        DataError: If a set cannot be opened.
+        CheckpointError: If the model has no tokenizer for its texts.
+        DataError: If a data set cannot be opened.
     """
     how = opened.header.preprocess
     references_given = {role: reference for role, reference in references.items() if reference is not None}
@@ -160,9 +167,9 @@ def open_sets(
 
 
 def warn(opened: OpenModel) -> None:
-    """Say what is taken for granted of a model that is about to run: how it reads images, and in which dtype it computes."""
+    """Warn about assumed preprocessing, and about mixed dtypes of the weights."""
     warn_assumed(opened)
-    # see `in_one_dtype`
+    # the dtype for computation is chosen in `in_one_dtype`
     specs, exact = opened.checkpoint.specs, opened.family.exact
     stored = sorted({spec.dtype for name, spec in specs.items() if spec.is_floating and name not in exact})
     if len(stored) > 1:
@@ -180,17 +187,20 @@ def labels_of(
     option: str = "--data",
     hint: str = LABELS_HINT,
 ) -> tuple[torch.Tensor, int]:
-    """Return the labels (S,), or (S, Q) of Q labels, of what an option names as the model counts classes, and how many classes that are.
+    """Return the labels of a data set as class indices of a model, and the number of classes.
 
     Args:
         opened: The model.
         dataset: The data.
-        classes: What a zero-shot model is asked about.
-        option: What names the data, for messages.
+        classes: Classes of a zero-shot model, or None.
+        option: Option with the data reference, for messages.
         hint: Advice for data without labels.
 
+    Returns:
+        Labels (S,) for S samples, or (S, Q) for Q labels; number of classes.
+
     Raises:
-        DataError: If there are none, or they do not fit the model.
+        DataError: If the data have no labels, or labels that do not fit the model.
     """
     architecture = opened.header.architecture
     check_labels(dataset, option, task=architecture.task, hint=hint)
@@ -203,7 +213,7 @@ def labels_of(
 
 
 def digests(dataset: Dataset, team: ProcessGroup) -> Iterator[bytes]:
-    """Yield the digest of every item in order; each process reads its share of them.
+    """Yield the digest of every item in order. Each process reads its share of the items.
 
     Raises:
         DataError: If an item cannot be read.
@@ -218,13 +228,21 @@ def digests(dataset: Dataset, team: ProcessGroup) -> Iterator[bytes]:
 
 
 def identified(dataset: Dataset, item_digests: Iterable[bytes]) -> tuple[str, np.ndarray]:
-    """Return a set's fingerprint, and the digests of its samples as `DIGEST`, (S,), given the digests of all its items."""
+    """Return the fingerprint of a data set, and the digests of its samples.
+
+    Args:
+        dataset: The data.
+        item_digests: Digests of all items.
+
+    Returns:
+        Fingerprint, and sample digests of type `DIGEST`, shape (S,).
+    """
     read = [*item_digests]
     return dataset.fingerprint(read), samples_in([read[i] for i in dataset.firsts])
 
 
 class Identity(NamedTuple):
-    """Fingerprint of a data set, and the digests of its samples, shape (S,) of type `DIGEST`."""
+    """Fingerprint of a data set, and the digests of its samples, type `DIGEST`, shape (S,)."""
 
     fingerprint: Fingerprint
     content: np.ndarray
@@ -240,13 +258,19 @@ class Identity(NamedTuple):
         return cls(Fingerprint(reference=dataset.name, sha256=sha256, count=dataset.total), content)
 
     def as_input(self) -> SampledFile:
-        """Return the lineage entry of the data set."""
+        """Return the provenance entry of the data set."""
         reference, sha256 = self.fingerprint.reference, self.fingerprint.sha256
         return SampledFile(name=reference, sha256=sha256, samples=pack(self.content))
 
 
 def data_input(dataset: Dataset, team: ProcessGroup, indices: torch.Tensor | None = None) -> SampledFile:
-    """Return the lineage entry of a data set, with the digests of its samples, or of the items `drawn` (N',).
+    """Return the provenance entry of a data set.
+
+    Args:
+        dataset: The data.
+        team: The processes. Each process reads its share.
+        indices: Indices of items (N',). If given, the entry has their digests instead of the digests of all
+            samples.
 
     Raises:
         DataError: If an item cannot be read.
@@ -258,13 +282,13 @@ def data_input(dataset: Dataset, team: ProcessGroup, indices: torch.Tensor | Non
 
 
 def overlap(option: str, content: np.ndarray, second: str, other_content: np.ndarray) -> str | None:
-    """Return how many samples of one option's data are in another's, in words; None if none are.
+    """Return a sentence on the number of samples in both of two data sets; None without common samples.
 
     Args:
-        option: Names the data whose samples are counted.
-        content: Digests of their items, as `DIGEST`.
-        second: Names the other data.
-        other_content: Digests of their items.
+        option: Option with the first data set, whose samples are counted.
+        content: Digests of its items, type `DIGEST`.
+        second: Option with the second data set.
+        other_content: Digests of its items.
     """
     count = int(np.isin(content, other_content).sum())
     if count == len(content) == len(other_content):

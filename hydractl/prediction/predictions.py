@@ -1,6 +1,6 @@
 """Predictions for users: probabilities and uncertainties of samples.
 
-Axes: M members, N samples, C classes, Q labels of a model for several.
+Axes: M members, N samples, C classes, Q labels or words.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from hydractl.metrics.selective import HALF
 from hydractl.metrics.spans import entity_probability, lowest, span_labels, spans_of
 
 Bound = tuple[str, float]
-"""The name of an OOD score and a threshold: samples below it are accepted."""
+"""Name of an OOD score, and a threshold. Samples with a lower score are accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Uncertainties:
-    """What is known of the uncertainty of N samples.
+    """Uncertainty of N samples.
 
     Attributes:
-        scores: OOD scores by their names in `eval`, (N,), float32: all scores of logits, and the feature-based ones that
-            the model stores; of Q labels the mean over them. Higher is more OOD.
-        accepted: Whether each sample is accepted by the stored threshold, (N,), boolean. None without a stored threshold,
-            or if no threshold satisfies the required risk.
+        scores: OOD scores by their names in `eval`, (N,), float32: all scores of logits, and the
+            feature-based scores stored in the model. For Q labels, the mean over labels. Higher is more OOD.
+        accepted: Whether each sample is accepted by the stored threshold, (N,), boolean. None without a
+            stored threshold, or if no threshold satisfies the required risk.
     """
 
     scores: Mapping[str, Tensor]
@@ -57,21 +57,22 @@ class Uncertainties:
 
     @property
     def mutual_information(self) -> Tensor:
-        """Mutual information, the disagreement of members, in nats, (N,): see `metrics.ood_scores.mutual_information`."""
+        """Disagreement of members, in nats, (N,); see `metrics.ood_scores.mutual_information`."""
         return self.scores["mi"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Predictions(Uncertainties):
-    """Predictions of a model on N samples, on the CPU and without gradients; M = 1 for a base or a member.
+    """Predictions of a model on N samples, on the CPU. M = 1 for a base or a member.
 
     Attributes:
-        labels: Name of the most probable class of each sample; its number if the model has no class names.
-        classes: Index of that class, (N,), int64; the lowest among equals.
+        labels: Name of the most probable class of each sample; class numbers if the model has no names.
+        classes: Index of the most probable class, (N,), int64. The lowest index wins ties.
         probabilities: Mean of the members' probabilities, (N, C), float32.
         member_probabilities: Probabilities of each member, (M, N, C), float32.
         votes: Most probable class of each member, (M, N), int64.
-        sets: Whether each class is in the stored prediction set of each sample, (N, C), boolean. None without stored sets.
+        sets: Whether each class is in the prediction set of each sample, (N, C), boolean. None without stored
+            sets.
     """
 
     labels: tuple[str, ...]
@@ -94,8 +95,8 @@ class Predictions(Uncertainties):
         Args:
             responses: Outputs with the logsumexp of logits, and optionally feature-based scores.
             names: Names of the C classes.
-            bound: Threshold that accepts samples.
-            rule: Which prediction sets samples have.
+            bound: Threshold that accepts samples, or None.
+            rule: Stored rule for prediction sets, or None.
         """
         mean, members = _probabilities(responses)
         classes = mean.argmax(1)
@@ -117,14 +118,14 @@ class Predictions(Uncertainties):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LabelPredictions(Uncertainties):
-    """Predictions of a model that may answer several of Q labels, on N samples; as `Predictions`.
+    """Predictions of a multi-label model on N samples and Q labels, on the CPU.
 
     Attributes:
-        labels: Names of the labels of each sample whose probability is above their threshold, in the order of the model.
-        classes: Whether each label is one of those, (N, Q), int64, 0 or 1.
-        probabilities: Mean of the members' probabilities of each label, (N, Q), float32; they do not sum to 1.
-        member_probabilities: Those of each member, (M, N, Q), float32.
-        votes: Whether they are above the threshold, (M, N, Q), boolean.
+        labels: Names of each sample's labels above their thresholds, in the order of the model.
+        classes: Whether each label is above its threshold, (N, Q), int64, 0 or 1.
+        probabilities: Mean of the members' probabilities of each label, (N, Q), float32. The sum is not 1.
+        member_probabilities: Probabilities of each member, (M, N, Q), float32.
+        votes: Whether each member's probability is above the threshold, (M, N, Q), boolean.
         label_information: Mutual information of each label, in nats, (N, Q), float32.
     """
 
@@ -144,7 +145,10 @@ class LabelPredictions(Uncertainties):
         *,
         thresholds: Sequence[float] = (),
     ) -> LabelPredictions:
-        """Return the predictions from the outputs of members, as `Predictions.of`; without `thresholds` they are one half."""
+        """Return the predictions from the outputs of members; arguments as in `Predictions.of`.
+
+        Empty `thresholds` mean 0.5 for all labels.
+        """
         mean, members = (probabilities[..., 1] for probabilities in _probabilities(responses))
         classes = _above(thresholds, mean)
         parts = responses.split(SAMPLES_AT_ONCE)
@@ -163,15 +167,16 @@ class LabelPredictions(Uncertainties):
 
 
 class Entity(NamedTuple):
-    """A span of words with one label; see `metrics.spans`.
+    """A span of words with a common label; see `metrics.spans`.
 
     Attributes:
-        label: Its label, without the prefix of tags.
-        text: What stands there.
-        start: Its first character in the text.
-        end: The character behind its last.
-        probability: That it is one, by the lowest probability of the predicted tags among its words and the temperature of entities.
-        mutual_information: The highest mutual information among its words, in nats.
+        label: Label without the prefix of tags.
+        text: Text of the span.
+        start: Index of the first character in the text.
+        end: Index after the last character.
+        probability: Probability of the entity: the lowest probability of the predicted tags of its words,
+            calibrated by the entity temperature.
+        mutual_information: Highest mutual information of its words, in nats.
     """
 
     label: str
@@ -184,18 +189,20 @@ class Entity(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WordPredictions(Uncertainties):
-    """Predictions of a model that gives each word a class, on N texts of at most Q words; as `Predictions`.
+    """Predictions of a model for words, on N texts of at most Q words, on the CPU.
 
-    Scores are means over the words of a text, and not-a-number for a text without words.
+    OOD scores are means over the words of a text. They are NaN for a text without words.
 
     Attributes:
-        words: Each text's words.
-        labels: Name of the most probable class of each of them.
-        entities: Spans of words that these labels make, in order.
-        entity_scores: OOD scores of logits by their names in `eval`, of each entity of each text: the highest of its words.
-        classes: Index of the class of each word, (N, Q), int64; -1 where a text has no more.
-        probabilities: Mean of the members' probabilities, (N, Q, C), float32; not-a-number where a text has no more, as below.
-        member_probabilities: Those of each member, (M, N, Q, C), float32.
+        words: Words of each text.
+        labels: Name of the most probable class of each word.
+        entities: Entities of each text in order, found in the labels.
+        entity_scores: OOD scores of each entity of each text, by their names in `eval`: the highest score of
+            its words.
+        classes: Class index of each word, (N, Q), int64. -1 after the last word of a text.
+        probabilities: Mean of the members' probabilities, (N, Q, C), float32. Here and below, NaN after the
+            last word.
+        member_probabilities: Probabilities of each member, (M, N, Q, C), float32.
         word_information: Mutual information of each word, in nats, (N, Q), float32.
     """
 
@@ -223,9 +230,9 @@ class WordPredictions(Uncertainties):
         Args:
             responses: Outputs with the logsumexp of logits.
             names: Names of the C classes.
-            texts: Each text, and the characters of its words.
-            bound: Threshold that accepts texts.
-            entity_temperature: Divides the log odds of entities' probabilities.
+            texts: Each text, with the first character and the end of each word.
+            bound: Threshold that accepts texts, or None.
+            entity_temperature: Divisor of the log odds of entities.
         """
         mean, members = _probabilities(responses)
         classes = most_probable(mean)
@@ -250,7 +257,7 @@ def _entities(
     texts: Sequence[tuple[str, Sequence[tuple[int, int]]]],
     temperature: float,
 ) -> dict[str, Any]:
-    """Return the fields of `WordPredictions` that are of entities."""
+    """Return the fields of `WordPredictions` about entities."""
     spans, labels = spans_of(classes, names), span_labels(names)
     numbers, count = spans.word_numbers(*classes.shape), len(spans.rows)
     probability = entity_probability(lowest(confidence.double().flatten(), numbers, count), temperature)
@@ -271,16 +278,18 @@ def _entities(
 
 
 def shortest(x: Tensor) -> Any:  # noqa: ANN401 - lists of lists
-    """Return float32 numbers as those of the fewest digits that are they."""
+    """Convert float32 numbers to Python floats with the fewest digits that give the same float32 number."""
     return x.numpy().astype(np.str_).astype(np.float64).tolist()
 
 
 def answered_classes(responses: Responses, label_thresholds: Sequence[float] | None = None) -> Tensor:
-    """Return the most probable class of each sample (N,) or word (N, Q), int64; or which of Q labels are above their thresholds.
+    """Return the predicted class of each sample (N,) or word (N, Q), int64.
+
+    For a multi-label model, return whether each label is above its threshold, (N, Q), 0 or 1.
 
     Args:
         responses: Outputs of members.
-        label_thresholds: Of models for several labels, those of the labels, one half if empty; None of others.
+        label_thresholds: Thresholds of a multi-label model; empty for 0.5. None for other models.
     """
     mean = mean_probabilities(responses)
     if label_thresholds is None:
@@ -289,7 +298,7 @@ def answered_classes(responses: Responses, label_thresholds: Sequence[float] | N
 
 
 def _above(label_thresholds: Sequence[float], probabilities: Tensor) -> Tensor:
-    """Return whether probabilities (..., Q) of labels are above their thresholds, one half if empty, boolean."""
+    """Return whether probabilities (..., Q) are above their thresholds, boolean. Empty thresholds mean 0.5."""
     return probabilities > torch.tensor(label_thresholds or [HALF], dtype=torch.float64)
 
 
@@ -301,24 +310,27 @@ def predictions_of(
     *,
     label_thresholds: Sequence[float] = (),
 ) -> Predictions | LabelPredictions:
-    """Return the predictions from the outputs of members, of models for one label or for several; see there."""
+    """Return the predictions from the outputs of a model for a single label or several labels.
+
+    See `Predictions.of` and `LabelPredictions.of` for the arguments.
+    """
     if responses.log_probs.ndim == 3:  # (M, N, C)
         return Predictions.of(responses, names, bound, rule)
     return LabelPredictions.of(responses, names, bound, thresholds=label_thresholds)
 
 
 def _probabilities(responses: Responses) -> tuple[Tensor, Tensor]:
-    """Return the mean of members' probabilities (N, ...), and each member's (M, N, ...)."""
+    """Return the members' mean probabilities (N, ...), and each member's probabilities (M, N, ...)."""
     mean = torch.cat([mean_probabilities(part) for part in responses.split(SAMPLES_AT_ONCE)])
     return mean, responses.log_probs.exp()
 
 
 def _scores(responses: Responses) -> dict[str, Tensor]:
-    """Return all scores of logits (N,), and those that come with the outputs."""
+    """Return all OOD scores of logits (N,), and the feature-based scores of the outputs."""
     return {name: scored(responses, name) for name in SCORES} | dict(responses.scores)
 
 
 def _uncertainties(scores: Mapping[str, Tensor], bound: Bound | None) -> dict[str, Any]:
-    """Return the fields of `Uncertainties`, given all scores (N,)."""
+    """Return the fields of `Uncertainties` from all OOD scores (N,)."""
     single = {name: score.float() for name, score in scores.items()}
     return {"scores": single, "accepted": None if bound is None else single[bound[0]] < bound[1]}

@@ -1,4 +1,4 @@
-"""What DATA name: sets of images or texts, one after another, or lines of standard input as they come."""
+"""Inputs of `predict`: sets of images or texts in sequence, or lines of standard input as they arrive."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from hydractl.strict_json import opened
 
 STDIN = "standard input"
 LONGEST = 1 << 20
-"""Maximum length of a line, in bytes."""
+"""Maximum length of a line, in bytes. Chosen by hand; it limits memory for streams without line ends. Twice
+the length needs twice the memory."""
 
 
 class Source(NamedTuple):
-    """A set, and what lines call it where the number of a row does not tell which row it is."""
+    """A data set with its name. The name is None if output lines are clear without it."""
 
     name: str | None
     items: Dataset
@@ -32,22 +33,22 @@ class Source(NamedTuple):
 def open_sources(
     references: Sequence[str], how: Reading, *, workers: int | None, skip_bad: bool
 ) -> list[Source]:
-    """Open DATA. Neighbouring image files are one set.
+    """Open the data of `predict`. Consecutive image files become a single set.
 
     Args:
-        references: DATA of `predict`, without standard input.
+        references: Data references, without standard input.
         how: Preprocessing of the model.
-        workers: As `open_items` takes them.
-        skip_bad: Whether images that cannot be read get a line with an error.
+        workers: Number of processes that decode images; see `open_items`.
+        skip_bad: Whether unreadable images get a line with an error.
 
     Raises:
-        DataError: If one cannot be opened.
+        DataError: If a reference cannot be opened.
         UsageError: If image files are given to a text model.
     """
     if isinstance(how, Tokenization):
         how = how.model_copy(
             update={"by_word": False}
-        )  # long texts are cut into windows as they are answered
+        )  # long texts are cut into windows later, block by block
     sets: list[tuple[str, Dataset]] = []
     for files, group in groupby(references, is_file):
         names = list(group)
@@ -81,18 +82,19 @@ def _files(paths: Sequence[Path], how: Reading) -> ImageSet:
 
 
 def lines(how: Reading, *, size: int, crew: WorkerPool | None, null: bool = False) -> Iterator[Dataset]:
-    """Yield the lines of standard input, `size` at a time: texts, or paths of images, by their numbers from 0.
+    """Yield the lines of standard input, `size` at a time, as texts or as images by path.
 
-    A blank line is a text like any other; of paths blank lines do not count. Images are read by `crew`.
+    Keys of texts are line numbers (0-based). Empty lines are texts for text models, and ignored for image
+    models.
 
     Args:
-        how: Of the model.
-        size: At least 1.
-        crew: The processes that decode images.
-        null: Whether a text or path ends with a NUL byte, not with the line.
+        how: Preprocessing of the model.
+        size: Number of lines at a time, at least 1.
+        crew: Processes that decode images.
+        null: Whether texts or paths end with a NUL byte instead of a line end.
 
     Raises:
-        DataError: If a text is not UTF-8, or a text or path is longer than any.
+        DataError: If a text is not UTF-8, or a line is longer than `LONGEST`.
     """
     if content_of(how) is Content.TEXTS:
         texts = ((i, _text(line, i)) for i, line in enumerate(_lines(null=null)))
@@ -121,7 +123,7 @@ def _lines(*, null: bool) -> Iterator[bytes]:
 
 
 def _ended(file: BinaryIO, end: bytes) -> Iterator[bytes]:
-    """Yield what stands before each `end`, as it comes, and what is left; no more than is too long for a line."""
+    """Yield the bytes before each `end` as they arrive, and the rest; stop at a line that is too long."""
     pending = b""
     while piece := file.read1(LONGEST):  # type: ignore[attr-defined] # standard input is buffered
         *ended, pending = (pending + piece).split(end)
@@ -142,7 +144,7 @@ def _text(line: bytes, i: int) -> str:
 
 
 def _path(line: bytes, i: int) -> Path:
-    """Return a path, which is bytes and need not be text."""
+    """Convert the bytes of a line to a path, which need not be UTF-8."""
     if b"\0" in line:
         raise DataError(
             f"{STDIN}: line {i + 1} contains a NUL byte, which a path cannot", hint="add `--null`"

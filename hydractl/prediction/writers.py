@@ -1,6 +1,6 @@
-"""A line an input: what is written of it, and in which form.
+"""Output lines of `predict`, a line per input, as JSON lines, CSV or Parquet.
 
-A line is an object of JSON; a .csv or .parquet file has a column for each of its numbers and names.
+A JSON line is an object. A .csv or .parquet file has a column for each number and each name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Line = dict[str, Any]
 PATH, ROW, DATA, LABELS, ENTITIES = "path", "row", "data", "labels", "entities"
 ACCEPTED, SET, ERROR = "accepted", "set", "error"
 OPTIONAL: dict[str, type] = {ACCEPTED: bool, SET: str, ERROR: str}
-"""Columns that a table may have, with their types; a cell that holds several names is a list in JSON."""
+"""Optional columns of a table, with their types. A cell with several names contains a JSON list."""
 
 
 def lines_of(
@@ -51,15 +51,15 @@ def lines_of(
     score: str,
     decides: bool,
 ) -> Iterator[Line]:
-    """Yield what is told of each sample, without what it is called.
+    """Yield the line of each sample, without the name of the sample.
 
     Args:
-        predictions: Of N samples.
-        names: Of the classes.
-        task: Of the model.
-        top_k: How many classes are told, at most all.
-        score: The OOD score that is told.
-        decides: Whether they say if it is accepted, null where no threshold is known.
+        predictions: Predictions on N samples.
+        names: Class names.
+        task: Task of the model.
+        top_k: Number of most probable classes in a line, at most all.
+        score: OOD score in a line.
+        decides: Whether lines contain `accepted`; null without a known threshold.
     """
     uncertainties = _uncertainties(predictions, score, decides=decides)
     lines: Iterator[Line] = load(task.lines)(predictions, names, uncertainties, top_k=top_k, score=score)
@@ -74,14 +74,14 @@ def class_lines(
     top_k: int,
     score: str,
 ) -> Iterator[Line]:
-    """Yield what is told of each sample that has one label.
+    """Yield the line of each sample with a single label.
 
     Args:
-        predictions: Of N samples.
-        names: Of the classes.
-        uncertainties: What comes before votes and behind them, of each sample.
-        top_k: How many classes are told, at most all.
-        score: The OOD score that is told.
+        predictions: Predictions on N samples.
+        names: Class names.
+        uncertainties: For each sample, the fields before the votes and the fields after the votes.
+        top_k: Number of most probable classes in a line, at most all.
+        score: Unused; all functions in `Task.lines` have the same arguments.
     """
     del score
     likeliest = predictions.probabilities.sort(dim=1, descending=True, stable=True)
@@ -114,7 +114,7 @@ def label_lines(
     top_k: int,
     score: str,
 ) -> Iterator[Line]:
-    """Yield what is told of each sample that may have several labels; arguments as of `class_lines`."""
+    """Yield the line of each sample with several labels; arguments as in `class_lines`."""
     del score
     likeliest = predictions.probabilities.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
     samples = zip(
@@ -149,7 +149,10 @@ def entity_lines(
     top_k: int,
     score: str,
 ) -> Iterator[Line]:
-    """Yield what is told of each text whose words are answered, null where it has none; arguments as of `class_lines`."""
+    """Yield the line of each text with predictions per word; arguments as in `class_lines`.
+
+    Numbers of a text without words are null.
+    """
     del names, top_k
     texts = zip(
         predictions.words, predictions.entities, predictions.entity_scores[score], uncertainties, strict=True
@@ -161,7 +164,7 @@ def entity_lines(
 
 
 def _uncertainties(predictions: Uncertainties, score: str, *, decides: bool) -> Iterator[tuple[Line, Line]]:
-    """Yield what is told of the uncertainty of each sample before and behind votes."""
+    """Yield each sample's fields on uncertainty before the votes and after the votes."""
     ood_scores = shortest(predictions.scores[score])
     accepted = [None] * len(ood_scores) if predictions.accepted is None else predictions.accepted.tolist()
     numbers = map(shortest, (predictions.entropy, predictions.mutual_information))
@@ -173,14 +176,14 @@ def _uncertainties(predictions: Uncertainties, score: str, *, decides: bool) -> 
 
 
 class Writer(ABC):
-    """What turns lines into a file of one form."""
+    """Writer of lines to a file of a certain format."""
 
     def __init__(self, file: Sink, columns: Mapping[str, type]) -> None:
-        """Begin a file.
+        """Start a file.
 
         Args:
-            file: Where it goes.
-            columns: Those of a table by their names, with their types; see `columns`.
+            file: The output.
+            columns: Columns of a table with their types; see `columns`.
         """
         self.file = file
         self.columns = columns
@@ -190,12 +193,12 @@ class Writer(ABC):
         """Add lines."""
 
     def close(self) -> None:
-        """End the file."""
+        """Finish the file."""
         self.file.flush()
 
 
 class JSONLines(Writer):
-    """An object a line."""
+    """Writer of JSON lines."""
 
     @override
     def write(self, lines: Sequence[Line]) -> None:
@@ -203,7 +206,7 @@ class JSONLines(Writer):
 
 
 class CSV(Writer):
-    """A head and a row a line; what a line lacks is empty."""
+    """Writer of CSV with a header row. Missing fields are empty cells."""
 
     def __init__(self, file: Sink, columns: Mapping[str, type]) -> None:
         super().__init__(file, columns)
@@ -221,7 +224,7 @@ class CSV(Writer):
 
 
 class Parquet(Writer):
-    """The same columns."""
+    """Writer of Parquet with the same columns as CSV."""
 
     def __init__(self, file: Sink, columns: Mapping[str, type]) -> None:
         import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415 - what writes no such file need not load it
@@ -257,11 +260,11 @@ def columns(
     """Return the columns of a table of lines, in order, with their types.
 
     Args:
-        keys: What an input is called by.
-        top_k: How many classes are told.
-        members: How many vote.
-        optional: Which of `OPTIONAL` lines may have.
-        task: Of the model.
+        keys: Columns with the name of an input: `path`, `row`, `data`.
+        top_k: Number of most probable classes in a line.
+        members: Number of members with a vote.
+        optional: Names from `OPTIONAL` that lines may contain.
+        task: Task of the model.
     """
     types: dict[str, type] = {PATH: str, ROW: int, DATA: str}
     return (
@@ -276,7 +279,7 @@ def columns(
 
 
 def flattened(line: Line) -> Line:
-    """Return a line as a table has it: a column for each of the likeliest classes and for each vote."""
+    """Return a line as a row of a table, with a column for each class and each vote."""
     top, votes = line.get("top", ()), line.get("votes", ())
     flat = {name: cell for name, cell in line.items() if name not in {"top", "votes"}}
     for k, likely in enumerate(top):
@@ -294,19 +297,22 @@ def _cell(cell: object) -> object:
 
 
 def _utf8(cell: object) -> object:
-    r"""Return a cell, of a text the bytes that are not UTF-8 as `\xff`: Parquet has no others."""
+    r"""Return a cell in which bytes that are not UTF-8 are written as `\xff`, because Parquet requires UTF-8."""
     if not isinstance(cell, str):
         return cell
     return cell.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def path_text(path: str) -> str:
-    """Return a path by its bytes, whatever the locale says of them; those that are not UTF-8 are lone surrogates."""
+    """Return a path as text, independent of the locale. Bytes that are not UTF-8 become lone surrogates."""
     return os.fsencode(path).decode(errors="surrogateescape")
 
 
 def text(line: Line | list[Any]) -> str:
-    r"""Return a line, or names, as JSON; lone surrogates are written as `\udcff`, which Python opens a file by."""
+    r"""Return a line or a list of names as JSON.
+
+    Lone surrogates are written as `\udcff`. After parsing, Python can open the file by this path.
+    """
     written = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
     return NOT_UTF8.sub(lambda half: f"\\u{ord(half[0]):04x}", written)
 
@@ -317,12 +323,13 @@ class LineFormatter:
 
     Attributes:
         header: Header of the model.
-        names: Names of the classes.
+        names: Class names.
         top_k: Number of most probable classes in a line.
-        score: The OOD score in a line.
-        below: Inputs with an OOD score below it are accepted; None without a threshold.
-        decides: Whether lines have `accepted`: null if a threshold was fitted and none keeps its risk.
-        sets: Prediction sets in a line; None if the model stores none.
+        score: OOD score in a line.
+        below: Inputs with a lower OOD score are accepted. None without a threshold.
+        decides: Whether lines contain `accepted`. The value is null if a threshold was fitted, but no value
+            satisfies its risk.
+        sets: Stored rule for prediction sets in a line; None if the model stores no rule.
         skips_bad: Whether unreadable images have lines.
     """
 
@@ -346,11 +353,11 @@ class LineFormatter:
         """Return the lines of consecutive items of a source.
 
         Args:
-            source: The source, which names the items.
-            places: Numbers of the items.
+            source: Source of the items.
+            places: Indices of the items.
             responses: Predictions on the items.
-            bad: Reasons why items are unreadable, by number.
-            words: The words of each text if words are answered.
+            bad: Error messages of unreadable items, by index.
+            words: Words of each text, for predictions per word.
         """
         bound, header = None if self.below is None else (self.score, self.below), self.header
         thresholds, heat = header.label_thresholds, header.entity_temperature
