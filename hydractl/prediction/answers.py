@@ -153,7 +153,6 @@ def answers(
 
 
 def _batches(predictor: Predictor, inputs: PreparedData, team: ProcessGroup) -> Iterator[Sequence[Tensor]]:
-    """Yield indices, predictions and scores of the batches of all processes."""
     batches = inputs.tracked(predictor.reads, predictor.name)
     return team.iterate(predictor.responses(batches, data=inputs.name))
 

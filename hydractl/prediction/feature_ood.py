@@ -187,7 +187,6 @@ class HeadInput(nn.Module):
 
 
 def _head_paths(model: Towers, family: Family) -> list[tuple[nn.Module, list[str]]]:
-    """Return each readout of a model, and the paths of its classifiers in it."""
     (layout,) = family.towers.values()
     readout = model.tower().readout
     parts = [*readout.members] if isinstance(readout, MemberParallel) else [readout]
@@ -758,7 +757,6 @@ def fit_on(
 
 
 def _doubts(scores: Sequence[str], labels: Tensor, width: int) -> Iterator[str]:
-    """Yield warnings about scores with too little training data."""
     fewest = int(labels.unique(return_counts=True)[1].min())
     for score in scores:
         options = options_of(score)

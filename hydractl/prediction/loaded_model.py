@@ -108,7 +108,7 @@ class Loaded(Towers):
             TypeError: If the items do not fit the model.
             DataError: If an image cannot be read.
             InputError: If a logit is not finite, or the device has too little memory.
-            CheckpointError: If a zero-shot model has no class names yet, or a text model has no tokenizer.
+            CheckpointError: If class names of a zero-shot model or the tokenizer are missing.
             ValueError: If `batch_size` is less than 1.
         """
         batches: Iterable[Batch[Inputs]]
@@ -150,7 +150,6 @@ class Loaded(Towers):
         )
 
     def _respond(self, batches: Iterable[Batch[Inputs]], count: int) -> Responses:
-        """Return the predictions of the members, and the feature-based scores of the checkpoint."""
         predictor = Predictor(model=self, name=self.reference, reads=self.header.preprocess)
         if self.scores is not None:
             predictor = predictor.with_scores(self.scores, family_of(self.header.architecture))
@@ -332,7 +331,6 @@ def _built(opened: OpenModel, dtype: torch.dtype | None) -> LoadedModel | Loaded
 
 
 def _cut(inputs: Inputs, size: int) -> Iterator[Batch[Inputs]]:
-    """Split inputs into batches."""
     if size < 1:
         raise ValueError(f"batch_size is {size}, must be at least 1")
     places = torch.arange(batch_of(inputs)).split(size)
@@ -342,7 +340,6 @@ def _cut(inputs: Inputs, size: int) -> Iterator[Batch[Inputs]]:
 def _classes_asked_for(
     opened: OpenModel, classes: Sequence[str] | None, templates: Sequence[str] | None
 ) -> Classes | None:
-    """Return the classes given by the caller, or None."""
     if classes is None and templates is None:
         return None
     stored = opened.header.prompting

@@ -235,11 +235,6 @@ class MergeEvaluator:
         return tuple(data_input(inputs.dataset, self.team) for inputs in self.inputs.values())
 
     def _log_probs(self, load: Callable[[], Towers], name: str) -> LogProbs:
-        """Run a model on all data sets.
-
-        Raises:
-            InputError: If its logits are not finite, or it does not fit into the memory of the device.
-        """
         with fits(name, self.device):
             model = load().to(self.device)
         predictor = Predictor(model=model, name=name, reads=self.reads)
@@ -248,7 +243,6 @@ class MergeEvaluator:
         }
 
     def _scale(self, log_probs: LogProbs, name: str, temperature: Temperature | DataRef) -> Temperature:
-        """Return the given temperature, or fit a temperature on the given data."""
         if isinstance(temperature, Temperature):
             return temperature
         responses, labels = Responses(log_probs[temperature]), self.labels[temperature]

@@ -257,7 +257,6 @@ def _entities(
     texts: Sequence[tuple[str, Sequence[tuple[int, int]]]],
     temperature: float,
 ) -> dict[str, Any]:
-    """Return the fields of `WordPredictions` about entities."""
     spans, labels = spans_of(classes, names), span_labels(names)
     numbers, count = spans.word_numbers(*classes.shape), len(spans.rows)
     probability = entity_probability(lowest(confidence.double().flatten(), numbers, count), temperature)

@@ -81,7 +81,7 @@ class Material:
     group: int = 1
 
     def of_heads(self, masks: Sequence[Mask]) -> tuple[dict[str, TowerKeep], ...]:
-        """Convert masks of groups of heads to masks of heads."""
+        """Convert masks of groups to masks of heads."""
         return tuple(
             {
                 name: TowerKeep(
@@ -117,7 +117,6 @@ class DrawnMasks:
 
 
 def _best(material: Material) -> DrawnMasks:
-    """Keep the most important heads of each scores file."""
     start = material.sampling.diverge_from
     masks = [
         _best_of(path, scores, material.shape, quota)
@@ -173,7 +172,6 @@ def _sample(material: Material) -> DrawnMasks:
 
 
 def _clusters(material: Material) -> DrawnMasks:
-    """Keep a head of each cluster."""
     (path, scores), sampling = material.scores[0], material.sampling
     if scores.clusters is None:
         raise UsageError(
@@ -203,7 +201,6 @@ def _random(material: Material) -> DrawnMasks:
 
 
 def _diverse(material: Material) -> DrawnMasks:
-    """Draw candidates and keep the most diverse members."""
     draws = _sample(material)
     if material.compare is None:
         raise ValueError("`diverse` requires a comparison of candidates")

@@ -1,4 +1,4 @@
-"""data: show the named data sets and their references. Reads and downloads nothing."""
+"""data: list the named data sets and their references, without reading or downloading data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIST, SHOW = "list", "show"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig(CommandConfig):
-    """Which data sets to show."""
+    """Options of `data`."""
 
     words: tuple[str, ...] = required(
         Setting(
@@ -66,13 +66,13 @@ IN_FOLDER = f"{OPENOOD}=DIR"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Samples and their reference.
+    """A part of a data set, or an OOD set, with its reference.
 
     Attributes:
-        name: Name of a part, or name of an OOD set in tables.
+        name: Name of the part, or name of the OOD set in tables.
         typed: Reference as typed.
-        read: What the reference reads.
-        samples: Number of samples, if known.
+        read: Full reference after parsing.
+        samples: Number of samples; None if unknown.
     """
 
     name: str
@@ -86,8 +86,8 @@ class KnownDataset:
     """A named data set.
 
     Attributes:
-        parts: Its parts: from the Hub, then from OpenOOD's lists.
-        outside: Its OOD sets by role.
+        parts: Parts from the Hub, then parts from OpenOOD's lists.
+        outside: OOD sets by role.
     """
 
     name: str
@@ -105,7 +105,7 @@ class KnownDataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataReport:
-    """Report of `data`.
+    """Result of `data`.
 
     Attributes:
         briefly: Whether data sets are only listed.
@@ -118,7 +118,7 @@ class DataReport:
 
 @stage
 def run_data(config: DataConfig) -> DataReport:
-    """Return some or all named data sets."""
+    """Describe the named data sets, or all data sets if no name is given."""
     names = config.names or tuple(PRESETS)
     return DataReport(
         sets=tuple(_describe_preset(PRESETS[name]) for name in names), briefly=config.action == LIST

@@ -1,4 +1,4 @@
-"""doctor: shows versions, devices, cache, Hub and token, and says what to type if a check fails."""
+"""doctor: show versions, devices, cache, Hub and token, and suggest a command for each failed check."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hydractl.version import __version__
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorConfig(CheckedSettings, CommandConfig):
-    """How long to wait for the Hub."""
+    """Options of `doctor`."""
 
     timeout: float = setting(5.0, "Seconds to wait for the Hub.", above=0, high=600, metavar="S")
 
@@ -35,14 +35,14 @@ OFFLINE = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one check.
+    """Result of a check.
 
     Attributes:
         group: `libraries`, `machine` or `hub`.
         name: Object of the check.
         found: Description of the present state.
         state: Whether the check passed.
-        fix: What to type if the check failed.
+        fix: Command for a failed check, or None.
     """
 
     group: str
@@ -54,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorReport:
-    """Report of `doctor`."""
+    """Result of `doctor`."""
 
     findings: tuple[Finding, ...]
     paths: tuple[Path, ...] = ()
@@ -63,7 +63,7 @@ class DoctorReport:
         """Raise an error if a check failed.
 
         Raises:
-            CheckFailed: If a check failed; the message names it.
+            CheckFailed: The message has the names of the failed checks.
         """
         failed = [finding for finding in self.findings if finding.state == "failed"]
         if failed:
@@ -75,7 +75,7 @@ class DoctorReport:
 
 @stage
 def run_doctor(config: DoctorConfig) -> DoctorReport:
-    """Run all checks. Changes nothing, and uses the network only for one request to the Hub."""
+    """Run all checks. Nothing is changed, and the network is used only for a single request to the Hub."""
     progress.step("Checking libraries, devices and the Hub")
     return DoctorReport(findings=(*_libraries(), *_devices(), *_hub(config.timeout)))
 
@@ -106,7 +106,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _hub(timeout: float) -> Iterator[Finding]:
-    """Ask the Hub for the owner of the token. The answer shows whether the Hub responds and whether it knows the token."""
+    """Request the owner of the token. The answer shows if the Hub responds and accepts the token."""
     import httpx2  # noqa: PLC0415 - `--help` loads no network stack
     from huggingface_hub import constants, get_token  # noqa: PLC0415 - as above
 

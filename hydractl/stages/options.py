@@ -1,4 +1,4 @@
-"""Settings that several stages have: one spelling, one help text. Importing this module does not load torch."""
+"""Options of several stages, with common names and help texts. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DATA, OOD, CHECKS, IMAGES_PANEL, ZERO_SHOT, MODEL_PANEL, MACHINE, OUTPUT, BUDGET
 )  # fmt: skip
 """Panels of options in help texts."""
 AUTO = "auto"
-"""Value with which the command chooses a number itself."""
+"""Value for numbers that the command chooses."""
 DATA_METAVAR = "DATA[::K=V,...]"
 SKIP_BAD = Setting("Skip unreadable images and report how many; decodes each image twice.", panel=DATA)
 DATA_SOURCES = f"{', '.join(LABELLED_BUILT_IN)}, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME"
@@ -77,13 +77,15 @@ OUT_MEMBERS = replace(OUT_MODEL, placeholders=("{i}",))
 
 
 MOST_OUTPUTS = 10_000
+"""Maximum number of outputs of a command. Chosen by hand to prevent accidental floods of files; twice the
+number has no other effect."""
 
 
 def numbered(out: Path, count: int) -> tuple[Path, ...]:
-    """Return the names of so many outputs: `{i}` in one name stands for their numbers.
+    """Return the paths of numbered outputs. `{i}` in the name is replaced by 0, 1, ...
 
     Raises:
-        UsageError: If there are several and it has none, or more than a folder should have.
+        UsageError: If `count` exceeds `MOST_OUTPUTS`, or the name of several outputs has no `{i}`.
     """
     if count > MOST_OUTPUTS:
         raise UsageError(f"`{out}`: stands for {count} outputs, but the maximum is {MOST_OUTPUTS}")
@@ -138,17 +140,17 @@ BATCH_SIZE = Setting("Samples per forward pass.", low=1, metavar="N", panel=MACH
 
 
 def count_or_auto(option: str, text: str, *, of: str, hint: str, digits: int = 9) -> int | str:
-    """Read a whole number, or `auto`.
+    """Parse an integer or `auto`.
 
     Args:
-        option: Where it was typed.
-        text: What was typed.
-        of: What is counted, for messages.
-        hint: What to type instead of anything else.
-        digits: How many it has at most.
+        option: Name of the option, for messages.
+        text: Value of the option.
+        of: Unit of the number, for messages.
+        hint: Hint for other values.
+        digits: Maximum number of digits.
 
     Raises:
-        UsageError: If it is neither.
+        UsageError: If the text is neither.
     """
     if text == AUTO:
         return AUTO
@@ -158,10 +160,10 @@ def count_or_auto(option: str, text: str, *, of: str, hint: str, digits: int = 9
 
 
 def parse_workers(text: str) -> int | None:
-    """Read a number of worker processes, None for `auto`.
+    """Parse a number of worker processes. Return None for `auto`.
 
     Raises:
-        UsageError: If it is neither.
+        UsageError: If the text is neither.
     """
     count = count_or_auto(
         "--num-workers", text, of="processes", hint="give 0 to decode in threads of this process", digits=4
@@ -191,10 +193,10 @@ MAX_LENGTH = Setting(
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Read the height and width of images: `224`, or `224x160`.
+    """Parse height and width of images: `224` or `224x160`.
 
     Raises:
-        UsageError: If it is neither.
+        UsageError: If the text is neither.
     """
     sides = text.split("x")
     if len(sides) > 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
@@ -211,7 +213,7 @@ def _numbers(option: str) -> Callable[[str], tuple[float, ...]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images(CheckedSettings):
-    """What a user says of how images are read; None for what the model says."""
+    """Options for the preprocessing of images. None uses the value of the model."""
 
     img_size: tuple[int, int] | None = setting(
         None,
@@ -241,7 +243,7 @@ class Images(CheckedSettings):
     )
 
     def options(self) -> dict[str, OptionValue]:
-        """Return what was said, by field."""
+        """Return the given options by name."""
         options: dict[str, OptionValue] = {"img_size": self.img_size, "mean": self.mean, "std": self.std}
         return {name: value for name, value in options.items() if value is not None}
 
@@ -282,10 +284,10 @@ NAMING = OptionGroup(
 
 
 def parse_temperature(text: str) -> DataRef | float:
-    """Read a number, or DATA to fit one on; a folder named by a number is written `./2`.
+    """Parse a number or a data reference. A folder named by a number must be written as `./2`.
 
     Raises:
-        UsageError: If the reference is malformed. Whether the number makes sense is not looked at.
+        UsageError: If the reference is malformed. The range of a number is not checked.
     """
     try:
         return float(text)
@@ -306,28 +308,28 @@ TEMPERATURE = Setting(
 
 
 class WithTemperature:
-    """A base of configurations with a `temperature`: a number, data to fit one on, or none."""
+    """Base class of configurations with a `temperature`: a number, data for fitting, or None."""
 
     __slots__ = ()
     temperature: DataRef | float | None
 
     @property
     def temperature_data(self) -> DataRef | None:
-        """The data that a temperature is fitted on."""
+        """Data for fitting the temperature; None if there are none."""
         return self.temperature if isinstance(self.temperature, DataRef) else None
 
     @property
     def given_temperature(self) -> float | None:
-        """The number that logits are divided by as it is."""
+        """Temperature given as a number; None if there is none."""
         return float(self.temperature) if isinstance(self.temperature, int | float) else None
 
 
 def budget(default: str = "", keep: Setting = KEEP) -> OptionGroup:
-    """Return how one of three options gives a budget.
+    """Return the option group for a budget: `--keep`, `--remove` and `--keep-fraction`.
 
     Args:
-        default: What holds without any, for the help.
-        keep: How the first of them is told.
+        default: Text about the default, for the help.
+        keep: Declaration of `--keep`.
     """
     help_text = f"Keep the fraction F of all heads{f' (default{default})' if default else ''}."
     options = (
@@ -341,10 +343,10 @@ def budget(default: str = "", keep: Setting = KEEP) -> OptionGroup:
 def budget_of(
     *, keep: int | None = None, remove: int | None = None, keep_fraction: float | None = None
 ) -> HeadBudget | None:
-    """Return the budget that one of three options gives, or None without any.
+    """Return the budget from one of three options, or None if all are None.
 
     Raises:
-        UsageError: If two are given, or one is out of range.
+        UsageError: If two options are given, or a value is out of range.
     """
     options = {"--keep": keep, "--remove": remove, "--keep-fraction": keep_fraction}
     stated = [f"`{name}`" for name, value in options.items() if value is not None]

@@ -1,1 +1,1 @@
-"""eval: measures accuracy, calibration, OOD detection, diversity and cost."""
+"""eval: measure accuracy, calibration, OOD detection, diversity and cost."""

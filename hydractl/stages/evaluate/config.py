@@ -1,4 +1,4 @@
-"""Configuration of `eval`, checked before anything is read. Importing this module does not load torch."""
+"""Configuration of `eval`, checked before any input is read. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ from hydractl.stages import options as shared
 
 SETS, SETS_PANEL = "--sets", "Prediction sets"
 RAPS_PENALTY, RAPS_RANK = 0.01, 5
-"""Of RAPS: those of its paper for ImageNet."""
+"""Penalty and rank of RAPS for ImageNet, from its paper. Twice the penalty shrinks large sets; twice the rank
+leaves more classes without penalty."""
 OF_RAPS = Constraint("set_method", (SetMethod.RAPS,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetOptions(CheckedSettings):
-    """Level and method; `sets` is None where none are fitted."""
+    """Options for prediction sets. `sets` is None if no sets are fitted."""
 
     sets: float | None = setting(
         None,
@@ -131,7 +132,7 @@ MEASURED_SETS = replace(
         lambda config: (
             needing(config.chosen, MetricNeeds.OOD, MetricNeeds.MEMBERS)
             or (config.ood_score and not config.uses_scores)
-        ),  # the refusal of `--ood-score` says more
+        ),  # `--ood-score` has its own constraint with a clearer message
         message="OOD data sets are given, but no selected metric uses them",
     ),
 )
@@ -140,12 +141,12 @@ NOTHING_BY_SCORES = "`--ood-score` has no effect: no OOD metric is measured"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig(shared.WithTemperature, CommandConfig):
-    """What to measure, on which data, and what to write."""
+    """Options of `eval`."""
 
     COMMAND: ClassVar[str] = "eval"
 
     model: str = required(shared.MODEL)
-    """The model of the first row, to which `--fail-if` applies."""
+    """Model of the first row. `--fail-if` applies to this row."""
     data: DataRef = required(
         Setting(
             f"Labelled test data: {shared.DATA_SOURCES}.",
@@ -255,7 +256,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     latency: bool = flag(
         Setting("Measure latency.", option_names=("--latency/--no-latency",), panel=MEASURED), on=True
     )
-    """It differs between runs."""
+    """Latency differs between runs, also on the same machine."""
     bootstrap: int = setting(
         200, "Resamples for 95 % intervals; 0 for none.", low=0, metavar="N", panel=MEASURED
     )
@@ -323,7 +324,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     device: str = by_default("auto", replace(shared.DEVICE, role=Role.SHAPES))
     dtype: str | None = by_default(None, shared.DTYPE)
     arch: str | None = by_default(None, shared.ARCH)
-    """Applies to `model` only."""
+    """Applies only to `model`."""
     seed: int = by_default(0, replace(shared.SEED, help="Seed of resamples and corruptions.", panel=MEASURED))
     force: bool = flag(shared.FORCE)
     if_changed: bool = flag(IF_CHANGED)
@@ -341,15 +342,19 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         ood_scores.check_scores(self.scores)
         if len({*self.scores}) < len(self.scores):
             raise UsageError(f"`--ood-score {','.join(self.scores)}` repeats a score")
-        # whether models hold the default score is not known yet
+        # The headers of models decide about the default score, but they are not read yet.
         scopes = [scope for extension in self.extensions for scope in extension.scopes]
         self.check_conditions(scopes, self.ood_score or (ood_scores.MSP, ood_scores.ENERGY_DENSITY))
 
     def check_conditions(self, under: Sequence[str], scores: Sequence[str]) -> None:
-        """Check that all conditions refer to metrics that will be measured, given further scopes of labelled data.
+        """Check that all conditions of `--fail-if` refer to measured metrics.
+
+        Args:
+            under: Further scopes of labelled data.
+            scores: OOD scores that will be measured.
 
         Raises:
-            UsageError: If a condition does not; the hint has a valid one.
+            UsageError: If a condition refers to another metric. The hint has a valid condition.
         """
         for condition in self.fail_if:
             hints = (extension.scope_hint(condition.scope, under) for extension in self.extensions)
@@ -358,19 +363,19 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """OOD scores; metrics of the first have no suffix."""
+        """OOD scores. Metrics of the first score have no suffix."""
         return self.ood_score or (
             (ood_scores.MSP,) if self.fit is None else (ood_scores.MSP, ood_scores.ENERGY_DENSITY)
         )
 
     @property
     def uses_scores(self) -> bool:
-        """Whether OOD scores are used."""
+        """Whether a metric, a threshold or `--store` needs OOD scores."""
         return bool(self.threshold_for or (self.store and self.fit) or needing(self.chosen, MetricNeeds.OOD))
 
     @property
     def standardized_on(self) -> DataRef | None:
-        """Held-out data to standardize `energy+density` on; None if it is not fitted."""
+        """Held-out data for standardizing `energy+density`; None if the score is not fitted."""
         return self.val if self.fit is not None and ood_scores.ENERGY_DENSITY in self.scores else None
 
     @property
@@ -390,40 +395,40 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
 
     @property
     def has_confidence(self) -> bool:
-        """Whether the guarantee holds with a confidence, not on average."""
+        """Whether the guarantee holds with a confidence instead of on average."""
         return self.promised is Guarantee.ERRORS_AMONG_ACCEPTED
 
     @property
     def chance(self) -> float | None:
-        """Probability that the guarantee does not hold; None if it holds on average or there is no threshold."""
+        """Probability that the guarantee does not hold; None without a threshold or confidence."""
         return (self.delta or threshold.DELTA) if self.threshold_for and self.has_confidence else None
 
     @property
     def risk(self) -> Risk | None:
-        """The errors that the threshold allows; None if no threshold is fitted."""
+        """Errors allowed by the threshold; None if no threshold is fitted."""
         return Risk(self.threshold_for, self.promised, self.chance) if self.threshold_for else None
 
     @property
     def guaranteed(self) -> tuple[str, ...]:
-        """The given options that promise a guarantee."""
+        """Given options with a guarantee."""
         levels = {threshold.THRESHOLD_OPTION: self.threshold_for, SETS: self.set_options.sets}
         return tuple(option for option, level in levels.items() if level is not None)
 
     @property
     def rows(self) -> tuple[NamedModels, ...]:
-        """All rows of the table, that of the model first."""
+        """All rows of the table. The row of `model` comes first."""
         name = model_name(self.model) if self.name is None else self.name
         return (NamedModels(name=name, models=(self.model,)), *self.compare)
 
     @property
     @override
     def further_inputs(self) -> tuple[InputRef, ...]:
-        """Inputs that are not single settings."""
+        """Inputs of extensions."""
         return tuple(ref for extension in self.extensions for ref in extension.further_inputs(self))
 
     @property
     def ood(self) -> tuple[NamedData, ...]:
-        """All OOD sets, near ones first."""
+        """All OOD sets; near sets come first."""
         return self.near + self.far
 
     @property
@@ -433,7 +438,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
 
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:
-        """Data sets of each mean; empty groups are left out."""
+        """Names of the OOD sets of each mean. Empty groups are left out."""
         groups = {"near": self.near, "far": self.far, "all": self.ood}
         return {group: tuple(d.name for d in sets) for group, sets in groups.items() if sets}
 

@@ -1,4 +1,4 @@
-"""eval: measures accuracy, calibration, OOD detection, diversity and cost."""
+"""eval: measure accuracy, calibration, OOD detection, diversity and cost."""
 
 from __future__ import annotations
 
@@ -73,17 +73,17 @@ from hydractl.version import __version__
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalReport:
-    """Measurements of `eval`, and the files written."""
+    """Result of `eval`: the report, and the paths of all written files."""
 
     document: Report
     paths: tuple[Path, ...]
     config: EvalConfig
 
     def require_checks(self) -> None:
-        """Raise an error if a condition holds or no threshold was found; call it after the report has been shown.
+        """Raise an error if a condition holds or no threshold was found. Call after printing the report.
 
         Raises:
-            CheckFailed: If a condition holds or no threshold was found; the message has the measured values.
+            CheckFailed: The message has the measured values.
         """
         config, row, checks = self.config, self.document.rows[0], self.document.checks
         if row.threshold is not None and row.threshold.below is None:
@@ -105,16 +105,17 @@ class EvalReport:
 
 @dataclass(slots=True, kw_only=True)
 class Results:
-    """Measurements of all rows, in the process that leads.
+    """Measurements of all rows, in the first process.
 
     Attributes:
         threshold_score: OOD score of the thresholds.
         rows: Rows of the report.
-        first: Numbers of the first row, which each other row is compared with.
+        first: Numbers of the first row, for the comparison with other rows.
         predictions: Predictions by row and data set, for `--save-predictions`.
-        examples: Inputs that the first row answers wrongly, or that its members disagree on.
-        scores: OOD scores that were fitted for the first model, for `--store`.
-        loaded: The models of all rows if time is measured.
+        examples: Inputs of the first row with wrong predictions or disagreement of members; None if not
+            collected.
+        scores: OOD scores fitted for the first model, for `--store`; None if not needed.
+        loaded: Models of all rows if latency is measured, else empty.
     """
 
     threshold_score: str
@@ -128,10 +129,10 @@ class Results:
 
 @stage
 def run_eval(config: EvalConfig) -> EvalReport:
-    """Measure every row on every data set, and optionally write a report and predictions.
+    """Measure each row on each data set, and optionally write a report, predictions and a copy of the model.
 
-    Models are loaded one row at a time, unless latency is measured, which needs all of them. Processes of a launcher
-    share the batches; the first measures and writes, with the same bytes as a single process.
+    Models are loaded row by row. Only for latency, all models stay in memory. Processes of a launcher share
+    the batches. The first process measures and writes the same bytes as a single process.
 
     Raises:
         InputError: If a model or a data set cannot be used, or the models have different classes.
@@ -150,7 +151,7 @@ def run_eval(config: EvalConfig) -> EvalReport:
         measurers = [m for extension in config.extensions if (m := extension.begin(config, opened))]
         config = _with_default_score(config, opened)
         run = _open_data(config, opened, measurers, device, team)
-        # a threshold of the default scores is on the last one: `energy+density` if models store it
+        # A threshold on default scores uses the last of them: `energy+density` if all models store it.
         results = Results(threshold_score=config.scores[-1 if original.ood_score is None else 0])
         for measurer in measurers:
             measurer.open_data(run)
@@ -164,12 +165,13 @@ def run_eval(config: EvalConfig) -> EvalReport:
         else:
             document = _document(config, run, results, measurers, config_digest(original))
             _write(original, config, run, results, document, output)
-            team.broadcast(document.to_json())  # after the files: the others end with it
+            # after the files, because the other processes end with this message
+            team.broadcast(document.to_json())
     return EvalReport(document=document, paths=tuple(paths), config=original)
 
 
 def _open_models(config: EvalConfig, output: Output) -> list[list[OpenModel]]:
-    """Open the models of each row, and refuse those that do not fit the options or each other, before data are opened."""
+    """Open the models of each row. Check options and models before data are opened."""
     opened = [
         [
             open_reader(m, arch=config.arch if row == 0 else None, max_length=config.max_length)
@@ -185,7 +187,6 @@ def _open_models(config: EvalConfig, output: Output) -> list[list[OpenModel]]:
 
 
 def _check_outputs(config: EvalConfig, models: Sequence[OpenModel], output: Output) -> None:
-    """Refuse outputs that must not be written."""
     for path, option in ((config.out, "-o"), (config.save_predictions, "--save-predictions")):
         output.check(
             path,
@@ -201,10 +202,10 @@ def _check_outputs(config: EvalConfig, models: Sequence[OpenModel], output: Outp
 
 
 def _check_task(config: EvalConfig, first: OpenModel) -> None:
-    """Refuse options that are not defined for the task of the models.
+    """Check that all options are defined for the task of the models.
 
     Raises:
-        UsageError: Naming the option.
+        UsageError: If an option is not defined.
     """
     task = first.header.architecture.task
     if config.label_thresholds and not task.by_label:
@@ -222,7 +223,7 @@ def _check_task(config: EvalConfig, first: OpenModel) -> None:
 
 
 def _with_default_score(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> EvalConfig:
-    """Return the configuration with `energy+density` beside `msp` if no scores are given and all models store it."""
+    """Add `energy+density` to the OOD scores if no scores are given and all models store it."""
     is_settled = config.ood_score is not None or config.fit is not None or config.naming != NOTHING_NAMED
     derived = any(row.is_derived for row in config.rows)
     all_store = all(default_score(model.header) == ENERGY_DENSITY for model in chain.from_iterable(opened))
@@ -241,7 +242,7 @@ def _open_data(
     device: torch.device,
     team: ProcessGroup,
 ) -> Evaluation:
-    """Open the data, and refuse all that does not fit together before a model is loaded."""
+    """Open the data. Check that data, models and options fit together before a model is loaded."""
     first, models = opened[0][0], [*chain.from_iterable(opened)]
     stored_scores = config.fitted if config.fit is None else ()
     explicit = config.chosen if config.metrics else ()
@@ -278,7 +279,7 @@ def _open_data(
         team,
         batch_size=config.batch_size,
     )
-    # the disk of the first output that is a file has room for outputs
+    # use the disk of the first output file, because it needs space for the outputs anyway
     written = filter(None, (config.out, config.save_predictions, config.store))
     file = next((path for path in written if not is_stream(path)), None)
     run = Evaluation(
@@ -323,7 +324,7 @@ def _measure_row(
     named: NamedModels,
     opened: Sequence[OpenModel],
 ) -> None:
-    """Measure a row. Its models are freed at the end, before those of the next row are loaded, unless time is measured."""
+    """Measure a row. Without latency, its models are freed before the next row is loaded."""
     data, measurement = run.data, run.measurement
     dtype = None if config.dtype is None else torch_dtype(config.dtype)
     predictors: Sequence[Predictor] = load_predictors(
@@ -392,7 +393,7 @@ def _measure_row(
 def _row(
     config: EvalConfig, run: Evaluation, results: Results, loaded: LoadedRow, numbers: RowNumbers
 ) -> Row:
-    """Return the row of the report: numbers that follow from predictions and headers, thresholds and prediction sets."""
+    """Return the row of the report: numbers from predictions and headers, thresholds and prediction sets."""
     opened, tested, labels = loaded.opened, loaded.predictions[ID_NAME], run.data.labels
     by_score, best = best_on_validation(run.measurement, loaded.predictions)
     stored = stored_temperatures(opened)
@@ -430,7 +431,11 @@ def _row(
 
 
 def _sets(config: EvalConfig, run: Evaluation, loaded: LoadedRow) -> SetNumbers | None:
-    """Return the numbers of a row's prediction sets: those fitted now, else those that its only model stores."""
+    """Measure a row's prediction sets.
+
+    These are newly fitted sets, or the sets stored in the model if the row has a single model. None without
+    sets, or if stored sets are not valid for this run.
+    """
     predictions, labels, data = loaded.predictions[ID_NAME], run.data.labels, run.data.fingerprints[ID_NAME]
     if config.set_options.rule is not None:
         sets = fit_sets(predictions, labels, data, config.set_options.rule)
@@ -452,7 +457,6 @@ def _sets(config: EvalConfig, run: Evaluation, loaded: LoadedRow) -> SetNumbers 
 
 
 def _measure_time(config: EvalConfig, run: Evaluation, results: Results) -> None:
-    """Add the time of each row, measured in turn."""
     latencies = measure_latencies(
         results.loaded, config.chosen, batch_size=config.batch_size, seed=config.seed, warn=run.warn
     )
@@ -469,9 +473,8 @@ def _document(
     measurers: Sequence[RowMeasurer],
     digest: str,
 ) -> Report:
-    """Return the report."""
     rows, libraries = results.rows, {model.family.library for model in chain.from_iterable(run.opened)}
-    # metrics that only some rows and OOD sets have count as measured if one has them
+    # Some metrics exist only for certain rows and OOD sets. They count as measured if any row has them.
     measured = {*config.chosen} - {*needing(config.chosen, *WHERE_PRESENT, MetricNeeds.OOD)}
     values = [values for row in rows for values in (row.values, *row.ood.values())]
     measured |= {name.partition("@")[0] for by_name in values for name in by_name}
@@ -500,7 +503,7 @@ def _document(
 
 
 def _options(config: EvalConfig, run: Evaluation) -> dict[str, OptionValue]:
-    """Return the options that shape the numbers; those that were not given are left out."""
+    """Return the given options with an influence on the numbers."""
     classes = run.data.classes
     options: dict[str, OptionValue] = {
         "batch_size": config.batch_size,
@@ -529,7 +532,16 @@ def _write(
     document: Report,
     output: Output,
 ) -> None:
-    """Write all files or none. `given` has the options as the user gave them, `config` the default OOD score too."""
+    """Write all files or none.
+
+    Args:
+        original: Options as the user gave them.
+        config: Options with the default OOD scores.
+        run: Models and data.
+        results: Measurements.
+        document: The report.
+        output: Outputs of the command.
+    """
     opened, header = run.opened[0][0], run.opened[0][0].header
     if original.store is not None:
         header = _header_of_copy(original, run, results)
@@ -548,9 +560,9 @@ def _write(
 
 
 def _header_of_copy(config: EvalConfig, run: Evaluation, results: Results) -> Header:
-    """Return the header of the copy that `--store` writes. `config` has the options as the user gave them."""
+    """Return the header of the copy for `--store`. `config` has the options as the user gave them."""
     opened, row, data = run.opened[0][0], results.rows[0], run.data.identities
-    # `sources_of_stored` reads the inputs of the step in this order
+    # `sources_of_stored` reads the inputs of the step in this order.
     roles = (
         ID_NAME,
         *(TEMPERATURE,) * (config.temperature_data is not None),

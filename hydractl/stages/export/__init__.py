@@ -1,1 +1,1 @@
-"""export: writes a model to a file that runs without hydractl."""
+"""export: write a model to a file that runs without hydractl."""

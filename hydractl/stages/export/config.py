@@ -25,7 +25,7 @@ MEASURED_ON = Constraint("data", why="it needs labelled data to measure on", hin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportConfig(CheckedSettings, CommandConfig):
-    """What to export, how, and the data to check it on."""
+    """Options of `export`."""
 
     COMMAND: ClassVar[str] = "export"
 
@@ -106,7 +106,7 @@ class ExportConfig(CheckedSettings, CommandConfig):
 
     @property
     def script(self) -> Path:
-        """Path of the Python script that runs the exported model."""
+        """Path of the Python script for running the exported model."""
         return self.out.with_name(f"{self.out.name}.py")
 
     @override

@@ -1,4 +1,4 @@
-"""export: write a model in a format of another runtime, and compare both on the same inputs."""
+"""export: write a model in the format of another runtime, and compare both on the same inputs."""
 
 from __future__ import annotations
 
@@ -42,25 +42,26 @@ from hydractl.provenance.output import Output, make_step, sidecar_step
 from hydractl.stages.export.config import ONNX, ExportConfig
 
 EXAMPLES = 2
-"""Batch size for tracing; torch would treat an axis of size 1 as constant."""
+"""Batch size for tracing. Must be at least 2, because torch.export treats an axis of size 1 as constant. A
+larger batch only makes tracing slower."""
 DATA, QUANTIZED = "the data", "the data, quantized"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReport:
-    """Files or folder that `export` wrote, and their differences from the model.
+    """Paths of the exported model, and its differences from the original.
 
     Attributes:
-        paths: Files written: the model, the script that runs it, the report.
-        inputs: Name, type and shape of each input; dynamic axes have names.
-        outputs: Name, type and shape of each output.
+        paths: Written files: the model, a script for running it, the report.
+        inputs: Name, dtype and shape of each input. Dynamic axes have names.
+        outputs: Name, dtype and shape of each output.
         members: Number of members M.
         classes: Number of classes C.
         size_bytes: Size of the model.
-        differences: Largest differences from the model's outputs: on random inputs; of logits on the data; for pixel
-            inputs, from the outputs with the preprocessing of `eval`; for a quantized model, before and after
+        differences: Largest differences from the original by name: on random inputs; of logits on the data;
+            for pixel inputs, from the preprocessing of `eval`; for a quantized model, before and after
             quantization.
-        measured: Report of both models on the data, as from `eval`; None without data.
+        measured: Report of both models on the data, in the format of `eval`; None without data.
     """
 
     paths: tuple[Path, ...]
@@ -79,7 +80,7 @@ def run_export(config: ExportConfig) -> ExportReport:
 
     Raises:
         UnsupportedModelError: If the model cannot be exported, or a library is missing or too old.
-        CheckFailed: If the exported model differs from the model by more than `tolerance`.
+        CheckFailed: If the exported model differs from the original by more than `tolerance`.
         OutputExists: If an output already exists.
     """
     require_one_process("export")
@@ -165,11 +166,13 @@ def run_export(config: ExportConfig) -> ExportReport:
 
 
 def _export_folder(config: ExportConfig) -> ExportReport:
-    """Write a copy of a model as a folder of transformers and timm. The weights are the same bytes, so nothing is compared.
+    """Write a copy of a model as a folder of transformers and timm.
+
+    The weights are copied byte by byte, so nothing is compared.
 
     Raises:
         OutputExists: If the folder contains a model that may not be replaced.
-        OutputError: If it cannot be written.
+        OutputError: If the folder cannot be written.
     """
     with Output.claim(config, [config.out]) as output:
         opened = open_reader(config.model, arch=config.arch)
@@ -205,7 +208,7 @@ def _export_folder(config: ExportConfig) -> ExportReport:
 
 
 def _check(config: ExportConfig, opened: OpenModel, output: Output) -> None:
-    """Raise if outputs cannot be written, or the model cannot take pixels."""
+    """Check that outputs can be written, and that the model can take pixels if required."""
     for path, option in ((config.out, "-o"), (config.script, "-o"), (config.report, "--report")):
         output.check(
             path,
@@ -228,7 +231,7 @@ def _check(config: ExportConfig, opened: OpenModel, output: Output) -> None:
 
 
 def _load(config: ExportConfig, opened: OpenModel, classes: Classes | None) -> Source:
-    """Load the model, without the text tower if its classes are known."""
+    """Load the model, without the text tower if the classes are known."""
     how = opened.header.preprocess
     model = load_any(opened, dtype=torch.float32)
     settle(model, opened, classes)
@@ -238,7 +241,7 @@ def _load(config: ExportConfig, opened: OpenModel, classes: Classes | None) -> S
     pixels, example = None, samples(opened.header, batch=EXAMPLES, seed=config.seed)
     axes: tuple[str, ...] = ("batch",)
     if isinstance(how, Tokenization):
-        # an axis that is always padded to the same length has one length
+        # with padding to a fixed length, the length is constant
         axes = ("batch", "length") if how.padding == "longest" else ("batch",)
     elif config.with_preprocess:
         pixels, axes = Pixels(how), ("batch", "height", "width")
@@ -250,7 +253,11 @@ def _load(config: ExportConfig, opened: OpenModel, classes: Classes | None) -> S
 def _guarantees(
     config: ExportConfig, opened: OpenModel, header: Header, module: ExportModule
 ) -> tuple[Header, Threshold | None]:
-    """Return the header and the threshold without guarantees that do not hold for the exported model, after a warning."""
+    """Remove guarantees that do not hold for the exported model, with a warning.
+
+    Returns:
+        Header, and threshold or None.
+    """
     threshold = header.threshold
     if threshold is not None and (reason := _unfit(config, threshold, module, header)):
         progress.warn(f"{opened.reference}: its threshold is not exported: {reason}")
@@ -264,7 +271,7 @@ def _guarantees(
 
 
 def _unfit(config: ExportConfig, threshold: Threshold, module: ExportModule, header: Header) -> str | None:
-    """Return the reason why a threshold does not hold for the exported model, or None if it holds."""
+    """Return the reason why a threshold is not valid for the exported model, or None if it is valid."""
     if config.quantize is not None:
         return "it does not hold for the quantized model"
     if header.architecture.task.by_word:
@@ -276,7 +283,7 @@ def _unfit(config: ExportConfig, threshold: Threshold, module: ExportModule, hea
 
 
 def _publish(config: ExportConfig, opened: OpenModel, written: dict[Path, bytes], output: Output) -> None:
-    """Write all files, with a sidecar of their provenance if `--if-changed` needs one."""
+    """Write all files, with provenance sidecars if `--if-changed` needs them."""
     step = sidecar_step(
         config,
         config.out,
@@ -293,7 +300,7 @@ def _publish(config: ExportConfig, opened: OpenModel, written: dict[Path, bytes]
 def _metadata(
     config: ExportConfig, opened: OpenModel, module: ExportModule, header: Header, threshold: Threshold | None
 ) -> dict[str, str]:
-    """Return the metadata of the file: JSON by key."""
+    """Return the metadata of the file: JSON texts by key."""
     step = make_step(
         config,
         family=opened.family,
@@ -305,7 +312,7 @@ def _metadata(
         "labels": list(header.labels),
         "preprocess": header.preprocess.model_dump(mode="json"),
         "preprocess_in_graph": config.with_preprocess,
-        "temperature": header.temperature,  # the logits are divided by it
+        "temperature": header.temperature,  # the exported logits are already divided by the temperature
         "temperature_in_graph": True,
         "architecture": header.architecture.name,
         "kind": header.kind.value,
@@ -329,7 +336,7 @@ def _metadata(
 
 
 def _options(config: ExportConfig) -> dict[str, OptionValue]:
-    """Return the options that change the file."""
+    """Return the options with an influence on the file."""
     options: dict[str, OptionValue] = {
         "format": config.form.removeprefix("."),
         "with_preprocess": config.with_preprocess,
@@ -342,7 +349,7 @@ def _options(config: ExportConfig) -> dict[str, OptionValue]:
 
 
 def _described_tensor(name: str, x: torch.Tensor, axes: tuple[str, ...]) -> tuple[str, str, str]:
-    """Return the name, type and shape of an input or output."""
+    """Return the name, dtype and shape of an input or output."""
     sizes = [axis if axis != "members" else str(x.shape[0]) for axis in axes] + [
         str(side) for side in x.shape[len(axes) :]
     ]

@@ -1,1 +1,1 @@
-"""finetune: trains a base, a member or a hydra."""
+"""finetune: train a base, a member or a hydra."""

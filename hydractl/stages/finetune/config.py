@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 TEACHERS = "Hydras and teachers"
 TEMPERATURE, WEIGHT = 2.0, 0.9
+"""Defaults for distillation, chosen by hand. Twice the temperature softens the teachers' probabilities; the
+weight must not exceed 1."""
 RECIPE = Option(
     "recipe",
     "str",
@@ -51,12 +53,12 @@ RECIPE = Option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinetuneConfig(CommandConfig):
-    """What to train, on which data, how, and where to write it."""
+    """Options of `finetune`."""
 
     COMMAND: ClassVar[str] = "finetune"
 
     model: str = required(shared.MODEL)
-    """A backbone, a base, a member or a hydra; `arch:NAME` trains from random weights."""
+    """A backbone, a base, a member or a hydra. `arch:NAME` trains from random weights."""
     data: DataRef = required(
         Setting(
             f"Labelled training data: {shared.DATA_SOURCES}.",
@@ -77,7 +79,7 @@ class FinetuneConfig(CommandConfig):
     recipe_name: str | None = by_default(
         None, OptionGroup(lambda texts: texts.get("recipe"), extra_names=("recipe",))
     )
-    """Name of the recipe that `recipe` was made from, for messages."""
+    """Name of the recipe in the options, for messages."""
     batches: str = setting(
         "shared",
         "Give all members the same batches, or each its own order and augmentation, which needs a hydra without a trunk.",
@@ -87,7 +89,7 @@ class FinetuneConfig(CommandConfig):
             "teacher", for_values=("own",), why="teachers see one batch, but each member would see its own"
         ),
     )
-    """With `own`, member m uses the seed of the data order + m."""
+    """With `own`, the data order of member m has the seed plus m."""
     teacher: tuple[str, ...] = setting(
         (),
         "Models to distil: member m of a hydra learns from the m-th, any other model from their mean.",
@@ -158,9 +160,8 @@ class FinetuneConfig(CommandConfig):
         ),
     )
     seed: int = by_default(0, shared.SEED)
-    """Seed of random weights, a new classifier, data order, augmentation and dropout, unless these have a
-    seed of their own.
-    """
+    """Seed of random weights, a new classifier, data order, augmentation and dropout, unless they have a
+    separate seed."""
     head_seed: int | None = by_default(
         None,
         replace(
@@ -193,14 +194,14 @@ class FinetuneConfig(CommandConfig):
 
     def __post_init__(self) -> None:
         check(self)
-        self.outputs()  # refuses names that do not number them
+        self.outputs()  # checks the name, which must contain `{i}` for several outputs
         check_log(self.log_to, self.log_dir, self.out)
         check_extensions(self)
         refuse_shared_input(self.model, *self.teacher)
 
     @property
     def extension(self) -> FinetuneExtension:
-        """Options of a plugin that are not the defaults."""
+        """Options of a plugin, or defaults without a plugin."""
         return next((e for e in self.extensions if isinstance(e, FinetuneExtension)), FinetuneExtension())
 
     @override
@@ -216,7 +217,7 @@ class FinetuneConfig(CommandConfig):
 
     @property
     def has_own_batches(self) -> bool:
-        """Whether members of a hydra have their own batches."""
+        """Whether each member of a hydra has separate batches."""
         return self.batches == "own"
 
     @property
@@ -230,7 +231,7 @@ class FinetuneConfig(CommandConfig):
         return WEIGHT if self.teacher_weight is None else self.teacher_weight
 
     def options(self) -> dict[str, OptionValue]:
-        """Return the options that determine the result, for the lineage, which drops None."""
+        """Return the options with an influence on the result, for the provenance record."""
         field_names = ("head_seed", "num_classes", "pooling")
         taught = {"teacher_temperature": self.temperature, "teacher_weight": self.weight}
         return (

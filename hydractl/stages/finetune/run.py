@@ -1,4 +1,4 @@
-"""finetune: trains a base, a member or a hydra on labelled data and writes it with the new weights."""
+"""finetune: train a base, a member or a hydra on labelled data and write the model with new weights."""
 
 from __future__ import annotations
 
@@ -65,19 +65,19 @@ class FinetuneReport:
 
     Attributes:
         path: Output, with `{i}` if there are several.
-        kind: base, member or hydra.
-        accuracy: Accuracy on the validation data of the written weights, in [0, 1]; for a hydra or several models that of
-            the ensemble.
+        kind: Base, member or hydra.
+        accuracy: Accuracy of the written weights on the validation data, in [0, 1]; for a hydra or several
+            models, accuracy of the ensemble.
         nll: NLL on the validation data, in nats.
-        lr: Learning rate with the best validation.
-        step: Steps of the written weights.
+        lr: Learning rate with the best validation result.
+        step: Number of steps before the written weights.
         total_steps: Planned number of steps.
-        trained_parameters: Number of trained parameters, including those of a method.
-        frozen_parameters: Number of the model's parameters that did not train.
-        training_macs: Multiply-accumulates of the training of the written weights; see the metric.
-        resumed_from: Step at which the run was resumed, None if it was not.
-        members: Paths of several outputs.
-        span_f1: F1 of spans on the validation data; None for models that do not answer words.
+        trained_parameters: Number of trained parameters, including parameters of a training method.
+        frozen_parameters: Number of frozen parameters of the model.
+        training_macs: Multiply-accumulates for training the written weights; see the metric.
+        resumed_from: Step at which the run was resumed; None if it started from the beginning.
+        members: Paths of several outputs; empty for a single output.
+        span_f1: F1 of spans on the validation data; None for models without predictions per word.
     """
 
     path: Path
@@ -102,13 +102,14 @@ class FinetuneReport:
 
 @stage
 def run_finetune(config: FinetuneConfig) -> FinetuneReport:
-    """Train a model and write it; an interrupted run resumes from its state.
+    """Train a model and write it. An interrupted run resumes from its saved state.
 
     Raises:
-        InputError: If an input cannot be used; nothing is written.
+        InputError: If an input cannot be used. Nothing is written.
         UsageError: If the options do not fit the model or the data.
         CheckFailed: If training diverged.
-        OutputExists: If the output or the state of another run already exists, or another command is writing it.
+        OutputExists: If the output or the state of another run already exists, or another command is writing
+            it.
     """
     leads, shards = rank() == 0, launcher_uses_fsdp()
     if shards:
@@ -120,7 +121,7 @@ def run_finetune(config: FinetuneConfig) -> FinetuneReport:
         work = prepare(config, output)
         inputs = work.inputs()
         follow_leader("claim")
-        # training cannot repair weights that are not finite
+        # check before training, because training cannot repair NaN or infinite weights
         check_finite(work.initial_tensors(), where=config.model)
         for teacher in work.teachers:
             check_weights(teacher)
@@ -156,7 +157,7 @@ def run_finetune(config: FinetuneConfig) -> FinetuneReport:
             )
             if engine.leads:
                 warn_equal(work, build(work, features), job, engine.device)
-            engine.wait()  # all have read the state before one writes it
+            engine.wait()  # all processes must have read the state before the first process writes it
             with log as run_log:
                 trained = train(replace(job, run_log=run_log), engine, folder=folder, start=start)
             tensors = output_tensors(work, trained.weights)
@@ -192,12 +193,12 @@ def run_finetune(config: FinetuneConfig) -> FinetuneReport:
 
 
 def prepare(config: FinetuneConfig, output: Output) -> TrainingPlan:
-    """Open the inputs, and check everything that headers and labels can tell, and whether the output may be written.
+    """Open the inputs. Check everything known from headers and labels, and whether the output may be written.
 
     Raises:
         InputError: If the model, a teacher or the data cannot be used, or the output cannot be written.
-        UsageError: If an option does not fit them.
-        OutputExists: If the output is one of them, or is there already.
+        UsageError: If an option does not fit the inputs.
+        OutputExists: If the output is an input, or already exists.
         HubError: If the Hub cannot be reached.
     """
     recipe = config.recipe
@@ -252,7 +253,7 @@ def prepare(config: FinetuneConfig, output: Output) -> TrainingPlan:
 
 
 def open_training(config: FinetuneConfig, header: Header) -> Training:
-    """Return the way of training that the options select."""
+    """Return the training method selected by the options."""
     training: Training = load(config.extension.training)(
         model=config.model,
         header=header,
@@ -276,7 +277,7 @@ def _check_sharding(config: FinetuneConfig) -> None:
 def _state_folder(
     config: FinetuneConfig, work: TrainingPlan, inputs: Sequence[InputFile]
 ) -> StateFolder | None:
-    """Return the folder of the run's state; None for a stream, which has none."""
+    """Return the folder for the state of the run; None for a stream."""
     if config.state is None:
         return None
     options = config.options()
@@ -298,7 +299,10 @@ def _state_folder(
 
 @contextlib.contextmanager
 def _settling_state(config: FinetuneConfig, folder: StateFolder | None, *, leads: bool) -> Iterator[None]:
-    """Remove the state of a run that would fail again; of another that failed, add to the hint how to resume it."""
+    """Handle the saved state after an error.
+
+    A run that would fail again has its state removed. For other errors, the hint explains how to resume.
+    """
     try:
         yield
     except CheckFailed:
@@ -306,7 +310,7 @@ def _settling_state(config: FinetuneConfig, folder: StateFolder | None, *, leads
             folder.clear()
         raise
     except (InputError, HubError) as error:
-        # a file that cannot be read or written now may be so later
+        # the file may become readable or writable later
         with contextlib.suppress(HydraError, OSError):
             if folder is not None and leads and folder.check(force=False):
                 first_hint = f"{error.hint}; " if error.hint else ""
@@ -317,14 +321,13 @@ def _settling_state(config: FinetuneConfig, folder: StateFolder | None, *, leads
 
 
 def _size(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Return the number of elements."""
     return sum(tensor.numel() for tensor in tensors.values())
 
 
 def _trained_header(
     config: FinetuneConfig, work: TrainingPlan, inputs: Sequence[InputFile], report: FinetuneReport
 ) -> Header:
-    """Return the header of the outputs: that of the input with one more step."""
+    """Return the header of the outputs: the header of the input with an additional step."""
     step = make_step(
         config,
         family=work.opened.family,

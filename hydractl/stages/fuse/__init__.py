@@ -1,1 +1,1 @@
-"""fuse: fuses M members into a hydra."""
+"""fuse: fuse M members into a hydra."""

@@ -39,7 +39,7 @@ OWNED, OWN_FEWER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measuring(shared.WithTemperature, CheckedSettings):
-    """Data to measure and calibrate the hydra on, and how models run on them."""
+    """Data for measurement and calibration of the hydra, and settings for running models."""
 
     data: DataRef | None = setting(
         None,
@@ -86,10 +86,10 @@ class Measuring(shared.WithTemperature, CheckedSettings):
 
     @classmethod
     def parse(cls, options: dict[str, Any]) -> Measuring:
-        """Return the given options by name.
+        """Return the configuration from the given options by name.
 
         Raises:
-            UsageError: If options of running models are given without data.
+            UsageError: If options for running models are given without data.
         """
         measuring = cls(**options)
         how = [
@@ -106,13 +106,13 @@ class Measuring(shared.WithTemperature, CheckedSettings):
 
     @property
     def labelled(self) -> dict[str, DataRef]:
-        """Labelled data of measurement and calibration, by option."""
+        """Labelled data for measurement and calibration, by option."""
         named = {"--data": self.data, "--temperature": self.temperature_data}
         return {option: ref for option, ref in named.items() if ref is not None}
 
     @property
     def refs(self) -> tuple[DataRef, ...]:
-        """All data that models run on."""
+        """All data on which models run."""
         return (*self.labelled.values(), *(ref for ref in (self.fit, self.val) if ref is not None))
 
 
@@ -121,7 +121,7 @@ NOT_MEASURED = Measuring()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FuseConfig(CommandConfig):
-    """What to fuse, and how."""
+    """Options of `fuse`."""
 
     COMMAND: ClassVar[str] = "fuse"
 
@@ -134,7 +134,7 @@ class FuseConfig(CommandConfig):
             role=Role.MODEL,
         )
     )
-    """The members, M >= 1: pruned or not, fine-tuned or not, of one architecture."""
+    """References of M >= 1 members of the same architecture, pruned or not, fine-tuned or not."""
     out: Path = required(shared.OUT_MODEL)
     mlp: Literal["merge", "keep"] | None = setting(
         None,
@@ -165,9 +165,8 @@ class FuseConfig(CommandConfig):
         ),
         excludes=Constraint("own_from", (0,), for_values=(AUTO,), why=OWNED, hint=OWN_FEWER),
     )
-    """0 averages nothing. A model with several towers is cut at the same block in each, or at its end if it
-    is shorter.
-    """
+    """Number of merged blocks; 0 averages nothing. Models with several towers merge this number of blocks in
+    each tower, or all blocks of a shorter tower."""
     max_loss: float | None = setting(
         None,
         "Highest cost of `--merge-trunk auto`, in nats of NLL (default: 0).",
@@ -177,9 +176,8 @@ class FuseConfig(CommandConfig):
         metavar="NATS",
         only_with=Constraint("merge_trunk", (AUTO,)),
     )
-    """The cost is the NLL of the hydra minus that of the members' ensemble. With a fitted temperature each
-    has its own; otherwise both use the given or stored number.
-    """
+    """The cost is the NLL of the hydra minus the NLL of the members' ensemble. With a fitted temperature,
+    each has its own. Otherwise, both use the given or stored temperature."""
     force_merge: bool = flag(
         Setting(
             "Average members even if their lineage does not show a common base.",
@@ -231,10 +229,10 @@ class FuseConfig(CommandConfig):
 
     @property
     def mlps(self) -> Literal["merge", "keep"]:
-        """Fate of MLPs that differ."""
+        """Fate of different MLPs."""
         return self.mlp or ("merge" if self.merge_trunk is None else "keep")
 
     @property
     def merges(self) -> bool:
-        """Whether tensors that differ may be averaged."""
+        """Whether different tensors may be averaged."""
         return self.own_from != 0 and (self.mlps == "merge" or bool(self.merge_trunk))

@@ -1,4 +1,4 @@
-"""fuse: fuses M members into a hydra, tensor by tensor."""
+"""fuse: fuse M members into a hydra, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ from hydractl.provenance.output import Output, make_step
 from hydractl.stages.fuse.config import FuseConfig
 
 UNKNOWN_DIGEST = f"sha256:{'0' * 64}"
-"""Placeholder with the length of a digest, until the digest is known."""
+"""Placeholder until the digest is known. It must have the same length, because the final header replaces the
+first header in the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +49,15 @@ class FuseReport(TemperatureFields):
         path: Output file.
         members: Number of members.
         layers: Number of blocks over all towers.
-        trunk: Number of blocks that are computed once.
-        merge_trunk: Block of each tower before which tensors that differ are averaged.
+        trunk: Number of blocks that are computed once for all members.
+        merge_trunk: Block of each tower before which different tensors are averaged.
         tensors: Number of tensors with each fate.
-        stored_bytes: Their size in bytes.
-        members_bytes: Size of the separate members in bytes.
+        stored_bytes: Size of the tensors with each fate, in bytes.
+        members_bytes: Size of the separate members, in bytes.
         gap: Difference from the members on a random batch; None without verification.
         measured: Effect of merging on labelled data; None without data.
         ood_scores: Names of stored OOD scores.
-        ood_scores_bytes: Their size in bytes.
+        ood_scores_bytes: Size of the stored OOD scores, in bytes.
     """
 
     path: Path
@@ -94,14 +95,15 @@ class Contents:
 def run_fuse(config: FuseConfig) -> FuseReport:
     """Fuse members into a hydra.
 
-    Memory holds one tensor of every member at a time; for verification, one block of every member; for measurement, a
-    hydra. Processes of a launcher measure together; the first writes.
+    Memory contains a single tensor of every member at a time; for verification, a block of every member; for
+    measurement, a hydra. Processes of a launcher share the measurements. The first process writes.
 
     Raises:
-        CheckpointError: If the members do not fit together; checked before their tensors are read.
-        CheckFailed: If nothing was averaged but the hydra differs from its members, or every merge costs too much.
+        CheckpointError: If the members do not fit together. This is checked before tensors are read.
+        CheckFailed: If nothing was averaged but the hydra differs from its members, or every merge costs too
+            much.
         OutputExists: If the output already exists.
-        UsageError: If there are several processes but no shared work.
+        UsageError: If several processes were started, but there is no work to share.
         Interrupted: If another process of the run ended unexpectedly.
     """
     measuring = config.measuring
@@ -125,8 +127,8 @@ def run_fuse(config: FuseConfig) -> FuseReport:
         members = _with_classes(members, config.naming)
         evaluator, fitter = _open_data(config, members, team)
         members = evaluator.members if evaluator else members
-        # The lineage needs the digests of the members. A file is written while they are computed, and its header last.
-        # A stream is written after them.
+        # The header contains the digests of the members. A file is written during hashing and gets its final
+        # header at the end. A stream is written after hashing, because its header comes first.
         hashing = pool.submit(digest_together, [m.checkpoint for m in members])
         fusion = _plan(config, members, merge_trunk)
         contents = _measure(config, fusion, temperature, evaluator, fitter)
@@ -139,17 +141,17 @@ def run_fuse(config: FuseConfig) -> FuseReport:
             gap = verify(contents.fusion, seed=config.seed, where=str(config.out))
         if team.leads:
             _write(config, contents, hashing, output)
-        team.broadcast("")  # the other processes end when the output exists
+        team.broadcast("")  # the other processes end only after the output exists
     if not all(fusion.same.values()) and Fate.GROUPED in contents.fusion.fates.values():
         warn_of_copies(members)
     return _report(config, contents, gap)
 
 
 def _check(config: FuseConfig, members: Sequence[OpenModel]) -> int:
-    """Check from the headers that members can be fused as configured; return the block before which tensors are averaged."""
+    """Check from the headers if members can be fused. Return the number of merged blocks."""
     check_members(members)
     first = members[0]
-    if not config.verify:  # which checks the tensors of all members
+    if not config.verify:  # verification checks the tensors of all members
         check_tensors(first.reference, first.checkpoint.specs, expected_specs(first.family, first.header))
     if config.own_from is not None:
         check_own_from(first, config.own_from)
@@ -161,7 +163,7 @@ def _check(config: FuseConfig, members: Sequence[OpenModel]) -> int:
 
 
 def _with_classes(members: Sequence[OpenModel], naming: Naming) -> Sequence[OpenModel]:
-    """Return zero-shot members with the embeddings of the named classes; other members are returned unchanged."""
+    """Return zero-shot members with embeddings of the named classes. Other members are returned unchanged."""
     classes = naming.classes(members[0])
     if classes is not None:
         progress.step(f"Encoding the names of {counted(len(classes.names), 'class', 'classes')}")
@@ -176,7 +178,7 @@ def _with_classes(members: Sequence[OpenModel], naming: Naming) -> Sequence[Open
 def _open_data(
     config: FuseConfig, members: Sequence[OpenModel], team: ProcessGroup
 ) -> tuple[MergeEvaluator | None, DensityFitter | None]:
-    """Open the data of measurement and calibration, and those of the OOD score; None without them."""
+    """Open the data for measurement and calibration, and the data for the OOD score."""
     measuring, evaluator, fitter = config.measuring, None, None
     execution = Execution(
         batch_size=measuring.batch_size,
@@ -194,13 +196,13 @@ def _open_data(
 
 
 def _plan(config: FuseConfig, members: Sequence[OpenModel], merge_trunk: int) -> Fusion:
-    """Determine the fate of each tensor; weights that are not finite are refused."""
+    """Determine the fate of each tensor. Check that all weights are finite."""
     progress.step(f"Comparing {counted(len(members), 'member')}")
     if config.auto and not merge_trunk:
         progress.warn("members keep different heads in block 0, so no block is merged")
     fusion = Fusion(members, mlp=config.mlps, merge_trunk=merge_trunk, own_from=config.own_from)
     check_weights(members[0])
-    for member in members[1:]:  # tensors that are equal in all members are read once
+    for member in members[1:]:  # equal tensors were already checked in the first member
         check_weights(member, [name for name, identical in fusion.same.items() if not identical])
     return fusion
 
@@ -212,7 +214,10 @@ def _measure(
     evaluator: MergeEvaluator | None,
     fitter: DensityFitter | None,
 ) -> Contents:
-    """Choose the merged blocks, fit temperature and OOD score, and measure, as far as there are data."""
+    """Choose the number of merged blocks, fit temperature and OOD score, and measure the hydra.
+
+    Steps without data are left out.
+    """
     measuring, measured = config.measuring, None
     fit_on = measuring.temperature_data
     if evaluator is not None and measuring.data is not None:
@@ -235,7 +240,7 @@ def _measure(
 
 
 def _warn_of_no_effect(config: FuseConfig, fusion: Fusion) -> None:
-    """Warn of options that have no effect on these members."""
+    """Warn about options without an effect on these members."""
     if reason := fusion.sameness:
         progress.warn(reason)
     elif config.merge_trunk == 0 and config.mlp is None:
@@ -257,7 +262,7 @@ def _warn_of_no_effect(config: FuseConfig, fusion: Fusion) -> None:
 
 
 def _header(config: FuseConfig, contents: Contents, *, digest: str | None = None) -> Header:
-    """Return the header of the hydra; `digest` replaces the digests of the members."""
+    """Return the header of the hydra. If given, `digest` replaces the digests of the members."""
     fusion, measured, measuring = contents.fusion, contents.measured, config.measuring
     step = make_step(
         config,
@@ -290,7 +295,7 @@ def _header(config: FuseConfig, contents: Contents, *, digest: str | None = None
 
 
 def _write(config: FuseConfig, contents: Contents, hashing: Future[None], output: Output) -> None:
-    """Publish the hydra. Digests of members that are not known yet are written at the end."""
+    """Publish the hydra. Digests of members are inserted at the end if hashing has not finished."""
     progress.step(f"Writing {config.out}")
     digest = None if hashing.done() else UNKNOWN_DIGEST
 

@@ -1,1 +1,1 @@
-"""import: converts weights saved by a training script to a base."""
+"""import: convert the weights of a training script to a base."""

@@ -55,7 +55,7 @@ def parse_rename(text: str) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportConfig(CommandConfig):
-    """What to import, and its architecture."""
+    """Options of `import`."""
 
     COMMAND: ClassVar[str] = "import"
 
@@ -69,7 +69,7 @@ class ImportConfig(CommandConfig):
         )
     )
     out: Path = required(replace(shared.OUT_MODEL, placeholders=PLACEHOLDERS))
-    """For several files the name contains `{name}` or `{i}`."""
+    """Contains `{name}` or `{i}` if there are several files."""
     arch: str | None = setting(
         None,
         "Architecture: a timm name, a transformers model type (`bert`, `vit`), or a folder with a config.json (default: the saved one).",
@@ -82,7 +82,7 @@ class ImportConfig(CommandConfig):
         low=1,
         metavar="N",
     )
-    """If None, the number of labels, or the architecture's own number."""
+    """None uses the number of labels, or the number of the architecture."""
     head_seed: int | None = by_default(
         None,
         replace(
@@ -90,7 +90,7 @@ class ImportConfig(CommandConfig):
             help="Replace the classifier by a random one with this seed.",
         ),
     )
-    """If None, seed 0 for a classifier that the weights lack, and no replacement of one that they have."""
+    """None uses seed 0 for a missing classifier, and keeps an existing classifier."""
     pooling: str | None = by_default(None, shared.POOLING)
     images: shared.Images = by_default(shared.Images(), shared.IMAGES)
     labels: str | None = setting(
@@ -140,12 +140,12 @@ class ImportConfig(CommandConfig):
 
     @property
     def source(self) -> str:
-        """First file; the only one in a configuration from `one_by_one`."""
+        """First file. Configurations from `one_by_one` have only this file."""
         return self.sources[0]
 
     @override
     def output_files(self) -> tuple[Path, ...]:
-        """Return the path of each base, with `{name}` replaced by the name of its file and `{i}` by its number.
+        """Return the path of each base, with `{name}` replaced by the file's name and `{i}` by its number.
 
         Raises:
             UsageError: If two bases would have the same path.
@@ -181,12 +181,12 @@ class ImportConfig(CommandConfig):
 
     @property
     def way_out(self) -> str | None:
-        """Hint if `--arch` may be a folder or an architecture."""
+        """Hint if `--arch` may be a folder or an architecture; None if the option is clear."""
         from hydractl.families.registry import ambiguity_hint  # noqa: PLC0415 - `--help` loads no pydantic
 
         return None if self.arch is None or self.folder is None else ambiguity_hint(self.arch)
 
     @property
     def folder(self) -> Path | None:
-        """Folder that defines the architecture, or None if a name does."""
+        """Folder with the architecture; None if `--arch` is a name."""
         return arch_folder(self.arch)

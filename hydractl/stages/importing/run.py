@@ -1,4 +1,4 @@
-"""import: converts weights saved by a training script to a base."""
+"""import: convert the weights of a training script to a base."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from hydractl.runtime import digest_files
 from hydractl.stages.importing.config import ImportConfig
 
 SETS_HEADS = {"num_heads", "embed_dim"}
-"""Options of `--arch` that set the number of heads, which no tensor shape shows."""
+"""Options of `--arch` that determine the number of heads. The shapes of tensors do not show this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportReport:
-    """Result of `import`; `wrapper`, `prefix`, `left_out` and `converted` as in `Weights` and `MatchedTensors`."""
+    """Result of `import`; see `Weights` and `MatchedTensors` for some of the fields."""
 
     path: Path
     architecture: str
@@ -65,13 +65,14 @@ class ImportReports:
 
 @stage
 def run_import(config: ImportConfig) -> ImportReport:
-    """Import the weights of one file.
+    """Import the weights of a single file.
 
-    Memory holds the weights at most once; those of an uncompressed archive stay on disk until they are written.
+    Memory contains the weights at most once. Weights of an uncompressed archive stay on disk until they are
+    written.
 
     Raises:
-        CheckpointError: If the file is not a file of weights, cannot be read without running code, or does not fit the
-            architecture.
+        CheckpointError: If the file does not contain weights, cannot be read without running code, or does
+            not fit the architecture.
         UnsupportedModelError: If heads of the architecture cannot be pruned.
         OutputExists: If the output already exists.
     """
@@ -143,7 +144,7 @@ def run_import(config: ImportConfig) -> ImportReport:
 
 
 def _files_beside(config: ImportConfig) -> list[Path]:
-    """Return the files that are read besides weights: an index, the configuration of a folder, a tokenizer."""
+    """Return other input files: an index, the configuration in a folder, a tokenizer."""
     folders = [path for path in (config.folder, config.tokenizer) if path is not None and path.is_dir()]
     return [
         Path(config.source),
@@ -181,7 +182,7 @@ def _match(config: ImportConfig, weights: Weights, header: Header, described: De
 
 
 def _classes_hint(config: ImportConfig, error: OtherClassesError) -> str | None:
-    """Return the hint for weights whose classifier has another number of classes."""
+    """Return the hint for a classifier with another number of classes."""
     if config.folder is not None:
         return (
             f"add `--num-classes {error.number}`, correct config.json in {config.folder}, or add `--head-seed 0` for a new "
@@ -193,7 +194,6 @@ def _classes_hint(config: ImportConfig, error: OtherClassesError) -> str | None:
 
 
 def _report(config: ImportConfig, weights: Weights, fitted: MatchedTensors, header: Header) -> None:
-    """Report decisions that the user may want to change."""
     if weights.ema is not None:
         progress.warn(
             f"{config.source}: also has an exponential moving average of the weights "

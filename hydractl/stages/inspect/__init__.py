@@ -1,1 +1,1 @@
-"""inspect: shows what a file holds."""
+"""inspect: describe the content of a file."""

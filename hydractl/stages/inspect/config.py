@@ -12,7 +12,7 @@ from hydractl.settings import Constraint, Setting, check, flag, required
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectConfig(CommandConfig):
-    """The file to inspect, and files to compare with its lineage."""
+    """Options of `inspect`."""
 
     files: tuple[str, ...] = required(
         Setting(

@@ -1,4 +1,4 @@
-"""inspect: describe a file of any kind, or show the stages that made a model and verify the files that they read."""
+"""inspect: describe a file of any kind, or show the stages before a model and verify their input files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JSON = ".json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentReport:
-    """A JSON file of hydractl. `kind` is `scores`, `head-mask`, `report`, or `training-state` for a folder of training."""
+    """A JSON file of hydractl. `kind`: `scores`, `head-mask`, `report` or `training-state` (a folder)."""
 
     file: str
     kind: str
@@ -34,11 +34,11 @@ class DocumentReport:
 
 @stage
 def run_inspect(config: InspectConfig) -> CheckpointReport | DocumentReport:
-    """Describe a file by its content, not by its name.
+    """Describe a file by its content. The name of the file has no influence.
 
     Raises:
         CheckpointError: If a checkpoint is missing or malformed.
-        ManifestError: If a JSON file is not of hydractl, or malformed.
+        ManifestError: If a JSON file is malformed or not from hydractl.
         InputError: If the file is neither, or cannot be read.
         UsageError: If `--tensors` is given for a JSON file.
     """
@@ -70,13 +70,13 @@ def _open_local(file: str) -> tuple[Checkpoint | Document, Located]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """Verification of one file.
+    """Verification of a file.
 
     Attributes:
         file: Path as typed.
-        sha256: Digest of its bytes; for a model of its shards in order.
-        read_as: Its name when it was read; None if no stage read such a file.
-        problem: Reason why verification failed; empty if it did not.
+        sha256: Digest of the file; for a model, of its shards in order.
+        read_as: Name of the file in the lineage; None for unknown files.
+        problem: Reason of a failed verification; empty if the verification passed.
     """
 
     file: str
@@ -91,10 +91,10 @@ class LineageReport:
 
     Attributes:
         model: Reference as typed.
-        kind: Kind of checkpoint.
-        step: Last stage; None if unknown.
+        kind: Base, member or hydra.
+        step: Last step; None if unknown.
         verified: Verification of the given files.
-        left: Files made by stages of the lineage that were not given; empty if no files were given.
+        left: Files from steps of the lineage that were not given; empty if no files were given.
     """
 
     model: str
@@ -108,7 +108,7 @@ class LineageReport:
         """Raise an error if a file does not match the lineage.
 
         Raises:
-            CheckFailed: If files do not match; the message names them.
+            CheckFailed: The message has the names of the files.
         """
         if wrong := [verified_file.file for verified_file in self.verified if verified_file.problem]:
             raise CheckFailed(
@@ -119,10 +119,10 @@ class LineageReport:
 
 @stage
 def run_lineage(config: InspectConfig) -> LineageReport:
-    """Read a model's lineage, and verify files with it.
+    """Read a model's lineage, and verify files with the lineage.
 
     Raises:
-        CheckpointError: If the model or a file cannot be read, or the model was not made by hydractl.
+        CheckpointError: If the model or a file cannot be read, or the model has no lineage.
     """
     header = _open(config.file).header
     if header is None:

@@ -1,1 +1,1 @@
-"""predict: writes labels, confidence and OOD scores of inputs."""
+"""predict: write labels, confidence and OOD scores of inputs."""

@@ -26,7 +26,11 @@ NO_THRESHOLD = inf
 
 
 def parse_threshold(text: str) -> float | Path:
-    """Parse a number, `none`, or the path of a report; write a path that looks like a number as `./2`."""
+    """Parse a number, `none`, or the path of a report. A path like a number must be written as `./2`.
+
+    Raises:
+        UsageError: If the text is neither.
+    """
     if text == "none":
         return NO_THRESHOLD
     try:
@@ -38,10 +42,10 @@ def parse_threshold(text: str) -> float | Path:
 
 
 def check_bound(score: str, bound: float) -> None:
-    """Refuse a threshold that accepts everything or nothing.
+    """Check that a threshold can both accept and reject inputs.
 
     Raises:
-        UsageError: If the OOD score is always or never below it.
+        UsageError: If the threshold is outside the range of the OOD score.
     """
     low, high = ood_scores.limits(score)
     if bound != NO_THRESHOLD and not low <= bound <= high:
@@ -55,7 +59,7 @@ def check_bound(score: str, bound: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictConfig(CommandConfig):
-    """Model, inputs and output."""
+    """Options of `predict`."""
 
     COMMAND: ClassVar[str] = "predict"
     model: str = required(shared.MODEL)
@@ -78,7 +82,7 @@ class PredictConfig(CommandConfig):
         ),
     )
     top_k: int = setting(5, "Number of most probable classes to list.", low=1, metavar="K")
-    """A model with fewer classes lists all."""
+    """A model with fewer classes lists all classes."""
     ood_score: str | None = setting(
         None,
         f"OOD score, with options as in `knn:k=5`: {', '.join(ood_scores.SCORES)}; with `--fit`, or if MODEL stores it: {', '.join(ood_scores.FITTED)}. "
@@ -170,7 +174,7 @@ class PredictConfig(CommandConfig):
         refuse_shared_input(self.model)
 
     def _check_lines(self) -> None:
-        """Refuse what cannot stand beside lines on standard input."""
+        """Check that standard input is used only once."""
         if len(self.data) > 1:
             raise UsageError(
                 "`-` cannot be combined with other DATA", hint="run the command once for each input"
@@ -182,7 +186,7 @@ class PredictConfig(CommandConfig):
     @property
     @override
     def further_inputs(self) -> tuple[InputRef, ...]:
-        """Inputs of DATA; their paths count, because lines contain them."""
+        """Inputs in `data`. Their paths belong to the configuration digest, because lines contain paths."""
         return tuple(
             InputRef(Role.FILE, image_path(reference) or Path(reference))
             if reference == LINES or is_file(reference)
@@ -192,5 +196,5 @@ class PredictConfig(CommandConfig):
 
     @property
     def form(self) -> str:
-        """Suffix of the output in lower case; that of JSON lines for a stream."""
+        """Suffix of the output in lower case. A stream has the suffix of JSON lines."""
         return FORMS[0] if is_stream(self.out) else self.out.suffix.lower()

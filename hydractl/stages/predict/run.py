@@ -1,4 +1,4 @@
-"""predict: writes labels, confidence and OOD scores of inputs."""
+"""predict: write labels, confidence and OOD scores of inputs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ from hydractl.strict_json import read_text
 from hydractl.tags import tag_scheme
 
 AT_ONCE = 1024
-"""Lines in memory at once when a file is written."""
+"""Number of lines in memory before they are written to a file. Chosen by hand; twice the number needs twice
+the memory and makes larger row groups in Parquet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +62,12 @@ class PredictReport:
     Attributes:
         path: Output file; `-` is standard output.
         inputs: Number of inputs.
-        labels: Number of predictions of each class, of which an input may have several; or of entities of each label.
-        bad: Number of unreadable images; the output has their errors.
-        accepted: Number of inputs that the threshold accepts, if there is one.
-        reason: Why there is no threshold, and how to get one; None if there is one, or `--threshold none`.
+        labels: Number of predictions of each class, or number of entities of each label. An input may have
+            several labels.
+        bad: Number of unreadable images. The output contains their errors.
+        accepted: Number of accepted inputs; None without a threshold.
+        reason: Why there is no threshold, and how to get a threshold; None with a threshold or with
+            `--threshold none`.
     """
 
     path: Path
@@ -82,12 +85,13 @@ class PredictReport:
 
 @stage
 def run_predict(config: PredictConfig) -> PredictReport:
-    """Predict every input, in the order of the inputs.
+    """Predict every input in the order of the inputs.
 
-    The first process writes. The output has the same bytes with any number of processes.
+    The first process writes. The output has the same bytes for any number of processes.
 
     Raises:
-        InputError: If the model or an input cannot be used, or no image can be read; these are in the output.
+        InputError: If the model or an input cannot be used, or all images are unreadable. In the last case
+            the output exists.
         OutputExists: If the output already exists, or another command is writing it.
         Interrupted: If another process of the run ended unexpectedly.
     """
@@ -158,13 +162,14 @@ def _check_outputs(config: PredictConfig, opened: OpenModel, output: Output) -> 
 
 
 class Decisions(NamedTuple):
-    """Choices that follow from the options and the header of the model.
+    """Settings derived from the options and the header of the model.
 
     Attributes:
         formatter: Format of the lines.
-        classes: Classes of a zero-shot model.
-        report: The report that has the threshold, if the user gave one.
-        reason: Why there is no threshold, and how to get one; None if there is one, or `--threshold none`.
+        classes: Classes of a zero-shot model; None for other models.
+        report: Report with the threshold, if given.
+        reason: Why there is no threshold, and how to get a threshold; None with a threshold or with
+            `--threshold none`.
     """
 
     formatter: LineFormatter
@@ -177,9 +182,9 @@ def _decide(config: PredictConfig, opened: OpenModel) -> Decisions:
     """Choose classes, OOD score, threshold and prediction sets.
 
     Raises:
-        UsageError: If a zero-shot model has no classes, other models are given classes, or the threshold is on another
-            OOD score than `--ood-score`.
-        InputError: If a report has no threshold, or one of another model.
+        UsageError: If a zero-shot model has no classes, other models are given classes, or the threshold is
+            for another OOD score than `--ood-score`.
+        InputError: If a report has no threshold, or belongs to another model.
     """
     header = opened.header
     classes = config.naming.classes(opened)
@@ -233,7 +238,7 @@ def _decide(config: PredictConfig, opened: OpenModel) -> Decisions:
 
 
 def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) -> None:
-    """Refuse a score of features that was never fitted, or twice."""
+    """Check that a feature-based OOD score is fitted exactly once: in the checkpoint or with `--fit`."""
     task = header.architecture.task
     if is_fitted(score) and not task.has_one_question:
         raise UsageError(
@@ -266,7 +271,10 @@ def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) 
 def _bound(
     config: PredictConfig, opened: OpenModel, header: Header, threshold: Threshold | None
 ) -> tuple[str, float | None]:
-    """Return the OOD score that is told, and the bound on it, by `threshold` if `--threshold` names none."""
+    """Return the OOD score of the lines, and its threshold if any.
+
+    `threshold` is used if `--threshold` has no number.
+    """
     bound, default = config.threshold, default_score(header)
     if isinstance(bound, float):
         score = config.ood_score or (header.threshold.score if header.threshold else default)
@@ -284,11 +292,12 @@ def _bound(
 
 
 def _reported(report: Report, path: str, opened: OpenModel) -> Threshold:
-    """Return the threshold that a report has for a model."""
+    """Return the threshold for a model in a report."""
     digest = opened.checkpoint.digest
     row = report.row_of(digest, digest_weights(opened.checkpoint, opened.header))
     of_fit = row is not None and row.threshold is not None and is_fitted(row.threshold.score)
-    if row is None or (of_fit and row.models[0].sha256 != digest):  # a copy may store a score of another fit
+    # a copy of the model may store a score from another fit
+    if row is None or (of_fit and row.models[0].sha256 != digest):
         raise InputError(
             f"{path}: is not a report of {opened.reference}, or the model has changed since",
             hint=f"`hydractl eval {shlex.quote(opened.reference)} --data HELD_OUT --threshold-for 'risk<=0.05' -o report.json` "
@@ -316,11 +325,11 @@ def _reported(report: Report, path: str, opened: OpenModel) -> Threshold:
 def _training_data(
     config: PredictConfig, opened: OpenModel, decisions: Decisions, team: ProcessGroup
 ) -> FitOn | None:
-    """Open the data of `--fit`, None if it is not given.
+    """Open the data of `--fit`, or return None without this option.
 
     Raises:
-        DataError: If the data cannot be used, or have no labels.
-        InputError: If `--threshold` is a report whose score was fitted on other data.
+        DataError: If the data cannot be used or have no labels.
+        InputError: If `--threshold` is a report with a score fitted on other data.
     """
     if config.fit is None:
         return None
@@ -354,7 +363,6 @@ def _load(
     device: torch.device,
     team: ProcessGroup,
 ) -> Predictor:
-    """Load the model, and fit or read its feature-based OOD score."""
     dtype = torch_dtype(config.dtype) if config.dtype else None
     (predictor,) = load_predictors([opened], device=device, dtype=dtype, classes=decisions.classes)
     score = decisions.formatter.score
@@ -368,7 +376,7 @@ def _blocks(
     batch_size: int,
     team: ProcessGroup,
 ) -> Iterator[list[Line]]:
-    """Yield the lines of each source, some at a time; empty lists in processes that do not write."""
+    """Yield the lines of each source in blocks. Processes that do not write yield empty lists."""
     batches = sum(-(-len(s.items) // batch_size) for s in sources) if isinstance(sources, list) else 0
     total = -(-batches // team.world)
     ticks = iter(progress.track(range(total), label=predictor.name, total=total))
@@ -379,7 +387,6 @@ def _blocks(
 
 
 def _lines(config: PredictConfig, opened: OpenModel) -> Iterator[Source]:
-    """Yield the lines of standard input, some at a time."""
     items = None
     crew = WorkerPool.of(config.num_workers, images=0)
     how, size = opened.header.preprocess, window(config.batch_size)
@@ -396,7 +403,11 @@ def _written(
     output: Output,
     made_by: Step | None,
 ) -> Iterator[Line]:
-    """Write lines, and yield them: to a stream as they come; to a file at least `AT_ONCE` at a time, with its lineage beside it."""
+    """Write lines and yield them.
+
+    A stream receives every block at once. A file is written in blocks of at least `AT_ONCE` lines, with its
+    provenance in a sidecar.
+    """
     if is_stream(config.out):
         with output.publish() as begin:
             stream = JSONLines(file := begin(config.out), {})
@@ -409,7 +420,7 @@ def _written(
         output.publish() as begin,
         closing(
             WRITERS[config.form](begin(config.out, made_by=made_by), columns)
-        ) as writer,  # an interrupted Parquet writer, too
+        ) as writer,  # closes the Parquet writer also after an error
     ):
         pending: list[Line] = []
         for lines in blocks:
@@ -423,7 +434,6 @@ def _written(
 
 
 def _labels(line: Line) -> list[str]:
-    """Return the labels that a line tells."""
     if ENTITIES in line:
         return [entity["label"] for entity in line[ENTITIES]]
     return line[LABELS] if LABELS in line else [line["label"]]

@@ -1,1 +1,1 @@
-"""prune: selects heads and slices the others out of the weights."""
+"""prune: select heads and remove the others from the weights."""

@@ -33,6 +33,7 @@ from hydractl.settings import (
 from hydractl.stages import options as shared
 
 DEFAULT_CANDIDATES = 32
+"""Chosen by hand. Twice the number doubles the time of the strategy `diverse` and widens the choice."""
 
 
 MEMBERS, DIVERSE = "Members", "Strategy diverse"
@@ -42,19 +43,19 @@ NEEDS_POOL = Constraint(
     message="`--members` needs a pool to sample from",
     hint="add `--pool P`, for example twice the number of removed heads",
 )
-"""Constraint of several members with one scores file and without clusters."""
+"""Constraint for several members from a scores file without clusters."""
 BY_SCORES = Constraint(
     "masks",
     message="a mask already says which heads are kept",
     hint="leave out `--strategy`, `--keep`, `--remove`, `--keep-fraction`, `--per-layer`, `--whole-groups`, `--members`, `--pool` "
     "and `--diverge-from`",
 )
-"""Constraint of options that choose heads by scores."""
+"""Constraint for options that select heads by scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiverseConfig(CheckedSettings):
-    """Data and criteria of `diverse`, and how candidates run."""
+    """Options of the strategy `diverse`."""
 
     data: str = required(
         Setting(
@@ -97,7 +98,7 @@ class DiverseConfig(CheckedSettings):
 
     @classmethod
     def parse(cls, options: dict[str, Any]) -> DiverseConfig | None:
-        """Return the configuration of `diverse`, None for another strategy.
+        """Return the options of `diverse`, or None for another strategy.
 
         Args:
             options: Given options and `strategy`, by name.
@@ -123,10 +124,10 @@ class DiverseConfig(CheckedSettings):
 
 
 def amount_of(options: dict[str, Any]) -> HeadBudget | None:
-    """Return the budget from one of three options, or None without any or with `--keep auto`.
+    """Return the budget from `--keep`, `--remove` or `--keep-fraction`; None without one or with `auto`.
 
     Raises:
-        UsageError: If two are given, or one is out of range.
+        UsageError: If two options are given, or a value is out of range.
     """
     if options.get("keep") != AUTO:
         return shared.budget_of(**options)
@@ -139,7 +140,7 @@ def amount_of(options: dict[str, Any]) -> HeadBudget | None:
 
 
 def mask_path(path: Path) -> Path | None:
-    """Return the path of a member's head mask file; None for a stream."""
+    """Return the path of a member's head mask file; None for a stream or a folder."""
     return None if is_stream(path) or is_folder(path) else path.parent / f"{path.stem}.mask.json"
 
 
@@ -155,7 +156,7 @@ KEEP = Setting(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneConfig(CommandConfig):
-    """What to prune, how much, and where to write it."""
+    """Options of `prune`."""
 
     COMMAND: ClassVar[str] = "prune"
 
@@ -180,7 +181,7 @@ class PruneConfig(CommandConfig):
     )
     """The base."""
     out: Path = required(shared.OUT_MEMBERS)
-    """With several members the name contains `{i}`."""
+    """Contains `{i}` if there are several members."""
     scores: tuple[Path, ...] = setting(
         (),
         "Scores of heads, or `-` for standard input; several make one member each.",
@@ -212,11 +213,11 @@ class PruneConfig(CommandConfig):
         excludes=tuple(replace(BY_SCORES, field_name=name) for name in ("budget", "auto")),
     )
     budget: HeadBudget | None = by_default(None, replace(shared.budget(keep=KEEP), make=amount_of))
-    """Number of heads to remove; required unless `auto`, clusters or masks determine it."""
+    """Number of heads to remove. Required unless `auto`, clusters or masks determine the number."""
     auto: bool = by_default(
         value=False, declaration=OptionGroup(lambda given: given.get("keep") == AUTO, extra_names=("keep",))
     )
-    """The scores determine how many heads are kept."""
+    """Whether the scores determine the number of kept heads."""
     per_layer: bool = flag(
         Setting(
             "Keep exactly N heads in every layer, with `--keep N`.",
@@ -303,7 +304,7 @@ class PruneConfig(CommandConfig):
         ),
         excludes=BY_SCORES,
     )
-    """All members use one scores file, or none."""
+    """All members use the same scores file, or no file."""
     pool: int | None = setting(
         None,
         "Sample from the P heads with the lowest scores, for strategies sample and diverse.",
@@ -357,11 +358,11 @@ class PruneConfig(CommandConfig):
         refuse_shared_input(self.model, *map(str, (*self.scores, *self.masks)), what="input")
         if self.per_layer and self.budget is not None:
             object.__setattr__(self, "budget", replace(self.budget, per_layer=True))
-        self.outputs()  # several need names
+        self.outputs()  # checks that the name contains `{i}` for several members
 
     @property
     def rules(self) -> Rules:
-        """Rules of the strategy; those of the implied one are checked by other constraints."""
+        """Rules of the strategy. Without a given strategy, other constraints check the options."""
         return IMPLIED if self.strategy is None else RULES[self.strategy]
 
     @property
@@ -377,7 +378,7 @@ class PruneConfig(CommandConfig):
     @property
     @override
     def implied(self) -> dict[str, Strategy]:
-        """Strategy implied by other options, except whether scores have clusters."""
+        """Strategy implied by other options. Clusters in the scores are not considered."""
         if self.masks or self.auto:
             return {}
         sampled = Strategy.BEST if self.pool is None else Strategy.SAMPLE

@@ -1,4 +1,4 @@
-"""prune: selects heads and slices the others out of the weights."""
+"""prune: select heads and remove the others from the weights."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class PruneReport:
         heads: Number of heads of the base.
         base: Cost of the base.
         members: Written members.
-        found: Description of what `--keep auto` selected, one per scores file; empty without it.
-        diverse: What `diverse` selected; None with another strategy.
+        found: Heads selected by `--keep auto`, a sentence for each scores file; empty without this option.
+        diverse: Report of the strategy `diverse`; None for other strategies.
     """
 
     model: str
@@ -73,14 +73,14 @@ class PruneReport:
 def run_prune(config: PruneConfig) -> PruneReport:
     """Prune a base to one or more members.
 
-    Memory holds one tensor at a time; for verification, the weights of one step. Processes of a launcher share the
-    candidates of `diverse`; the first writes, with the same bytes as a single process.
+    Memory contains a single tensor at a time; for verification, the weights of a single step. Processes of a
+    launcher share the candidates of `diverse`. The first process writes the same bytes as a single process.
 
     Raises:
-        InputError: If an input cannot be used; nothing is written.
+        InputError: If an input cannot be used. Nothing is written.
         CheckFailed: If a member differs from the masked base by more than the tolerance.
         OutputExists: If an output already exists.
-        UsageError: If there are several processes but no shared work.
+        UsageError: If several processes were started, but there is no work to share.
         Interrupted: If another process of the run ended unexpectedly.
     """
     if config.diverse is None:
@@ -88,7 +88,7 @@ def run_prune(config: PruneConfig) -> PruneReport:
     with start_team() as team, Output.claim(config, config.outputs(), writes=team.leads) as output:
         opened = _open_base(config, output)
         choice = read_masks(config.masks, opened) if config.masks else _choose(config, opened, team)
-        if config.diverse is None:  # `diverse` checks weights before it runs candidates
+        if config.diverse is None:  # `diverse` already checks weights before it runs candidates
             check_weights(opened)
         specs = opened.checkpoint.specs
         members = [
@@ -122,7 +122,7 @@ def run_prune(config: PruneConfig) -> PruneReport:
         ]
         if team.leads:
             _write(config, members, output)
-        team.broadcast("")  # the other processes end when the outputs exist
+        team.broadcast("")  # the other processes end only after the outputs exist
     return PruneReport(
         model=config.model,
         heads=total_heads(opened.header.architecture.towers),
@@ -134,7 +134,6 @@ def run_prune(config: PruneConfig) -> PruneReport:
 
 
 def _open_base(config: PruneConfig, output: Output) -> OpenModel:
-    """Open the base, and check it and the outputs."""
     opened = open_model(config.model, arch=config.arch)
     if opened.header.kind != Kind.BASE:
         raise CheckpointError(
@@ -143,7 +142,7 @@ def _open_base(config: PruneConfig, output: Output) -> OpenModel:
         )
     check_tensors(config.model, opened.checkpoint.specs, expected_specs(opened.family, opened.header))
     if config.dtype is not None:
-        torch_dtype(config.dtype)  # refuses one that there is not
+        torch_dtype(config.dtype)  # raises an error for unknown names
     diverse = config.diverse
     output.check(
         *config.output_files(),
@@ -158,7 +157,7 @@ def _open_base(config: PruneConfig, output: Output) -> OpenModel:
 
 
 def _choose(config: PruneConfig, opened: OpenModel, team: ProcessGroup) -> Chosen:
-    """Select the heads of all members by scores, or at random."""
+    """Select the heads of all members by scores or at random."""
     scores = [(path, read_scores(path, opened)) for path in config.scores]
     diverse, budget, count = config.diverse, config.budget, config.members
 
@@ -198,7 +197,7 @@ def _choose(config: PruneConfig, opened: OpenModel, team: ProcessGroup) -> Chose
 
 
 def _strategy(config: PruneConfig, scores: Sequence[HeadScores]) -> Strategy:
-    """Return the given strategy, or the one that other options and the scores imply."""
+    """Return the given strategy, or the strategy implied by other options and the scores."""
     if config.strategy is not None:
         return config.strategy
     if len(scores) > 1:
@@ -213,7 +212,6 @@ def _strategy(config: PruneConfig, scores: Sequence[HeadScores]) -> Strategy:
 
 
 def _write(config: PruneConfig, members: Sequence[Member], output: Output) -> None:
-    """Publish all members with their masks."""
     with output.publish() as begin:
         for i, member in enumerate(members):
             progress.step(f"Writing {member.path}")
@@ -225,7 +223,8 @@ def _write(config: PruneConfig, members: Sequence[Member], output: Output) -> No
 
 def _header(config: PruneConfig, member: Member, *, number: int) -> Header:
     opened, mask = member.opened, member.mask
-    origin = None if config.masks else mask.origin  # the origin in a mask file may have been edited
+    # the origin in a mask file may have been edited, so it is not copied
+    origin = None if config.masks else mask.origin
     step = make_step(
         config,
         family=opened.family,

@@ -1,1 +1,1 @@
-"""push: uploads a model, its files and its card to the Hub."""
+"""push: upload a model, its files and its card to the Hub."""

@@ -24,20 +24,20 @@ _IDENTIFIERS = (
     "ofl-1.1 openmdw-1.0 openrail openrail++ osl-3.0 other pddl postgresql unknown unlicense wtfpl zlib"
 )
 LICENSES = frozenset(_IDENTIFIERS.split())
-"""Licence identifiers of the Hub (https://huggingface.co/docs/hub/repositories-licenses); its client has no
-list of them.
-"""
+"""Licence identifiers of the Hub (https://huggingface.co/docs/hub/repositories-licenses). The Hub's client
+has no list of them."""
 _BRANCH = re.compile(
     r"(?!-|/|.*(?:\.\.|//|/\.|@\{|\.lock(?:/|$)))(?!\.)[^\x00-\x20\x7f~^:?*\[\\]+(?<![./])", re.DOTALL
 )
-"""As in `git check-ref-format`; must not look like an option."""
+"""Valid branch names, like `git check-ref-format`. The first character must not be `-`, because the name
+would look like an option."""
 
 
 def check_repository(name: str, *, option: str = "") -> None:
-    """Refuse what is no `org/name` of the Hub.
+    """Check that a name is a valid `org/name` of the Hub.
 
     Raises:
-        UsageError: With the reason of the Hub's client.
+        UsageError: If it is not valid, with the reason from the Hub's client.
     """
     from huggingface_hub.errors import HFValidationError  # noqa: PLC0415 - the Hub's client loads when it is asked
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # noqa: PLC0415 - documented, not listed
@@ -55,10 +55,10 @@ def check_repository(name: str, *, option: str = "") -> None:
 
 
 def check_license(identifier: str) -> None:
-    """Refuse what is no identifier of a licence.
+    """Check that a licence identifier exists on the Hub.
 
     Raises:
-        UsageError: If it is none.
+        UsageError: If it does not exist.
     """
     if identifier not in LICENSES:
         near = did_you_mean(identifier, LICENSES)
@@ -72,10 +72,10 @@ def check_license(identifier: str) -> None:
 
 
 def check_branch(name: str) -> None:
-    """Refuse what git takes for no branch's name.
+    """Check that a name is a valid git branch.
 
     Raises:
-        UsageError: If it is none.
+        UsageError: If it is not valid.
     """
     if not _BRANCH.fullmatch(name):
         raise UsageError(
@@ -89,7 +89,7 @@ CARD, REPOSITORY = "Card", "Repository"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushConfig(CommandConfig):
-    """What to push, and to which repository."""
+    """Options of `push`."""
 
     model: str = required(shared.MODEL)
     """A base, a member or a hydra."""

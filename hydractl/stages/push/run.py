@@ -1,4 +1,4 @@
-"""push: uploads a model's files and its card in one commit."""
+"""push: upload a model's files and its card in a single commit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PushedFile:
     Attributes:
         name: Name in the repository.
         size_bytes: Size in bytes.
-        written: Whether this push added or changed it; None if the Hub was not contacted.
+        written: Whether this push added or changed the file; None if the Hub was not contacted.
     """
 
     name: str
@@ -39,12 +39,12 @@ class PushReport:
         repository: Repository of the model.
         revision: The branch.
         files: Files of the model.
-        deleted: Deleted files of a former model.
-        card: Text of the card, including edits on the Hub; without these in a dry run.
+        deleted: Deleted files of a previous model.
+        card: Text of the card. Edits on the Hub are included, except in a dry run.
         commit: Commit with the files; None in a dry run.
         url: URL of the commit.
-        pull_request: URL of the pull request, if one was opened.
-        unchanged: Whether the repository was already up to date, so that no commit was made.
+        pull_request: URL of the pull request; None if there is no pull request.
+        unchanged: Whether the repository was already up to date. Then there is no commit.
     """
 
     repository: str
@@ -69,8 +69,8 @@ def run_push(config: PushConfig) -> PushReport:
     """Push a model to the Hub in a single commit.
 
     Raises:
-        InputError: If the model or the report cannot be used; the Hub is not contacted.
-        HubError: If the push fails; the branch is unchanged.
+        InputError: If the model or the report cannot be used. The Hub is not contacted.
+        HubError: If the push fails. The branch is unchanged.
     """
     require_one_process("push")
     opened = open_model(config.model, arch=config.arch)

@@ -1,1 +1,1 @@
-"""report: makes a page with tables and figures from reports of `eval`."""
+"""report: make a page with tables and figures from reports of `eval`."""

@@ -18,7 +18,7 @@ PAGE, TEXT = ".html", ".md"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportConfig(CheckedSettings, CommandConfig):
-    """Which reports to read, and what to write."""
+    """Options of `report`."""
 
     COMMAND: ClassVar[str] = "report"
 

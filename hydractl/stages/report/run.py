@@ -1,4 +1,4 @@
-"""report: read what `eval` measured, put several seeds together, and make a page and figures of it."""
+"""report: read reports of `eval`, combine several seeds, and make a page and figures."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from hydractl.strict_json import STDIN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportReport:
-    """What reports say together, and the files written, or those that `--if-changed` found to be up to date."""
+    """Comparison of reports, and the paths of written or up-to-date files."""
 
     compared: Compared
     paths: tuple[Path, ...] = ()
     up_to_date: bool = False
 
     def document(self) -> dict[str, object]:
-        """Return what `--json` prints; quantities are called as conditions of `eval --fail-if` have them."""
+        """Return the output of `--json`. Quantities have the names of conditions of `eval --fail-if`."""
         return {
             "files": self.compared.files,
             "verdict": sentence(self.compared),
@@ -53,12 +53,14 @@ class ReportReport:
 
 @stage
 def run_report(config: ReportConfig) -> ReportReport:
-    """Read reports, compare their rows, and write a page and figures if wanted.
+    """Read reports, compare their rows, and optionally write a page and figures.
 
     Raises:
-        InputError: If a file is no report, or the reports do not measure the same, or two are one.
-        UsageError: If there are no figures to write, `--if-changed` cannot compare, or several processes are to do it.
-        OutputExists: If an output is there already.
+        InputError: If a file is not a report, two files are the same report, or reports have different
+            measurements.
+        UsageError: If there are no figures to write, `--if-changed` cannot compare, or there are several
+            processes.
+        OutputExists: If an output already exists.
     """
     require_one_process("report")
     if config.if_changed:
@@ -79,7 +81,7 @@ def run_report(config: ReportConfig) -> ReportReport:
 
 
 def _check(paths: Sequence[Path], config: ReportConfig, output: Output, *, option: str = "-o") -> None:
-    """Refuse outputs that must not be written; `--if-changed` replaces none but a report's."""
+    """Check that outputs may be written. `--if-changed` replaces only pages written by hydractl."""
     inputs = [path for path in config.files if path != STDIN]
     output.check(*paths, files=inputs, option=option)
     for path in paths:
@@ -105,7 +107,6 @@ def _read(paths: Sequence[Path]) -> dict[str, Report]:
 
 
 def _files(config: ReportConfig, compared: Compared, output: Output) -> dict[Path, bytes]:
-    """Return the content of every output."""
     figure_list = tuple(figures(compared))
     files = {} if config.figures is None else _pictures(config, config.figures, figure_list, output)
     if config.out is not None:
@@ -139,7 +140,7 @@ def _pictures(
 
 
 def _folder(config: ReportConfig) -> str | None:
-    """Return where Markdown finds the pictures, from the folder that it lies in."""
+    """Return the URL of the figures' folder relative to the Markdown page; None without figures."""
     if config.figures is None:
         return None
     beside = Path() if config.out is None or is_stream(config.out) else config.out.parent

@@ -1,1 +1,1 @@
-"""score: scores the importance of each attention head."""
+"""score: compute the importance of each attention head."""

@@ -1,4 +1,4 @@
-"""Configuration and reports of `score`. Importing this module does not load torch."""
+"""Configuration and result of `score`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SEARCHING = Constraint(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreConfig(CommandConfig):
-    """What to score, how, and where to write it."""
+    """Options of `score`."""
 
     COMMAND: ClassVar[str] = "score"
 
@@ -89,7 +89,7 @@ class ScoreConfig(CommandConfig):
     )
     max_length: int | None = by_default(None, replace(shared.MAX_LENGTH, only_with=READING))
     given: Mapping[str, OptionValue] = by_default({}, OptionGroup(dict, SETTINGS))
-    """Settings of the method that are not its defaults."""
+    """Settings of the method with other values than the defaults."""
     ood: str | None = setting(
         None,
         "OOD validation data, for circuits with objective avg, ood or fpr95.",
@@ -120,7 +120,7 @@ class ScoreConfig(CommandConfig):
         panel=shared.ZERO_SHOT,
         parse=lambda text: tuple(text.split(",")) if text else (),
     )
-    """Empty for all."""
+    """Empty for all towers."""
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
     seed: int = by_default(0, shared.SEED)
     arch: str | None = by_default(None, shared.ARCH)
@@ -155,7 +155,7 @@ class ScoreConfig(CommandConfig):
     @property
     @override
     def unread(self) -> frozenset[str]:
-        """Settings of inputs that this run does not read."""
+        """Settings with an input that this run does not read."""
         return frozenset() if self.entry.needs_data else frozenset({"data"})
 
     @property
@@ -177,7 +177,7 @@ class ScoreConfig(CommandConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreReport:
-    """Result of `score`; `default_budget` is whether a required budget was not given."""
+    """Result of `score`. `default_budget` is True if the method needs a budget but none was given."""
 
     path: Path
     scores: HeadScores

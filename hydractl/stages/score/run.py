@@ -1,4 +1,4 @@
-"""score: scores the importance of each attention head."""
+"""score: compute the importance of each attention head."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ from hydractl.training.run_log import open_run_log
 
 @stage
 def run_score(config: ScoreConfig) -> ScoreReport:
-    """Score every head of a base and write the scores file.
+    """Compute the importance of every head of a base, and write the scores file.
 
-    A greedy run writes a journal, from which an interrupted run resumes. The output has the same bytes after a resumption
-    and with any number of processes, which share the batches; the first writes.
+    A greedy search writes a journal. An interrupted run resumes from the journal. The output has the same
+    bytes after a resumption and for any number of processes. Processes share the batches; the first process
+    writes.
 
     Raises:
         InputError: If the model or the data cannot be used.
-        OutputExists: If the output or the journal of another run already exists, or another command is writing it.
+        OutputExists: If the output or the journal of another run already exists, or another command is
+            writing it.
         Interrupted: If another process of the run ended unexpectedly.
     """
     entry, settings, device = config.entry, config.settings, own_device(config.device)
@@ -57,7 +59,8 @@ def run_score(config: ScoreConfig) -> ScoreReport:
             config.model, entry, arch=config.arch, seed=config.seed, max_length=config.max_length
         )
         method_run: MethodRun = load(entry.method_run)(config, opened) if entry.method_run else MethodRun()
-        if team.leads:  # once: another process may come here when the first one has written
+        # only in the first process, because the output may already exist when other processes arrive here
+        if team.leads:
             output.check(
                 config.out,
                 models=[opened],
@@ -76,7 +79,7 @@ def run_score(config: ScoreConfig) -> ScoreReport:
             if_changed=config.if_changed,
         )
         method_run.open_state(document)
-        team.in_order(())  # all have read the state before one writes it
+        team.in_order(())  # all processes must have read the state before the first process writes it
         model = load_base(inputs, device=device, dtype=config.dtype)
         job = replace(
             open_job(inputs, model, entry, settings, team=team, batch_size=config.batch_size),
@@ -99,7 +102,8 @@ def run_score(config: ScoreConfig) -> ScoreReport:
             try:
                 ranking: Ranking = load(entry.run)(job)
             except CheckFailed:
-                # a training that failed would fail again; data that cannot be read now may be readable later
+                # A diverged training would diverge again, so its state is removed. After other errors the
+                # state is kept, because unreadable data may become readable.
                 if team.leads:
                     method_run.clear_state()
                 raise
@@ -121,7 +125,6 @@ def run_score(config: ScoreConfig) -> ScoreReport:
 
 
 def _open_inputs(config: ScoreConfig, opened: OpenModel) -> ScoreInputs:
-    """Open the data, and check the towers, the budget and the labels."""
     scored = scored_towers(opened, config.towers)
     budget = config.budget or HeadBudget(keep_fraction=COMMON_KEEP_FRACTION)
     removals, keep = quota_of(budget, scored).removals, budget.kept_a_layer(scored)
@@ -143,7 +146,7 @@ def _open_inputs(config: ScoreConfig, opened: OpenModel) -> ScoreInputs:
 
 
 def _describe(config: ScoreConfig, inputs: ScoreInputs, files: Mapping[str, SampledFile]) -> HeadScores:
-    """Return the scores file without its scores: everything that determines them."""
+    """Return the scores file without importances, with all values that determine importances."""
     means, reads, classes = config.settings.budget_means, config.entry.needs_data, inputs.classes
     counts_kept = means == BudgetMeaning.KEPT or (means == BudgetMeaning.CHOICE and config.budget is not None)
     options: dict[str, OptionValue] = {
