@@ -212,6 +212,8 @@ def streamed_logits(
         members: Members of a hydra; empty for a base or a member.
     """
     member_states = [m.library_state() for m in members or [cast("Model", model)]]
+    # Reversed, so that a shared tensor belongs to the first member: later entries of a dict replace earlier
+    # entries.
     places = {
         id(t): (name, m)
         for m, member_state in reversed([*enumerate(member_states)])

@@ -242,6 +242,8 @@ def _distinct_draws(
     """Draw `count` sorted candidates for each member; repeat the draw if an earlier member has the same."""
     draws: list[tuple[HeadId, ...]] = []
     for member in range(sampling.members):
+        # A string seed keeps (seed 0, member 1) and (seed 1, member 0) apart; `random` hashes strings with
+        # SHA-512, independent of PYTHONHASHSEED.
         source = random.Random(f"{sampling.seed}-{member}")  # noqa: S311 - reproducible, not secret
         while len(draws) == member:
             draw = tuple(sorted(_shuffled(candidates, source=source)[:count]))

@@ -260,6 +260,7 @@ def answer_blocks(
         bad: dict[int, str] = {}
         outputs = team.iterate(predictor.responses(_ticked(part, first, bad, ticks), data=dataset.name))
         responses = in_memory(collected(outputs, count=count, names=predictor.score_names))
+        # `in_order` exchanges only tensors, so error messages are sent as JSON bytes.
         packed = torch.tensor(list(json.dumps(bad).encode()), dtype=torch.uint8)
         for share in team.in_order([packed]):
             bad |= {int(place): why for place, why in json.loads(bytes(share.tolist())).items()}

@@ -446,6 +446,8 @@ def fit_scores(
         OutputError: If the disk has too little space for features.
     """
     batches, labels = training
+    # `energy+density` is fitted in two passes: first its density, then the scales of both parts on held-out
+    # data.
     by_density = {
         score: ood_scores.RELATIVE if score == ood_scores.ENERGY_DENSITY else score for score in scores
     }

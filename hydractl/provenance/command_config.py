@@ -81,10 +81,10 @@ class CommandConfig:
 
 
 class NamedInputs:
-    """Base class for values of settings with input names, and the names in tables.
+    """Base class for values of settings that refer to inputs.
 
     Attributes:
-        name: Name in tables.
+        name: Name of the inputs in tables.
         ref: The input; None for models.
         models: References of models.
     """

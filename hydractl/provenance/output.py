@@ -69,7 +69,7 @@ class OutputRecord:
 
     Attributes:
         path: Path of the file, or of the weights in a folder.
-        step: The step for the output.
+        step: Step that wrote the output.
         complete: Whether the step has versions and inputs. False for masks, predictions and copies of models:
             another output of the same command records both.
         masks: Masks of a checkpoint or of a mask file.
@@ -86,7 +86,7 @@ class OutputRecord:
 
 
 class ForeignOutputError(OutputExists):
-    """The file at an output's path comes from another source than this command.
+    """The file at an output's path was not made by this command.
 
     Attributes:
         path: The output.
@@ -140,7 +140,7 @@ def sidecar_step(
     seed: int | None = None,
     libraries: Sequence[str] = (),
 ) -> Step | None:
-    """Return the step for the sidecar of an output without space for its own record.
+    """Return the step for the sidecar of an output that cannot store its own record.
 
     Args:
         command: Configuration of the command.
@@ -243,7 +243,7 @@ def read_record(path: Path, command: str, *, beside: bool = False) -> OutputReco
 
     Args:
         path: The output.
-        command: Name of the command before its output is written.
+        command: Name of the command that will write the output.
         beside: Whether the command records provenance only in a sidecar, and only with `--if-changed`.
 
     Returns:
