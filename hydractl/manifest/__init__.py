@@ -1,1 +1,1 @@
-"""The JSON documents, and what a checkpoint's header says of itself."""
+"""JSON documents: checkpoint headers, head masks, head importance and reports."""

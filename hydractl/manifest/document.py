@@ -1,7 +1,8 @@
-"""Base of all JSON documents: strict and canonical. Errors name the JSON path. Also the digests of samples that documents record.
+"""Base classes of all JSON documents, and compact storage of sample digests.
 
-Unknown keys, missing keys, wrong types and duplicate keys are refused. A document is dumped with sorted keys, two spaces and a final newline,
-so equal documents are equal bytes.
+Documents are strict: unknown keys, missing keys, wrong types and duplicate keys raise an error with the JSON
+path. The canonical text has sorted keys, an indent of two spaces and a final newline, so equal documents have
+equal bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Key = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.:@=+-]{0,95}$")]
-"""An identifier of a command, option, result or package. A card shows it unchanged."""
+"""Identifier of a command, option, result or package. Model cards show keys unescaped, so the pattern
+excludes spaces, brackets and quotes."""
 Version = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+!-]{0,63}$")]
 OptionValue = str | int | float | bool | None | tuple[str, ...] | tuple[int, ...] | tuple[float, ...]
 
@@ -36,16 +38,16 @@ ConfigDigest = Annotated[
     Digest | None,
     Field(validation_alias=AliasChoices("config_digest", "asked"), exclude_if=lambda value: value is None),
 ]
-"""Digest of all settings that determine an output. Files of earlier versions call it `asked`."""
+"""Digest of all settings that determine an output. Files of earlier versions use the key `asked`."""
 Argv = Annotated[
     tuple[str, ...] | None,
     Field(validation_alias=AliasChoices("argv", "typed"), exclude_if=lambda value: value is None),
 ]
-"""The command line without output names and folders. Files of earlier versions call it `typed`."""
+"""Command line without the names of outputs and folders. Files of earlier versions use the key `typed`."""
 
 
 class StrictModel(BaseModel):
-    """A frozen, strict piece of a document."""
+    """Immutable part of a document. Unknown keys, wrong types, NaN and infinity are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -54,7 +56,7 @@ M = TypeVar("M", bound=StrictModel)
 
 
 def with_plugin_fields(model: type[M]) -> type[M]:
-    """Return a model with the fields that plugins add to it."""
+    """Return a model class with the fields that plugins add to the class of this name."""
     bases = [load(path) for plugin in plugins() if (path := plugin.fields.get(model.__name__))]
     added = {"__module__": model.__module__, "__qualname__": model.__qualname__, "__doc__": model.__doc__}
     return (
@@ -63,16 +65,16 @@ def with_plugin_fields(model: type[M]) -> type[M]:
 
 
 class Document(StrictModel):
-    """A whole JSON file of ours; `schema` says which."""
+    """A complete JSON file of hydractl. Its `schema` key names the kind and version of the file."""
 
     kind_of_file: ClassVar[str]
 
     def to_json(self) -> str:
-        """Return the canonical text: sorted keys, two spaces, final newline."""
+        """Return the canonical text: sorted keys, an indent of two spaces and a final newline."""
         return canonical(self.model_dump(mode="json", by_alias=True))
 
     def digest(self) -> str:
-        """Return `sha256:...` of the canonical text."""
+        """Return the digest of the canonical text, `sha256:...`."""
         return digest_text(self.to_json())
 
     @classmethod
@@ -81,10 +83,11 @@ class Document(StrictModel):
 
         Args:
             text: JSON text.
-            where: What to call the file in errors.
+            where: File name for error messages.
 
         Raises:
-            ManifestError: With the JSON path of the first thing that is wrong.
+            ManifestError: If the text is not a valid document. The message has the JSON path of the first
+                problem.
         """
         try:
             raw = parse(text, keys_once=True)
@@ -107,7 +110,7 @@ class Document(StrictModel):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a document from `path`; `-` is standard input.
+        """Read a document from `path`, or from standard input if `path` is `-`.
 
         Raises:
             ManifestError: If the file cannot be read or is not a valid document.
@@ -116,26 +119,32 @@ class Document(StrictModel):
 
     @classmethod
     def schema_name(cls) -> str:
-        """Return the `schema` value that marks this kind of document."""
+        """Return the value of the `schema` key for this kind of document."""
         return str(cls.model_fields["schema_"].default)
 
 
 class SealedDocument(Document):
-    """A document with a digest of itself, which tells whether it is damaged.
+    """A document that stores its own digest, for the detection of damage.
 
     Attributes:
-        own_digest: Digest of the document without this key.
+        own_digest: Digest of the document with an empty `own_digest`.
     """
 
     own_digest: str = ""
 
     def sealed(self) -> Self:
-        """Return the document with its digest."""
+        """Return a copy of the document with its digest filled in."""
         return self.model_copy(update={"own_digest": self.model_copy(update={"own_digest": ""}).digest()})
 
 
 class Value(StrictModel):
-    """One measured number: its 95 % interval, and how many samples (of a time: how many runs) it rests on."""
+    """A measured number.
+
+    Attributes:
+        low: Lower end of the 95 % interval.
+        high: Upper end of the 95 % interval.
+        count: Number of samples, or number of runs for a latency.
+    """
 
     value: float
     low: float | None = None
@@ -144,14 +153,14 @@ class Value(StrictModel):
 
 
 class Fingerprint(StrictModel):
-    """A data set or model that was used: how it was named and what it held.
+    """Name and digest of a data set or model that was used.
 
     Attributes:
         reference: Name of the data set or model.
         sha256: Digest of the data, or of the model's file.
         count: Number of samples.
-        weights: Digest of a model's tensors and of the settings that determine its logits before a temperature. None for data and
-            in files of earlier versions.
+        weights: Digest of a model's tensors and of all settings that determine the logits before a
+            temperature. `None` for data and in files of earlier versions.
     """
 
     reference: str
@@ -161,9 +170,11 @@ class Fingerprint(StrictModel):
 
 
 def first_problem(error: ValidationError) -> str:
-    """Return the first thing that is wrong with a document, with its JSON path, in one line."""
+    """Return the first problem of an invalid document in one line, after the JSON path of the problem."""
     problem = error.errors(include_url=False)[0]
-    parts = [part for part in problem["loc"] if not str(part).startswith("function-")]  # no key, but a check
+    # pydantic inserts the names of validator functions into `loc`; only keys and indices belong to the JSON
+    # path
+    parts = [part for part in problem["loc"] if not str(part).startswith("function-")]
     where = (
         "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
         or "document"
@@ -174,21 +185,22 @@ def first_problem(error: ValidationError) -> str:
 
 
 MOST_CHARACTERS = 64_000_000
-"""Limit of the record in one header, about six million samples: safetensors reads headers of up to 100 MB."""
+"""Maximum size of the sample record of one header: about six million samples at 11 characters. The
+safetensors library rejects headers above 100 MB, so twice the limit would make checkpoints unreadable."""
 
 
 def pack(content: np.ndarray) -> str:
-    """Return the distinct digests of samples, 8 bytes each and increasing, in base64."""
+    """Return the sorted, distinct digests of samples as base64 text, 8 bytes each, little-endian."""
     import numpy as np  # noqa: PLC0415 - headers of most files have no digests
 
     return base64.b64encode(np.unique(content).astype("<u8").tobytes()).decode()
 
 
 def unpack(text: str) -> np.ndarray:
-    """Return the digests in a text of `pack`, (N,).
+    """Return the sample digests in a text written by `pack`, shape (N,), uint64.
 
     Raises:
-        ValueError: If the text is not base64, or has a part of a digest.
+        ValueError: If the text is not base64, or its length is not a multiple of 8 bytes.
     """
     import numpy as np  # noqa: PLC0415 - as above
 
@@ -201,11 +213,11 @@ def _check(text: str) -> str:
 
 
 Samples: TypeAlias = dict[Digest, Annotated[str, AfterValidator(_check)]]
-"""Digests of samples as `pack` writes them, by the fingerprint of their data set."""
+"""Sample digests in the format of `pack`, by the fingerprint of the data set."""
 
 
 def union(*records: Mapping[str, str]) -> dict[str, str]:
-    """Return the samples of several records. The largest data sets are left out if the record exceeds `MOST_CHARACTERS`."""
+    """Merge several sample records. Drops the largest data sets until the record fits in `MOST_CHARACTERS`."""
     import numpy as np  # noqa: PLC0415 - as above
 
     merged: dict[str, str] = {}

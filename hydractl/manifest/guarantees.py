@@ -1,4 +1,4 @@
-"""Single answers in reports, and guarantees of checkpoints and reports: thresholds of accepted inputs, and sets of classes."""
+"""Results by class and examples of reports, and thresholds and prediction sets of checkpoints."""
 
 from __future__ import annotations
 
@@ -13,15 +13,24 @@ from hydractl.messages import counted
 from hydractl.plugins import load
 
 MOST_LETTERS = 400
-"""Of an example's text, which loses its middle where it is longer."""
+"""Maximum length of an example's text; the middle of longer texts is removed. Chosen by hand; doubling the
+limit doubles the largest texts on pages."""
 MOST_PICTURE = 20_000
-"""Letters of an example's picture in base64."""
+"""Maximum number of base64 characters of an example's thumbnail, about 15 kB of JPEG. Chosen by hand for
+images of 96 x 96 pixels; doubling the limit doubles the largest examples of a report."""
 
 Count = Annotated[int, Field(ge=0)]
 
 
 class ClassHits(StrictModel):
-    """How many samples of a class there are, and how many of them are answered right."""
+    """Number of samples and of correct answers for one class.
+
+    Attributes:
+        index: Index of the class in the logits.
+        name: Name of the class.
+        count: Number of samples.
+        hits: Number of correct answers; in the sizes of prediction sets the number of sets with the class.
+    """
 
     index: Count
     name: str
@@ -36,7 +45,7 @@ class ClassHits(StrictModel):
 
 
 class Confusion(StrictModel):
-    """How many samples with a label get the same wrong answer."""
+    """Number of samples with the same label and the same wrong answer."""
 
     label: str
     answer: str
@@ -44,12 +53,13 @@ class Confusion(StrictModel):
 
 
 class ByClass(StrictModel):
-    """A row's answers on the ID set, class by class.
+    """Results of one row on the ID set, by class.
 
     Attributes:
-        total: How many classes the ID set has.
-        classes: These in order, or of many the ones on which the report's first row has the lowest accuracy.
-        confusions: The most frequent ones.
+        total: Number of classes in the ID set.
+        classes: All classes in the order of the logits. With more than `MOST_CLASSES`, only the classes with
+            the lowest accuracy of the report's first row.
+        confusions: The most frequent confusions.
     """
 
     total: int = Field(ge=1)
@@ -58,17 +68,17 @@ class ByClass(StrictModel):
 
 
 class Example(StrictModel):
-    """An input of the ID set, and what the report's first row says of it.
+    """An input of the ID set with the answer of the report's first row.
 
     Attributes:
-        name: Its file with the folder that it lies in, or its row.
-        label: What it is.
-        answer: The predicted class.
-        confidence: In that.
-        disagreement: The members' mutual information, in nats; None for one member.
-        votes: Each member's own answer.
-        text: The text, where it is one.
-        picture: A small JPEG file in base64, where it is an image.
+        name: File name with the name of its folder, or the row number.
+        label: Name of the true class.
+        answer: Name of the predicted class.
+        confidence: Probability of the predicted class.
+        disagreement: Mutual information between members and answer, in nats. `None` for one member.
+        votes: Predicted class of each member.
+        text: The text. `None` for images.
+        picture: Thumbnail, a JPEG file in base64. `None` for texts.
     """
 
     name: str
@@ -82,11 +92,11 @@ class Example(StrictModel):
 
 
 class Examples(StrictModel):
-    """Inputs that show where the first row fails: they are the user's data, and no model card has them.
+    """Inputs that show errors of the first row. They are the user's data, so model cards leave them out.
 
     Attributes:
-        disagreements: Those that members disagree most on, the most first.
-        mistakes: Those with a wrong answer, the most confident first.
+        disagreements: Inputs with the highest disagreement between members, in descending order.
+        mistakes: Inputs with wrong answers, in descending order of confidence.
     """
 
     disagreements: tuple[Example, ...] = Field(max_length=MOST_EXAMPLES)
@@ -94,21 +104,22 @@ class Examples(StrictModel):
 
 
 OpenShare = Annotated[float, Field(gt=0, lt=1)]
-"""A fraction strictly between 0 and 1."""
+"""A fraction in (0, 1), without the ends."""
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class PredictionSets(StrictModel):
-    """Which classes are in the set of an input: those whose nonconformity does not exceed a threshold.
+    """Prediction sets: the set of an input contains all classes with a nonconformity of at most a threshold.
 
     Attributes:
-        method: The nonconformity, a function of the members' mean probabilities after temperature scaling.
-        coverage: The set contains the class of an input with at least this probability.
-        thresholds: A common one, or one for each class, for which the coverage then holds.
-        penalty: Of RAPS: added for each rank above `rank`.
-        rank: Of RAPS: classes up to this rank have no penalty.
-        count: How many samples they were fitted on.
-        data: What these are.
+        method: Nonconformity, computed from the members' mean probabilities after temperature scaling.
+        coverage: Minimum probability for the class of an input to be in the set.
+        thresholds: One threshold for all classes, or one per class. In the second case the coverage holds for
+            each class.
+        penalty: Amount that RAPS adds for each rank above `rank`. `None` for other methods.
+        rank: Last rank without a RAPS penalty. `None` for other methods.
+        count: Number of calibration samples.
+        data: Calibration data set.
     """
 
     method: SetMethod = Field(strict=False)
@@ -121,7 +132,7 @@ class PredictionSets(StrictModel):
 
     @property
     def summary(self) -> str:
-        """Which sets they are, and what they promise."""
+        """Method, calibration size and guarantee of the sets, as a clause."""
         inputs = "inputs of each class" if len(self.thresholds) > 1 else "inputs"
         return (
             f"sets by {self.method.upper()}, fitted on {counted(self.count, 'sample')}: on average over draws of these, at least "
@@ -134,24 +145,28 @@ class PredictionSets(StrictModel):
             raise ValueError(f"penalty, rank: required by `{SetMethod.RAPS}`, else excluded")
         if (
             max(self.thresholds) > 1 + 1e-5 + (self.penalty or 0) * WIDEST
-        ):  # a sum of probabilities, rounding, penalties of ranks
+            # upper bound of the nonconformity: a sum of probabilities, a margin for rounding, and the penalties
+            # of all ranks
+        ):
             raise ValueError("thresholds: exceed the largest nonconformity")
         return self
 
 
 class SetNumbers(StrictModel):
-    """What sets are like on the ID set.
+    """Size and coverage of prediction sets on the ID set.
 
     Attributes:
-        rule: Which sets.
-        is_fitted_here: Whether they were fitted on these samples, so that their coverage holds by construction.
-        count: How many samples there are.
-        covered: How many of these have their class in the set.
-        empty: How many sets have no class.
-        single: How many have one.
+        rule: The prediction sets.
+        is_fitted_here: Whether the sets were fitted on the same samples. The coverage then holds by
+            construction.
+        count: Number of samples.
+        covered: Number of samples with their class in the set.
+        empty: Number of sets without classes.
+        single: Number of sets with one class.
         mean_size: Mean number of classes in a set.
         interval: 95 % interval of the coverage (Clopper and Pearson).
-        classes: Samples with their class in the set by class, in the order of the model; of many classes those with the lowest coverage.
+        classes: Number of covered samples of each class, in the order of the logits. With more than
+            `MOST_CLASSES`, only the classes with the lowest coverage.
     """
 
     rule: PredictionSets
@@ -166,7 +181,7 @@ class SetNumbers(StrictModel):
 
     @property
     def summary(self) -> str:
-        """What they are like, in a sentence."""
+        """Size and coverage of the sets, as a clause."""
         worst = min(self.classes, key=lambda hits: hits.hits / hits.count)
         low, high = (100 * bound for bound in self.interval)
         samples = counted(self.count, "sample")
@@ -185,22 +200,27 @@ class SetNumbers(StrictModel):
 
 
 CHECK_SCORE, IS_FITTED = "hydractl.metrics.ood_scores:check_stored", "hydractl.metrics.ood_scores:is_fitted"
-"""Paths of functions that check a stored score by the table of scores, which is in a higher layer."""
+"""Paths of functions that validate a stored OOD score. They are loaded by name, because the table of scores
+is in a higher layer than this module."""
 
 
 class Threshold(StrictModel):
-    """Inputs are accepted whose OOD score is below a bound, and what that promises of inputs drawn as its samples were.
+    """A bound on an OOD score. Inputs with a lower score are accepted.
+
+    The guarantee holds for inputs from the distribution of the calibration samples.
 
     Attributes:
-        score: The name of the OOD score.
-        below: The bound; None where no bound keeps the risk, so that nobody knows which inputs to accept.
-        risk: At most this share is wrong, as `guarantee` counts it.
-        guarantee: What is bounded; files of before say nothing of it.
-        delta: The chance, over the draw of the samples, that it is not; None where it is bounded on average.
-        count: How many samples it was found on.
-        accepted: How many of them it accepts.
-        errors: How many of these the model answers wrongly.
-        version: Of what scores that are fitted mean, `ood_scores.VERSION`.
+        score: Name of the OOD score.
+        below: The bound. `None` if no bound satisfies the guarantee; the threshold then gives no decisions.
+        risk: Maximum error rate, as defined by `guarantee`.
+        guarantee: Definition of the error rate. Files of earlier versions lack the field and mean
+            `errors-among-accepted`.
+        delta: Probability, over the draw of the calibration samples, that the guarantee fails. `None` for a
+            guarantee on average.
+        count: Number of calibration samples.
+        accepted: Number of accepted calibration samples.
+        errors: Number of wrong answers among the accepted samples.
+        version: Version of the definitions of feature-based scores, `ood_scores.VERSION`.
     """
 
     score: str
@@ -218,12 +238,12 @@ class Threshold(StrictModel):
 
     @property
     def coverage(self) -> float:
-        """The share of the samples that it accepts."""
+        """Fraction of accepted calibration samples."""
         return self.accepted / self.count
 
     @property
     def summary(self) -> str:
-        """What it accepts and promises; where there is none, which was looked for."""
+        """Bound and guarantee, as a clause; without a bound, the guarantee that no threshold satisfies."""
         promise = self.guarantee.promise(self.risk, self.delta)
         samples = counted(self.count, "sample")
         if self.below is None:

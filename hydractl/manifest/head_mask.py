@@ -1,4 +1,4 @@
-"""Head masks and the scores that they are made of: names of heads, both kinds of file and their schemas."""
+"""Head masks and head importance: names of heads, and the two JSON documents."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from hydractl.manifest.document import (
 
 Heads = tuple[Annotated[int, Field(ge=0)], ...]
 MOST_HEADS = 2**16
-"""Maximum number of heads of a tower; the largest published transformers have some ten thousand."""
+"""Maximum number of heads of a tower. The largest published transformers have about 10,000 heads. The limit
+bounds the memory for masks from untrusted files; doubling it doubles this memory."""
 WIDEST = 2**20
-"""Upper bound of every number in a model's shape."""
+"""Maximum of every number in a model's shape, such as the head dimension. Chosen by hand, above published
+models; twice the limit would allow files to request larger tensors."""
 
 
 def _check_size(layers: int, num_heads: int) -> None:
@@ -33,29 +35,33 @@ def _check_size(layers: int, num_heads: int) -> None:
 
 
 class HeadId(NamedTuple):
-    """One head of a model; layer and head count from 0."""
+    """Name of a head: tower, layer and head, both counted from 0."""
 
     tower: str
     layer: int
     head: int
 
     def __str__(self) -> str:
-        """Return the head as messages name it."""
+        """Return the name of the head for messages."""
         return f"head {self.head} in layer {self.layer} of tower `{self.tower}`"
 
 
 class TowerShape(NamedTuple):
-    """How many layers a tower has, and how many heads each of them."""
+    """Number of layers of a tower and number of heads per layer."""
 
     layers: int
     num_heads: int
 
 
 class TowerHeads(StrictModel):
-    """How many heads each layer of a tower has before pruning, and their width.
+    """Attention heads of a tower before pruning.
 
-    Heads are those of queries. `key_heads` is how many heads keys and values have, where several query heads share one: as many
-    next to one another to each.
+    Attributes:
+        layers: Number of layers.
+        num_heads: Number of query heads per layer.
+        head_dim: Dimension of a head.
+        key_heads: Number of key and value heads in grouped-query attention. Consecutive query heads share a
+            key head. `None` if every query head has its own.
     """
 
     layers: int = Field(ge=1, le=MOST_HEADS)
@@ -72,17 +78,22 @@ class TowerHeads(StrictModel):
 
     @property
     def head_numbers(self) -> range:
-        """Numbers of the query heads of a layer."""
+        """Indices of the query heads of a layer."""
         return range(self.num_heads)
 
     @property
     def sharing(self) -> int:
-        """How many query heads share each key head."""
+        """Number of query heads per key head."""
         return self.num_heads // (self.key_heads or self.num_heads)
 
 
 class TowerKeep(StrictModel):
-    """The heads that stay in one tower: one increasing list a layer, an empty one where no head is left."""
+    """Remaining heads of one tower.
+
+    Attributes:
+        num_heads: Number of heads per layer before pruning.
+        keep: For each layer the remaining heads, strictly increasing; empty if the layer loses all heads.
+    """
 
     num_heads: int = Field(ge=1, le=MOST_HEADS)
     keep: tuple[Heads, ...] = Field(min_length=1)
@@ -101,22 +112,22 @@ class TowerKeep(StrictModel):
 
     @property
     def layers(self) -> int:
-        """How many layers there are."""
+        """Number of layers."""
         return len(self.keep)
 
     @property
     def num_kept(self) -> int:
-        """How many heads stay."""
+        """Number of remaining heads, over all layers."""
         return sum(map(len, self.keep))
 
     @property
     def removed(self) -> int:
-        """How many heads go."""
+        """Number of removed heads, over all layers."""
         return self.layers * self.num_heads - self.num_kept
 
     @property
     def drop(self) -> tuple[Heads, ...]:
-        """For each layer the heads that go, increasing: the complement of `keep`."""
+        """Removed heads of each layer, increasing: the complement of `keep`."""
         return tuple(
             tuple(head for head in range(self.num_heads) if head not in heads) for heads in self.keep
         )
@@ -125,11 +136,11 @@ class TowerKeep(StrictModel):
 Mask: TypeAlias = Mapping[str, TowerKeep]
 Shape: TypeAlias = Mapping[str, TowerShape | TowerHeads | TowerKeep]
 Tables: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
-"""Scores of each tower, shape (L, H)."""
+"""Head importance of each tower, shape (L, H)."""
 
 
 class HeadName(StrictModel):
-    """A head of the base, by its original number."""
+    """A head of the base, by its index before pruning."""
 
     tower: str
     layer: int = Field(ge=0)
@@ -137,18 +148,26 @@ class HeadName(StrictModel):
 
     @property
     def id(self) -> HeadId:
-        """The same as a tuple, which can be sorted."""
+        """The name as a tuple, for sorting."""
         return HeadId(self.tower, self.layer, self.head)
 
 
 class Removal(HeadName):
-    """One step of a greedy method: the head removed and the objective once it is gone."""
+    """One step of a greedy method.
+
+    Attributes:
+        objective: Objective after the removal of this head.
+    """
 
     objective: float
 
 
 class TowerScores(StrictModel):
-    """Scores of one tower; row `l`, column `h` is head `(l, h)`. Higher means more important."""
+    """Importance of the heads of one tower.
+
+    Attributes:
+        scores: Row l, column h is the importance of head h in layer l. Higher is more important.
+    """
 
     scores: tuple[tuple[float, ...], ...]
 
@@ -160,10 +179,26 @@ class TowerScores(StrictModel):
 
 
 class HeadScores(Document):
-    """How much each head matters, `hydractl.scores/1`.
+    """Importance of each head of a model, `hydractl.scores/1`.
 
-    A method that groups heads has `clusters`: each one's heads, the one that stands for it first. `results` are what else
-    it found out. `samples` are the samples of `data`. `config_digest`, `argv` and `versions` are as in a checkpoint's step.
+    Attributes:
+        method: Name of the method.
+        objective: Objective of the method. `None` for methods without objective.
+        options: Options of the method.
+        model: The model.
+        architecture: Name of the model's architecture.
+        data: Data sets of the method.
+        towers: Importance of the heads of each tower.
+        baseline: Objective of the model without removals.
+        removals: Heads in the order in which a greedy method removed them.
+        clusters: Groups of similar heads, for methods with clusters. The first head of a group represents the
+            group.
+        results: Further results of the method.
+        samples: Digests of the samples in `data`.
+        tool: Name and version of the program.
+        versions: As in the step of a checkpoint.
+        config_digest: As in the step of a checkpoint.
+        argv: As in the step of a checkpoint.
     """
 
     kind_of_file: ClassVar[str] = "scores"
@@ -190,7 +225,7 @@ class HeadScores(Document):
 
     @property
     def tables(self) -> dict[str, tuple[tuple[float, ...], ...]]:
-        """The scores (L x H) of each tower, by its name."""
+        """Head importance of each tower, shape (L, H), by the tower's name."""
         return {name: table.scores for name, table in sorted(self.towers.items())}
 
     @model_validator(mode="after")
@@ -217,7 +252,17 @@ class HeadScores(Document):
 
 
 class MaskOrigin(StrictModel):
-    """Where a mask came from. A mask written by hand has none."""
+    """Origin of a head mask. Masks written by hand have no origin.
+
+    Attributes:
+        strategy: Strategy that selected the heads.
+        method: Method of the head importance.
+        scores: Digest of the scores file.
+        budget: Options of the selection, such as the number of remaining heads.
+        seed: Seed, for strategies with random numbers.
+        member: Index of the member.
+        tool: Name and version of the program.
+    """
 
     strategy: str
     method: str | None = None
@@ -229,7 +274,15 @@ class MaskOrigin(StrictModel):
 
 
 class HeadMask(Document):
-    """Which heads a member keeps, `hydractl.head-mask/1`. `samples` are the samples that selected these heads."""
+    """Remaining heads of one member, `hydractl.head-mask/1`.
+
+    Attributes:
+        towers: Remaining heads of each tower.
+        architecture: Name of the architecture.
+        base: Digest of the base checkpoint.
+        origin: Origin of the mask. `None` for masks written by hand.
+        samples: Digests of the samples that selected the heads.
+    """
 
     kind_of_file: ClassVar[str] = "head-mask"
 

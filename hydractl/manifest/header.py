@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: architecture, masks, how it reads its inputs, and what led to it."""
+"""The header of a checkpoint: architecture, head masks, preprocessing, calibration and provenance."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ from hydractl.strict_json import compact
 from hydractl.tasks import SINGLE_LABEL, TASKS, Task
 
 MOST_MEMBERS = 256
+"""Maximum number of members of a hydra. Chosen by hand to bound the memory that an untrusted file can
+request; doubling it doubles this memory."""
 _OTHER_TASKS = tuple(name for name, task in TASKS.items() if task is not SINGLE_LABEL)
 
 
@@ -40,7 +42,7 @@ StoredTemperature = Annotated[float, Field(ge=SMALLEST_TEMPERATURE, le=LARGEST_T
 
 
 class Kind(StrEnum):
-    """What a checkpoint holds."""
+    """Role of the model in a checkpoint."""
 
     BASE = "base"
     MEMBER = "member"
@@ -48,7 +50,7 @@ class Kind(StrEnum):
 
 
 class Fate(StrEnum):
-    """What `fuse` did with a tensor."""
+    """Storage of a tensor in a hydra: equal in all members, averaged, or concatenated over members."""
 
     SHARED = "shared"
     MERGED = "merged"
@@ -56,13 +58,18 @@ class Fate(StrEnum):
 
 
 class Architecture(StrictModel):
-    """Which model class this is: everything that is needed to build it again, without weights.
+    """Description of a model class, sufficient to build the model without weights.
 
     Attributes:
-        num_classes: 0 where classes are not part of the model but named by texts (zero-shot).
-        pooling: `mean` where a classifier of texts reads the mean over the tokens that are no padding, through dropout and its
-            linear layer, in place of what its family reads.
-        problem_type: Of a task in `TASKS`; None where an input has one of the classes.
+        library: Library that builds the model.
+        name: Name of the architecture in the library.
+        family: Name of the architecture family in hydractl.
+        config: Configuration of the library's model.
+        towers: Heads of each tower.
+        num_classes: Number of classes. 0 for a zero-shot model, whose classes are given as texts.
+        pooling: `mean` if a text classifier applies dropout and its linear layer to the mean over all tokens
+            except padding. `None` for the pooling of its family.
+        problem_type: Name of a task in `TASKS`. `None` for single-label classification.
     """
 
     library: str = Field(pattern="^(timm|transformers|openclip)$")
@@ -78,15 +85,20 @@ class Architecture(StrictModel):
 
     @property
     def task(self) -> Task:
-        """What it answers about an input."""
+        """The task of the model, from `problem_type`."""
         return TASKS[self.problem_type or SINGLE_LABEL.problem_type]
 
 
 def check_mask_fits(mask: Mask, architecture: Architecture, *, where: str) -> None:
     """Check that a mask has the towers, layers and heads of an architecture.
 
+    Args:
+        mask: Heads to keep, by tower.
+        architecture: Architecture of the masked model.
+        where: Path of the mask for error messages.
+
     Raises:
-        ValueError: Naming the tower and both numbers.
+        ValueError: If they differ. The message has the tower and both numbers.
     """
     if mask.keys() != architecture.towers.keys():
         raise ValueError(
@@ -108,21 +120,23 @@ Side = Annotated[int, Field(ge=1, le=LARGEST_SIDE)]
 
 
 class Preprocess(StrictModel):
-    """How an image becomes a model's input.
+    """Preprocessing of images.
 
     Attributes:
-        input_size: (channels, height, width); 1 channel is grey, 3 are RGB.
-        mean: One a channel, on the scale where white is 1.
-        std: One a channel, positive; float32 holds the inputs that it makes.
-        interpolation: How images are resized.
-        crop_pct: How much of the resized image's side the crop keeps.
-        crop_mode: As timm defines them.
-        crop_offset: Where a margin is odd, whether a crop begins at the nearest pixel (half to even, as torchvision and
-            timm have it) or at the one before (transformers).
-        resize_backend: Library that resizes: Pillow on images (timm, open_clip), or torchvision on uint8 tensors (default of
-            transformers). Pixels differ by rounding. Headers without the field mean Pillow.
-        transparency: Whether pixels of a single transparent colour become white, as image processors with `do_convert_rgb` make
-            them since transformers 5.21, or keep their colour. Alpha channels are dropped. Headers without the field mean `drop`.
+        input_size: (channels, height, width). 1 channel is greyscale, 3 channels are RGB.
+        mean: Mean of each channel, in units where white is 1.
+        std: Standard deviation of each channel. The lower bound keeps normalized pixels within float32.
+        interpolation: Filter for resizing.
+        crop_pct: Side of the crop divided by the side of the resized image, in (0, 1].
+        crop_mode: Crop mode as defined by timm.
+        crop_offset: Start of a crop with an odd margin: the nearest pixel, half to even, as in torchvision
+            and timm; or the pixel before, as in transformers.
+        resize_backend: Library that resizes: Pillow on images (timm, open_clip), or torchvision on uint8
+            tensors (the default of transformers). Pixels differ by rounding. Headers without the field mean
+            Pillow.
+        transparency: Whether pixels of a single transparent colour become white, as in image processors with
+            `do_convert_rgb` since transformers 5.21, or keep their colour. Alpha channels are dropped.
+            Headers without the field mean `drop`.
     """
 
     input_size: tuple[Literal[1, 3], Side, Side]
@@ -151,7 +165,11 @@ class Preprocess(StrictModel):
 
     @property
     def resizes_tensors(self) -> bool:
-        """Whether torchvision resizes uint8 tensors. It lacks two filters; image processors lack other crops."""
+        """Whether torchvision resizes uint8 tensors.
+
+        False for the box and Hamming filters, which torchvision lacks, and for crops that image processors of
+        transformers lack.
+        """
         return (
             self.resize_backend == "torchvision"
             and self.interpolation not in {"box", "hamming"}
@@ -166,20 +184,24 @@ InputName: TypeAlias = Literal["attention_mask", "token_type_ids"]
 
 
 class Tokenization(StrictModel):
-    """How a text becomes a model's input.
+    """Preprocessing of texts.
 
     Attributes:
-        tokenizer: The text of a `tokenizer.json`, as the tokenizers library reads it; None where a model has none yet.
-        names: What the model takes besides `input_ids`.
-        max_length: Tokens at most, special ones included; longer texts are cut.
-        pad_id: The token that fills a batch up to its longest text.
-        vocab_size: How many tokens the model knows.
-        padding: Whether a batch is filled up to its longest text, or always to `max_length`, as some models were trained.
-        padding_side: The side of the padding tokens. `left` is possible only with `max_length`: where the length depends on the
-            batch, padding on the left would move the positions of a text's tokens.
-        truncation_side: Where longer texts are cut.
-        by_word: Whether the model answers each word of a text: longer texts are then read in several windows.
-        pairs: Whether the model was trained on pairs of texts, None if unknown. It changes no input.
+        tokenizer: Content of a `tokenizer.json` for the tokenizers library. `None` if the model has no
+            tokenizer yet.
+        names: Model inputs besides `input_ids`.
+        max_length: Maximum number of tokens, including special tokens. Longer texts are truncated.
+        pad_id: Token id of the padding.
+        vocab_size: Number of token ids that the model accepts.
+        padding: Whether texts are padded to the longest text of the batch or always to `max_length`. Must
+            match the model's training.
+        padding_side: Side of the padding tokens. `left` requires `max_length`: with a length that depends on
+            the batch, left padding would shift the positions of a text's tokens.
+        truncation_side: Side from which longer texts lose tokens.
+        by_word: Whether the model is a token classifier. Longer texts are then split into overlapping
+            windows.
+        pairs: Whether the model was trained on pairs of texts. `None` if unknown. The field does not change
+            the inputs.
     """
 
     tokenizer: str | None = None
@@ -198,16 +220,20 @@ class Tokenization(StrictModel):
     @field_validator("padding_side")
     @classmethod
     def _right_of_any_length(cls, value: str, info: ValidationInfo) -> str:
-        """Return `right` where a batch is padded to its longest text; earlier versions stored what the tokenizer said."""
+        """Return `right` unless texts are padded to `max_length`.
+
+        Earlier versions stored the tokenizer's own side, without effect on the inputs.
+        """
         return value if info.data.get("padding") == "max_length" else "right"
 
 
 class Prompting(StrictModel):
-    """How the names of classes become texts, for a model that compares images with texts.
+    """Conversion of class names to texts for a zero-shot model.
 
     Attributes:
-        tokenization: Of the text tower.
-        templates: Texts with `{label}`; a class's embedding is the mean over them. Empty while no classes are named.
+        tokenization: Preprocessing for the text tower.
+        templates: Texts that contain `{label}`. The embedding of a class is the mean over all templates.
+            Empty if the model has no class names yet.
     """
 
     tokenization: Tokenization
@@ -222,7 +248,13 @@ class Prompting(StrictModel):
 
 
 class InputFile(StrictModel):
-    """A file that a step read: its base name, its digest, and the step that made it."""
+    """A file that a step read.
+
+    Attributes:
+        name: Base name of the file.
+        sha256: Digest of the file.
+        made_by: Step that wrote the file. `None` if unknown.
+    """
 
     name: str
     sha256: Digest
@@ -230,20 +262,30 @@ class InputFile(StrictModel):
 
 
 class SampledFile(InputFile):
-    """A data set that a step read, with the digests of its samples, which only the record of a whole header stores.
+    """A data set that a step read, with the digests of its samples.
 
     Attributes:
-        samples: As `pack` writes them; empty if nothing records them.
+        samples: Digests in the format of `pack`; empty if unknown. Excluded from the JSON of a step, because
+            the header stores the samples of all its steps together.
     """
 
     samples: str = Field(exclude=True)
 
 
 class Step(StrictModel):
-    """The record of one stage: the only form in which files, lineage, `--if-changed` and cards have provenance.
+    """Record of one command run. Files, lineages, `--if-changed` and model cards all use this record.
 
-    It has no time, host or path: equal work gives equal steps. `config_digest` is the digest of all settings that shape the output. `argv`
-    is the command line without names of outputs and folders.
+    A step contains no time, host or path, so equal runs give equal records.
+
+    Attributes:
+        command: Name of the command.
+        options: Options of the command.
+        inputs: Files that the command read.
+        seed: Seed of all random numbers. `None` for commands without random numbers.
+        results: Numbers measured by the command.
+        versions: Versions of the packages with an effect on the result.
+        config_digest: Digest of all settings with an effect on the output.
+        argv: Command line without the names of outputs and folders.
     """
 
     command: Key
@@ -257,14 +299,14 @@ class Step(StrictModel):
 
 
 def samples_of(inputs: Iterable[InputFile], *documents: Header | HeadMask) -> dict[str, str]:
-    """Return the samples that steps of this run read, and the samples that documents record."""
+    """Return the sample digests recorded in documents and in data sets that the inputs' lineages read."""
     read = [file for i in inputs for file in (i, *chain.from_iterable(s.inputs for s in steps_to(i.made_by)))]
     files = (file for file in read if isinstance(file, SampledFile) and file.samples)
     return union(*(document.samples for document in documents), *({f.sha256: f.samples} for f in files))
 
 
 def steps_to(step: Step | None) -> tuple[Step, ...]:
-    """Return the steps that led to one and it, each once, those before others first; of none nothing."""
+    """Return a step and all steps before it, each once, in order of execution; empty for `None`."""
     steps: list[Step] = []
 
     def visit(step: Step | None) -> None:
@@ -279,10 +321,12 @@ def steps_to(step: Step | None) -> tuple[Step, ...]:
 
 
 class Sidecar(Document):
-    """Provenance of a file that cannot store its own, `hydractl.record/1`, in a file beside it.
+    """Provenance of a file without room for metadata, `hydractl.record/1`.
+
+    The sidecar is a second file in the same folder.
 
     Attributes:
-        sha256: Digest of the described file, as written.
+        sha256: Digest of the described file.
         made_by: Step that wrote the described file.
     """
 
@@ -299,14 +343,16 @@ class Sidecar(Document):
 
 
 class FusePlan(StrictModel):
-    """How members were fused.
+    """Storage of members' tensors in a hydra.
 
     Attributes:
-        fates: Each tensor's.
-        trunk: How many leading blocks run once, over all towers.
-        mlp: Whether MLPs that differ were averaged, wherever they stand.
-        merge_trunk: Before this block of each tower all that differs was averaged, the embedding too; 0: nothing was.
-        own_from: From this block of each tower on, and after the blocks, members have a tensor each even where all were equal.
+        fates: Fate of each tensor.
+        trunk: Number of leading blocks that run once for all members, summed over towers.
+        mlp: Whether MLPs that differ are averaged, in all blocks.
+        merge_trunk: Tensors that differ before this block of each tower are averaged, including the
+            embedding. 0 if no trunk is merged.
+        own_from: Each member has its own copy of every tensor from this block of each tower on, and of every
+            tensor after the blocks, even if all copies are equal. `None` if equal tensors are shared.
     """
 
     fates: dict[str, Fate]
@@ -317,13 +363,13 @@ class FusePlan(StrictModel):
 
 
 class FittedScores(StrictModel):
-    """OOD scores of features that a checkpoint holds as they were fitted, in tensors beside the weights.
+    """Feature-based OOD scores stored in a checkpoint as additional tensors.
 
     Attributes:
-        scores: Their names.
-        data: What they were fitted on.
-        temperature: What the model's logits were divided by then.
-        version: Of what they mean, `ood_scores.VERSION`.
+        scores: Names of the scores.
+        data: Data set that the scores were fitted on.
+        temperature: Temperature of the logits at the time of the fit.
+        version: Version of the score definitions, `ood_scores.VERSION`.
     """
 
     scores: tuple[str, ...] = Field(min_length=1)
@@ -341,14 +387,32 @@ class FittedScores(StrictModel):
 
 
 class Header(Document):
-    """What the `hydractl` entry of a checkpoint's safetensors metadata says, `hydractl.checkpoint/1`.
+    """The `hydractl` entry of a checkpoint's safetensors metadata, `hydractl.checkpoint/1`.
 
-    Every member's logits are divided by `temperature` before they become probabilities, or those of each of several labels by one of
-    `label_temperatures`; the log odds of an entity's probability by `entity_temperature`. `threshold` says which inputs the model
-    answers, so scaled, and `prediction_sets` sets of classes; `label_thresholds` the probability above which each of several labels is
-    predicted, 0.5 if empty; `fitted` that OOD scores of features lie beside the weights. Whatever changes weights drops all of these.
-    `assumed` says that nothing told how images are read, and `preprocess` is what is usual for such models. `samples` are the samples
-    that the steps of `made_by` read.
+    Operations that change weights drop temperatures, thresholds, prediction sets and fitted scores.
+
+    Attributes:
+        kind: Role of the model.
+        architecture: Model class of the base.
+        masks: Heads of each member, by tower.
+        base: Digest of the base checkpoint. `None` for a base.
+        plan: Storage of the members' tensors. `None` unless the model is a hydra.
+        preprocess: Preprocessing of images or texts.
+        assumed: Whether `preprocess` is the usual preprocessing of the architecture, because the model's
+            source has no preprocessing settings.
+        labels: Names of the classes; empty if unknown.
+        prompting: Conversion of class names to texts. `None` unless the model is zero-shot.
+        temperature: Divides the logits of every member before the softmax or sigmoid.
+        label_temperatures: Divide the logits of a multi-label model instead of `temperature`, one per label;
+            empty if unused.
+        entity_temperature: Divides the log odds of an entity's probability.
+        threshold: Threshold on an OOD score below which inputs are answered.
+        label_thresholds: Probability above which a label of a multi-label model is predicted, one per label;
+            empty for 0.5.
+        prediction_sets: Method and thresholds of prediction sets.
+        fitted: Feature-based OOD scores stored with the weights.
+        samples: Digests of the samples that the steps of `made_by` read.
+        made_by: Step that wrote the model. `None` if unknown.
     """
 
     kind_of_file: ClassVar[str] = "checkpoint"
@@ -374,24 +438,27 @@ class Header(Document):
     made_by: Step | None = None
 
     def of_other_weights(self, update: Mapping[str, object]) -> Self:
-        """Return the header of a model with other weights, and with `update`: what was found for these is dropped."""
+        """Return the header of a model with other weights.
+
+        Applies `update`, and drops all results fitted for the old weights.
+        """
         defaults: dict[str, object] = {**Temperature().fields, "label_thresholds": ()}
         defaults |= dict.fromkeys(("threshold", "prediction_sets", "fitted"))
         return self.model_copy(update=defaults | {**update})
 
     @property
     def scale(self) -> Temperature:
-        """What divides the model's logits."""
+        """The stored temperatures."""
         return Temperature(self.temperature, self.label_temperatures, self.entity_temperature)
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of the classes in the order of the logits; their numbers where there are no names."""
+        """Names of the classes in the order of the logits, or class numbers if the model has no names."""
         return self.labels or tuple(map(str, range(self.num_classes)))
 
     @property
     def num_classes(self) -> int:
-        """How many classes the model tells apart; 0 while a zero-shot model has no names of any."""
+        """Number of classes; 0 for a zero-shot model without class names."""
         return self.architecture.num_classes or len(self.labels)
 
     @model_validator(mode="after")
@@ -428,7 +495,7 @@ class Header(Document):
         return self
 
     def to_metadata(self) -> str:
-        """Return the compact text that goes into the header."""
+        """Return the compact JSON text for the safetensors metadata."""
         return compact(self.model_dump(mode="json", by_alias=True), sort_keys=True)
 
 

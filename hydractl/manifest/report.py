@@ -1,4 +1,4 @@
-"""What `eval` measured, and every kind of JSON file by its name."""
+"""The report of `eval`, and the table of all JSON documents by name."""
 
 from __future__ import annotations
 
@@ -26,14 +26,20 @@ from hydractl.manifest.header import Step, StoredTemperature
 from hydractl.manifest.terms import ID_NAME, Temperature
 
 USUAL = "msp"
-"""OOD score of a report that does not name one."""
+"""OOD score of a report without the field `ood_scores`."""
 
 
 @with_plugin_fields
 class Difference(StrictModel):
-    """By how much the first row's numbers are more than another row's, on the ID set and on each OOD set.
+    """Numbers of the first row minus numbers of another row, on the ID set and on each OOD set.
 
-    Both are measured on the same resamples, so that the intervals are those of paired differences. `means` are over OOD sets.
+    Both rows are measured on the same bootstrap resamples, so the intervals are intervals of paired
+    differences.
+
+    Attributes:
+        values: Differences on the ID set.
+        ood: Differences on each OOD set.
+        means: Differences of the means over OOD sets.
     """
 
     values: dict[str, Value]
@@ -41,13 +47,18 @@ class Difference(StrictModel):
     means: dict[str, dict[str, Value]] = Field(default={}, exclude_if=lambda value: not value)
 
     def under(self, scope: str) -> Mapping[str, Value]:
-        """Return the differences in a scope of a plugin; plugins override this method."""
+        """Return the differences in a plugin's scope. Plugins override this method."""
         del scope
         return {}
 
 
 class StoredScores(StrictModel):
-    """What the OOD scores of features were fitted on that a checkpoint holds. Earlier reports have `knn_k`, the neighbour that `knn` looked at."""
+    """Data set of the feature-based OOD scores that a checkpoint stores.
+
+    Attributes:
+        data: Data set that the scores were fitted on.
+        knn_k: Neighbour of the score `knn` in reports of earlier versions.
+    """
 
     data: Fingerprint
     knn_k: int | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -56,11 +67,18 @@ class StoredScores(StrictModel):
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 MOST_POINTS = 101
-"""Text of one line."""
+"""Maximum number of points of a curve and of bins of a histogram. Chosen by hand: 100 steps suffice for a
+figure of some hundred pixels. Doubling the limit doubles the size of curves in reports."""
 
 
 class Bins(StrictModel):
-    """Samples by the confidence in the predicted class, as ECE has them: of each bin how many, and means (0 of none)."""
+    """Samples by confidence in the predicted class, in the bins of the ECE.
+
+    Attributes:
+        count: Number of samples in each bin.
+        confidence: Mean confidence in each bin; 0 for empty bins.
+        accuracy: Accuracy in each bin; 0 for empty bins.
+    """
 
     count: tuple[Count, ...] = Field(min_length=1, max_length=MOST_POINTS)
     confidence: tuple[Share, ...]
@@ -74,7 +92,7 @@ class Bins(StrictModel):
 
 
 class Line(StrictModel):
-    """Points of a curve from left to right, each one exact."""
+    """Points of a curve in ascending order of x, without interpolation."""
 
     x: tuple[Share, ...] = Field(min_length=1, max_length=MOST_POINTS)
     y: tuple[Share, ...]
@@ -87,14 +105,16 @@ class Line(StrictModel):
 
 
 class Curves(StrictModel):
-    """The curves of one row.
+    """Curves of one row.
 
     Attributes:
-        reliability: On the ID set.
-        confidence: For the ID set, `id`, and each OOD set how many samples have a confidence in each of some equal parts of
-            [0, 1].
-        risk: The share of wrong answers (y) among the most confident share of the ID samples (x).
-        roc: For each OOD set the share of it that is flagged (y) where so much of ID is (x), by the first OOD score.
+        reliability: Reliability diagram of the ID set.
+        confidence: Histogram of the confidence for the ID set (key `id`) and each OOD set: counts in bins of
+            equal width over [0, 1].
+        risk: Risk-coverage curve of the ID set: error rate (y) among the most confident fraction of samples
+            (x).
+        roc: ROC curve for each OOD set and the first OOD score: flagged fraction of the OOD set (y) against
+            flagged fraction of the ID set (x).
     """
 
     reliability: Bins
@@ -103,13 +123,13 @@ class Curves(StrictModel):
     roc: dict[str, Line] = Field(default={})
 
     def is_of(self, ood: Collection[str]) -> bool:
-        """Return whether these are the curves of the ID set and of OOD sets of these names."""
+        """Return whether the curves belong to the ID set and to OOD sets with these names."""
         return self.confidence.keys() == {ID_NAME, *ood} and self.roc.keys() == {*ood}
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Declares a field of `Row` that is no metric as a column: terminal tables, pages and cards show it.
+    """Marker in the annotation of a `Row` field: tables, pages and cards show the field as a column.
 
     Attributes:
         head: Heading of the column.
@@ -119,7 +139,13 @@ class Column:
 
 
 class Origin(StrictModel):
-    """What one model of a row is: its name, the heads that each member keeps, and what made it."""
+    """One model of a row.
+
+    Attributes:
+        name: Name of the model.
+        masks: Heads of each member.
+        made_by: Step that wrote the model.
+    """
 
     name: str
     masks: tuple[dict[str, TowerKeep], ...] = Field(min_length=1)
@@ -127,38 +153,45 @@ class Origin(StrictModel):
 
 
 def scaled_alike(*rows: Sequence[float]) -> bool:
-    """Return whether all checkpoints of some rows store a temperature, or none does, given what each row's store."""
+    """Return whether all checkpoints store a temperature, or all store the default of 1.
+
+    Args:
+        rows: Stored temperatures of each row's models. An empty row counts as one temperature of 1.
+    """
     return len({temperature != 1 for stored in rows for temperature in stored or (1.0,)}) < 2
 
 
 @with_plugin_fields
 class Row(StrictModel):
-    """What was measured of one model or ensemble.
+    """Results of one model or ensemble.
 
-    What ranks samples is the report's first OOD score; by another one a metric is called `metric@score`.
+    Metrics of sample ranking use the report's first OOD score. Metrics by another score have the name
+    `metric@score`.
 
     Attributes:
-        name: Of the row.
-        models: What it is of.
-        stored_temperatures: The models' own, if any has one.
-        stored_scores: What each model's OOD scores of features were fitted on, where they are those that it holds.
-        threshold: Which inputs it answers, where that was asked for.
-        label_temperatures: Of each of several labels in all, if they have temperatures of their own.
-        entity_temperature: Of entities of words, in place of a stored one.
-        label_thresholds: Of each of several labels, chosen on the ID set by `--label-thresholds`.
-        sets: Size and coverage of its prediction sets, where it stores them or they were asked for.
-        members: M of all models together.
-        values: Metrics of the ID set, and costs.
-        ood: Metrics of each OOD set.
-        means: Of these over the sets `near`, `far`, `all`.
-        mean_intervals: Their 95 % intervals.
-        ood_val: Each score's AUROC on validation OOD data.
-        best_score: The one whose mean there is highest.
-        tuned_on_ood: Whether heads were chosen by how well OOD data are told.
-        difference: What the first row has more than this one.
-        curves: What figures show; `--no-curves` keeps none.
-        by_class: Its answers class by class, on the same classes as the first row's; kept beside curves.
-        origins: Where the models come from, one a model; likewise.
+        name: Name of the row.
+        models: Models of the row.
+        stored_temperatures: Temperatures stored in the models; empty if all are 1.
+        stored_scores: Data sets of the models' stored feature-based OOD scores; empty if the report used
+            other scores.
+        threshold: Threshold on the OOD score, if `eval` fitted one.
+        label_temperatures: Temperature of each label of a multi-label model; empty if unused.
+        entity_temperature: Temperature of the entities of a token classifier. Replaces the stored
+            temperature.
+        label_thresholds: Probability threshold of each label, chosen on the ID set by `--label-thresholds`.
+        sets: Size and coverage of the prediction sets, fitted by `eval` or stored in the model.
+        members: Number of members of all models together.
+        values: Metrics on the ID set, and costs.
+        ood: Metrics on each OOD set.
+        means: Means of `ood` over the sets `near`, `far`, `all`.
+        mean_intervals: 95 % intervals of `means`.
+        ood_val: AUROC of each score on each OOD validation set.
+        best_score: Score with the highest mean of `ood_val`.
+        tuned_on_ood: Whether heads of the models were selected by an objective on OOD data.
+        difference: Numbers of the first row minus numbers of this row.
+        curves: Data of the figures. `None` with `--no-curves`.
+        by_class: Results by class, for the same classes as in the first row. `None` with `--no-curves`.
+        origins: Origin of each model. Empty with `--no-curves`.
     """
 
     name: str
@@ -193,33 +226,39 @@ class Row(StrictModel):
 
     @property
     def label_scopes(self) -> Sequence[str]:
-        """Scopes of plugins that tables show, in which labelled data were measured. Plugins override this."""
+        """Scopes of plugins with metrics of labelled data, for tables. Plugins override this property."""
         return ()
 
     def under(self, scope: str) -> Mapping[str, float]:
-        """Return the numbers in a scope of a plugin; empty if nothing was measured there. Plugins override this."""
+        """Return the numbers in a plugin's scope; empty if the scope has no numbers.
+
+        Plugins override this method.
+        """
         del scope
         return {}
 
     @property
     def intervals_under(self) -> Mapping[str, Mapping[str, tuple[float, float]]]:
-        """95 % intervals in each scope of a plugin. Plugins override this."""
+        """95 % intervals in each scope of a plugin. Plugins override this property."""
         return {}
 
     @property
     def derivations(self) -> Sequence[object | None]:
-        """Records of the plugin that derived other models from these; empty if these models answer. Plugins override this."""
+        """Records of the plugin that derived the evaluated models from `models`.
+
+        Empty if `models` themselves were evaluated. Plugins override this property.
+        """
         return ()
 
     @property
     def scale(self) -> Temperature:
-        """What logits are divided by, if that is measured."""
+        """Temperature of the row; 1 if the report does not have the metric `temperature`."""
         common = self.values["temperature"].value if "temperature" in self.values else 1.0
         return Temperature(common, self.label_temperatures, self.entity_temperature)
 
     @property
     def columns(self) -> dict[str, object]:
-        """The fields declared as `Column`, by heading. Fields with their default value are left out."""
+        """Values of the fields marked with `Column`, by heading, without fields that have the default value."""
         return {
             column.head: getattr(self, name)
             for name, field in type(self).model_fields.items()
@@ -237,19 +276,25 @@ class Row(StrictModel):
 
 
 def column_heads(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Return the headings of the declared columns in which some row has a value."""
+    """Return the headings of all marked columns with a value in at least one row."""
     return tuple(dict.fromkeys(head for row in rows for head in row.columns))
 
 
 def _names(row: Row) -> Iterator[str]:
-    """Yield the name of every number of a row, some of them again and again."""
+    """Yield the name of every number of a row, with repetitions."""
     yield from chain(row.values, *row.ood.values(), *row.ood_val.values())
     if row.difference is not None:
         yield from chain(row.difference.values, *row.difference.ood.values())
 
 
 class Check(StrictModel):
-    """A `--fail-if` condition and what came of it."""
+    """Result of a `--fail-if` condition.
+
+    Attributes:
+        condition: The condition.
+        failed: Whether the condition holds, so that the command fails.
+        found: Measured value.
+    """
 
     condition: str
     failed: bool
@@ -258,10 +303,22 @@ class Check(StrictModel):
 
 @with_plugin_fields
 class Report(Document):
-    """Every number that `eval` prints, `hydractl.report/1`.
+    """Results of `eval`, `hydractl.report/1`.
 
-    `warnings` say why some may be less than they seem;
-    `config_digest` is as in a checkpoint's step. `examples` are inputs that the first row fails on, where `--keep-examples` kept them.
+    Attributes:
+        rows: Results of each model or ensemble.
+        data: Data sets by name. The ID set has the name `id`.
+        near: Names of the near OOD sets.
+        far: Names of the far OOD sets.
+        ood_val: Names of the OOD validation sets.
+        ood_scores: Names of the OOD scores. Metrics without the suffix `@score` use the first score.
+        definitions: Definition of each metric.
+        options: Options of `eval`.
+        checks: Results of the `--fail-if` conditions.
+        warnings: Reasons why numbers may be misleading.
+        examples: Inputs that show errors of the first row, with `--keep-examples`.
+        versions: As in the step of a checkpoint.
+        config_digest: As in the step of a checkpoint.
     """
 
     kind_of_file: ClassVar[str] = "report"
@@ -284,18 +341,21 @@ class Report(Document):
     config_digest: ConfigDigest = None
 
     def without_examples(self) -> Self:
-        """Return what may be shown to others: a report without the user's data."""
+        """Return a copy without `examples`, which contain the user's data, for publication."""
         return self.model_copy(update={"examples": None})
 
     def further_inputs(self) -> Sequence[Fingerprint]:
-        """Return other files that `eval` read; plugins override this method."""
+        """Return the other files that `eval` read. Plugins override this method."""
         return ()
 
     def row_of(self, *digests: str) -> Row | None:
-        """Return the row of one unchanged model.
+        """Return the row of a single model that is in the report unchanged.
 
         Args:
-            digests: Digests of the model's file and weights. The first digest with a row decides.
+            digests: Digests of the model's file and weights, in order of priority.
+
+        Returns:
+            The first row for the first digest with a row, or `None`.
         """
         return next(
             (

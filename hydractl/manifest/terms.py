@@ -1,6 +1,6 @@
-"""Terms of headers and reports: range of temperatures, limits of lists, guarantees of thresholds, kinds of prediction sets, poolings.
+"""Terms of headers and reports: temperatures, list limits, guarantees, prediction sets, poolings.
 
-Importing this module loads no pydantic.
+Importing this module does not load pydantic, so the command line can read the terms without delay.
 """
 
 from __future__ import annotations
@@ -14,22 +14,30 @@ from operator import mul, truediv
 from typing import Any, NamedTuple
 
 SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE = 1e-3, 1e3
-"""Range of a temperature. Outside, float32 cannot represent the differences between logits."""
+"""Range of a temperature. Outside of it, float32 cannot represent the differences between scaled logits."""
 MOST_CLASSES, MOST_CONFUSIONS, MOST_EXAMPLES = 100, 20, 100
+"""Maximum numbers of classes, confusions and example inputs in a report. Chosen by hand; they keep reports
+and pages of models with thousands of classes small, and doubling them doubles these tables."""
 
 
 class Guarantee(StrEnum):
-    """Which errors a threshold bounds, and how surely.
+    """Definition of the error rate bounded by a threshold.
 
-    `errors-among-accepted` bounds the share of the accepted inputs that are answered wrongly, with a confidence. `accepted-and-wrong`
-    bounds the share of all inputs that are accepted and answered wrongly, on average over draws of the samples.
+    `errors-among-accepted` bounds the fraction of wrong answers among the accepted inputs, with a given
+    confidence. `accepted-and-wrong` bounds the fraction of all inputs that are both accepted and answered
+    wrongly, on average over draws of the calibration samples.
     """
 
     ERRORS_AMONG_ACCEPTED = "errors-among-accepted"
     ACCEPTED_AND_WRONG = "accepted-and-wrong"
 
     def promise(self, risk: float, delta: float | None) -> str:
-        """Return it as a sentence has it; `delta` is the chance that it does not hold, None where it holds on average."""
+        """Return the guarantee as a clause of a sentence.
+
+        Args:
+            risk: Bounded error rate, in (0, 1).
+            delta: Probability that the guarantee fails, or `None` for a guarantee on average.
+        """
         share = f"at most {100 * risk:g} %"
         if delta is None:
             return f"on average over draws of the held-out samples, {share} of all inputs are accepted and answered wrongly"
@@ -37,7 +45,7 @@ class Guarantee(StrEnum):
 
 
 class SetMethod(StrEnum):
-    """How prediction sets rank classes: see `metrics.conformal`."""
+    """Nonconformity score of prediction sets; see `metrics.conformal`."""
 
     LAC = "lac"
     APS = "aps"
@@ -48,12 +56,12 @@ ID_NAME = "id"
 
 
 class Risk(NamedTuple):
-    """The errors that a threshold allows.
+    """Maximum error rate of a threshold.
 
     Attributes:
-        share: The largest share of errors, in (0, 1).
-        guarantee: What the share bounds.
-        delta: Probability that the guarantee does not hold; None if it holds on average.
+        share: Maximum error rate, in (0, 1).
+        guarantee: Definition of the bounded error rate.
+        delta: Probability that the guarantee fails. `None` for a guarantee on average.
     """
 
     share: float
@@ -66,10 +74,11 @@ class SetRule(NamedTuple):
 
     Attributes:
         coverage: Probability that the set of an input contains its class, in (0, 1).
-        method: How sets rank classes.
-        by_class: Whether the probability holds for each class.
-        penalty: Score that RAPS adds for each class beyond `rank`; None for other methods.
-        rank: Classes up to this rank have no penalty; None for other methods.
+        method: Nonconformity score that ranks classes.
+        by_class: Whether the coverage holds for each class separately.
+        penalty: Amount that RAPS adds to the nonconformity for each rank above `rank`. `None` for other
+            methods.
+        rank: Last rank without a RAPS penalty. `None` for other methods.
     """
 
     coverage: float
@@ -81,21 +90,24 @@ class SetRule(NamedTuple):
 
 DEFAULT_POOLING = "own"
 POOLINGS = (DEFAULT_POOLING, "mean")
-"""Poolings of a text classifier: that of its family, or the mean over all tokens except padding."""
+"""Poolings of a text classifier: `own` is the pooling of its family, `mean` is the mean over all tokens
+except padding."""
 
 
 DIGITS = 6
-"""Significant digits of a stored temperature, the precision of the search for it."""
+"""Significant digits of a stored temperature. They match the tolerance of the search for a temperature,
+`metrics.temperature.LOG_TOLERANCE`, so more digits would store noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """A temperature T, those of the labels of a model for several, and that of the entities of a model that answers words.
+    """The temperatures of a model.
 
     Attributes:
-        common: T > 0; divides all logits where `by_label` is empty.
-        by_label: T > 0 of each of Q labels, which divide their logits instead.
-        of_entities: T > 0; divides the log odds of an entity's probability, which is made of probabilities at `common`.
+        common: T > 0. Divides all logits if `by_label` is empty.
+        by_label: T > 0 for each of Q labels. Divides the logits of the labels instead of `common`.
+        of_entities: T > 0. Divides the log odds of an entity's probability, computed from token probabilities
+            at `common`.
     """
 
     common: float = 1.0
@@ -104,7 +116,7 @@ class Temperature:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The three values under the names of their fields in headers and reports."""
+        """The three values by the names of their fields in headers and reports."""
         return {
             "temperature": self.common,
             "label_temperatures": self.by_label,
@@ -113,20 +125,27 @@ class Temperature:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """All of it."""
+        """All temperatures: common, entities, then labels."""
         return self.common, self.of_entities, *self.by_label
 
     def is_close(self, second: Temperature) -> bool:
-        """Return whether two temperatures are equal up to the precision of a stored temperature."""
+        """Return whether two temperatures are equal within the precision of a stored temperature."""
         pairs = zip_longest(self.numbers, second.numbers, fillvalue=math.nan)
         return all(math.isclose(number, other_number, rel_tol=1e-5) for number, other_number in pairs)
 
     def __mul__(self, second: Temperature) -> Temperature:
-        """Return what logits are divided by that are divided by one temperature after the other; entities have the last one."""
+        """Return the temperature with the effect of `self` followed by `second`.
+
+        The entity temperature is copied from `second`, because entity probabilities are computed after all
+        scaling of logits.
+        """
         return self._combined(mul, second)
 
     def __truediv__(self, second: Temperature) -> Temperature:
-        """Return what divides logits after another temperature has, to the same effect."""
+        """Return the temperature that has the effect of `self` if applied after `second`.
+
+        The entity temperature is copied from `self`.
+        """
         return replace(self._combined(truediv, second), of_entities=self.of_entities)
 
     def _combined(self, operator: Callable[[float, float], float], second: Temperature) -> Temperature:
@@ -139,19 +158,19 @@ class Temperature:
         return f"{self.common:g}{labels}" + f", of entities {self.of_entities:g}" * (self.of_entities != 1)
 
     def rounded(self) -> Temperature:
-        """Return it as a checkpoint stores it."""
+        """Return the temperature rounded to `DIGITS` significant digits, as stored in checkpoints."""
         common, of_entities, *by_label = (float(f"{number:.{DIGITS}g}") for number in self.numbers)
         return Temperature(common, tuple(by_label), of_entities)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemperatureFields:
-    """A base of reports that have the temperature of a model, with the names of `Temperature.fields`.
+    """Base of reports with the temperatures of a model, under the names of `Temperature.fields`.
 
     Attributes:
         temperature: Common temperature.
-        label_temperatures: Temperature of each label; empty if labels have no temperatures of their own.
-        entity_temperature: Temperature of entities of words.
+        label_temperatures: Temperature of each label; empty if labels share the common temperature.
+        entity_temperature: Temperature of the entities of a token classifier.
     """
 
     temperature: float
@@ -160,5 +179,5 @@ class TemperatureFields:
 
     @property
     def scale(self) -> Temperature:
-        """The three values together."""
+        """The three values as a `Temperature`."""
         return Temperature(self.temperature, self.label_temperatures, self.entity_temperature)

@@ -1,7 +1,7 @@
-"""Tokenizers that transformers has in Python only, which no `tokenizer.json` describes.
+"""Storage of tokenizers that exist in transformers only as Python classes, without a `tokenizer.json`.
 
-A checkpoint holds such a tokenizer as its class and files, `{"tokenizer_class": "EsmTokenizer", "files": {"vocab.txt": BASE64}}`,
-and transformers splits the texts at every stage.
+A checkpoint stores the class name and the files of the tokenizer, `{"tokenizer_class": "EsmTokenizer",
+"files": {"vocab.txt": BASE64}}`. Every stage tokenizes with transformers.
 """
 
 from __future__ import annotations
@@ -20,31 +20,35 @@ from hydractl.strict_json import NotJSONError, compact, parse
 
 SENTENCEPIECE = "`pip install 'hydractl[sentencepiece]'`"
 CLASSES = ("BertweetTokenizer", "EsmTokenizer", "PhobertTokenizer", "SiglipTokenizer")
-"""Tokenizer classes whose files are plain texts and SentencePiece models, which run no code."""
+"""Supported tokenizer classes. Their files are plain texts or SentencePiece models, which cannot run code."""
 SETTINGS = "tokenizer_config.json"
 REFUSED = {
     "sp_model_kwargs": "refers to other files, or samples tokens at random",
     "split_special_tokens": "splits special tokens in texts",
 }
 MOST_GROWTH = 10_000.0
-"""Maximum number of characters that the replacements of a normalizer may produce from one; the largest known is 288."""
+"""Maximum number of characters that the replacements of a normalizer may produce from one character. The
+largest known product is 288. Chosen by hand; doubling the limit doubles the memory that a malicious tokenizer
+can use."""
 _START = '{"tokenizer_class":'
 
 
 def is_python_tokenizer(text: str) -> bool:
-    """Return whether a checkpoint's tokenizer is one of this module's, not a `tokenizer.json`."""
+    """Return whether the text is in the format of this module instead of a `tokenizer.json`."""
     return text.startswith(_START)
 
 
 @lru_cache(maxsize=4)
 def unknown_token(text: str) -> str | None:
-    """Return the token that a `tokenizer.json` has for what is not in its vocabulary, None where it has none.
+    """Return the token of a `tokenizer.json` for text outside the vocabulary, or `None` without such a token.
 
-    Unigram models name it by its number; the library does not tell that of a tokenizer that it has opened.
+    Unigram models store the token's index. The tokenizers library does not expose the index, so this function
+    reads the JSON.
     """
     model = parse(text)["model"]
     number, vocab = model.get("unk_id"), model["vocab"]
-    # models with another vocabulary than Unigram's may have the key, which the library ignores
+    # other models may have `unk_id` too, which the tokenizers library ignores; only Unigram has a list as
+    # vocabulary
     token: str | None = (
         vocab[number][0] if number is not None and isinstance(vocab, list) else model.get("unk_token")
     )
@@ -52,11 +56,13 @@ def unknown_token(text: str) -> str | None:
 
 
 def with_leading_blank(text: str) -> str:
-    """Return a tokenizer whose byte-level BPE puts a blank before each text and each word of a list; others are unchanged.
+    """Return a tokenizer whose byte-level BPE adds a space before each text and each word of a list.
 
-    transformers' scripts for token classification set `add_prefix_space` in the same way: without it, the words of a list have
-    no blank between them. If a regular expression splits texts first, `add_prefix_space` would put a blank before each piece,
-    so a normalizer puts the blank there.
+    Other tokenizers are returned unchanged. Scripts for token classification of transformers set
+    `add_prefix_space` for the same reason: otherwise the words of a list are joined without spaces.
+
+    If a regular expression splits texts first, `add_prefix_space` would add a space before each piece, so a
+    normalizer adds the space.
     """
     document = parse(text)
     first, after = document.get("pre_tokenizer") or {}, document.get("post_processor") or {}
@@ -71,14 +77,14 @@ def with_leading_blank(text: str) -> str:
 
 
 def to_text(tokenizer: Any, folder: Path) -> str:  # noqa: ANN401 - as above
-    """Return a tokenizer as a checkpoint holds it.
+    """Return the text of a tokenizer for a checkpoint.
 
     Args:
-        tokenizer: As transformers read it.
-        folder: The folder that it was read from.
+        tokenizer: Tokenizer from transformers.
+        folder: Folder of the tokenizer's files.
 
     Raises:
-        UnsupportedModelError: If a checkpoint cannot hold it.
+        UnsupportedModelError: If the class is not in `CLASSES`, or an optional package is missing.
     """
     name = type(tokenizer).__name__
     if name not in CLASSES:
@@ -88,17 +94,18 @@ def to_text(tokenizer: Any, folder: Path) -> str:  # noqa: ANN401 - as above
         )
     check_packages(tokenizer, str(folder))
     with TemporaryDirectory() as saved:
-        tokenizer.save_pretrained(saved)  # all settings in one file, and no path of this machine
+        # `save_pretrained` writes all settings to one file, without paths of this machine
+        tokenizer.save_pretrained(saved)
         paths = [Path(saved) / SETTINGS, *(folder / file for file in tokenizer.vocab_files_names.values())]
         files = {path.name: b64encode(path.read_bytes()).decode() for path in paths if path.is_file()}
     return compact({"tokenizer_class": name, "files": files})
 
 
 def parts_of(text: str) -> tuple[str, dict[str, bytes]]:
-    """Return the class of a stored tokenizer, and its files by name.
+    """Return the class name and the files by name of a stored tokenizer.
 
     Raises:
-        CheckpointError: If the text is not of this form.
+        CheckpointError: If the text is invalid or the class is not in `CLASSES`.
     """
     try:
         stored = parse(text)
@@ -112,10 +119,14 @@ def parts_of(text: str) -> tuple[str, dict[str, bytes]]:
 
 
 def check_settings(settings: Mapping[str, object], where: str) -> None:
-    """Refuse settings of a `tokenizer_config.json` that cannot be honoured.
+    """Raise if a `tokenizer_config.json` has a setting that is not supported.
+
+    Args:
+        settings: Content of the file.
+        where: Name of the model for error messages.
 
     Raises:
-        UnsupportedModelError: Naming the setting.
+        UnsupportedModelError: If a setting in `REFUSED` is set. The message has its name.
     """
     for name, effect in REFUSED.items():
         if settings.get(name):
@@ -126,10 +137,10 @@ def check_settings(settings: Mapping[str, object], where: str) -> None:
 
 
 def check_packages(tokenizer: Any, where: str) -> None:  # noqa: ANN401 - as above
-    """Refuse a tokenizer that splits texts otherwise where an optional package is installed.
+    """Raise if the tokenizer would split texts differently with an optional package that is missing.
 
     Raises:
-        UnsupportedModelError: Naming the package.
+        UnsupportedModelError: If the package is missing. The message has its name.
     """
     if getattr(tokenizer, "normalization", False) and tokenizer.demojizer is None:
         raise UnsupportedModelError(
@@ -139,10 +150,10 @@ def check_packages(tokenizer: Any, where: str) -> None:  # noqa: ANN401 - as abo
 
 
 def check_document(document: Any, where: str) -> None:  # noqa: ANN401 - JSON may be anything
-    """Refuse a `tokenizer.json` that makes far more of a text than there is, or draws its tokens at random.
+    """Raise if a `tokenizer.json` multiplies the length of texts, or samples tokens at random.
 
     Raises:
-        CheckpointError: Saying why.
+        CheckpointError: With the reason.
     """
     parts = [*_parts(document)]
     growth = prod(max(1.0, _growth(part)) for part in parts if part.get("type") == "Replace")
@@ -158,7 +169,7 @@ def check_document(document: Any, where: str) -> None:  # noqa: ANN401 - JSON ma
 
 
 def _parts(value: object) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a `tokenizer.json` that say how it works, those within others too; not its vocabulary."""
+    """Yield all nested objects of a `tokenizer.json` that define an algorithm, without the vocabulary."""
     if isinstance(value, list):
         for item in value:
             yield from _parts(item)
@@ -169,14 +180,17 @@ def _parts(value: object) -> Iterator[dict[str, Any]]:
 
 
 def _growth(replace: Mapping[str, Any]) -> float:
-    """Return how many characters at most a replacement makes of one; an expression may stand for no character."""
+    """Return the maximum number of characters that a replacement makes from one character.
+
+    A regular expression may match the empty string, so its replacement counts in full plus one.
+    """
     content, pattern = str(replace.get("content") or ""), replace.get("pattern")
     text = pattern.get("String") if isinstance(pattern, dict) else None
     return len(content) / len(text) if isinstance(text, str) and text else len(content) + 1.0
 
 
 def _repeats(template: Mapping[str, Any]) -> bool:
-    """Return whether a template holds a text more than once."""
+    """Return whether a template inserts the same text more than once."""
     names = [
         [piece["Sequence"]["id"] for piece in template.get(kind) or () if "Sequence" in piece]
         for kind in ("single", "pair")
