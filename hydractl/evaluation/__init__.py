@@ -1,1 +1,1 @@
-"""Measurements of `eval`: data, rows, guarantees, caveats, costs and conditions."""
+"""Data, rows, thresholds, prediction sets, warnings and costs of `eval`."""

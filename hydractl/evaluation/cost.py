@@ -1,4 +1,4 @@
-"""What the rows of a report cost: sizes are counted, times measured in turn."""
+"""Costs of the rows of a report: counted parameters and multiply-accumulates, and measured latencies."""
 
 from __future__ import annotations
 
@@ -29,21 +29,35 @@ if TYPE_CHECKING:
 
 
 LEAST, MOST = 3, 50
-BUDGET_S = 3.0  # for each row and batch size, unless `LEAST` calls take longer
-LEAST_SHARE = 0.8  # of the time that a thread takes, on a machine that does nothing else
+"""Minimum and maximum number of timed calls for each row. Chosen by hand: three calls give a median that is
+not an extreme. Doubling both doubles the measuring time of models slower than 1 s and faster than 60 ms per
+call."""
+BUDGET_S = 3.0
+"""Seconds of timed calls for each row and batch size, unless `LEAST` calls take longer. Chosen by hand;
+doubling the budget doubles the number of calls for models that need 60 ms to 1 s per call."""
+LEAST_SHARE = 0.8
+"""Minimum ratio of the thread's processor time to wall time. A lower ratio means that other programs used the
+processor. Chosen by hand; the ratio is at most 1, so twice the value would always warn."""
 TRAINING = "training_macs"
-WARMUP, WARMUP_S = 3, 0.5  # calls whose time is not kept: at most so many, and no more after so long
+WARMUP, WARMUP_S = 3, 0.5
+"""Warm-up calls, which are not timed: at most `WARMUP` calls, and none after `WARMUP_S` seconds. The first
+calls include memory allocation and the selection of kernels. Chosen by hand; doubling both doubles the time
+before the first number."""
 
 
 def count_sizes(
     row: Sequence[Predictor], metrics: Sequence[str], opened: Sequence[OpenModel] = ()
 ) -> dict[str, Value]:
-    """Return parameters, multiply-accumulates for one sample, and multiply-accumulates of training: sums over the models of a row.
+    """Return parameters, multiply-accumulates per sample, and those of training, summed over models.
 
     Args:
-        row: The models that predict, with their OOD scores.
-        metrics: Names of the metrics to measure.
-        opened: The checkpoints that the models were made from.
+        row: Models that predict, with their OOD scores. Feature-based scores add their tensors and
+            operations.
+        metrics: Names of the metrics. Other sizes are left out.
+        opened: Checkpoints of the models.
+
+    Returns:
+        Sizes by metric. `training_macs` is missing if the lineages do not record the cost of training.
     """
     fitted = [
         score
@@ -75,17 +89,17 @@ def check_training_is_recorded(
     metrics: Sequence[str],
     conditions: Sequence[Condition],
 ) -> None:
-    """Refuse to report the cost of training that lineages do not record, before anything is measured.
+    """Raise if a report would need a cost of training that the lineages do not record.
 
     Args:
         named: The rows.
-        opened: The models of each row.
-        metrics: Names of the metrics that the user selected.
+        opened: Models of each row.
+        metrics: Names of the metrics selected by the user.
         conditions: Conditions on the first row.
 
     Raises:
-        UsageError: If a condition is on it and the first row's lineage does not record it, or it is selected and no row's
-            lineage does.
+        UsageError: If a condition is on `training_macs` and the first row's lineage does not record it, or
+            the metric is selected and no row's lineage records it.
     """
     hint = "`hydractl finetune` records it in the models that it trains; leave it out for other models"
     for condition in conditions:
@@ -108,16 +122,17 @@ def measure_latencies(
     seed: int = 0,
     warn: Callable[[Iterable[str]], object] = list,
 ) -> list[dict[str, Value]]:
-    """Return each row's median time of one forward pass in milliseconds, with the interval of the median.
+    """Return each row's median time of one forward pass in milliseconds, with its 95 % interval.
 
-    The rows take turns, so that whatever else the machine does hits all alike. Where models run on a processor that runs this
-    thread for less than `LEAST_SHARE` of the time, other programs have the rest, which is a warning.
+    The rows run in turn, call by call, so other load on the machine affects all rows equally. On a CPU, a
+    warning is sent if this thread ran for less than `LEAST_SHARE` of the time.
 
     Args:
-        rows: All in memory at once.
-        metrics: `latency_ms` is for one sample, `latency_batch_ms` for `batch_size`.
+        rows: Models of each row, all in memory.
+        metrics: Names of the metrics: `latency_ms` for one sample, `latency_batch_ms` for `batch_size`
+            samples.
         batch_size: At least 1.
-        seed: Of the intervals' resamples.
+        seed: Seed of the bootstrap for the intervals.
         warn: Receives warnings.
     """
     latencies: list[dict[str, Value]] = [{} for _ in rows]
@@ -141,7 +156,7 @@ def measure_latencies(
 
 
 def _training(models: Sequence[OpenModel], row: Sequence[Predictor]) -> dict[str, Value]:
-    """Return multiply-accumulates of the training that led to a row, nothing where lineages do not say."""
+    """Return the multiply-accumulates of a row's training; empty if a lineage does not record the number."""
     runs = _runs(models)
     derived = [macs for predictor in row if (macs := getattr(predictor.model, "training_macs", 0))]
     macs = [*(runs or ()), *derived]
@@ -149,7 +164,10 @@ def _training(models: Sequence[OpenModel], row: Sequence[Predictor]) -> dict[str
 
 
 def _runs(models: Sequence[OpenModel]) -> list[int] | None:
-    """Return multiply-accumulates of each run of `finetune` that led to models, None where one does not say."""
+    """Return the multiply-accumulates of each `finetune` run in the lineages.
+
+    `None` if a run did not record the number.
+    """
     steps = [
         step for model in models for step in steps_to(model.header.made_by) if step.command == "finetune"
     ]
@@ -171,7 +189,15 @@ def _macs(predictor: Predictor) -> int:
 
 @contextmanager
 def _textbook(model: Towers, *, separately: bool) -> Iterator[None]:
-    """Have all tokens run through every block, as in libraries' own models, and members `separately` from the input on."""
+    """Run all tokens through every block, as the libraries' own models do.
+
+    Hydractl skips tokens in the last block that the readout does not use. A hook on the last block removes
+    these tokens after the block instead.
+
+    Args:
+        model: Model to change inside the context.
+        separately: Whether members run separately from the input on, without a shared trunk.
+    """
     towers = [module for module in model.modules() if isinstance(module, Tower)]
     before = [(tower, tower.reads, tower.fork) for tower in towers]
     hooks = []
@@ -190,7 +216,7 @@ def _textbook(model: Towers, *, separately: bool) -> Iterator[None]:
 
 
 def _cut(reads: slice, _: Block, __: object, stream: Stream) -> Stream:
-    """Return the tokens of the last block's stream that the readout takes."""
+    """Return the tokens of the last block's output that the readout uses."""
     return stream.with_tokens(stream.tokens[:, reads])
 
 
@@ -212,7 +238,7 @@ def _call(row: Sequence[Predictor], batch_size: int) -> Callable[[], object]:
 def _in_turn(
     calls: Sequence[Callable[[], object]], devices: Collection[torch.device] = ()
 ) -> list[list[float]]:
-    """Return the seconds of repeated calls, one round after the other over all of them."""
+    """Return the seconds of each call, timed in rounds over all calls."""
     for call in calls:
         end = perf_counter() + WARMUP_S
         for _ in range(WARMUP):
@@ -228,7 +254,7 @@ def _in_turn(
 
 
 def _seconds_of(fn: Callable[[], object], devices: Collection[torch.device] = ()) -> float:
-    """Return the seconds of one call, until its last kernel is done on the devices where it runs."""
+    """Return the seconds of one call, including all kernels that it launched on the devices."""
     for device in devices:
         wait_for(device)
     start = perf_counter()

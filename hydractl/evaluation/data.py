@@ -1,4 +1,4 @@
-"""The data sets of `eval`, opened once for all rows, with labels of the models' classes; and checks of the models of all rows."""
+"""Data sets of `eval`, opened once for all rows, and checks that all rows can be compared."""
 
 from __future__ import annotations
 
@@ -37,17 +37,18 @@ from hydractl.tasks import SINGLE_LABEL, TASKS
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EvalData:
-    """The data, ready for any row.
+    """The opened data sets of a run, for all rows.
 
     Attributes:
-        inputs: Each data set by its name: `id`, names of options, and names of OOD sets.
-        classes: Classes of zero-shot models.
-        alignment: Mapping from the classes of data sets to those of the models.
-        labels: Classes of the ID set, (N,); (N, Q) for models that answer Q labels.
-        labels_of: Classes of the data of `--temperature` and `--fit`, (N,), by name.
-        identities: Digests of each data set.
-        queries: Query of each pair of the ID set, (N,), if all models are rerankers; else None.
-        skipped: Warnings about samples that were left out.
+        inputs: Data sets by name: `id`, names of options, and names of OOD sets.
+        classes: Classes of zero-shot models. `None` if no model is zero-shot.
+        alignment: Mapping from classes of the data sets to classes of the models.
+        labels: Class indices of the ID set, shape (N,); (N, Q) for models with Q labels or words.
+        labels_of: Class indices of the data of `--temperature` and `--fit`, by name, in the same shapes.
+        identities: Sample digests of each data set.
+        queries: Index of the query of each pair in the ID set, shape (N,). `None` unless all models are
+            rerankers.
+        skipped: Warnings about skipped samples.
     """
 
     inputs: dict[str, PreparedData]
@@ -66,11 +67,11 @@ class EvalData:
 
     @property
     def temperature_data(self) -> tuple[PreparedData, Tensor] | None:
-        """Data that temperatures are fitted on, and their classes (N,); None if there are none."""
+        """Data set for fitting temperatures and its class indices, or `None` without `--temperature DATA`."""
         return (self.inputs[TEMPERATURE], self.labels_of[TEMPERATURE]) if TEMPERATURE in self.inputs else None
 
     def fit_on(self, *, standardized: bool) -> FitOn | None:
-        """Return the data that feature-based scores are fitted on; None if there are none.
+        """Return the data for fitting feature-based scores, or `None` without `--fit`.
 
         Args:
             standardized: Whether a score is standardized on the data of `--val`.
@@ -81,7 +82,7 @@ class EvalData:
 
     @property
     def fingerprints(self) -> dict[str, Fingerprint]:
-        """The fingerprint of every set."""
+        """Name and digest of each data set."""
         return {name: identity.fingerprint for name, identity in self.identities.items()}
 
     @classmethod
@@ -95,18 +96,19 @@ class EvalData:
         *,
         batch_size: int,
     ) -> EvalData:
-        """Open all data sets and translate the labels.
+        """Open all data sets and map their labels to the models' classes.
 
         Args:
             refs: References of the data sets, by name: `id`, names of options, and names of OOD sets.
-            open_set: Opens a data set. Appends warnings to the list.
-            models: The models of all rows.
+            open_set: Opens a data set, and appends warnings to the list.
+            models: Models of all rows.
             naming: Classes of zero-shot models.
-            team: The processes.
+            team: Process group.
             batch_size: At least 1.
 
         Raises:
-            DataError: If a data set cannot be used, has no labels but needs them, or its labels do not fit the models.
+            DataError: If a data set cannot be used, lacks required labels, or has labels that do not fit the
+                models.
         """
         for model in {m.reference: m for m in models}.values():
             warn(model)
@@ -152,13 +154,18 @@ _WITHOUT_LABELS = {
 
 
 class ClassAlignment:
-    """Which class of the models is which class of the data.
+    """Mapping from the classes of data sets to the classes of the models.
 
-    A class name means the same in all sets, even where the ID set's classes are taken in order.
+    A class name has the same index in all data sets, even if the ID set's classes are matched by position.
     """
 
     def __init__(self, models: Sequence[OpenModel], classes: Classes | None) -> None:
-        """Take note of the models' classes; `classes` are those that zero-shot ones tell apart."""
+        """Collect the class names of the models.
+
+        Args:
+            models: Models of all rows.
+            classes: Classes of zero-shot models. `None` if no model is zero-shot.
+        """
         stored = next((m.header.labels for m in models if m.header.labels), ())
         self._names = classes.names if classes else stored
         self._count = len(self._names) if classes else models[0].header.num_classes
@@ -169,14 +176,14 @@ class ClassAlignment:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the models' classes are called: as the models do, else as the ID set does, else by their numbers."""
+        """Names of the models' classes: stored in a model, else from the ID set, else class numbers."""
         if self._names and not nameless(self._names):
             return tuple(self._names)
         name_by_class = {place: name for name, place in self._class_by_name.items()}
         return tuple(name_by_class.get(i, str(i)) for i in range(self._count))
 
     def align(self, tested: Dataset, labelled: Mapping[str, Dataset]) -> dict[str, Tensor]:
-        """Match the ID set's classes, and return the labels (N,) of the other sets by their names.
+        """Match the ID set's classes, and return the class indices (N,) of the other sets by name.
 
         Raises:
             DataError: If a set has no labels, or its classes do not fit the models.
@@ -187,7 +194,7 @@ class ClassAlignment:
         return {option: self.aligned(option, dataset) for option, dataset in labelled.items()}
 
     def labels(self, tested: Dataset) -> Tensor:
-        """Return the labels of the ID set, the models' classes, as `model_labels` has them; after `align`.
+        """Return the class indices of the ID set, as `model_labels` does. Requires a call of `align`.
 
         Raises:
             DataError: If the labels do not fit the models.
@@ -195,10 +202,19 @@ class ClassAlignment:
         return self._labels(tested, self._classes, "--data")
 
     def aligned(self, option: str, dataset: Dataset) -> Tensor:
-        """Return the labels (N,) of another set, the models' classes; the ID set's classes are settled."""
+        """Return the class indices (N,) of another data set. Requires a call of `align`.
+
+        Args:
+            option: Name of the data set's option without dashes, or text that names the data set in messages.
+            dataset: Labelled data set.
+
+        Raises:
+            DataError: If the data set has no labels, or its classes do not fit the models.
+        """
         is_option = option in _WITHOUT_LABELS
         needs = f"--{option}" if is_option else option
-        called = f"{needs} {dataset.name}" if is_option else option  # what a row is made with is named by it
+        # Data for a derived row have a text that already includes their name.
+        called = f"{needs} {dataset.name}" if is_option else option
         check_labels(
             dataset, needs, task=self._architecture.task, hint=_WITHOUT_LABELS.get(option, LABELS_HINT)
         )
@@ -216,14 +232,14 @@ class ClassAlignment:
                 hint="select the classes of `--data` with `::classes=`, or use the same names",
             )
         try:
-            # in order such classes could be others than those of the same place in the ID set
+            # Matching these classes by position could assign other indices than in the ID set.
             classes = self._matched(dataset, by_text=self._by_text or nameless(self._names))
         except DataError as error:
             raise DataError(f"`{called}`: {error.message}", hint=error.hint) from error
         return self._labels(dataset, classes, needs)
 
     def _labels(self, dataset: Dataset, classes: Sequence[int], option: str) -> Tensor:
-        """Return labels as `model_labels` does, of texts whose words are answered in windows those of the whole texts."""
+        """Return labels as `model_labels` does, with the windows of a long text merged."""
         labels = model_labels(dataset, classes, option, architecture=self._architecture)
         return dataset.by_document(labels[None])[0] if isinstance(dataset, WordSet) else labels
 
@@ -232,16 +248,17 @@ class ClassAlignment:
 
 
 def check_metrics(explicit: Sequence[str], first: OpenModel, *, has_sets: bool, has_queries: bool) -> None:
-    """Refuse metrics that were selected and cannot be measured: of another task, of queries, or of missing prediction sets.
+    """Raise if a selected metric cannot be measured.
 
     Args:
         explicit: Names of the metrics that the user selected.
         first: The first model.
-        has_sets: Whether it has prediction sets.
-        has_queries: Whether all models are rerankers, and the data have queries.
+        has_sets: Whether the first model has prediction sets.
+        has_queries: Whether all models are rerankers and the data have queries.
 
     Raises:
-        UsageError: Naming the first such metric.
+        UsageError: If a metric is for another task, or needs queries or prediction sets. The message names
+            the first such metric.
     """
     task = first.header.architecture.task
     for owner in TASKS.values():
@@ -266,14 +283,15 @@ def check_metrics(explicit: Sequence[str], first: OpenModel, *, has_sets: bool, 
 
 
 def check_alike(models: Sequence[OpenModel], *, names_classes: bool) -> None:
-    """Refuse models of different tasks or classes. A model without class names fits any other.
+    """Raise if models have different tasks or classes. Models without class names match any names.
 
     Args:
-        models: The models of all rows.
-        names_classes: Whether the user names the classes of zero-shot models; those that they store do not count then.
+        models: Models of all rows.
+        names_classes: Whether the user names the classes of zero-shot models. Their stored classes are then
+            ignored.
 
     Raises:
-        InputError: Naming the first model that differs.
+        InputError: With the name of the first model that differs.
     """
     first = models[0]
     content = content_of(first.header.preprocess)
@@ -303,10 +321,14 @@ def check_alike(models: Sequence[OpenModel], *, names_classes: bool) -> None:
 
 
 def check_one_question(options: Mapping[str, bool], first: OpenModel) -> None:
-    """Refuse the first given option if models answer several questions about an input.
+    """Raise if an option is given that models with several labels or words do not support.
+
+    Args:
+        options: Whether each option is given.
+        first: The first model.
 
     Raises:
-        UsageError: Naming the option.
+        UsageError: With the name of the first given option.
     """
     task = first.header.architecture.task
     option = next((option for option, is_given in options.items() if is_given), None)

@@ -1,4 +1,4 @@
-"""Thresholds and prediction sets that keep a risk, and a copy of the model that stores fits."""
+"""Thresholds and prediction sets of a row, and the copy of the model that stores them (`eval --store`)."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ from hydractl.prediction.feature_ood import Scores
 from hydractl.prediction.predictions import answered_classes
 
 EVAL, FUSE = "eval", "fuse"
-"""Commands whose results models store: `eval --store` fits them, and `fuse` copies those of the members."""
+"""Commands that determine stored results: `eval --store` fits results, and `fuse` copies results of its
+members."""
 THRESHOLD, LABEL_THRESHOLDS, QUANTILE = "threshold", "choice of label thresholds", "conformal quantile"
 STANDARDIZATION = f"standardization of `{ENERGY_DENSITY}`"
 
 
 def fit_label_thresholds(predictions: StoredPredictions, labels: Tensor) -> tuple[float, ...]:
-    """Return the thresholds of a row on the probabilities of labels, Q of them.
+    """Return the probability thresholds of a row's Q labels with the highest F1.
 
     Args:
-        predictions: Predictions on the ID set, scaled.
+        predictions: Predictions on the ID set after temperature scaling.
         labels: Shape (N, Q), int64.
     """
     parts = [mean_probabilities(part)[..., 1] for part in predictions.split(at_once(predictions))]
@@ -55,14 +56,15 @@ def fit_threshold(
     *,
     by_label: Sequence[float] | None = None,
 ) -> Threshold:
-    """Return the threshold of a row on an OOD score, without a bound if none keeps the risk.
+    """Return a row's threshold on an OOD score. Its bound is `None` if no bound satisfies the guarantee.
 
     Args:
-        predictions: Predictions on the ID set, scaled.
-        labels: Shape (N,), or (N, Q), int64. The answer to an input is wrong if one of its Q answers is.
+        predictions: Predictions on the ID set after temperature scaling.
+        labels: Shape (N,), or (N, Q) for Q labels or words, int64; negative labels are ignored. An answer is
+            wrong if any of its Q parts is wrong.
         score: Name of the OOD score.
-        risk: The errors that the threshold allows.
-        by_label: Thresholds on the probabilities of Q labels; None for models that answer the most probable class.
+        risk: Maximum error rate.
+        by_label: Probability thresholds of Q labels. `None` for models that answer the most probable class.
     """
     precomputed = predictions.scores.get(score)
     hits = torch.empty(len(labels), dtype=torch.bool)
@@ -92,10 +94,10 @@ def fit_threshold(
 
 
 def check_stores(opened: OpenModel, classes: Classes | None) -> None:
-    """Refuse a model that does not store the classes that it is asked about.
+    """Raise if `--store` would write a model with classes other than the classes of this run.
 
     Raises:
-        UsageError: If it does not.
+        UsageError: If the classes or templates differ.
     """
     if stores_other_classes(opened, classes):
         raise UsageError(
@@ -105,7 +107,7 @@ def check_stores(opened: OpenModel, classes: Classes | None) -> None:
 
 
 def stores_other_classes(opened: OpenModel, classes: Classes | None) -> bool:
-    """Return whether a zero-shot model is asked about other classes than it stores, in other words or in other sentences."""
+    """Return whether a zero-shot model stores class names or templates other than those of this run."""
     prompting = opened.header.prompting
     if classes is None or prompting is None:
         return False
@@ -115,16 +117,17 @@ def stores_other_classes(opened: OpenModel, classes: Classes | None) -> bool:
 def stored_guarantees(
     opened: OpenModel, row: Row, temperature: Temperature, *, shortened: bool, refits_scores: bool
 ) -> dict[str, Any]:
-    """Return the threshold, the label thresholds and the prediction sets of a copy of a model: fitted now, else stored if valid.
+    """Return the header fields of the model's copy: threshold, label thresholds and prediction sets.
 
-    Warns of stored ones that are not valid for the copy.
+    Each field is fitted in this run, or else copied from the model if it is still valid. Warns about stored
+    results that are no longer valid.
 
     Args:
         opened: The model.
-        row: Its row.
+        row: Row of the model.
         temperature: Temperature of the copy.
-        shortened: Whether texts have another maximum length in this run.
-        refits_scores: Whether feature-based OOD scores are fitted again.
+        shortened: Whether this run has another maximum length of texts.
+        refits_scores: Whether this run fits the feature-based OOD scores again.
     """
     header, why = opened.header, why_lapses(opened, temperature, shortened=shortened)
     changes: dict[str, Any] = {
@@ -156,7 +159,10 @@ def stored_guarantees(
 
 
 def write_copy(file: Sink, checkpoint: Checkpoint, header: Header, scores: Scores | None) -> None:
-    """Write the copy, with the weights of the checkpoint byte for byte; with fitted scores if there are any."""
+    """Write a copy of a checkpoint with another header and, if given, newly fitted OOD scores.
+
+    The weights are copied byte for byte.
+    """
     tensors = {} if scores is None else scores.tensors()
     beside = checkpoint.beside if scores is None else {n: spec_of(t) for n, t in tensors.items()}
     write_checkpoint(
@@ -168,10 +174,12 @@ def write_copy(file: Sink, checkpoint: Checkpoint, header: Header, scores: Score
 
 
 def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:
-    """Yield the digests of data that `eval --store` found on what a model stores, each after the name of it.
+    """Yield (name of a stored result, digest of the data set that `eval --store` fitted it on).
 
-    Temperatures come on top of one another, a threshold in place of another, and other weights drop both; but `fuse` keeps a
-    temperature that all members store.
+    Follows the lineage backwards, because repeated runs differ by result: a new temperature is multiplied
+    with the stored one, so all runs count; a new threshold replaces the old one, so only the last run counts.
+    Other commands change weights and drop both, except `fuse`, which copies a temperature stored in all
+    members.
     """
     if header.prediction_sets is not None:
         yield QUANTILE, header.prediction_sets.data.sha256
@@ -203,12 +211,12 @@ def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:
 def why_lapses(
     opened: OpenModel, temperature: Temperature, *, shortened: bool, classes: Classes | None = None
 ) -> str | None:
-    """Return why the stored threshold and prediction sets of a model are not valid in this run, or None if they are.
+    """Return why stored thresholds and prediction sets are invalid in this run, or `None` if valid.
 
     Args:
         opened: The model.
         temperature: Temperature of the model in this run.
-        shortened: Whether texts have another maximum length in this run.
+        shortened: Whether this run has another maximum length of texts.
         classes: Classes of a zero-shot model in this run.
     """
     if stores_other_classes(opened, classes):
@@ -224,12 +232,12 @@ def fit_sets(
     data: Fingerprint,
     rule: SetRule,
 ) -> PredictionSets:
-    """Return the prediction sets of a row, fitted on its predictions of the ID set.
+    """Return prediction sets fitted on a row's predictions of the ID set.
 
     Args:
-        predictions: Predictions on the ID set, scaled.
+        predictions: Predictions on the ID set after temperature scaling.
         labels: Shape (N,), int64.
-        data: Fingerprint of the ID set.
+        data: Name and digest of the ID set.
         rule: Coverage and method of the sets.
     """
     scores = torch.cat(
@@ -257,14 +265,14 @@ def measure_sets(
     names: Sequence[str],
     data: Fingerprint,
 ) -> SetNumbers:
-    """Return what prediction sets are like on the ID set.
+    """Return size and coverage of prediction sets on the ID set.
 
     Args:
-        rule: Which sets.
-        predictions: Of the ID set, scaled.
+        rule: The prediction sets.
+        predictions: Predictions on the ID set after temperature scaling.
         labels: Shape (N,), int64.
-        names: Of the C classes.
-        data: The ID set.
+        names: Names of the C classes.
+        data: Name and digest of the ID set.
     """
     parts = [
         (sets.sum(1), sets.gather(1, y.unsqueeze(1)).squeeze(1))
@@ -293,7 +301,10 @@ def measure_sets(
 
 
 def set_values(metrics: Sequence[str], sets: SetNumbers | None) -> dict[str, Value]:
-    """Return the selected metrics of a row's prediction sets; on the samples of their fit no coverage, which holds by construction."""
+    """Return the selected metrics of a row's prediction sets; empty without sets.
+
+    The coverage is left out on the calibration samples, where it holds by construction.
+    """
     if sets is None:
         return {}
     low, high = sets.interval
@@ -305,7 +316,7 @@ def set_values(metrics: Sequence[str], sets: SetNumbers | None) -> dict[str, Val
 
 
 def _parts(predictions: StoredPredictions, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield mean probabilities, rounded as `predict` has them, and labels in chunks of samples."""
+    """Yield mean probabilities, with the rounding of `predict`, and labels in chunks of samples."""
     size = at_once(predictions)
     for part, part_labels in zip(predictions.split(size), labels.split(size), strict=True):
         yield mean_probabilities(part), part_labels

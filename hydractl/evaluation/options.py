@@ -1,4 +1,4 @@
-"""What `eval` measures, as written on the command line: `NAME=DATA` and `NAME=MODEL[,MODEL...]`."""
+"""Parsers for options of `eval`: `NAME=DATA`, `NAME=MODEL[,MODEL...]`, and conditions of `--fail-if`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from hydractl.provenance.command_config import InputRef
 
 
-# `=` and `,` part names from references, `:` marks one, brackets belong to conditions, `/` parts tensor names.
+# `=` and `,` separate names from references, `:` marks a reference, conditions use brackets, and tensor names
+# use `/`.
 NAME = re.compile(r"[^=,:/\[\]\s](?:[^=,:/\[\]]*[^=,:/\[\]\s])?")
 OPTION_NAME = re.compile(r"[\w-]+=")
 RESERVED = (ID_NAME, "near", "far", "all", TEMPERATURE, FIT, VAL)
@@ -39,7 +40,7 @@ WEIGHTS_SUFFIXES = {".st", ".safetensors"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedData(NamedInputs):
-    """An OOD data set and what tables call it."""
+    """An OOD data set with its name in tables."""
 
     name: str
     ref: DataRef
@@ -54,10 +55,10 @@ class NamedData(NamedInputs):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what names one data set, as `parse_all` does.
+        """Parse a text that names one data set, in the syntax of `parse_all`.
 
         Raises:
-            UsageError: As there, or if it names several.
+            UsageError: If the text is malformed or names several data sets.
         """
         name, reference = _split_name(text)
         ref = DataRef.parse(reference)
@@ -66,10 +67,12 @@ class NamedData(NamedInputs):
 
     @classmethod
     def parse_all(cls, text: str) -> tuple[Self, ...]:
-        """Read `NAME=DATA`, or a bare DATA named after its source; of a preset's sets each with its name.
+        """Parse `NAME=DATA`, or DATA without a name.
+
+        A data set without a name is called after its source. The data sets of a preset have their own names.
 
         Raises:
-            UsageError: If the name or the reference is malformed, or one name is for several sets.
+            UsageError: If the name or the reference is malformed, or one name is given for several sets.
         """
         name, reference = _split_name(text)
         sets = DataRef.parse_all(reference)
@@ -83,13 +86,15 @@ class NamedData(NamedInputs):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedModels(NamedInputs):
-    """One row of the table: a model, or several that answer together. Plugins define rows of models that they derive.
+    """A row of the table: one model, or several models with averaged predictions.
+
+    Plugins define subclasses for rows of models that they derive.
 
     Attributes:
         is_derived: Whether a plugin derives other models from these.
         name: Name in tables.
-        models: References of models.
-        typed: The row as it was typed; empty if it was made in Python.
+        models: References of the models.
+        typed: The row's text on the command line; empty if the row was created in Python.
     """
 
     is_derived: ClassVar[bool] = False
@@ -112,7 +117,7 @@ class NamedModels(NamedInputs):
 
     @staticmethod
     def parse(text: str) -> NamedModels:
-        """Read `NAME=MODEL[,MODEL...]`, or bare models named after the first.
+        """Parse `NAME=MODEL[,MODEL...]`, or models without a name, which are called after the first model.
 
         Raises:
             UsageError: If the name or a reference is malformed.
@@ -126,12 +131,12 @@ class NamedModels(NamedInputs):
 
 
 class RowSyntax(NamedTuple):
-    """Rows that a plugin adds to `--compare`.
+    """Syntax of rows that a plugin adds to `--compare`.
 
     Attributes:
-        parse: Reads a row, given its name or None and its text; returns None for a row of plain models.
+        parse: Parses a row from its name, or `None`, and its text. Returns `None` for a row of plain models.
         kinds: Prefixes of references, without `:`.
-        help: End of the option's help.
+        help: Text at the end of the option's help.
     """
 
     parse: Callable[[str | None, str], NamedModels | None]
@@ -156,10 +161,10 @@ ROWS = Setting(
 
 
 def model_name(reference: str) -> str:
-    """Return what tables call a model without a name of its own: its file's name without suffix.
+    """Return the name of a model without an explicit name: its file name without suffix.
 
     Raises:
-        UsageError: If it has none, as the root of the file system.
+        UsageError: If the reference has no file name, such as the root of the file system.
     """
     if reference == "-":
         return "stdin"
@@ -173,10 +178,10 @@ def model_name(reference: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that cannot stand in options, tables and files.
+    """Raise if a name cannot be used in options, tables and files.
 
     Raises:
-        UsageError: If it is empty, begins or ends blank, or holds one of `= , : / [ ]`.
+        UsageError: If the name is empty, begins or ends with a space, or contains one of `= , : / [ ]`.
     """
     if not NAME.fullmatch(name):
         raise UsageError(
@@ -188,10 +193,15 @@ def check_name(name: str) -> None:
 
 
 def check_distinct(names: Sequence[str], *, kind: str, option: str) -> None:
-    """Refuse two rows or data sets of one name.
+    """Raise if two rows or two data sets have the same name.
+
+    Args:
+        names: All names.
+        kind: Plural noun for the message.
+        option: Option that gives names, for the hint.
 
     Raises:
-        UsageError: Naming it.
+        UsageError: With the repeated name.
     """
     for name in names:
         if names.count(name) > 1:
@@ -202,7 +212,7 @@ def check_distinct(names: Sequence[str], *, kind: str, option: str) -> None:
 
 
 def _split_name(text: str) -> tuple[str | None, str]:
-    """Split at the first `=`, unless what stands before it is the beginning of a reference."""
+    """Split at the first `=`, unless the text before it belongs to a reference."""
     name, equals, reference = text.partition("=")
     if not equals or ":" in name or "/" in name:
         return None, text
@@ -210,7 +220,12 @@ def _split_name(text: str) -> tuple[str | None, str]:
 
 
 def split_models(text: str, belongs: Callable[[str, str], bool] = lambda *_: False) -> tuple[str, ...]:
-    """Split at commas, except inside a reference: between options of an architecture, and where `belongs` says so."""
+    """Split a list of model references at commas.
+
+    Args:
+        text: References separated by commas. Commas between options of an `arch:` reference do not separate.
+        belongs: Returns whether a part (second argument) continues the previous reference (first argument).
+    """
     models: list[str] = []
     for part in text.split(","):
         if models and (_is_of_arch(models[-1], part) or belongs(models[-1], part)):
@@ -228,7 +243,7 @@ def _is_of_arch(reference: str, part: str) -> bool:
 
 
 def continues_options(options: str, part: str) -> bool:
-    """Return whether a part is one more option, or renames one more class of the data that the last option names."""
+    """Return whether a part is another option, or another renamed class of the last data set."""
     return bool(OPTION_NAME.match(part)) or continues(split_keys(options.rpartition("::")[2])[-1], part)
 
 
@@ -248,14 +263,16 @@ EXAMPLES = (
 )
 THRESHOLD_OPTION, PANEL = "--threshold-for", "Threshold"
 DELTA = 0.05
+"""Default probability that a threshold breaks its guarantee: 5 %, the usual level of 95 % confidence. Twice
+the value accepts more inputs, with 90 % confidence."""
 RISK = re.compile(r"\s*risk\s*<=\s*(\S+)\s*")
 
 
 def parse_risk(text: str) -> float:
-    """Read `risk<=R`, the share of wrong answers that `--threshold-for` allows.
+    """Parse `risk<=R`, the maximum error rate of `--threshold-for`.
 
     Raises:
-        UsageError: If it is anything else, or R is no share of wrong answers.
+        UsageError: If the text has another form, or R is not in (0, 1).
     """
     match = RISK.fullmatch(text)
     if match is None:
@@ -316,20 +333,21 @@ STORE = Setting(
 
 
 def risk_text(risk: float | None) -> str | None:
-    """Return a risk as it is typed."""
+    """Return the text of a risk on the command line."""
     return None if risk is None else f"risk<={risk:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """When `eval` fails: a metric of the first row, an operator and a bound.
+    """A condition of `--fail-if`: a metric of the first row, an operator and a bound.
 
     Attributes:
-        metric: A name of `METRICS`.
-        score: The OOD score that it ranks samples by; None for the first.
-        scope: None for the ID set and costs; of OOD data `near`, `far`, `all` or a set's name; of labelled data a scope of a plugin.
-        comparison: One of `OPERATORS`.
-        bound: In the metric's own unit: shares are in [0, 1].
+        metric: A name in `METRICS`.
+        score: OOD score of a ranking metric. `None` for the first score.
+        scope: `None` for the ID set and costs. For OOD metrics `near`, `far`, `all` or the name of a data
+            set; for metrics of labelled data the scope of a plugin.
+        comparison: A key of `OPERATORS`.
+        bound: In the metric's unit; fractions are in [0, 1].
     """
 
     metric: str
@@ -341,7 +359,8 @@ class Condition:
     def __post_init__(self) -> None:
         metric = metric_named(self.metric)
         if not metric.low <= self.bound <= metric.high or not math.isfinite(self.bound):
-            always = OPERATORS[self.comparison](metric.low, self.bound)  # as of all other values
+            # All other values give the same result as `metric.low`, since the bound is out of range.
+            always = OPERATORS[self.comparison](metric.low, self.bound)
             raise UsageError(
                 f"`{self}`: {self.metric} is between {metric.low:g} and {metric.high:g}, so this "
                 f"condition {'always' if always else 'never'} holds",
@@ -350,10 +369,12 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `METRIC[@SCORE][SCOPE] OPERATOR NUMBER`, the scope in brackets; a share's bound may be in percent, `95%`.
+        """Parse `METRIC[@SCORE][SCOPE] OPERATOR NUMBER`, with the scope in brackets.
+
+        The bound of a fraction may be in percent, such as `95%`.
 
         Raises:
-            UsageError: If `text` does not follow the grammar, or the metric is unknown.
+            UsageError: If the text does not follow the grammar, or the metric is unknown.
         """
         match = GRAMMAR.fullmatch(text)
         if match is None:
@@ -391,17 +412,17 @@ class Condition:
         under: Sequence[str] = (),
         hint: str | None = None,
     ) -> None:
-        """Refuse a condition on what will not be measured, before anything is.
+        """Raise if the condition needs a number that will not be measured. Called before measuring.
 
         Args:
-            metrics: What will be measured.
-            scopes: The OOD sets and the groups of them that have a mean.
-            scores: The OOD scores.
-            under: Further scopes of labelled data.
-            hint: Hint for another scope of labelled data.
+            metrics: Names of the metrics to measure.
+            scopes: Names of the OOD sets, and of the groups of sets with a mean.
+            scores: Names of the OOD scores.
+            under: Scopes of labelled data of plugins.
+            hint: Hint for an unknown scope of labelled data.
 
         Raises:
-            UsageError: With what to write instead.
+            UsageError: With a hint at a valid condition.
         """
         needs = METRICS[self.metric].needs
         if self.metric not in metrics:
@@ -455,7 +476,11 @@ class Condition:
             )
 
     def check(self, row: Row, scores: Sequence[str] = (MSP,)) -> Check:
-        """Return what came of the condition on a row that was measured by these OOD scores."""
+        """Return the result of the condition for a row measured with these OOD scores.
+
+        Raises:
+            DataError: If the row does not have the number.
+        """
         from hydractl.manifest.report import Check  # noqa: PLC0415 - `--help` loads no pydantic
 
         name = self.metric if self.score is None else number_name(self.metric, self.score, scores)
@@ -464,7 +489,11 @@ class Condition:
         return Check(condition=str(self), failed=failed, found=measured)
 
     def _measured(self, row: Row, name: str) -> float:
-        """Return the number of a row that the condition is about; raises DataError if it was not measured."""
+        """Return the row's number for the condition.
+
+        Raises:
+            DataError: If the row does not have the number.
+        """
         numbers: Mapping[str, float | Value]
         if self.scope is None:
             numbers = row.values
@@ -487,7 +516,7 @@ class EvalExtension(Extension):
 
     @property
     def scopes(self) -> Sequence[str]:
-        """Names of the scopes in which labelled data may also be measured, before models are known."""
+        """Names of the plugin's possible scopes of labelled data, before models are known."""
         return ()
 
     def scope_hint(self, scope: str | None, measured: Sequence[str]) -> str | None:
@@ -496,15 +525,15 @@ class EvalExtension(Extension):
         return None
 
     def further_inputs(self, config: Any) -> Sequence[InputRef]:  # noqa: ANN401 - `EvalConfig`, which imports this module
-        """Return inputs that are not single settings."""
+        """Return inputs of the plugin's options that hold several values."""
         del config
         return ()
 
     def begin(self, config: Any, opened: Sequence[Sequence[OpenModel]]) -> Any:  # noqa: ANN401 - as above; the `RowMeasurer` of `rows`, which imports this module
-        """Check the opened models of each row, and read files, before data are opened.
+        """Check the opened models of each row and read files. Called before data are opened.
 
         Returns:
-            Measurements of the plugin in this run; None if it measures nothing.
+            Measurements of the plugin in this run; `None` without measurements.
         """
         del config, opened
         return None

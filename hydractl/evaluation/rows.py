@@ -1,4 +1,4 @@
-"""One row of the table of `eval`: its models are loaded, predict every data set, and are measured.
+"""Rows of `eval`: predictions of a row's models on every data set, and measurements on these predictions.
 
 Axes: M members, N samples, C classes.
 """
@@ -42,19 +42,20 @@ from hydractl.prediction.inference import PreparedData
 from hydractl.processes.distributed import ProcessGroup
 
 BY = "auroc"
-"""Metric that selects among OOD scores on validation data."""
+"""Metric on validation data that selects an OOD score."""
 
 
 class LoadedRow(NamedTuple):
-    """A row while its models are loaded.
+    """A row while its models are in memory.
 
     Attributes:
         named: Name of the row and references of its models.
-        opened: The opened models. Several may make one model that predicts.
-        predictors: The models that predict, without OOD scores.
-        predictions: Scaled predictions on each data set; empty in processes that do not lead.
+        opened: Opened checkpoints. A plugin may derive one predictor from several.
+        predictors: Models that predict, without OOD scores.
+        predictions: Predictions on each data set after temperature scaling; empty on ranks other than 0.
         scaling: Temperature of the row.
-        header: Header of the first model with the classes of the run, and the row's thresholds and temperatures.
+        header: Header of the run's first model with the classes of the run, and the row's thresholds and
+            temperatures.
     """
 
     named: NamedModels
@@ -67,16 +68,16 @@ class LoadedRow(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Evaluation:
-    """A run of `eval`: models and data of all rows.
+    """Models and data of one `eval` run.
 
     Attributes:
         named: Names of the rows and references of their models.
-        opened: The opened models of each row.
-        data: The data sets.
-        measurement: The numbers of every row.
-        open_data: Opens another data set by its reference, as the options of the run say. Appends warnings to the list.
+        opened: Opened checkpoints of each row.
+        data: Data sets.
+        measurement: Metrics, scores and resamples of all rows.
+        open_data: Opens another data set with the options of the run, and appends warnings to the list.
         device: Device of the models.
-        team: The processes.
+        team: Process group.
         folder: Folder for predictions that are too large for memory.
         caveats: Warnings for the report.
     """
@@ -92,27 +93,27 @@ class Evaluation:
     caveats: list[str] = field(default_factory=list)
 
     def warn(self, caveats: Iterable[str]) -> None:
-        """Show warnings, and add them to the report."""
+        """Print warnings and add them to the report."""
         for caveat in caveats:
             self.caveats.append(caveat)
             progress.warn(caveat)
 
     def predict(self, row: Sequence[Predictor], inputs: PreparedData) -> StoredPredictions | None:
-        """Return the predictions of a row in the process that leads, None in the others; see `answers`."""
+        """Return the predictions of a row on rank 0, and `None` on other ranks; see `answers`."""
         return answers(row, inputs, team=self.team, folder=self.folder)
 
 
 class RowMeasurer:
-    """Measurements of a plugin in one run of `eval`. A subclass overrides methods as needed.
+    """Measurements that a plugin adds to an `eval` run. Subclasses override the methods that they need.
 
     Attributes:
-        scopes: Names of the scopes in which labelled data are also measured, for conditions.
+        scopes: Names of the plugin's scopes of labelled data, for `--fail-if` conditions.
     """
 
     scopes: Sequence[str] = ()
 
     def open_data(self, run: Evaluation) -> None:
-        """Open data beside those of the options, before models are loaded."""
+        """Open the plugin's data sets. Called before models are loaded."""
 
     def derive(
         self,
@@ -126,10 +127,11 @@ class RowMeasurer:
         return predictors
 
     def measure(self, run: Evaluation, row: LoadedRow) -> Callable[[Row], Row] | None:
-        """Measure a row while its models are loaded, in every process.
+        """Measure a row while its models are loaded. Called on all ranks.
 
         Returns:
-            A function that adds the measurements to the row of the report, in the process that leads; None if there are none.
+            A function that adds the measurements to a row of the report, called on rank 0; `None` without
+            measurements.
         """
 
     def complete(self, report: Report) -> Report:
@@ -144,7 +146,18 @@ def scaling_of(
     opened: Sequence[OpenModel],
     number: float | None,
 ) -> Scaling:
-    """Return the temperature of a row: fitted on the held-out split of the run, else the given number, else none."""
+    """Return the temperature of a row.
+
+    The temperature is fitted on the data of `--temperature` if they exist; else it is the given number, or no
+    temperature for `None`. Ranks other than 0 do not fit.
+
+    Args:
+        run: The run.
+        name: Name of the row, for messages.
+        predictors: Models that predict.
+        opened: Opened checkpoints of the row.
+        number: Given temperature, or `None`.
+    """
     if run.data.temperature_data is not None:
         inputs, labels = run.data.temperature_data
         predictions = run.predict(predictors, inputs)
@@ -155,14 +168,15 @@ def scaling_of(
 
 
 def stored_temperatures(opened: Sequence[OpenModel]) -> tuple[Temperature, ...]:
-    """Return the temperature that each model stores."""
+    """Return the stored temperature of each model."""
     return tuple(model.header.scale for model in opened)
 
 
 def header_of(run: Evaluation, opened: Sequence[OpenModel], scaling: Scaling) -> Header:
-    """Return the header of the run's first model with the classes of the run, and a row's thresholds and temperatures.
+    """Return the header of the run's first model with classes of the run, and thresholds of a row.
 
-    Thresholds of labels are those that all models of the row store; none if they differ.
+    The temperatures are those of the row too. Label thresholds are empty if the models of the row differ in
+    them.
     """
     thresholds, *others = {model.header.label_thresholds for model in opened}
     update = {
@@ -181,15 +195,15 @@ def with_curves(
     measurement: Measurement,
     first: Row | None,
 ) -> Row:
-    """Return a row with its curves, its accuracy by class, and the heads and lineage of its models.
+    """Return a row with curves, results by class, and origins of its models.
 
     Args:
         row: The row.
-        loaded: Its models and predictions.
-        answers: As `per_sample.answers` returns them.
-        labels: Classes of the ID set, (N,).
-        measurement: The numbers of the run.
-        first: The first row, whose classes are shown; None if this is the first.
+        loaded: Models and predictions of the row.
+        answers: Result of `per_sample.answers` on the ID set.
+        labels: Class indices of the ID set, shape (N,).
+        measurement: Metrics, scores and data sets of the run.
+        first: The first row, which determines the classes to show. `None` if this row is the first.
     """
     ood = {name: loaded.predictions[name] for name in measurement.ood}
     classes = None
@@ -211,15 +225,15 @@ def with_curves(
 def check_fitted_scores(
     scores: Sequence[str], opened: Sequence[Sequence[OpenModel]], classes: Classes | None = None
 ) -> None:
-    """Refuse feature-based OOD scores that a model does not store for its classes.
+    """Raise if a model does not store a required feature-based OOD score for its classes.
 
     Args:
         scores: Feature-based scores that are not fitted in this run.
-        opened: The models of each row.
-        classes: Classes of zero-shot models; None if there are none, or they are not known yet.
+        opened: Models of each row.
+        classes: Classes of zero-shot models. `None` if they are unknown yet, or no model is zero-shot.
 
     Raises:
-        UsageError: If a model does not store one.
+        UsageError: If a model lacks a score, or stores scores for other classes.
     """
     for model in chain.from_iterable(opened if scores else ()):
         fitted = model.header.fitted
@@ -239,7 +253,10 @@ def check_fitted_scores(
 def best_on_validation(
     measurement: Measurement, predictions: Mapping[str, StoredPredictions]
 ) -> tuple[dict[str, dict[str, Value]], str | None]:
-    """Return every score's AUROC on each validation OOD set, and the score with the highest mean, the first of equal ones."""
+    """Return each score's AUROC on each OOD validation set, and the score with the highest mean AUROC.
+
+    Of equal scores the first is selected. Without validation sets the result is ({}, `None`).
+    """
     sets = measurement.ood_val
     if not sets:
         return {}, None
@@ -257,8 +274,11 @@ def best_on_validation(
 
 DISAGREEMENT = "mi"
 SIDE = 96
-"""Of a thumbnail, at most; a smaller image keeps its size."""
+"""Maximum side of a thumbnail in pixels; smaller images keep their size. Chosen by hand; doubling the side
+quadruples the size of thumbnails in reports, beyond the limit `MOST_PICTURE`."""
 QUALITY = 90
+"""JPEG quality of a thumbnail. Chosen by hand; Pillow's scale ends at 100, and lower values give smaller
+reports."""
 
 
 def examples_of(
@@ -270,15 +290,15 @@ def examples_of(
     *,
     most: int,
 ) -> Examples:
-    """Return the inputs that show where a row fails.
+    """Return example inputs of a row: the highest disagreements, and the most confident mistakes.
 
     Args:
         dataset: The ID set.
-        predictions: What the row says of it.
-        answers: As `per_sample.answers`.
-        labels: Shape (N,), int64, the models' classes.
-        names: Of these.
-        most: How many of each kind at most.
+        predictions: Predictions of the row on the ID set.
+        answers: Result of `per_sample.answers`.
+        labels: Class indices, shape (N,), int64.
+        names: Names of the classes.
+        most: Maximum number of examples of each type.
     """
     votes = torch.cat([part.log_probs.argmax(-1) for part in predictions.split(at_once(predictions))], 1)
     disagreement = scored(predictions, DISAGREEMENT) if len(votes) > 1 else None
@@ -307,7 +327,13 @@ def examples_of(
 
 
 def _highest(values: Tensor, among: Tensor, most: int) -> list[int]:
-    """Return the places of the highest of some values (N,), of equal ones the first."""
+    """Return the indices of the highest values in descending order, with stable ties.
+
+    Args:
+        values: Shape (N,).
+        among: Boolean mask of allowed indices, shape (N,).
+        most: Maximum number of indices.
+    """
     order: list[int] = (
         values.masked_fill(~among, -torch.inf).sort(descending=True, stable=True).indices.tolist()
     )
