@@ -1,1 +1,1 @@
-"""Metrics: tensors in, floats out."""
+"""Metrics and OOD scores: functions of tensors that return numbers."""

@@ -1,6 +1,7 @@
-"""Accuracy and calibration of predicted probabilities on labelled data, labels found, and the order that rerankers give passages.
+"""Metrics of labelled data: accuracy, calibration, multi-label classification and retrieval.
 
-All are computed from `per_sample.answers`, the last from `by_query`. Importing this module does not load torch.
+Inputs are vectors of `per_sample.answers`, or of `by_query` for retrieval. Importing this module does not
+load torch.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BINS = 15
+"""Number of bins of the calibration errors, as in Guo et al. (2017). Twice the number halves the samples per
+bin, so the noise of a calibrated model's error grows by about 1.4."""
 CUTOFF = 10
-"""Number of a query's passages that count for `gain`."""
+"""Number of first passages of a query in the metric `ndcg`; nDCG@10 is the usual metric of retrieval
+benchmarks. Twice the number gives nDCG@20, which is a different metric."""
 
 
 def mean(per_sample: Tensor) -> Tensor:
-    """Return the mean (...) over samples, in float64, of (..., N); not-a-numbers do not count."""
+    """Return the mean over samples of values (..., N), shape (...), in float64. NaN values are ignored."""
     values = per_sample.double()
     return values.nanmean(-1) if values.isnan().any() else values.mean(-1)
 
@@ -27,9 +31,10 @@ def mean(per_sample: Tensor) -> Tensor:
 def ece(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Tensor:
     """Return the expected calibration error with bins of equal width, in [0, 1].
 
-    The bin-weighted l1 gap between the mean confidence and the accuracy of the most probable class (Guo et al.
-    2017, eq. 3). Bins are those of torchmetrics' MulticlassCalibrationError: [lo, hi), edges and confidences
-    in float32, and a confidence of exactly 1 in a bin of its own; an empty bin has weight 0. Sums are in float64.
+    The mean over bins, weighted by sample count, of the absolute gap between mean confidence and accuracy of
+    the predicted class (Guo et al. 2017, eq. 3). Bins are those of torchmetrics' MulticlassCalibrationError:
+    [lo, hi), edges and confidences in float32, and a separate bin for a confidence of exactly 1. Empty bins
+    have weight 0. Sums are in float64.
 
     Args:
         confidence: Probability of the predicted class, shape (..., N), in [0, 1].
@@ -49,7 +54,10 @@ def ece(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Tensor:
 
 
 def of_equal_width(confidence: Tensor, *, bins: int = BINS) -> Tensor:
-    """Return the bin of each sample in `ece`, (..., N), int64; a confidence of 1 is in an extra bin with index `bins`."""
+    """Return the bin index of each sample in `ece`, shape (..., N), int64.
+
+    A confidence of exactly 1 has the extra index `bins`.
+    """
     import torch  # noqa: PLC0415 - the table of metrics loads without it
 
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float32, device=confidence.device)
@@ -59,10 +67,10 @@ def of_equal_width(confidence: Tensor, *, bins: int = BINS) -> Tensor:
 def adaptive_ece(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Tensor:
     """Return the expected calibration error with bins of equal count, in [0, 1]; arguments as in `ece`.
 
-    Samples are sorted by confidence and split as `torch.tensor_split` does, the first bins holding one more when the count
-    does not divide (Nguyen and O'Connor 2015, section 3; torch-uncertainty's AdaptiveCalibrationError). With fewer
-    samples than bins the rest are empty and have weight 0. Equal confidences keep the order of the samples, so the value
-    can depend on that order when such a run crosses a bin's edge.
+    Samples are sorted by confidence and split like `torch.tensor_split`, where the first bins have one more
+    sample if necessary (Nguyen and O'Connor 2015, section 3; torch-uncertainty's AdaptiveCalibrationError).
+    With fewer samples than bins, the other bins are empty and have weight 0. Equal confidences keep the order
+    of the samples, so the value can depend on the order if equal confidences cross the edge of a bin.
     """
     _check(confidence, hits, bins)
     order = confidence.argsort(stable=True, dim=-1)
@@ -74,7 +82,7 @@ def adaptive_ece(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Tenso
 
 
 def of_equal_count(confidence: Tensor, *, bins: int = BINS) -> Tensor:
-    """Return the bin of each sample in `adaptive_ece`, (N,), int64."""
+    """Return the bin index of each sample in `adaptive_ece`, shape (N,), int64."""
     order = confidence.argsort(stable=True)
     bin_numbers = order.new_empty(len(order))
     for index, part in enumerate(order.tensor_split(bins)):
@@ -83,16 +91,19 @@ def of_equal_count(confidence: Tensor, *, bins: int = BINS) -> Tensor:
 
 
 def by_query(scores: Tensor, relevant: Tensor, queries: Tensor) -> dict[str, Tensor]:
-    """Return how a reranker orders the passages of each of K queries with a relevant passage, each (K,), float64, in [0, 1].
+    """Return ranking metrics of a reranker for each of the K queries that have a relevant passage.
 
-    `reciprocal_rank` is that of the first relevant passage, `precision` the mean over relevant passages of the precision at
-    their rank, and `gain` the discounted cumulative gain of the first 10 passages over that of the best order (Järvelin and
-    Kekäläinen 2002). Among equal scores, relevant passages come last, so that no model gains from ties.
+    Of equal scores, relevant passages come last, so ties never improve a metric.
 
     Args:
-        scores: Shape (N,), finite; higher is more relevant.
-        relevant: Shape (N,), boolean; N pairs of a query and a passage.
-        queries: Shape (N,), int64: the query of each pair, from 0.
+        scores: Shape (N,), finite, for N pairs of query and passage; higher is more relevant.
+        relevant: Shape (N,), boolean.
+        queries: Index of each pair's query, shape (N,), int64, from 0.
+
+    Returns:
+        Shape (K,) each, float64, in [0, 1]. `reciprocal_rank`: of the first relevant passage. `precision`:
+        the mean precision at the ranks of relevant passages. `gain`: the discounted cumulative gain of the
+        first 10 passages, divided by the gain of the best order (Järvelin and Kekäläinen 2002).
     """
     import torch  # noqa: PLC0415 - the table of metrics loads without it
 
@@ -116,25 +127,39 @@ def by_query(scores: Tensor, relevant: Tensor, queries: Tensor) -> dict[str, Ten
 
 
 def f1_micro(decided: Tensor, applies: Tensor) -> Tensor:
-    """Return F1 of all labels of all samples together: 2 TP / (2 TP + FP + FN), (...), float64; 0 if none applies or is predicted.
+    """Return F1 = 2 TP / (2 TP + FP + FN) over all labels of all samples, shape (...), float64.
+
+    The result is 0 if no label applies or is predicted.
 
     Args:
-        decided: Whether a label is predicted, (..., N Q), boolean.
-        applies: Whether it applies, likewise.
+        decided: Whether a label is predicted, shape (..., N Q), boolean.
+        applies: Whether a label applies, shape (..., N Q), boolean.
     """
     return _f1(decided, applies, -1)
 
 
 def f1_macro(decided: Tensor, applies: Tensor, number: Tensor) -> Tensor:
-    """Return the mean over labels of a label's F1, (...), float64; arguments as of `f1_micro`, and each value's label (..., N Q)."""
+    """Return the mean over labels of the F1 of a label, shape (...), float64.
+
+    Args:
+        decided: Whether a label is predicted, shape (..., N Q), boolean.
+        applies: Whether a label applies, shape (..., N Q), boolean.
+        number: Label index of each value, shape (..., N Q), int64.
+    """
     decided, applies = _by_label(number, decided, applies)
     return _f1(decided, applies, -2).mean(-1)
 
 
 def average_precision(applies: Tensor, log_odds: Tensor, number: Tensor) -> Tensor:
-    """Return the mean over labels of sum_k (R_k - R_{k-1}) P_k over their thresholds, (...), float64, as scikit-learn has it.
+    """Return the mean over labels of sum_k (R_k - R_{k-1}) P_k, shape (...), float64, as in scikit-learn.
 
-    Labels that apply to no sample do not count; 0 if all are such. `log_odds` (..., N Q) are those of a label.
+    k runs over the thresholds of a label. Labels without positive samples are ignored; without any other
+    label the result is 0.
+
+    Args:
+        applies: Whether a label applies, shape (..., N Q), boolean.
+        log_odds: Log odds of a label, shape (..., N Q).
+        number: Label index of each value, shape (..., N Q), int64.
     """
     relevant, _, last = _ranked_by_label(applies, log_odds, number)
     true_positives = relevant.cumsum(-1).gather(-1, last)
@@ -144,9 +169,10 @@ def average_precision(applies: Tensor, log_odds: Tensor, number: Tensor) -> Tens
 
 
 def label_auroc(applies: Tensor, log_odds: Tensor, number: Tensor) -> Tensor:
-    """Return the mean over labels of the probability that a sample with the label ranks above one without it, ties one half.
+    """Return the mean over labels of the AUROC of samples with the label against samples without it.
 
-    Labels that apply to all samples or to none do not count; 0.5 if all are such. Arguments as of `average_precision`.
+    Ties count one half. Labels with only positive or only negative samples are ignored; without any other
+    label the result is 0.5. Arguments as in `average_precision`.
     """
     relevant, first, last = _ranked_by_label(applies, log_odds, number)
     count, positives = relevant.shape[-1], relevant.sum(-1)
@@ -160,13 +186,17 @@ def _f1(decided: Tensor, applies: Tensor, axis: int) -> Tensor:
 
 
 def _by_label(number: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-    """Return values (..., N, Q) of values (..., N Q)."""
+    """Return values of shape (..., N, Q) for values of shape (..., N Q)."""
     labels = int(number.max()) + 1
     return tuple(value.unflatten(-1, (-1, labels)) for value in values)
 
 
 def _ranked_by_label(applies: Tensor, log_odds: Tensor, number: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return for each label, likeliest samples first, whether it applies, float64, and the ranks where ties begin and end, (..., Q, N)."""
+    """Return each label's samples in descending order of log odds, and ranges of ties, (..., Q, N) each.
+
+    Returns:
+        Whether the label applies, float64; the first rank and the last rank with the same log odds.
+    """
     import torch  # noqa: PLC0415 - the table of metrics loads without it
 
     relevant, scores = (x.transpose(-1, -2) for x in _by_label(number, applies, log_odds))
@@ -247,7 +277,7 @@ LABELLED = (
     ),
 )
 CALIBRATED = tuple(metric.name for metric in LABELLED if metric.reads != ("hits",))
-"""Metrics of probabilities, which a temperature changes although it changes no prediction."""
+"""Metrics of probabilities. A temperature changes these metrics, although predictions stay the same."""
 
 _of_labels = partial(
     Metric,
@@ -291,7 +321,7 @@ MULTI_LABEL = (
         compute=label_auroc,
     ),
 )
-"""Metrics of models that may answer several labels; in those of `LABELLED` each label of a sample counts as one."""
+"""Metrics of multi-label models. For the metrics in `LABELLED`, each label of a sample counts as a sample."""
 
 _ranked = partial(
     Metric,

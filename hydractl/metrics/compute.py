@@ -1,6 +1,7 @@
-"""Computes the values of a report from the members' predictions. Pure functions of tensors and names.
+"""Values of a report, computed from the members' predictions.
 
-`measure_all` returns the values of any task; `measure` those of single labels.
+`measure_all` returns the values of any task, `measure` the values of single-label classification. All
+functions are pure functions of tensors and names.
 
 Axes: M members, N samples, Q labels or words of a sample, C classes.
 """
@@ -44,12 +45,18 @@ from hydractl.plugins import load
 from hydractl.tasks import Task
 
 Estimates = Mapping[str, MetricEstimate]
-"""Values by metric name."""
+"""Estimates by metric name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowNumbers:
-    """Values of a row except costs: on the ID set, on each OOD set, and unweighted means over groups of OOD sets."""
+    """Values of a row except costs.
+
+    Attributes:
+        id_set: Estimates on the ID set.
+        ood_sets: Estimates on each OOD set.
+        groups: Names of the OOD sets of each mean.
+    """
 
     id_set: dict[str, MetricEstimate]
     ood_sets: dict[str, dict[str, MetricEstimate]]
@@ -57,21 +64,21 @@ class RowNumbers:
 
     @property
     def values(self) -> dict[str, Value]:
-        """As in `manifest.Row`."""
+        """Values on the ID set, as in `manifest.Row`."""
         return _to_values(self.id_set)
 
     @property
     def ood(self) -> dict[str, dict[str, Value]]:
-        """As in `manifest.Row`."""
+        """Values on each OOD set, as in `manifest.Row`."""
         return {name: _to_values(estimates) for name, estimates in self.ood_sets.items()}
 
     @property
     def mean_intervals(self) -> dict[str, dict[str, tuple[float, float]]]:
-        """As in `manifest.Row`: for the means of each non-empty group."""
+        """Intervals of the means over each non-empty group, as in `manifest.Row`."""
         return interval_ends(self._means())
 
     def difference(self, other_row: RowNumbers) -> Difference | None:
-        """Return the differences to another row on the same samples; None without intervals."""
+        """Return the differences to another row on the same samples, or `None` if no metric has an interval."""
         values = _difference(self.id_set, other_row.id_set)
         ood = differences(self.ood_sets, other_row.ood_sets)
         if not (values or any(ood.values())):
@@ -89,7 +96,7 @@ _Place = TypeVar("_Place", str, tuple[str, str])
 def group_means(
     estimates: Mapping[_Place, Estimates], groups: Mapping[str, Sequence[_Place]]
 ) -> dict[str, dict[str, MetricEstimate]]:
-    """Return the mean of every value over each non-empty group."""
+    """Return the unweighted mean of every estimate over each non-empty group."""
     return {
         group: {
             metric: mean_of([estimates[place][metric] for place in places])
@@ -101,7 +108,7 @@ def group_means(
 
 
 def _common(several: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return the metrics that all sets have, in the order of the first."""
+    """Return the metrics present in all data sets, in the order of the first data set."""
     return [metric for metric in several[0] if all(metric in estimates for estimates in several)]
 
 
@@ -110,7 +117,7 @@ def _to_values(estimates: Estimates) -> dict[str, Value]:
 
 
 def interval_ends(means: Mapping[str, Estimates]) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return the intervals of all values that have one."""
+    """Return the ends of all intervals, without values that have no interval."""
     intervals = {
         group: {
             metric: (v.low, v.high)
@@ -130,7 +137,7 @@ def _difference(estimates: Estimates, others: Estimates) -> dict[str, Value]:
 def differences(
     estimates: Mapping[str, Estimates], others: Mapping[str, Estimates]
 ) -> dict[str, dict[str, Value]]:
-    """Return the differences of all values that two rows have, by data set or group."""
+    """Return the differences of all values present in both rows, by data set or group."""
     return {
         name: _difference(by_metric, others[name]) for name, by_metric in estimates.items() if name in others
     }
@@ -147,16 +154,17 @@ def measure(
 ) -> RowNumbers:
     """Return all selected metrics of a model or an ensemble that can be computed from predictions.
 
-    Predictions are read once and may lie on disk; only a few values per sample are held in memory.
+    Predictions are read once and may be stored on disk. Only a few values per sample are in memory.
 
     Args:
         tested: Predictions on the ID set.
-        labels: Shape (N,), int64, in 0..C-1; (N, Q) for models that answer Q labels; None if no metric needs them.
+        labels: Shape (N,), int64, in 0..C-1; (N, Q) for models with Q labels or words. `None` if no metric
+            needs labels.
         foreign: Predictions on each OOD set.
-        metrics: Names from `registry.METRICS`; those that cannot be computed from predictions are skipped.
-        scores: Names from `ood_scores.EVERY`: they rank the samples in OOD metrics; `number_name` gives the names. Fitted
-            scores come with the predictions.
-        resampling: Bootstrap settings; every score uses the same resamples.
+        metrics: Names in `registry.METRICS`. Metrics that need other inputs are skipped.
+        scores: Names in `ood_scores.EVERY`, the scores of OOD metrics. Feature-based scores are stored with
+            the predictions. `number_name` gives the names of the metrics.
+        resampling: Bootstrap settings. Every score uses the same resamples.
     """
     labelled, diverse = (
         [METRICS[name] for name in needing(metrics, needs)]
@@ -187,15 +195,16 @@ def rank(
     name: str,
     counts: Sequence[Tensor] = (),
 ) -> dict[str, MetricEstimate]:
-    """Return OOD metrics by each score, named by `number_name`.
+    """Return OOD metrics for each score, with the names of `number_name`.
 
     Args:
-        inside: Scores (N,) on the ID set, by name; the first gives metrics their plain names.
+        inside: Scores (N,) on the ID set by name. Metrics of the first score have no suffix.
         outside: The same scores (N',) on an OOD set.
-        metrics: Those that read ranks.
+        metrics: Metrics of ranks.
         resampling: Bootstrap settings.
-        name: Of the OOD set, which selects its resamples.
-        counts: How many scores each unit that is resampled has, on the ID and the OOD set; one each if empty.
+        name: Name of the OOD set, which selects its resamples.
+        counts: Number of scores per resampled unit, such as a text, on the ID set and on the OOD set; empty
+            for one score each.
     """
     estimates: dict[str, MetricEstimate] = {}
     width = max((int(numbers.max()) for numbers in counts), default=1)
@@ -215,7 +224,7 @@ def rank(
 def means(
     ood: Mapping[str, Mapping[str, Value]], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, float]]:
-    """Return the unweighted mean over data sets of every value, for each non-empty group."""
+    """Return the unweighted mean of every value over data sets, for each non-empty group."""
     return {
         group: {
             metric: math.fsum(ood[n][metric].value for n in names) / len(names)
@@ -227,32 +236,32 @@ def means(
 
 
 def answered(predictions: StoredPredictions, labels: Tensor) -> dict[str, Tensor]:
-    """Return `per_sample.answers` of the ensemble's predictions and labels (N,); of all labels or words of all samples, (N, Q).
+    """Return `per_sample.answers` of the ensemble for labels of shape (N,) or (N, Q).
 
-    Of words that a text has not, they are not-a-number, and the class -1.
+    With Q labels or words per sample the vectors have shape (N Q,). Padding words have NaN and class -1.
     """
     return _summary(predictions, (), (), labels)[0]
 
 
 def scored(predictions: StoredPredictions, name: str) -> Tensor:
-    """Return the OOD score of every sample, (N,), float64."""
+    """Return the OOD score of every sample, shape (N,), float64."""
     if (precomputed := predictions.scores.get(name)) is not None:
         return precomputed
     return torch.cat([_score(part, SCORES[name]) for part in predictions.split(at_once(predictions))])
 
 
 def _score(part: Responses, score: Score) -> Tensor:
-    """Return a score of each sample, (N,): of Q labels the mean of theirs."""
+    """Return the score of each sample, shape (N,): the mean over Q labels or words."""
     return of_samples(question_scores(part, score))
 
 
 def question_scores(part: Responses, score: Score) -> Tensor:
-    """Return a score of each sample (N,), or of each of the Q labels or words of each (N, Q), float64."""
+    """Return the score of each sample (N,), or of each of its Q labels or words (N, Q), float64."""
     return score.compute(part.logits() if score.raw else part.log_probs.double())
 
 
 def _unfilled(like: Tensor, count: int, *, filled: bool) -> Tensor:
-    """Return a vector for so many values; where not all will come, it is of not-a-numbers, or of classes -1."""
+    """Return a vector of length `count`; with padding it is initialized to NaN, or to class -1."""
     if filled:
         return like.new_empty(count)
     if like.dtype == torch.int64:
@@ -266,13 +275,15 @@ def _summary(
     diverse: Sequence[Metric],
     labels: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, MetricEstimate]]:
-    """Return values per sample, and metrics.
+    """Return values per sample, and diversity metrics.
 
     Returns:
-        `per_sample.answers`, empty without labels; each score of every sample, (N,), float64; diversity metrics of the members.
+        `per_sample.answers`, empty without labels; each OOD score by name, shape (N,), float64; diversity
+        metrics of the members.
     """
     _, count, *_ = predictions.shape
-    # vectors for all samples, made at once: small ones between what comes and goes would keep memory in pieces
+    # The vectors for all samples are allocated before the loop. Small vectors that stay between temporary
+    # tensors would fragment memory.
     by_answer: dict[str, Tensor] = {}
     by_score = dict(predictions.scores)
     confidence = -by_score[MSP] if MSP in by_score else None
@@ -310,18 +321,19 @@ def _summary(
 
 
 CERTAIN = 1e-12
-"""Distance from 0 and 1 of the probabilities that a temperature is fitted on."""
+"""Distance from 0 and 1 of the probabilities used to fit a temperature, because log odds of 0 and 1 are
+infinite. Chosen by hand; twice the distance reduces the largest log odds by 0.7 of 27.6."""
 
 
 class Measurement(NamedTuple):
-    """Choice of the numbers of every row.
+    """Choice of the values of every row.
 
     Attributes:
         metrics: Names of metrics, in the order of reports.
-        scores: OOD scores. Metrics of the first one have no suffix.
-        resampling: Resamples of all intervals: the same in all rows, on all data sets.
+        scores: Names of OOD scores. Metrics of the first score have no suffix.
+        resampling: Bootstrap settings of all intervals. All rows use the same resamples.
         groups: Names of the OOD sets of each mean.
-        ood_val: Names of the validation OOD sets.
+        ood_val: Names of the OOD validation sets.
     """
 
     metrics: Sequence[str]
@@ -337,11 +349,11 @@ class Measurement(NamedTuple):
 
     @property
     def tested(self) -> tuple[str, ...]:
-        """Names of the data sets that numbers describe: the ID set and the OOD sets."""
+        """Names of all test sets: the ID set and the OOD sets."""
         return (ID_NAME, *self.ood)
 
     def of_task(self, task: Task, needs: MetricNeeds) -> list[Metric]:
-        """Return the selected metrics that only models of a task have."""
+        """Return the selected metrics that apply only to one task and need `needs`."""
         return [m for m in metrics_of(task) if m.name in self.metrics and m.needs is needs]
 
 
@@ -354,15 +366,17 @@ def measure_all(
     *,
     queries: Tensor | None = None,
 ) -> RowNumbers:
-    """Return all selected metrics that can be computed from predictions: those of `compute.measure`, of the task, and of rerankers.
+    """Return all selected metrics that can be computed from predictions.
+
+    Includes the metrics of `measure`, of the model's task, and of rerankers.
 
     Args:
         tested: Predictions on the ID set.
-        labels: Shape (N,) or (N, Q), int64, as `data.labels.model_labels` has them.
+        labels: Shape (N,) or (N, Q), int64, as from `data.labels.model_labels`.
         foreign: Predictions on each OOD set.
-        header: Says the task, the names of classes and the thresholds of labels.
-        measurement: The choice of numbers; metrics of other tasks are skipped.
-        queries: Shape (N,), int64: the query of each pair, from 0; None if the model is no reranker.
+        header: Header with the task, the class names and the label thresholds.
+        measurement: Choice of values. Metrics of other tasks are skipped.
+        queries: Index of each pair's query, shape (N,), int64, from 0. `None` if the model is not a reranker.
     """
     numbers = measure(
         tested,
@@ -395,13 +409,13 @@ def measure_all(
 def measure_order(
     tested: StoredPredictions, labels: Tensor, queries: Tensor, measurement: Measurement
 ) -> dict[str, MetricEstimate]:
-    """Return the selected metrics of the order that a reranker gives passages; none if no passage is relevant.
+    """Return the selected ranking metrics of a reranker; empty if no passage is relevant.
 
     Args:
-        tested: Predictions on pairs of a query and a passage, of two classes.
+        tested: Predictions on pairs of query and passage, with two classes.
         labels: Shape (N,), int64: 1 for a relevant passage.
-        queries: Shape (N,), int64: the query of each pair, from 0.
-        measurement: What is measured; intervals resample queries.
+        queries: Index of each pair's query, shape (N,), int64, from 0.
+        measurement: Choice of values. Intervals resample queries.
     """
     chosen = [METRICS[name] for name in needing(measurement.metrics, MetricNeeds.QUERIES)]
     if not chosen or not bool((labels == 1).any()):
@@ -418,14 +432,14 @@ def measure_labels(
     metrics: Sequence[Metric],
     resampling: Resampling,
 ) -> dict[str, MetricEstimate]:
-    """Return metrics of which labels are found.
+    """Return metrics of a multi-label model.
 
     Args:
         tested: Predictions.
-        labels: Shape (N, Q), int64: which labels apply.
-        header: Says the probabilities above which each of the Q labels is predicted; 0.5 if it has none.
-        metrics: Of `classification.MULTI_LABEL`.
-        resampling: Bootstrap settings, of samples.
+        labels: Whether each label applies, shape (N, Q), int64, 0 or 1.
+        header: Header with the probability threshold of each label; empty thresholds mean 0.5.
+        metrics: Metrics of `classification.MULTI_LABEL`.
+        resampling: Bootstrap settings. Intervals resample samples.
     """
     log_odds, (samples, number) = answered(tested, labels)["log_odds"], labels.shape
     bounds = torch.tensor(header.label_thresholds or [HALF], dtype=torch.float64).logit()
@@ -441,7 +455,10 @@ def measure_labels(
 def label_scale(
     predictions: StoredPredictions, labels: Tensor, temperature: float, header: Header, stored: Temperature
 ) -> Temperature:
-    """Return a temperature with those of labels, see `fit_label_temperatures`; neither the header nor what is stored is read."""
+    """Return the temperature of a multi-label model, with fitted label temperatures.
+
+    See `fit_label_temperatures`. `header` and `stored` are ignored.
+    """
     del header, stored
     return Temperature(temperature, fit_label_temperatures(predictions, labels, temperature))
 
@@ -449,17 +466,19 @@ def label_scale(
 def entity_scale(
     predictions: StoredPredictions, labels: Tensor, temperature: float, header: Header, stored: Temperature
 ) -> Temperature:
-    """Return a temperature with that of entities, as `fit_temperature` finds it: each predicted span is a sample of two classes.
+    """Return the temperature of a token classifier, with a fitted entity temperature.
 
-    The lowest of several words' probabilities is another quantity than a word's, and most words are in no entity. Without a predicted
-    span it is the stored one.
+    Fits with `fit_temperature`, where each predicted span is a sample of two classes. Entities need their own
+    temperature, because the minimum of several words' probabilities is distributed differently from a word's
+    probability, and most words are outside entities. Without predicted spans, the stored entity temperature
+    is kept.
 
     Args:
-        predictions: Of words, of logits that are divided by `stored`.
-        labels: Shape (N, Q), as for `measure_spans`.
-        temperature: Of words, on top of `stored`.
-        header: Says the names of the C classes, which are tags.
-        stored: The temperature of entities is no factor, but replaced.
+        predictions: Predictions of words, with logits divided by `stored`.
+        labels: Shape (N, Q), as in `measure_spans`.
+        temperature: Temperature of words, in addition to `stored`.
+        header: Header with the names of the C classes, which are tags.
+        stored: Stored temperature. Its entity temperature is replaced, not multiplied.
     """
     _, _, correct, confidence = predicted_spans(Scaled(predictions, temperature), labels, header)
     if not len(correct):
@@ -476,8 +495,9 @@ def predicted_spans(
     """Return the E spans of predicted tags, compared with labels (N, Q).
 
     Returns:
-        The spans; the counts of `span_counts`, (N,) each; whether each span is correct, (E,), boolean; its confidence, the
-        lowest probability of the predicted tag among its words, (E,), float64.
+        The spans; the counts of `span_counts`, shape (N,) each; whether each span is correct, shape (E,),
+        boolean; the confidence of each span, shape (E,), float64: the minimum probability of the predicted
+        tag over the span's words.
     """
     per_word, (rows, words) = answered(tested, labels), labels.shape
     predicted, true = (
@@ -497,14 +517,14 @@ def measure_spans(
     metrics: Sequence[Metric],
     resampling: Resampling,
 ) -> dict[str, MetricEstimate]:
-    """Return metrics of spans of words; none of calibration without a predicted span.
+    """Return metrics of spans; without predicted spans no calibration metrics.
 
     Args:
         tested: Predictions of words.
-        labels: Shape (N, Q), int64, below 0 for words that a text has not.
-        header: Says the names of the C classes, which are tags, and the temperature of entities.
-        metrics: Of `spans.SPANS`.
-        resampling: Bootstrap settings, of texts.
+        labels: Shape (N, Q), int64, negative for padding words.
+        header: Header with the names of the C classes, which are tags, and the entity temperature.
+        metrics: Metrics of `spans.SPANS`.
+        resampling: Bootstrap settings. Intervals resample texts.
     """
     spans, counts, correct, confidence = predicted_spans(tested, labels, header)
     counted = [metric for metric in metrics if metric.bins is None]
@@ -525,14 +545,14 @@ def measure_spans(
 def span_scores(
     predictions: StoredPredictions, header: Header, scores: Sequence[str]
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Return OOD scores of each predicted span, (E,), float64, by name, and how many spans each text has, (N,).
+    """Return the OOD scores of predicted spans by name, (E,), float64, and the spans per text, (N,).
 
-    The score of a span is the highest of its words.
+    The score of a span is the maximum over its words.
 
     Args:
-        predictions: Of words.
-        header: Says the names of the C classes, which are tags.
-        scores: Names from `ood_scores.SCORES`.
+        predictions: Predictions of words.
+        header: Header with the names of the C classes, which are tags.
+        scores: Names in `ood_scores.SCORES`.
     """
     parts: dict[str, list[Tensor]] = {score: [] for score in scores}
     counts = []

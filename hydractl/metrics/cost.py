@@ -1,4 +1,4 @@
-"""Cost of a model: parameters and multiply-accumulates."""
+"""Costs of a model: number of parameters, and multiply-accumulates of a forward pass."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ def count_parameters(module: nn.Module) -> int:
 def count_macs(fn: Callable[..., object], *args: object) -> int:
     """Return the multiply-accumulates (MACs) of one call, without gradients.
 
-    Matrix products, convolutions and attention are counted, as half of torch's FLOP counter; norms,
-    activations and softmax are not. Works with modules and inputs on the meta device, where nothing is
-    computed or stored.
+    Counts matrix products, convolutions and attention, as half of torch's FLOP counter. Norms, activations
+    and softmax do not count. Modules and inputs may be on the meta device, where nothing is computed or
+    stored.
 
     Args:
-        fn: Function, called once. For a module use `macs_of`: torch's counter fails on views of parameters that require
-            gradients.
-        *args: Its arguments.
+        fn: Function, called once. For a module use `macs_of`: torch's counter fails on views of parameters
+            with `requires_grad`.
+        *args: Arguments of `fn`.
     """
-    # For the fused inference path of nn.MultiheadAttention torch has no formula, and 2.5 has none for attention on a CPU:
-    # both would count as nothing.
+    # torch has no FLOP formula for the fused inference path of `nn.MultiheadAttention`, and torch 2.5 has no
+    # formula for attention on a CPU. Both would count as 0, so the fast path is off and attention uses the
+    # math backend.
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -43,14 +44,15 @@ def count_macs(fn: Callable[..., object], *args: object) -> int:
 def macs_of(module: nn.Module, inputs: object) -> int:
     """Return the MACs of a module on any device, for inputs on the meta device; see `count_macs`.
 
-    On the meta device every backend runs the same operators.
+    The parameters are moved to the meta device too, where every attention backend runs the same operators.
     """
     tensors = {
         name: t.detach().to("meta") for name, t in (*module.named_parameters(), *module.named_buffers())
     }
 
     def call(x: object) -> None:
-        # nothing is kept for gradients here, and where they may be no copies of weights run, which a hydra stacks and pads
+        # A hydra stacks and pads copies of its weights if gradients are off, and padding would count as MACs.
+        # The meta device stores nothing for gradients.
         with torch.enable_grad():
             functional_call(module, tensors, (x,))
 

@@ -1,6 +1,6 @@
-"""Curves for the figures of a report, each with a bounded number of exact points.
+"""Curves for the figures of a report, with a bounded number of points.
 
-Axes: N samples of ID and N' of OOD data, P points.
+Axes: N ID samples, N' OOD samples, P points.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from hydractl.metrics.ood_scores import MSP
 from hydractl.metrics.per_sample import StoredPredictions, places
 
 PARTS = 20
-"""Number of bins of [0, 1] in the histogram of confidence."""
+"""Number of bins of the confidence histogram. Chosen by hand; twice the number gives bars of half the width
+with more noise."""
 
 
 def curves_of(
@@ -31,10 +32,10 @@ def curves_of(
     """Return the curves of one model or ensemble.
 
     Args:
-        tested: On the ID set.
-        answers: Of these, as `per_sample.answers`.
-        foreign: On each OOD set.
-        score: Name of the OOD score that ROC curves rank samples by.
+        tested: Predictions on the ID set.
+        answers: Result of `per_sample.answers` on the ID set.
+        foreign: Predictions on each OOD set.
+        score: OOD score of the ROC curves.
     """
     confidence, hits = answers["confidence"], answers["hits"]
     id_scores = scored(tested, score) if foreign else confidence
@@ -51,7 +52,10 @@ def curves_of(
 
 
 def reliability(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Bins:
-    """Return the bins of `classification.ece` for confidences and hits (N,); the last bin has confidences of exactly 1."""
+    """Return the bins of `classification.ece` for confidences and hits of shape (N,).
+
+    The last bin contains only confidences of exactly 1.
+    """
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float32)
     index = torch.bucketize(confidence.float(), edges, right=True) - 1
     count = torch.bincount(index, minlength=bins + 1)
@@ -64,15 +68,18 @@ def reliability(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Bins:
 
 
 def histogram(confidence: Tensor, *, parts: int = PARTS) -> tuple[int, ...]:
-    """Return a histogram of confidences (N,) over equal parts [lo, hi) of [0, 1]; the last part includes 1."""
+    """Return the counts of confidences (N,) in bins of equal width.
+
+    Bins are [lo, hi) over [0, 1]; the last bin includes 1.
+    """
     index = (confidence * parts).long().clamp(0, parts - 1)
     return tuple(torch.bincount(index, minlength=parts).tolist())
 
 
 def risk_coverage(confidence: Tensor, hits: Tensor) -> Line:
-    """Return the error rate (y) among the fraction (x) of the most confident of N samples.
+    """Return the error rate (y) among the most confident fraction (x) of N samples.
 
-    Samples with equal confidence are added together (Geifman and El-Yaniv 2017, section 2).
+    Samples with equal confidence form one point (Geifman and El-Yaniv 2017, section 2).
     """
     ordered, order = confidence.sort(descending=True)
     wrong = (~hits.bool())[order].cumsum(0).double()
@@ -83,9 +90,13 @@ def risk_coverage(confidence: Tensor, hits: Tensor) -> Line:
 
 
 def roc(*, inside: Tensor, outside: Tensor) -> Line:
-    """Return the ROC curve, OOD samples flagged (y) against ID samples flagged (x), from `per_sample.places` (N,) and (N',).
+    """Return the ROC curve: flagged fraction of OOD samples (y) against flagged fraction of ID samples (x).
 
-    Samples with equal score give one straight line; the trapezoids below the full curve sum to the AUROC.
+    Samples with equal score form one straight line, so the trapezoids below the full curve sum to the AUROC.
+
+    Args:
+        inside: Ranks of ID samples, shape (N,), from `per_sample.places`.
+        outside: Ranks of OOD samples, shape (N',), from `per_sample.places`.
     """
     size = int(max(inside.max(), outside.max())) + 1
     x, y = (
@@ -97,7 +108,10 @@ def roc(*, inside: Tensor, outside: Tensor) -> Line:
 
 
 def _line(x: Tensor, y: Tensor, *, along: Tensor) -> Line:
-    """Return a subset of P points, approximately evenly spaced along the increasing axis, including both ends."""
+    """Return at most `MOST_POINTS` points of a curve, including both ends.
+
+    The points are about evenly spaced in `along`, which increases.
+    """
     if len(x) > MOST_POINTS:
         positions = torch.linspace(float(along[0]), float(along[-1]), MOST_POINTS, dtype=torch.float64)
         index = torch.searchsorted(along, positions).clamp(max=len(x) - 1)
@@ -109,13 +123,14 @@ def _line(x: Tensor, y: Tensor, *, along: Tensor) -> Line:
 def by_class(
     predicted: Tensor, labels: Tensor, names: Sequence[str], *, like: ByClass | None = None
 ) -> ByClass:
-    """Return how often answers are right for each class that has samples, and the most frequent wrong ones.
+    """Return the number of correct answers for each class, and the most frequent confusions.
 
     Args:
         predicted: Shape (N,), int64, in 0..C-1.
-        labels: Shape (N,), likewise, N >= 1.
-        names: Of the C classes.
-        like: What to show the same classes as; None for the `MOST_CLASSES` with the lowest accuracy, of equal ones the first.
+        labels: Shape (N,), int64, in 0..C-1, N >= 1.
+        names: Names of the C classes.
+        like: Results whose classes are selected. `None` selects the `MOST_CLASSES` classes with the lowest
+            accuracy; of equal classes the first.
     """
     counts = torch.bincount(labels, minlength=len(names))
     hits = torch.bincount(labels[predicted == labels], minlength=len(names))

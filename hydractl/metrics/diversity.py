@@ -1,4 +1,4 @@
-"""Disagreement of the members and uncertainty of the ensemble.
+"""Disagreement of members, and uncertainty of the ensemble.
 
 Axes: M members, N samples, C classes. Importing this module does not load torch.
 """
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def mutual_information(member_probs: Tensor) -> float:
-    """Return the mutual information of prediction and member, in nats, in [0, ln M], mean over samples.
+    """Return the mutual information between prediction and member in nats, mean over samples, in [0, ln M].
 
-    H(mean_m p_m) - mean_m H(p_m), the generalised Jensen-Shannon divergence (Depeweg et al. 2018, eq. 4);
-    rounding below 0 is clamped after the mean.
+    H(mean_m p_m) - mean_m H(p_m), the generalised Jensen-Shannon divergence (Depeweg et al. 2018, eq. 4). A
+    mean below 0 from rounding is set to 0.
 
     Args:
         member_probs: Shape (M, N, C), rows summing to 1.
 
     Raises:
-        ValueError: If the shape or a value is out of its range.
+        ValueError: If the shape or a value is out of range.
     """
     check_probs(member_probs, dims=3)
     probs = member_probs.double()
@@ -33,34 +33,34 @@ def mutual_information(member_probs: Tensor) -> float:
 
 
 def disagreement(member_probs: Tensor) -> float:
-    """Return the fraction of member pairs that predict different classes, in [0, 1], mean over samples.
+    """Return the fraction of member pairs with different predictions, mean over samples, in [0, 1].
 
-    A single member gives 0. Among equal probabilities the lowest class is the prediction.
+    A single member gives 0. Of equal probabilities the lowest class index is the prediction.
 
     Args:
         member_probs: Shape (M, N, C), rows summing to 1.
 
     Raises:
-        ValueError: If the shape or a value is out of its range.
+        ValueError: If the shape or a value is out of range.
     """
     check_probs(member_probs, dims=3)
     members, samples, _ = member_probs.shape
     if members == 1:
         return 0.0
     votes = member_probs.argmax(2)
-    # Every pair counts twice, and no member differs from itself.
+    # The comparison counts every pair twice; a member never differs from itself.
     differing = int((votes[:, None] != votes[None]).sum())
     return differing / (members * (members - 1) * samples)
 
 
 def predictive_entropy(member_probs: Tensor) -> float:
-    """Return the entropy of the members' mean prediction, in nats, in [0, ln C], mean over samples.
+    """Return the entropy of the members' mean prediction in nats, mean over samples, in [0, ln C].
 
     Args:
-        member_probs: Shape (M, N, C), rows summing to 1; M = 1 is a single model.
+        member_probs: Shape (M, N, C), rows summing to 1.
 
     Raises:
-        ValueError: If the shape or a value is out of its range.
+        ValueError: If the shape or a value is out of range.
     """
     check_probs(member_probs, dims=3)
     return float(_entropy(member_probs.double().mean(0)).mean())
@@ -68,7 +68,7 @@ def predictive_entropy(member_probs: Tensor) -> float:
 
 def _entropy(probs: Tensor) -> Tensor:
     """Return the entropy over the last axis in nats, with 0 ln 0 = 0."""
-    return 0 - probs.xlogy(probs).sum(-1)  # never -0
+    return 0 - probs.xlogy(probs).sum(-1)  # subtraction from 0, because negation would return -0.0
 
 
 _diverse = partial(Metric, needs=MetricNeeds.MEMBERS, reads=("member_probs",))

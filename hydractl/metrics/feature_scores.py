@@ -1,11 +1,10 @@
-"""Feature-based OOD scores, fitted on training data: the higher, the more OOD.
+"""Feature-based OOD scores, fitted on training data; a higher score is more OOD.
 
-Features are the inputs of a member's classifier. Each score is fitted for one member, and maps its features (B, D) and
-its logits (B, C) to (B,), float64. The score of an ensemble is the mean of its members' scores, as for `energy`. Each
-member has its own features, so neither their width nor the number of training samples limits the number of members.
-OpenOOD and torch-uncertainty fit such scores for single models only.
+Features are the inputs of a member's classifier. Each score is fitted for one member, and maps the member's
+features (B, D) and logits (B, C) to (B,), float64. The score of an ensemble is the mean of its members'
+scores, as for `energy`. OpenOOD and torch-uncertainty fit these scores for single models only.
 
-Axes: N training samples, B others, D features, C classes, G of them with samples.
+Axes: N training samples, B other samples, D features, C classes, G classes with training samples.
 """
 
 from __future__ import annotations
@@ -24,32 +23,42 @@ from hydractl.metrics.ood_scores import ENERGY_DENSITY, KNN, MAHALANOBIS, RELATI
 
 FittedTensors: TypeAlias = Mapping[str, Tensor]
 AT_ONCE = 8192
+"""Number of samples per chunk, 50 MB of float64 for 768 features. Chosen by hand; doubling the number doubles
+this memory."""
 WIDE, MIDDLE = (2048, 1000), (768, 512)
-"""Thresholds of the feature width and the dimensions of ViM's principal space."""
+"""(minimum width of features, dimensions of ViM's principal space), from the authors' code. Twice the
+dimensions leave fewer for the residual."""
 ROUNDED = 8 * torch.finfo(torch.float32).eps
-"""Deviation that may be rounding, relative to the norm of the features."""
+"""Largest deviation, relative to the norm of the features, that is treated as rounding of float32 features:
+eight units of rounding. Chosen by hand; twice the value drops directions with up to twice this deviation."""
 RESIDUE = 1e-6
-"""Residuals of training data, relative to the norm of the features, that are rounding: too few samples span the space.
-"""
+"""Largest residual of training data, relative to the norm of the features, that is treated as rounding. Such
+training data span no dimension outside the principal space. Chosen by hand; twice the value raises an error
+for residuals up to twice as large."""
 WITH_FEATURES = (KNN, VIM)
-"""Scores that need all features of the training data; `Moments` suffice for the others."""
+"""Scores that need all features of the training data. `Moments` suffice for the other scores."""
 
 
 class Classifier(NamedTuple):
-    """Linear classifier of features: weight (C, D) and bias (C,)."""
+    """Linear classifier of features.
+
+    Attributes:
+        weight: Shape (C, D).
+        bias: Shape (C,).
+    """
 
     weight: Tensor
     bias: Tensor
 
 
 class Moments:
-    """Sums over features of training data, in float64, accumulated in the order of batches.
+    """Sums over features of training data in float64, accumulated in the order of batches.
 
     Attributes:
-        normalized: Whether features are first normalized to length one.
-        counts: Number of samples of each class, (C,).
-        sums: Sums of their features, (C, D).
-        products: Sum of f f^T over all samples, (D, D).
+        normalized: Whether features are normalized to length one first.
+        counts: Number of samples of each class, shape (C,).
+        sums: Sum of features of each class, shape (C, D).
+        products: Sum of f f^T over all samples, shape (D, D).
     """
 
     def __init__(self, classes: int, width: int, *, normalized: bool) -> None:
@@ -59,7 +68,7 @@ class Moments:
         self.products = torch.zeros(width, width, dtype=torch.float64)
 
     def add(self, features: Tensor, labels: Tensor) -> None:
-        """Add samples: features (B, D), labels (B,)."""
+        """Add samples with features (B, D) and labels (B,)."""
         x = F.normalize(features.double(), dim=1) if self.normalized else features.double()
         self.counts += labels.bincount(minlength=len(self.counts))
         self.sums.index_add_(0, labels, x)
@@ -72,9 +81,10 @@ class Training:
 
     Attributes:
         classifier: Classifier of the member.
-        moments: Moments of its features, keyed by whether these are normalized; only those that the scores need.
-        features: Shape (N, D), for scores in `WITH_FEATURES`; may be a memory-mapped file.
-        largest: Largest logit of each sample, (N,).
+        moments: Moments of the features by whether features are normalized. Contains only moments that the
+            scores need.
+        features: Shape (N, D), for scores in `WITH_FEATURES`. May be a memory-mapped file.
+        largest: Maximum logit of each sample, shape (N,).
     """
 
     classifier: Classifier
@@ -83,14 +93,14 @@ class Training:
     largest: Tensor
 
     def parts(self) -> Iterator[Tensor]:
-        """Yield the features in float64 in chunks of samples."""
+        """Yield the features in float64, in chunks of samples."""
         for features in self.features.split(AT_ONCE):
             yield features.double()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittedScore:
-    """A score fitted for one member, with its tensors.
+    """A score fitted for one member.
 
     Attributes:
         name: Name with options.
@@ -101,12 +111,12 @@ class FittedScore:
     tensors: FittedTensors
 
     def __call__(self, features: Tensor, logits: Tensor) -> Tensor:
-        """Return the scores (B,), float64, of features (B, D) and logits (B, C)."""
+        """Return the scores (B,), float64, for features (B, D) and logits (B, C)."""
         return _APPLIED[kind_of(self.name)](self, features, logits)
 
     @property
     def multiplications(self) -> int:
-        """Multiplications per sample: the number of elements of the matrices that features are multiplied with."""
+        """Multiplications per sample: the number of elements of all matrices."""
         return sum(tensor.numel() for tensor in self.tensors.values() if tensor.ndim > 1)
 
     @property
@@ -115,10 +125,10 @@ class FittedScore:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def check(self) -> None:
-        """Check names, shapes, dtypes and values of the tensors.
+        """Validate names, shapes, dtypes and values of the tensors.
 
         Raises:
-            ValueError: If a tensor is invalid; the message names it.
+            ValueError: If a tensor is invalid. The message has its name.
         """
         specs, sizes = TENSOR_SPECS[kind_of(self.name)], dict[str, int]()
         if self.tensors.keys() != specs.keys():
@@ -150,20 +160,30 @@ class FittedScore:
 
 
 def distance(data: Training, *, name: str, alpha: float | None = None, normalize: bool = True) -> FittedScore:
-    """Return `mahalanobis` (Lee et al. 2018, eqs. 1 and 2, negated) or `relative-mahalanobis` (Ren et al. 2021, negated).
+    """Fit `mahalanobis` or `relative-mahalanobis`.
 
-    The first is min_c (u - m_c)^T S_w^-1 (u - m_c), at least 0; the second that less (u - m)^T S_t^-1 (u - m).
-    u = f / ||f|| is a feature vector of length one (Müller and Hein 2025), or f itself if `normalize` is false; m_c are
-    the means of the classes and m the mean of all samples; S_w = 1/N sum_i (u_i - m_{y_i})(u_i - m_{y_i})^T is the
-    covariance within classes and S_t that of all samples. Both are shrunk by the same alpha, because they are singular
-    with fewer samples than features: S <- (1 - alpha) S + alpha tr(S)/D I with alpha = sqrt(D / (D + N - G)), which
-    decreases with the number of samples. `alpha=0` and `normalize=false` give OpenOOD's score; it then uses the
-    pseudoinverse, which ignores directions in which training data vary no more than float32 rounding. A norm causes one
-    such direction.
+    `mahalanobis` (Lee et al. 2018, eqs. 1 and 2, negated) is min_c (u - m_c)^T S_w^-1 (u - m_c), at least 0.
+    `relative-mahalanobis` (Ren et al. 2021, negated) subtracts (u - m)^T S_t^-1 (u - m). u = f / ||f|| is a
+    feature vector of length one (Müller and Hein 2025), or f itself if `normalize` is false. m_c are the
+    class means, m is the mean of all samples. S_w = 1/N sum_i (u_i - m_{y_i})(u_i - m_{y_i})^T is the
+    covariance within classes, S_t the covariance of all samples.
 
-    The score is stored as one matrix A (D, K), points n_c (G, K) and weights w (K,): with y = (u - m)^T A it is min_c ||y
-    - n_c||^2 - sum_k w_k y_k^2. A whitens S_w and makes S_t diagonal, K = D. Where one of them is singular A is the
-    whitening of each, side by side: n is 0 and w is 2 in the second one's columns, which the first term has once.
+    With fewer samples than features the covariances are singular. Both are shrunk with the same alpha: S <-
+    (1 - alpha) S + alpha tr(S)/D I with alpha = sqrt(D / (D + N - G)), which decreases with the number of
+    samples. `alpha=0` and `normalize=false` give OpenOOD's score, with a pseudoinverse that ignores
+    directions in which training data vary by no more than float32 rounding. A layer norm causes one such
+    direction.
+
+    The score is stored as a matrix A (D, K), points n_c (G, K) and weights w (K,): with y = (u - m)^T A the
+    score is min_c ||y - n_c||^2 - sum_k w_k y_k^2. A whitens S_w and makes S_t diagonal, K = D. If one
+    covariance is singular, A is the whitening of S_w next to the whitening of S_t. In the columns of the
+    latter n is 0 and w is 2, because the first term already contains y_k^2 once.
+
+    Args:
+        data: Training data of the member.
+        name: Name of the score with options.
+        alpha: Shrinkage, in [0, 1]. `None` for the estimate above.
+        normalize: Whether features are normalized to length one.
 
     Raises:
         DataError: If training data do not vary within classes.
@@ -214,15 +234,17 @@ def _shrunk(covariance: Tensor, alpha: float) -> Tensor:
 
 
 def energy_density(density: FittedScore, energies: Tensor, densities: Tensor) -> FittedScore:
-    """Return energy plus relative density, each minus its mean and divided by its standard deviation on held-out ID data.
+    """Return the score `energy+density` from a fitted `relative-mahalanobis`.
+
+    Energy and density are each standardized with mean and standard deviation on held-out ID data, and added.
 
     Args:
-        density: `relative-mahalanobis`, fitted.
-        energies: The member's `energy` of held-out samples, (N',).
-        densities: `density` of them, (N',).
+        density: Fitted `relative-mahalanobis`.
+        energies: The member's `energy` of N' held-out samples, shape (N',).
+        densities: Values of `density` for the same samples, shape (N',).
 
     Raises:
-        DataError: If one of the two is constant.
+        DataError: If energies or densities are constant.
     """
     standards = {
         f"{name}_{moment}": number
@@ -238,25 +260,28 @@ def energy_density(density: FittedScore, energies: Tensor, densities: Tensor) ->
 
 
 def knn(data: Training, *, name: str = KNN, k: int = 1) -> FittedScore:
-    """Return the Euclidean distance to the k-th nearest training sample, features of length one, in [0, 2] (Sun et al. 2022, section 3).
+    """Fit the distance to the k-th nearest training sample (Sun et al. 2022, section 3).
 
-    k counts from 1; with N < k samples it is the distance to the farthest. A zero feature vector is not normalized.
-    OpenOOD uses the squared distance, with the same ranking, and k = 50, too large for classes with fewer samples.
+    Features are normalized to length one. The Euclidean distance is in [0, 2]. k counts from 1; with N < k
+    training samples the farthest sample is used. A zero feature vector is not normalized. OpenOOD uses the
+    squared distance, with the same ranking, and k = 50, which is too large for classes with fewer samples.
     """
     bank = F.normalize(data.features, dim=1)
     return FittedScore(name, {"bank": bank, "neighbours": torch.tensor(min(k, len(bank)))})
 
 
 def vim(data: Training, *, name: str = VIM) -> FittedScore:
-    """Return the virtual logit minus the logsumexp of the logits, a monotone map of the virtual class's probability (Wang et al. 2022).
+    """Fit ViM: the virtual logit minus the logsumexp of the logits (Wang et al. 2022).
 
-    With x = f - o, where o = -W^+ b is the point whose logits are nearest to zero, the principal space is spanned by the
-    eigenvectors of the largest eigenvalues of sum_i x_i x_i^T, and the virtual logit is a times the norm of the component
-    of x outside this space (section 4). a equates its mean over training data to that of the largest logit.
+    The score is a monotone function of the virtual class's probability. With x = f - o, where o = -W^+ b is
+    the point with logits nearest to zero, the principal space is spanned by the eigenvectors of sum_i x_i
+    x_i^T with the largest eigenvalues. The virtual logit is a times the norm of the component of x outside
+    this space (section 4). a equates its mean over training data to the mean of the maximum logit.
 
     Raises:
-        DataError: If there are fewer samples than features, or these have no component outside the principal space. The
-            residual is then almost 0 for training data and large for any other data.
+        DataError: If there are fewer samples than features, or the features have no component outside the
+            principal space. The residual would then be almost 0 for training data and large for all other
+            data.
     """
     weight, bias = (tensor.double() for tensor in data.classifier)
     origin: Tensor = -torch.linalg.pinv(weight) @ bias
@@ -281,9 +306,10 @@ def vim(data: Training, *, name: str = VIM) -> FittedScore:
 
 
 def principal(width: int) -> int:
-    """Return how many of D dimensions are ViM's principal space.
+    """Return the dimension of ViM's principal space for D features.
 
-    As in the authors' code, 1000 for D >= 2048, else 512; for D < 768, which they do not cover, half of D.
+    1000 for D >= 2048 and 512 for 768 <= D < 2048, as in the authors' code. Half of D for smaller D, which
+    the authors' code does not cover.
     """
     return next((dims for least, dims in (WIDE, MIDDLE) if width >= least), width // 2)
 
@@ -295,10 +321,10 @@ FITS: Mapping[str, Callable[..., FittedScore]] = MappingProxyType(
 
 
 def fit(score: str, data: Training) -> FittedScore:
-    """Fit one of `FITS` with its options.
+    """Fit a score in `FITS` with its options.
 
     Raises:
-        DataError: If it cannot be fitted on these data.
+        DataError: If the score cannot be fitted on these data.
     """
     return FITS[kind_of(score)](data, name=score, **options_of(score))
 
@@ -327,10 +353,10 @@ TENSOR_SPECS: Mapping[str, Mapping[str, tuple[str, torch.dtype]]] = MappingProxy
         },
     }
 )
-"""What each keeps of training data, for one member: axes, a letter each, and dtype.
+"""Tensors of each fitted score for one member: axes (one letter each) and dtype.
 
-N samples, D features, G classes with samples; K are directions in which features vary, O those outside of ViM's
-principal space.
+N samples, D features, G classes with samples. K: directions in which features vary. O: directions outside
+ViM's principal space.
 """
 
 
@@ -381,12 +407,12 @@ _APPLIED: Mapping[str, Callable[[FittedScore, Tensor, Tensor], Tensor]] = Mappin
 
 
 def whitening(covariance: Tensor, size: float) -> Tensor:
-    """Return A (D, R) with A A^T the (pseudo)inverse of a covariance (D, D), float64.
+    """Return A (D, R), float64, with A A^T the (pseudo)inverse of a covariance (D, D).
 
-    Directions without variance, or with no more than float32 rounding, are dropped.
+    Directions without variance, or with no more variance than float32 rounding, are dropped.
 
     Args:
-        covariance: Covariance of float32 features.
+        covariance: Covariance of float32 features, shape (D, D).
         size: Mean squared length of the features.
     """
     values, vectors = torch.linalg.eigh(covariance)
@@ -398,6 +424,6 @@ def whitening(covariance: Tensor, size: float) -> Tensor:
 
 
 def _squares(a: Tensor, b: Tensor) -> Tensor:
-    """Return the squared distances (B, G) of rows (B, D) and (G, D), float64; rounding below 0 is clamped."""
+    """Return the squared distances (B, G), float64, between rows (B, D) and rows (G, D), at least 0."""
     distances = a.square().sum(1, keepdim=True) + b.square().sum(1) - 2 * a @ b.T
     return distances.clamp(min=0)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 ARROWS = {True: " ↑", False: " ↓", None: ""}
-"""Which way is better."""
+"""Suffix of a table heading: the direction of better values."""
 
 
 class MetricNeeds(Enum):
@@ -31,7 +31,7 @@ class MetricNeeds(Enum):
 
 
 WHERE_PRESENT = (MetricNeeds.TASK, MetricNeeds.QUERIES, MetricNeeds.SETS)
-"""What only some rows have; those of others are shown without these metrics."""
+"""Inputs that only some rows have. Tables leave these metrics out for other rows."""
 ON_ID_DATA = (MetricNeeds.TEMPERATURE, MetricNeeds.LABELS, *WHERE_PRESENT)
 
 
@@ -47,25 +47,26 @@ class Unit(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A metric in a report.
+    """Definition of a metric in reports.
 
     Attributes:
         name: Key in reports.
-        needs: Data that it needs; metrics of members are also measured on each OOD set.
-        definition: One sentence, with its source.
-        higher_is_better: None if neither direction is better.
-        column: Column heading in tables, with `{batch_size}` from the options of the report; None to leave it out of
-            tables.
+        needs: Input of the metric. Metrics of members are also measured on each OOD set.
+        definition: Definition for reports in one sentence, with the source.
+        higher_is_better: `None` if neither direction is better.
+        column: Heading in tables, with `{batch_size}` from the options of the report. `None` to leave the
+            metric out of tables.
         unit: Unit of the stored value.
         low: Smallest possible value.
-        high: Largest possible value, `inf` if there is no common bound for all models.
-        reads: Names of the arguments of `compute`: vectors with one entry per sample, from `per_sample.answers` or
-            `per_sample.places`.
-        compute: Maps its arguments, each (..., N), to values (...), so that resamples or candidates can be a batch.
-            Metrics of members map probabilities (M, N, C) to a number. None if measured elsewhere.
-        interval: Whether reports give an interval; never for metrics of members.
-        may_lack: Whether there is none on some data, as without a predicted span.
-        bins: For a calibration error, maps confidences (N,) to bins (N,), int64, from 0.
+        high: Largest possible value; infinite without a bound for all models.
+        reads: Names of the arguments of `compute`: vectors with one entry per sample, from
+            `per_sample.answers` or `per_sample.places`.
+        compute: Function from arguments of shape (..., N) to values of shape (...), so resamples or
+            candidates can be a batch. Metrics of members map probabilities (M, N, C) to a number. `None` if
+            the metric is measured elsewhere.
+        interval: Whether reports give an interval; always false for metrics of members.
+        may_lack: Whether the metric is undefined for some data, such as data without a predicted span.
+        bins: For a calibration error: function from confidences (N,) to bin indices (N,), int64, from 0.
     """
 
     name: str
@@ -84,14 +85,14 @@ class Metric:
 
     @property
     def head(self) -> str:
-        """What stands above it in tables: its column, and which way is better."""
+        """Table heading with an arrow for the direction of better values."""
         return f"{self.column or self.name}{ARROWS[self.higher_is_better]}"
 
     def of(self, sample: Mapping[str, Tensor]) -> Tensor | float:
-        """Return the values (...), given prepared arguments by name.
+        """Return the metric, shape (...), for prepared arguments by name.
 
         Raises:
-            ValueError: If the metric cannot be computed from predictions.
+            ValueError: If the metric is not computed from predictions.
         """
         if self.compute is None:
             raise ValueError(f"`{self.name}` cannot be computed from predictions")
@@ -103,15 +104,15 @@ ROW_SUM_TOLERANCE = 1e-2
 
 
 def check_probs(probs: Tensor, *, dims: int = 2) -> None:
-    """Check that a tensor is a non-empty stack of probability vectors.
+    """Raise unless a tensor is a non-empty stack of probability vectors.
 
     Args:
-        probs: Classes C on the last axis; samples or members on all others.
+        probs: Classes C on the last axis; samples or members on all other axes.
         dims: Required number of axes.
 
     Raises:
         ValueError: If the shape is wrong or empty, a value is not finite or negative, or a row does not sum
-            to 1 within 1e-2, as logits would not.
+            to 1 within 1e-2, as for logits.
     """
     if probs.ndim != dims or probs.numel() == 0:
         raise ValueError(f"probabilities must have {dims} non-empty axes, got shape {tuple(probs.shape)}")
@@ -125,7 +126,7 @@ def check_probs(probs: Tensor, *, dims: int = 2) -> None:
 
 
 def check_labels(labels: Tensor, *, samples: int, classes: int) -> None:
-    """Check that labels have one class index per sample.
+    """Raise unless labels have one class index per sample.
 
     Args:
         labels: Shape (B,), integer, in 0..C-1.

@@ -1,7 +1,7 @@
-"""Ranking metrics of OOD detection, over one score per sample.
+"""Ranking metrics of OOD detection, for one score per sample.
 
-OOD is the positive class unless a name says `in`. All metrics are computed from the ranks of samples by score
-(`per_sample.places`), where 0 is the most OOD. Importing this module does not load torch.
+OOD is the positive class, unless the name has `in`. All metrics are computed from the ranks of samples by
+score (`per_sample.places`), where rank 0 is the most OOD. Importing this module does not load torch.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TPR = 0.95
+"""Fraction of OOD samples that FPR95 flags. Other fractions are other metrics."""
 
 
 def auroc(inside: Tensor, outside: Tensor) -> Tensor:
-    """Return the probability that an OOD sample has a higher score than an ID sample, in [0, 1]; a tie counts half.
+    """Return the probability that an OOD sample has a higher score than an ID sample, in [0, 1].
 
-    The Mann-Whitney statistic, counted in integers until the last division, so equal rankings give bit-identical results
-    on every device.
+    Ties count one half. The Mann-Whitney statistic is counted in integers until the last division, so equal
+    rankings give bit-identical results on every device.
 
     Args:
-        inside: Ranks of ID samples, shape (..., N), int64; below 0 for none.
-        outside: Ranks of OOD samples, shape (..., N'), int64; likewise.
+        inside: Ranks of ID samples, shape (..., N), int64; negative for padding.
+        outside: Ranks of OOD samples, shape (..., N'), int64; negative for padding.
 
     Returns:
-        Shape (...), float64; not-a-number where a side has no sample.
+        Shape (...), float64; NaN if there are no ID or no OOD samples.
     """
     ids, oods = _counts(inside, outside)
     number = ids.sum(-1, keepdim=True)
@@ -39,15 +40,18 @@ def auroc(inside: Tensor, outside: Tensor) -> Tensor:
 
 
 def fpr_at_tpr(inside: Tensor, outside: Tensor, *, tpr: float = TPR) -> Tensor:
-    """Return the fraction of ID flagged at the highest threshold that flags `tpr` of OOD, in [0, 1]; arguments as in `auroc`.
+    """Return the flagged fraction of ID samples at the highest threshold that flags `tpr` of OOD, in [0, 1].
 
-    OpenOOD's FPR@95: the first point of the ROC curve with at least `tpr`, without interpolation. A sample at the
-    threshold is flagged.
+    OpenOOD's FPR@95: the first point of the ROC curve with at least `tpr`, without interpolation. Samples at
+    the threshold are flagged.
 
     Args:
-        inside: Shape (..., N).
-        outside: Shape (..., N').
+        inside: As in `auroc`.
+        outside: As in `auroc`.
         tpr: Fraction of OOD samples to flag, in (0, 1].
+
+    Returns:
+        As in `auroc`.
 
     Raises:
         ValueError: If `tpr` is out of range.
@@ -61,35 +65,40 @@ def fpr_at_tpr(inside: Tensor, outside: Tensor, *, tpr: float = TPR) -> Tensor:
 
 
 def aupr_out(inside: Tensor, outside: Tensor) -> Tensor:
-    """Return the average precision with OOD as positive, in [0, 1]: the headline AUPR; arguments as in `auroc`.
+    """Return the average precision with OOD as the positive class, in [0, 1]; arguments as in `auroc`.
 
-    The step sum of precision over recall, without interpolation, as in scikit-learn's average_precision_score and
-    torchmetrics' BinaryAveragePrecision. Samples with equal score are added together. A random score gives the fraction
-    of OOD samples.
+    The sum of precision over steps of recall, without interpolation, as in scikit-learn's
+    average_precision_score and torchmetrics' BinaryAveragePrecision. Samples with equal score form one step.
+    A random score gives the fraction of OOD samples. Reports use this AUPR.
     """
     return _steps(*_counts(inside, outside))
 
 
 def aupr_in(inside: Tensor, outside: Tensor) -> Tensor:
-    """Return the average precision with ID as positive and the negated score, in [0, 1]; arguments as in `auroc`."""
+    """Return the average precision with ID as the positive class and the negated score; see `aupr_out`."""
     return _steps(*_counts(outside, inside, reverse=True))
 
 
 def aupr_out_trapezoid(inside: Tensor, outside: Tensor) -> Tensor:
-    """Return OpenOOD's AUPR_OUT: trapezoids under precision over recall, OOD positive, in [0, 1]; arguments as in `auroc`.
+    """Return OpenOOD's AUPR_OUT, in [0, 1]; arguments as in `auroc`.
 
-    Linear interpolation overestimates the area (Davis and Goadrich 2006); provided for comparison with OpenOOD's tables.
+    The area of trapezoids under precision over recall, with OOD as the positive class. Linear interpolation
+    overestimates the area (Davis and Goadrich 2006), so use this metric only for comparison with OpenOOD's
+    tables.
     """
     return _trapezoids(*_counts(inside, outside))
 
 
 def aupr_in_trapezoid(inside: Tensor, outside: Tensor) -> Tensor:
-    """Return OpenOOD's AUPR_IN: trapezoids under precision over recall, ID positive, in [0, 1]; arguments as in `auroc`."""
+    """Return OpenOOD's AUPR_IN, with ID as the positive class; see `aupr_out_trapezoid`."""
     return _trapezoids(*_counts(outside, inside, reverse=True))
 
 
 def _counts(negative: Tensor, positive: Tensor, *, reverse: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the number of ID and OOD samples at each of P ranks, both (..., P), with the last rank first if reversed."""
+    """Return the number of negative and positive samples at each of P ranks, shape (..., P).
+
+    `reverse` puts the last rank first.
+    """
     size = int(max(negative.max(), positive.max())) + 2
     counts_by_kind = [
         places.new_zeros(*places.shape[:-1], size).scatter_add_(
@@ -102,28 +111,28 @@ def _counts(negative: Tensor, positive: Tensor, *, reverse: bool = False) -> tup
 
 
 def _curve(negatives: Tensor, positives: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return precision and recall (..., P + 1), float64, from the lowest threshold to above the highest.
+    """Return precision and recall, (..., P + 1), float64, from the lowest threshold to above the highest.
 
-    In numpy and in scikit-learn's order, so that sums over them are bit-identical to its sums.
+    Uses numpy and scikit-learn's order of summands, so sums are bit-identical to scikit-learn's.
     """
     caught = positives.cumsum(-1)
     flagged = caught + negatives.cumsum(-1)
     shape = (*caught.shape[:-1], caught.shape[-1] + 1)
     precision, recall = caught.double().new_ones(shape), caught.double().new_zeros(shape)
-    # where no sample drawn is flagged yet, precision is 1 as above the highest threshold
+    # If no sample of a resample is flagged yet, precision is 1, as above the highest threshold.
     precision[..., :-1] = ((caught + (flagged == 0)).double() / flagged.clamp(min=1)).flip(-1)
     recall[..., :-1] = (caught.double() / caught[..., -1:]).flip(-1)
     return precision.cpu().numpy(), recall.cpu().numpy()
 
 
 def _steps(negatives: Tensor, positives: Tensor) -> Tensor:
-    """Return the area under the precision-recall curve by steps, (...), float64."""
+    """Return the area under the precision-recall curve by steps, shape (...), float64."""
     precision, recall = _curve(negatives, positives)
     return positives.double().new_tensor(((recall[..., :-1] - recall[..., 1:]) * precision[..., :-1]).sum(-1))
 
 
 def _trapezoids(negatives: Tensor, positives: Tensor) -> Tensor:
-    """Return the area under the precision-recall curve by trapezoids, (...), float64."""
+    """Return the area under the precision-recall curve by trapezoids, shape (...), float64."""
     precision, recall = _curve(negatives, positives)
     width = recall[..., :-1] - recall[..., 1:]
     return positives.double().new_tensor((width * (precision[..., :-1] + precision[..., 1:]) / 2.0).sum(-1))

@@ -1,8 +1,8 @@
-"""OOD scores of a model or an ensemble: the higher, the more OOD.
+"""OOD scores of a model or an ensemble; a higher score is more OOD.
 
-Most map the members' logits or log-probabilities (M, ..., C) to (...); M = 1 is a single model. Feature-based scores are
-fitted on training data first: see `feature_scores`. A score with options has the name `NAME:OPTION=VALUE:...`. Importing
-this module does not load torch.
+Functions map the members' logits or log-probabilities (M, ..., C) to shape (...); M = 1 is a single model.
+Feature-based scores must be fitted on training data: see `feature_scores`. A score with options has the name
+`NAME:OPTION=VALUE:...`. Importing this module does not load torch.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ if TYPE_CHECKING:
 
 MSP, ENERGY = "msp", "energy"
 GEN_POWER, GEN_CLASSES = 0.1, 100
+"""Exponent and number of classes of the score `gen`: the values of Liu et al. (2023). Twice the exponent
+gives less weight to classes with tiny probabilities; twice the number includes more of these classes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """One OOD score.
+    """Definition of an OOD score.
 
     Attributes:
         name: Name in options and reports.
-        definition: One sentence, with its source.
-        compute: Maps the members' outputs (M, ..., C) to scores (...).
-        raw: Whether it needs logits; otherwise it takes their log-softmax.
-        of_single_model: For a score of several members, its value for a single model, as a text for messages.
+        definition: Definition for reports in one sentence, with the source.
+        compute: Function from the members' outputs (M, ..., C) to scores (...).
+        raw: Whether the function takes logits; otherwise it takes log-probabilities.
+        of_single_model: Text for messages: the score of a single model, if the score measures differences
+            between members. Empty for other scores.
         low: Smallest possible value.
         high: Largest possible value.
     """
@@ -53,54 +56,62 @@ class Score:
 
 
 def msp(log_probs: Tensor) -> Tensor:
-    """Return the negated largest mean probability -max_c mean_m p_mc, in [-1, 0] (Hendrycks and Gimpel 2017, section 2)."""
+    """Return the negated maximum of the mean probabilities, -max_c mean_m p_mc, in [-1, 0].
+
+    Hendrycks and Gimpel (2017), section 2.
+    """
     return -_mean(log_probs).exp().amax(-1)
 
 
 def entropy(log_probs: Tensor) -> Tensor:
     """Return the entropy of the mean probabilities, H(mean_m p_m), in nats, in [0, ln C].
 
-    torch-uncertainty's criterion with this name is the mean of the members' entropies.
+    torch-uncertainty uses this name for the mean of the members' entropies.
     """
     return _entropy(_mean(log_probs))
 
 
 def mutual_information(log_probs: Tensor) -> Tensor:
-    """Return H(mean_m p_m) - mean_m H(p_m), in nats, in [0, ln M] (Depeweg et al. 2018, eq. 4); rounding below 0 is clamped.
+    """Return the mutual information H(mean_m p_m) - mean_m H(p_m) in nats, in [0, ln M].
 
-    Always 0 for a single model, for which ranking metrics then have their chance value.
+    Depeweg et al. (2018), eq. 4. Values below 0 from rounding are set to 0. A single model has 0 for all
+    samples, so ranking metrics have their chance value.
     """
     return (_entropy(_mean(log_probs)) - _entropy(log_probs).mean(0)).clamp(min=0)
 
 
 def energy(logits: Tensor) -> Tensor:
-    """Return the mean of the members' energies -log Σ_c exp z_mc at temperature 1 (Liu et al. 2020, eq. 3).
+    """Return the mean of the members' energies, -log Σ_c exp z_mc, at temperature 1 (Liu et al. 2020, eq. 3).
 
-    torch-uncertainty uses the energy of the mean logits; for a single model both are equal.
+    torch-uncertainty uses the energy of the mean logits. Both are equal for a single model.
     """
     return -logits.logsumexp(-1).mean(0)
 
 
 def max_logit(logits: Tensor) -> Tensor:
-    """Return the negated largest mean logit -max_c mean_m z_mc, as in torch-uncertainty (Hendrycks et al. 2022, section 3.2)."""
+    """Return the negated maximum of the mean logits, -max_c mean_m z_mc, as in torch-uncertainty.
+
+    Hendrycks et al. (2022), section 3.2.
+    """
     return -logits.mean(0).amax(-1)
 
 
 def msp_and_information(log_probs: Tensor) -> Tensor:
-    """Return `msp` plus `mutual_information`, the uncertainty of the ensemble plus the disagreement of its members, in [-1, ln M].
+    """Return `msp` plus `mutual_information`, in [-1, ln M].
 
-    An unweighted sum without parameters; for a single model it equals `msp`.
+    The sum of the ensemble's uncertainty and its members' disagreement has no weights or parameters. For a
+    single model it equals `msp`.
     """
     return msp(log_probs) + mutual_information(log_probs)
 
 
 def generalized_entropy(log_probs: Tensor) -> Tensor:
-    """Return GEN, sum_c p_c^g (1 - p_c)^g over the M largest of the mean probabilities, g = 0.1, M = min(C, 100) (Liu et al. 2023, eq. 3).
+    """Return GEN, sum_c p_c^g (1 - p_c)^g over the K largest mean probabilities (Liu et al. 2023, eq. 3).
 
-    OpenOOD uses the negated value.
+    g = 0.1 and K = min(C, 100). OpenOOD uses the negated value.
     """
     largest = _mean(log_probs).topk(min(log_probs.shape[-1], GEN_CLASSES), dim=-1).values
-    # ln(1 - p) of a p that rounds to 1 would be -inf, and its power 0
+    # logarithms, so that a p of 1 after rounding gives 0 instead of NaN: ln(1 - p) is -inf
     return (GEN_POWER * (largest + (-largest.expm1()).log())).exp().sum(-1)
 
 
@@ -164,11 +175,11 @@ _TABLE = (
 )
 
 SCORES: Mapping[str, Score] = MappingProxyType({score.name: score for score in _TABLE})
-"""Scores of logits by name. For a single model they equal OpenOOD's up to the sign."""
+"""OOD scores of logits by name. For a single model the scores equal OpenOOD's scores up to the sign."""
 
 MAHALANOBIS, RELATIVE, KNN, VIM = "mahalanobis", "relative-mahalanobis", "knn", "vim"
 ENERGY_DENSITY = "energy+density"
-"""Default score of a model that stores it."""
+"""Default score of models that store this score."""
 
 FITTED: Mapping[str, str] = MappingProxyType(
     {
@@ -191,12 +202,12 @@ EVERY = (*SCORES, *FITTED)
 """Names of all scores, without options."""
 
 OF_ONE = tuple(name for name, score in SCORES.items() if not score.of_single_model)
-"""Names of the scores that are defined for a single model."""
+"""Names of the scores that do not need several members."""
 
 VERSION = 2
-"""Version of the definitions of fitted scores, which files store with the fitted tensors."""
+"""Version of the definitions of feature-based scores. Files store the version with the fitted tensors."""
 _CHANGED = MappingProxyType({MAHALANOBIS: 2, RELATIVE: 2, KNN: 2})
-"""Version of the current definition of a score; 1 for all others."""
+"""Version of the last change to a score's definition; 1 for all other scores."""
 
 
 def _shrinkage(text: str) -> float:
@@ -218,7 +229,7 @@ class Option(NamedTuple):
 
     Attributes:
         values: Description of valid values, for messages.
-        read: Parses a value; raises ValueError or KeyError for an invalid text.
+        read: Parses a value. Raises ValueError or KeyError for an invalid text.
         default: Default value.
     """
 
@@ -240,14 +251,14 @@ OPTIONS: Mapping[str, Mapping[str, Option]] = MappingProxyType(
         KNN: {"k": Option("a positive integer", _count, default=1)},
     }
 )
-"""Options of scores. The shrinkage `alpha` is estimated from the data by default."""
+"""Options of scores. The default of the shrinkage `alpha` is estimated from the data."""
 
 
 def parse_score(text: str) -> str:
-    """Return the canonical name of a score: options in order, without those that have their default.
+    """Return the canonical name of a score: sorted options, without options that have their default.
 
     Raises:
-        UsageError: If the score or an option of it is unknown.
+        UsageError: If the score or one of its options is unknown.
     """
     name, *chosen = text.split(":")
     if name not in EVERY:
@@ -290,7 +301,7 @@ def kind_of(score: str) -> str:
 
 
 def options_of(score: str) -> dict[str, float | bool | None]:
-    """Return the value of every option of a canonical score name; None is estimated from the data."""
+    """Return the value of every option of a canonical score name; `None` means estimated from the data."""
     kind, *chosen = score.split(":")
     options = OPTIONS.get(kind, {})
     values = {name: option.default for name, option in options.items()}
@@ -300,10 +311,10 @@ def options_of(score: str) -> dict[str, float | bool | None]:
 
 
 def check_scores(scores: Iterable[str]) -> None:
-    """Check that names are canonical, as returned by `parse_score`.
+    """Raise unless names are canonical, as returned by `parse_score`.
 
     Raises:
-        UsageError: If a name is not canonical; the message names it.
+        UsageError: With the name that is not canonical.
     """
     for score in scores:
         if (name := parse_score(score)) != score:
@@ -324,21 +335,22 @@ def is_fitted(score: str) -> bool:
 
 
 def means_the_same(score: str, version: int) -> bool:
-    """Return whether the definition of a score has not changed since a file with this `VERSION`."""
+    """Return whether a score has the same definition as in files with this `VERSION`."""
     return version >= _CHANGED.get(kind_of(score), 1)
 
 
 def check_stored(score: str, version: int, bound: float | None = None, *, is_fitted: bool = False) -> None:
-    """Check an OOD score that a file stores.
+    """Validate an OOD score from a file.
 
     Args:
         score: Name of the score.
         version: `VERSION` of the release that wrote the file.
-        bound: Threshold on the score, or None.
+        bound: Threshold on the score, or `None`.
         is_fitted: Whether the score must be feature-based.
 
     Raises:
-        ValueError: If this release does not know the score or the version, or the score cannot reach the bound.
+        ValueError: If this release does not know the score or the version, or the score cannot reach the
+            bound.
     """
     if version > VERSION or not is_known(score) or (is_fitted and kind_of(score) not in FITTED):
         raise ValueError(
@@ -346,12 +358,12 @@ def check_stored(score: str, version: int, bound: float | None = None, *, is_fit
             f"its newest version is {VERSION}"
         )
     low, high = limits(score)
-    if bound is not None and not low - 1e-5 <= bound <= high + 1e-5:  # rounding
+    if bound is not None and not low - 1e-5 <= bound <= high + 1e-5:  # tolerance for the rounding of scores
         raise ValueError(f"below: {bound:g} is outside {low:g} to {high:g}, the range of `{score}`")
 
 
 def definition_of(score: str) -> str:
-    """Return the definition of a score."""
+    """Return the definition of a score, with its options."""
     kind = kind_of(score)
     options = score.removeprefix(kind).lstrip(":").replace(":", ", ")
     definition = FITTED[kind] if kind in FITTED else SCORES[score].definition
@@ -366,10 +378,10 @@ def limits(score: str) -> tuple[float, float]:
 
 
 def number_name(metric: str, score: str, scores: Sequence[str]) -> str:
-    """Return the name in a report of a ranking metric for an OOD score; for the first score it is the name of the metric."""
+    """Return the name of a ranking metric for an OOD score: `metric@score`, or `metric` for the first score."""
     return metric if score == scores[0] else f"{metric}@{score}"
 
 
 def default_score(header: Header) -> str:
-    """Return the default OOD score of a model: `energy+density` if its checkpoint stores it, else `msp`."""
+    """Return the default OOD score of a model: `energy+density` if stored in the checkpoint, else `msp`."""
     return ENERGY_DENSITY if header.fitted and ENERGY_DENSITY in header.fitted.scores else MSP

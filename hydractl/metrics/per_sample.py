@@ -1,6 +1,8 @@
-"""Values per sample from which metrics are computed, so that a resample is a selection of samples.
+"""Predictions of members, and the values per sample from which metrics are computed.
 
-Axes: M members, N samples of ID and N' of OOD data, C classes; dots are optional axes of candidates.
+Metrics of values per sample can be computed on a resample by selecting samples.
+
+Axes: M members, N ID samples, N' OOD samples, C classes; dots are optional axes of candidates.
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ from hydractl.runtime import at_least_single
 
 BINARY = 2
 SAMPLES_AT_ONCE = 4096
+"""Maximum number of samples in a chunk. Chosen by hand; doubling the limit doubles the memory of chunks with
+few classes."""
 NUMBERS_AT_ONCE = 2**20
-"""Number of float64 values in a chunk, over all members."""
+"""Maximum number of float64 values in a chunk over all members, 8 MB. Chosen by hand; doubling the limit
+doubles the memory of chunks with many classes."""
 
 
 class StoredPredictions(Protocol):
@@ -29,23 +34,23 @@ class StoredPredictions(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """M, N and C; M, N, Q and 2 of Q labels."""
+        """Shape (M, N, C); (M, N, Q, 2) for Q labels, (M, N, Q, C) for Q words."""
         ...
 
     @property
     def scores(self) -> Mapping[str, Tensor]:
-        """Scores (N,), float64, that cannot be computed from the predictions, by name; empty if there are none.
+        """Stored scores (N,), float64, by name, for scores that cannot be computed from the predictions.
 
-        If confidence is not a class probability, `msp` is its negative.
+        Contains `msp`, the negated confidence, if the confidence is not a class probability. May be empty.
         """
         ...
 
     def split(self, samples: int) -> Iterator[Responses]:
-        """Yield the predictions in order, with at most so many samples at a time."""
+        """Yield the predictions in order, in chunks of at most `samples` samples."""
         ...
 
     def members(self) -> Iterator[StoredPredictions]:
-        """Yield the predictions of each member separately, M = 1."""
+        """Yield the predictions of each member, with M = 1."""
         ...
 
 
@@ -53,10 +58,11 @@ class Responses(NamedTuple):
     """Predictions of members on samples, in memory.
 
     Attributes:
-        log_probs: Natural logarithms of probabilities, (M, N, C); of models that answer Q labels (M, N, Q, 2), or Q words
-            (M, N, Q, C), with not-a-number for words that a text has not.
-        logsumexp: Logsumexp of the logits, (M, N) or (M, N, Q), so that logits are `log_probs` plus it; None if not stored.
-        scores: As of `StoredPredictions`; parts and single members have none.
+        log_probs: Log-probabilities, shape (M, N, C); (M, N, Q, 2) for Q labels; (M, N, Q, C) for Q words,
+            with NaN for padding words.
+        logsumexp: Logsumexp of the logits, shape (M, N) or (M, N, Q), so logits are `log_probs` plus
+            `logsumexp`. `None` if not stored.
+        scores: As in `StoredPredictions`. Chunks and single members have no scores.
     """
 
     log_probs: Tensor
@@ -64,10 +70,10 @@ class Responses(NamedTuple):
     scores: Mapping[str, Tensor] = MappingProxyType({})
 
     def logits(self) -> Tensor:
-        """Return the logits (M, N, C) or (M, N, Q, 2) in float64.
+        """Return the logits in float64, in the shape of `log_probs`.
 
         Raises:
-            ValueError: If `logsumexp` is None.
+            ValueError: If `logsumexp` is `None`.
         """
         if self.logsumexp is None:
             raise ValueError("the predictions are log-probabilities, from which logits cannot be recovered")
@@ -75,52 +81,55 @@ class Responses(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Iterable[Tensor], scores: Mapping[str, Tensor] = MappingProxyType({})) -> Responses:
-        """Return predictions with log-probabilities and, if there is a second tensor, the logsumexp of the logits."""
+        """Return predictions from log-probabilities and, optionally, the logsumexp of the logits."""
         log_probs, *others = tensors
         return cls(log_probs, others[0] if others else None, scores)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the stored tensors, without the scores."""
+        """Return the log-probabilities and, if stored, the logsumexp."""
         return (self.log_probs,) if self.logsumexp is None else (self.log_probs, self.logsumexp)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As of `log_probs`."""
+        """Shape of `log_probs`."""
         return tuple(self.log_probs.shape)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Responses:
-        """Return predictions of other samples, which `change` makes of each tensor (M, N, ...)."""
+        """Return predictions with `change` applied to each tensor (M, N, ...), without the scores."""
         return Responses.of(map(change, self.tensors()))
 
     def flattened(self) -> Responses:
-        """Return predictions on all labels of all samples, (M, N Q, 2), of predictions on samples with Q labels; on all words there are."""
+        """Return log-probabilities (M, N Q, C) with each label or word as a sample.
+
+        Padding words are removed.
+        """
         log_probs = self.log_probs.flatten(1, -2)
         absent = log_probs[0, :, 0].isnan() if log_probs.ndim < self.log_probs.ndim else None
         return Responses(log_probs if absent is None or not absent.any() else log_probs[:, ~absent])
 
     def members(self) -> Iterator[Responses]:
-        """Yield the predictions of each member separately, M = 1."""
+        """Yield the predictions of each member, with M = 1."""
         return (Responses(*part) for part in zip(*(x.split(1) for x in self.tensors()), strict=True))
 
     def split(self, samples: int) -> Iterator[Responses]:
-        """Yield the predictions in order, with at most so many samples at a time."""
+        """Yield the predictions in order, in chunks of at most `samples` samples."""
         return (Responses(*part) for part in zip(*(x.split(samples, 1) for x in self.tensors()), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Predictions of the members of several models on the same samples, as one ensemble."""
+    """Predictions of several models on the same samples, as one ensemble of all members."""
 
     parts: tuple[StoredPredictions, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As of `StoredPredictions`."""
+        """As in `StoredPredictions`."""
         return sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:]
 
     @property
     def scores(self) -> Mapping[str, Tensor]:
-        """Scores (N,) that all parts have, by name: means over members."""
+        """Scores (N,) present in all models, by name: means over members."""
         shares = [part.shape[0] / self.shape[0] for part in self.parts]
         return {
             name: torch.stack(
@@ -131,12 +140,12 @@ class Joined:
         }
 
     def split(self, samples: int) -> Iterator[Responses]:
-        """Yield the predictions in order, with at most so many samples at a time."""
+        """Yield the predictions in order, in chunks of at most `samples` samples."""
         for member_parts in zip(*(part.split(samples) for part in self.parts), strict=True):
             yield Responses.of(map(torch.cat, zip(*(part.tensors() for part in member_parts), strict=True)))
 
     def members(self) -> Iterator[StoredPredictions]:
-        """Yield the predictions of each member separately, M = 1."""
+        """Yield the predictions of each member, with M = 1."""
         for part in self.parts:
             yield from part.members()
 
@@ -151,48 +160,56 @@ def in_memory(predictions: StoredPredictions) -> Responses:
 
 
 def at_once(predictions: StoredPredictions) -> int:
-    """Return the number of samples per chunk, so that memory does not depend on the number of members or classes."""
+    """Return the number of samples per chunk: fewer with many members or classes, so memory is bounded."""
     members, _, *classes = predictions.shape
     return max(1, min(SAMPLES_AT_ONCE, NUMBERS_AT_ONCE // math.prod((members, *classes))))
 
 
 class Opinions(NamedTuple):
-    """Natural logarithms of the probabilities of members and ensemble.
+    """Log-probabilities of members and ensemble.
 
     Attributes:
-        members: Each member's `log p_m`, (M, ..., C).
-        ensemble: `log mean_m p_m`, (..., C).
+        members: `log p_m` of each member, shape (M, ..., C).
+        ensemble: `log mean_m p_m`, shape (..., C).
     """
 
     members: Tensor
     ensemble: Tensor
 
     def logits(self, *, multi_label: bool) -> Tensor:
-        """Return the ensemble's logits: its log-probabilities (..., C), or of Q labels (..., Q, 2) their log odds (..., Q)."""
+        """Return the ensemble's logits.
+
+        These are the log-probabilities (..., C), or for a multi-label model the log odds (..., Q) from (...,
+        Q, 2).
+        """
         return self.ensemble[..., 1] - self.ensemble[..., 0] if multi_label else self.ensemble
 
 
 def of_samples(values: Tensor) -> Tensor:
-    """Return values (B,) of values (B,), or of the values (B, Q) of Q labels or words: the mean of those that are there."""
+    """Return the mean over labels or words of values (B, Q), without NaN; values (B,) are unchanged."""
     return values if values.ndim == 1 else values.nanmean(-1)
 
 
 def of_inputs(values: Tensor, *, multi_label: bool) -> Tensor:
-    """Return values of inputs (B,), of Q labels (B, Q) their mean; of tokens (B, T) they stay as they are."""
+    """Return the mean over labels of values (B, Q) of a multi-label model; other values are unchanged."""
     return values.mean(-1) if multi_label else values
 
 
 def opinions(logits: Tensor) -> Opinions:
-    """Return the log-probabilities of logits (M, ..., C), in at least float32, as coarser rounding would hide disagreement."""
+    """Return the log-probabilities of member logits (M, ..., C).
+
+    Computed in at least float32, because the rounding of lower precision would hide disagreement between
+    members.
+    """
     log_probs = logits.log_softmax(-1, dtype=at_least_single(logits.dtype))
     return Opinions(log_probs, ensemble_log_probs(log_probs))
 
 
 def ensemble_log_probs(member_log_probs: Tensor) -> Tensor:
-    """Return `log mean_m p_m` (...), the ensemble's prediction, from log-probabilities of members (M, ...)."""
+    """Return `log mean_m p_m` (...), the ensemble's prediction, from the members' log-probabilities (M, ...)."""
     if (
         member_log_probs.is_cuda and not torch.is_grad_enabled()
-    ):  # one call there, where the other takes eight
+    ):  # one kernel launch on a GPU, where `logsumexp` needs eight; small batches wait for launches
         total = member_log_probs.logcumsumexp(0)[-1]
     else:
         total = member_log_probs.logsumexp(0)
@@ -200,26 +217,36 @@ def ensemble_log_probs(member_log_probs: Tensor) -> Tensor:
 
 
 def mean_probabilities(predictions: Responses) -> Tensor:
-    """Return the mean of the members' probabilities (B, ...), computed in float64 and rounded to float32, as `predict` has them."""
+    """Return the mean of the members' probabilities, shape (B, ...), float32.
+
+    Computed in float64 and rounded, so the values equal the output of `predict`.
+    """
     return ensemble_log_probs(predictions.log_probs.double()).exp().float()
 
 
 def most_probable(probabilities: Tensor) -> Tensor:
-    """Return the most probable class (..., N), int64, of probabilities (..., N, C), the lowest among equals; -1 for not-a-numbers."""
+    """Return the most probable class, shape (..., N), int64, for probabilities (..., N, C); -1 for NaN.
+
+    Of equal probabilities the lowest class index is returned.
+    """
     return probabilities.nan_to_num(nan=-1.0).argmax(-1).masked_fill(probabilities[..., 0].isnan(), -1)
 
 
 def at_labels(values: Tensor, labels: Tensor) -> Tensor:
-    """Return the entries (..., N) of values (..., N, C) that belong to labels (N,), int64."""
+    """Return the entries (..., N) of values (..., N, C) at labels (N,), int64."""
     return values.gather(-1, labels.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1)
 
 
 def question_losses(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Return the cross-entropy of each item in nats: the mean over the questions that it answers, see `mean_over_questions`.
+    """Return the cross-entropy of each item in nats.
+
+    The losses of several labels or words per item are averaged, see `mean_over_questions`.
 
     Args:
-        logits: Shape (..., N, C), or (..., N, Q, C) for items with Q questions; dots are optional axes of members or candidates.
-        labels: Shape (N,), or (N, Q), int64, in 0..C-1, or -100 for what is not asked; or probabilities, with C on a further axis.
+        logits: Shape (..., N, C), or (..., N, Q, C) for items with Q labels or words; dots are optional axes
+            of members or candidates.
+        labels: Shape (N,) or (N, Q), int64, in 0..C-1, or -100 to ignore an entry. Or probabilities, with C
+            as an additional last axis.
         label_smoothing: As in PyTorch, in [0, 1].
 
     Returns:
@@ -237,30 +264,35 @@ def question_losses(logits: Tensor, labels: Tensor, *, label_smoothing: float = 
 
 
 def mean_over_questions(values: Tensor, counted: Tensor | None) -> Tensor:
-    """Return values (..., N) of the values (..., N, Q) of items' questions, so that their mean is that over all questions asked.
+    """Return values per item, shape (..., N), from values of labels or words, shape (..., N, Q).
+
+    The result is scaled so that its mean over items is the mean over all counted entries.
 
     Args:
-        values: Of all questions.
-        counted: Which of them are asked, (N, Q); None for all.
+        values: Values of all labels or words.
+        counted: Which entries count, shape (N, Q). `None` for all.
     """
     if counted is None:
         return values.mean(-1)
-    questions = counted.sum().clamp(min=1).to(values.dtype) / len(counted)  # of an item on average
+    # counted entries of an average item
+    questions = counted.sum().clamp(min=1).to(values.dtype) / len(counted)
     return (values * counted).sum(-1) / questions
 
 
 def answers(probs: Tensor, labels: Tensor, *, log_probs: Tensor | None = None) -> dict[str, Tensor]:
-    """Return the values per sample that metrics of labelled data need, each (N,), float64 except for hits and classes.
-
-    `predicted` is the most probable class, int64, the lowest among equals; `hits` is whether it is the label, boolean,
-    `confidence` its probability, `nll` the negative log-probability of the label in nats, `error` the squared error summed over
-    classes, and of two classes `log_odds` the logarithm of the second one's probability over that of the first.
+    """Return the values per sample for metrics of labelled data, each of shape (N,).
 
     Args:
         probs: Shape (N, C), rows summing to 1.
         labels: Shape (N,), integer, in 0..C-1.
-        log_probs: Natural logarithms of `probs`, if known, because a probability that underflows would have an infinite
-            logarithm.
+        log_probs: Logarithms of `probs`, if known. The logarithm of a probability that underflows would be
+            infinite.
+
+    Returns:
+        `predicted`: most probable class, int64, the lowest index of equal ones. `hits`: whether the
+        prediction is the label, boolean. In float64: `confidence`: probability of the prediction. `nll`:
+        negative log-probability of the label in nats. `error`: squared error summed over classes. `log_odds`,
+        for two classes only: log-probability of the second class minus log-probability of the first.
 
     Raises:
         ValueError: If a shape or a value is invalid.
@@ -273,7 +305,7 @@ def answers(probs: Tensor, labels: Tensor, *, log_probs: Tensor | None = None) -
     return {
         "predicted": predicted,
         "hits": predicted == labels,
-        # a row of low precision may sum to a little more than 1, and bins end at 1
+        # a row of low precision may sum to more than 1, but the bins of calibration errors end at 1
         "confidence": confidence.double().clamp(max=1.0),
         "nll": -at_labels(log_probs, labels.long()),
         "error": error.square().sum(1),
@@ -282,16 +314,17 @@ def answers(probs: Tensor, labels: Tensor, *, log_probs: Tensor | None = None) -
 
 
 def places(id_scores: Tensor, ood_scores: Tensor) -> dict[str, Tensor]:
-    """Return ranks by score of ID samples, `inside` (..., N), and OOD samples, `outside` (..., N'), int64; 0 is the highest.
+    """Return ranks by score: `inside` (..., N) of ID samples, and `outside` (..., N') of OOD samples, int64.
 
-    Samples with equal score share a rank, and ranks have no gaps, so they depend only on the order.
+    Rank 0 is the highest score. Samples with equal score share a rank, and ranks have no gaps, so ranks
+    depend only on the order of scores.
 
     Args:
         id_scores: Shape (..., N), finite; higher is more OOD.
         ood_scores: Shape (..., N'), finite.
 
     Raises:
-        ValueError: If either is empty or not finite, or their shapes differ except for the last axis.
+        ValueError: If either is empty or not finite, or the shapes differ before the last axis.
     """
     for name, scores in (("ID", id_scores), ("OOD", ood_scores)):
         if not scores.numel():

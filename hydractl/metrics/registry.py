@@ -16,7 +16,7 @@ from hydractl.plugins import load
 from hydractl.tasks import TASKS, Task
 
 FIT, VAL = "fit", "val"
-"""Names in reports of the data that scores are fitted on and of held-out ID data."""
+"""Names of two data sets in reports: training data of feature-based scores, and held-out ID data."""
 TEMPERATURE = "temperature"
 SET_COVERAGE, SET_SIZE = "set_coverage", "set_size"
 _OTHERS = (
@@ -103,7 +103,11 @@ _OTHERS = (
 
 
 def by_name(*metrics: Metric) -> Mapping[str, Metric]:
-    """Return a read-only mapping in the given order; raises an error if two metrics have the same name."""
+    """Return a read-only mapping from name to metric, in the given order.
+
+    Raises:
+        ValueError: If two metrics have the same name.
+    """
     table = {metric.name: metric for metric in metrics}
     if len(table) != len(metrics):
         raise ValueError("two metrics have the same name")
@@ -111,7 +115,7 @@ def by_name(*metrics: Metric) -> Mapping[str, Metric]:
 
 
 def metrics_of(task: Task) -> tuple[Metric, ...]:
-    """Return the metrics that only models of a task have."""
+    """Return the metrics that apply to no other task."""
     return () if task.metrics is None else tuple(load(task.metrics))
 
 
@@ -134,16 +138,16 @@ _WITHOUT = {
 def choose_metrics(
     names: Sequence[str] | None, *, ood: bool, latency: bool, scaled: bool = False
 ) -> tuple[str, ...]:
-    """Return the metrics to measure, in the order of reports, always with the temperature if there is one.
+    """Return the names of the metrics to measure, in the order of reports.
 
     Args:
-        names: Names of metrics; None for all that can be measured.
-        ood: Whether there is an OOD set.
+        names: Names of metrics. `None` for all metrics that can be measured.
+        ood: Whether the run has an OOD set.
         latency: Whether latency may be measured.
-        scaled: Whether logits are divided by a temperature.
+        scaled: Whether logits are divided by a temperature. The metric `temperature` is then always included.
 
     Raises:
-        UsageError: If a name is unknown, or cannot be measured.
+        UsageError: If a name is unknown, or the metric cannot be measured.
     """
     available = {MetricNeeds.OOD: ood, MetricNeeds.TIME: latency, MetricNeeds.TEMPERATURE: scaled}
     chosen = [metric_named(name) for name in names or METRICS]
@@ -162,7 +166,7 @@ def metric_named(name: str) -> Metric:
     """Return a metric by its name or an alternative name.
 
     Raises:
-        UsageError: If the name is unknown; the hint has the nearest known one.
+        UsageError: If the name is unknown. The hint has the most similar name.
     """
     metric_name = ALIASES.get(name, name)
     if metric_name not in METRICS:
@@ -174,7 +178,7 @@ def metric_named(name: str) -> Metric:
 
 
 def _nearest(name: str) -> str | None:
-    """Return a hint with the metric whose name or table heading begins with, or is similar to, `name`."""
+    """Return a hint with the metric whose name or table heading is most similar to `name`, or `None`."""
     columns = {m.column.lower(): m.name for m in METRICS.values() if m.column is not None}
     metric_by_name = {metric: metric for metric in METRICS} | columns
     nearest_name = nearest(name.lower().replace("-", "_"), metric_by_name)
@@ -182,5 +186,5 @@ def _nearest(name: str) -> str | None:
 
 
 def needing(metrics: Iterable[str], *needs: MetricNeeds) -> tuple[str, ...]:
-    """Return the metrics that need one of these kinds of data."""
+    """Return the names of the metrics that need one of these inputs."""
     return tuple(name for name in metrics if METRICS[name].needs in needs)

@@ -1,17 +1,19 @@
-"""Bootstrap intervals of metrics and their differences, on the same resamples for every metric and row.
+"""Bootstrap intervals of metrics and of differences, with the same resamples for every metric and row.
 
-Most are percentile intervals (Efron 1979). These are wrong for calibration errors, which sum absolute values: the error
-of a resample exceeds that of the sample, as the latter exceeds the true error. Let such an error be theta = sum |g_b|,
-with measured gaps g_b of its bins, and let Z_b be the deviations of a resample's gaps from these. Then
+Most intervals are percentile intervals (Efron 1979). Percentile intervals are wrong for calibration errors,
+which sum absolute values: the error of a resample exceeds the error of the sample, and the latter exceeds the
+true error. Let the calibration error be theta = sum |g_b|, with measured gaps g_b of its bins, and let Z_b be
+the deviations of a resample's gaps from g_b. Then
 
-- theta is at most the measured error - sum sign(g_b) Z_b, because the absolute value is convex; - theta is at least the
-measured error - (sum sign(g_b) Z_b over bins with a clear gap + sum |Z_b| over the others): the derivative of the sum in
-the direction of Z, as Fang and Santos (2019, Inference on Directionally Differentiable Functions) estimate it. A gap is
-clear beyond sqrt(ln N) of its standard deviations (Andrews and Soares 2010).
+- theta is at most the measured error - sum sign(g_b) Z_b, because the absolute value is convex;
+- theta is at least the measured error - (sum sign(g_b) Z_b over bins with a clear gap + sum |Z_b| over the
+  other bins). The sum in parentheses estimates the derivative of theta in the direction of Z (Fang and Santos
+  2019, Inference on Directionally Differentiable Functions). A gap is clear beyond sqrt(ln N) of its standard
+  deviations (Andrews and Soares 2010).
 
-Quantiles of both bounds over the resamples give the interval. It contains the measured error, includes 0 if the data are
-compatible with perfect calibration, and is conservative if some gaps are neither clear nor zero. Bins are those of the
-sample.
+Quantiles of both bounds over the resamples give the interval. The interval contains the measured error,
+includes 0 if the data are compatible with perfect calibration, and is conservative if some gaps are neither
+clear nor zero. The bins are the bins of the original sample.
 """
 
 from __future__ import annotations
@@ -29,18 +31,21 @@ from hydractl.manifest.document import Value
 from hydractl.metrics.metric_spec import Metric
 
 BOUNDS = (0.025, 0.975)
-DRAWN_AT_ONCE = 2**18  # indices: resamples are few at a time where samples are many
+"""Quantiles of a 95 % interval."""
+DRAWN_AT_ONCE = 2**18
+"""Maximum number of resampled indices in memory, 2 MB of int64, unless a single resample has more. Chosen by
+hand; doubling the limit doubles the memory and changes no index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MetricEstimate:
-    """A metric's value with bounds of the true value from each resample.
+    """A metric with bounds of the true value from each of R resamples.
 
     Attributes:
         value: Measured value.
-        count: Number of samples.
-        low: Lower bounds, (R,); None without an interval.
-        high: Upper bounds, (R,). For a percentile interval both equal the value on the resample.
+        count: Number of samples. `None` for a mean over data sets.
+        low: Lower bounds, shape (R,). `None` without an interval.
+        high: Upper bounds, shape (R,). For a percentile interval both bounds equal the value on the resample.
     """
 
     value: float
@@ -49,7 +54,10 @@ class MetricEstimate:
     high: Tensor | None = None
 
     def to_value(self) -> Value:
-        """Return the value with its 95 % interval from linearly interpolated quantiles; the interval contains the value."""
+        """Return the value with its 95 % interval, from linearly interpolated quantiles of the bounds.
+
+        The interval is extended to contain the value.
+        """
         if self.low is None or self.high is None:
             return Value(value=self.value, count=self.count)
         low, high = (
@@ -59,7 +67,7 @@ class MetricEstimate:
         return Value(value=self.value, low=min(low, self.value), high=max(high, self.value), count=self.count)
 
     def difference(self, subtrahend: MetricEstimate) -> MetricEstimate | None:
-        """Return the difference to another value on the same resamples; None if one has no interval."""
+        """Return the difference of two estimates on the same resamples, or `None` if either has no interval."""
         if self.low is None or self.high is None or subtrahend.low is None or subtrahend.high is None:
             return None
         return MetricEstimate(
@@ -71,7 +79,10 @@ class MetricEstimate:
 
 
 def mean_of(numbers: Sequence[MetricEstimate]) -> MetricEstimate:
-    """Return the mean of values on the same resamples of the ID set; its count is the number of sets, not samples."""
+    """Return the mean of estimates on the same resamples of the ID set, without a sample count.
+
+    The mean has an interval if all estimates have intervals.
+    """
     lows, highs = (
         [bounds for number in numbers if (bounds := getattr(number, side)) is not None]
         for side in ("low", "high")
@@ -98,13 +109,18 @@ class Resampling:
     seed: int = 0
 
     def draws(self, *counts: int, name: str = "", labels: int = 1) -> Iterator[tuple[Tensor, ...]]:
-        """Yield resamples in chunks: for each count n >= 1 indices (R, n), int64, drawn with replacement from 0..n-1.
+        """Yield resamples in chunks: indices (R, n), int64, drawn with replacement, for each set of size n.
 
-        Sets are resampled independently, so that each keeps its count. Equal seeds, counts and names give equal indices;
-        those of the first set are the same for every name, so that the ID set has the same resamples with each OOD set.
-        `labels` values of a sample make a chunk so much smaller, and change no index.
+        Data sets are resampled independently and keep their sizes. Equal seeds, sizes and names give equal
+        indices. The first data set has the same indices for every name, so the ID set has the same resamples
+        for each OOD set.
+
+        Args:
+            counts: Number of samples of each data set, at least 1.
+            name: Name of the OOD set. Selects the indices of all data sets but the first.
+            labels: Number of values per sample. Reduces the size of chunks, and changes no index.
         """
-        # torch's generator looks at 32 bits of a seed
+        # torch's generator uses only 32 bits of a seed
         seeds = [
             self.seed,
             *(
@@ -124,14 +140,15 @@ class Resampling:
     def values(
         self, metrics: Sequence[Metric], *sets: Mapping[str, Tensor], name: str = "", labels: int = 1
     ) -> dict[str, MetricEstimate]:
-        """Return the values of metrics, with intervals for those that have one.
+        """Return the metrics, with intervals for metrics that have intervals.
 
         Args:
             metrics: Metrics to compute.
-            sets: Arguments of the metrics, each (N,), by name; ID and OOD samples are separate sets.
+            sets: Arguments of the metrics by name, each of shape (N,). ID and OOD samples are separate data
+                sets.
             name: Name of the OOD set, which selects its resamples.
-            labels: How many values follow each other for each sample, Q; they are (N Q,) then, and drawn together. Of words
-                that a text has not they are not-a-number, and do not count.
+            labels: Number Q of consecutive values per sample. Vectors then have shape (N Q,), and a resample
+                draws all values of a sample together. NaN marks padding and is ignored.
         """
         counts = [len(next(iter(samples.values()))) // labels for samples in sets]
         within = torch.arange(labels)
@@ -175,7 +192,7 @@ def measured(value: float, resampled: Tensor | None, *, count: int) -> MetricEst
 
     Args:
         value: Measured value.
-        resampled: Values on the resamples, (R,); None for no interval.
+        resampled: Values on the resamples, shape (R,). `None` for no interval.
         count: Number of samples.
 
     Raises:
@@ -190,12 +207,13 @@ def measured(value: float, resampled: Tensor | None, *, count: int) -> MetricEst
 
 
 def calibration_error(value: float, gaps: Tensor, resampled: Tensor, *, count: int) -> MetricEstimate:
-    """Return a calibration error with the interval described above, clipped to [0, 1].
+    """Return a calibration error with the interval of the module docstring, clipped to [0, 1].
 
     Args:
         value: Sum of the absolute values of `gaps`.
-        gaps: Gap of each bin, (B,): the mean over all samples of hit minus confidence, with 0 for samples in other bins.
-        resampled: Gaps of each resample, (R, B).
+        gaps: Gap of each bin, shape (B,): the mean over all samples of hit minus confidence, with 0 for
+            samples in other bins.
+        resampled: Gaps of each resample, shape (R, B).
         count: Number of samples.
     """
     moved = resampled - gaps
@@ -211,7 +229,7 @@ def calibration_error(value: float, gaps: Tensor, resampled: Tensor, *, count: i
 
 
 def _gaps(metric: Metric, sample: Mapping[str, Tensor], bins: Tensor, count: int) -> Tensor:
-    """Return the gaps (..., B) of a calibration error for samples (..., N) and their bins."""
+    """Return the gaps (..., B) of a calibration error for samples (..., N) and their bin indices (..., N)."""
     confidence, hits = (sample[name] for name in metric.reads)
     gaps = confidence.double().new_zeros(*bins.shape[:-1], count)
     differences = hits.double() - confidence.double()
@@ -220,7 +238,7 @@ def _gaps(metric: Metric, sample: Mapping[str, Tensor], bins: Tensor, count: int
 
 
 def present(sample: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the values (K,) that are there of vectors (N,), of which the same ones are not-a-number."""
+    """Return vectors (K,) without the entries that are NaN in the first floating-point vector of shape (N,)."""
     absent = [vector.isnan() for vector in sample.values() if vector.is_floating_point()][:1]
     if not absent or not absent[0].any():
         return sample
@@ -228,7 +246,7 @@ def present(sample: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def _bins(metric: Metric, confidence: Tensor) -> Tensor:
-    """Return the bin of each confidence (N,); those that are not-a-number are in the first."""
+    """Return the bin index of each confidence, shape (N,); 0 for NaN."""
     if metric.bins is None:
         raise ValueError(f"`{metric.name}` has no bins")
     counted = ~confidence.isnan()

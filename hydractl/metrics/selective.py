@@ -1,21 +1,24 @@
-"""Selective prediction: a threshold on an OOD score below which the error rate has a guaranteed bound; and thresholds of labels.
+"""Thresholds for selective prediction with a guaranteed error rate, and probability thresholds of labels.
 
-There are two guarantees. Both hold for any distribution and any number of samples, for inputs from the same distribution.
+There are two guarantees. Both hold for any distribution and any number of samples, for inputs from the same
+distribution.
 
-`errors_among_accepted` tests thresholds in a fixed sequence (Learn then Test, Angelopoulos et al. 2021, section 3.1). The
-null hypothesis at each threshold is that more than `risk` of the predictions below it are wrong. Its p-value is the exact
-binomial tail, as in the Clopper-Pearson bound. The sequence goes from the threshold that accepts fewest samples to the
-one that accepts most. Each is tested at level `delta`, and the first that is not rejected ends the sequence. A threshold
-is wrong only if the first true hypothesis is rejected, so the probability of that is at most `delta`, however many are
-tested.
+`errors_among_accepted` tests thresholds in a fixed sequence (Learn then Test, Angelopoulos et al. 2021,
+section 3.1). The null hypothesis at each threshold: more than `risk` of the predictions below the threshold
+are wrong. The p-value is the exact binomial tail, as in the Clopper-Pearson bound. The sequence starts at the
+threshold that accepts the fewest samples. Each threshold is tested at level `delta`, and the first threshold
+that is not rejected ends the sequence. The result is wrong only if the first true hypothesis is rejected, so
+the probability of a wrong result is at most `delta`, for any number of tests.
 
-Thresholds are at ranks that depend only on the number of samples. The scores determine which hypothesis is the first true
-one, but do not change its level: cut the scores where the risk below a threshold crosses `risk`. Between two cuts the
-error rate is `risk`, after the last cut it is higher, and the first true hypothesis follows from the numbers of samples
-between cuts. Ties in scores can only add errors. `tests/metrics/test_selective.py` enumerates small cases.
+Thresholds are at ranks that depend only on the number of samples. The scores determine which hypothesis is
+the first true hypothesis, but do not change its level. Proof: cut the scores where the risk below a threshold
+crosses `risk`. Between two cuts the error rate is `risk`, after the last cut it is higher, and the numbers of
+samples between cuts determine the first true hypothesis. Ties in scores can only add errors.
+`tests/metrics/test_selective.py` enumerates small cases.
 
-`accepted_and_wrong` is conformal risk control (Angelopoulos et al. 2022). Its loss, whether an input is accepted and
-wrong, is monotone in the threshold, as required; the error rate among accepted inputs is not.
+`accepted_and_wrong` is conformal risk control (Angelopoulos et al. 2022). The loss of an input is 1 if the
+input is accepted and wrong. This loss is monotone in the threshold, as required; the error rate among
+accepted inputs is not.
 
 Axes: N samples.
 """
@@ -31,16 +34,27 @@ from scipy.stats import binom
 from torch import Tensor
 
 ROOTS = 6.0
-"""The first threshold accepts about so many square roots of N: few enough to be among the surest, and enough that one unlucky
-answer does not end the sequence. Of 400 samples a third, of 10,000 a sixteenth."""
+"""The first threshold accepts about `ROOTS` square roots of N samples: a third of 400 samples, a sixteenth of
+10,000. Fewer would let one unlucky error end the sequence; more would start at less certain samples. Chosen
+by hand; twice the value starts at twice as many samples."""
 HALF, FEWEST_POSITIVES = 0.5, 10
+"""Default probability threshold of a label, and the minimum number of positive samples for choosing another
+threshold. F1 on fewer than ten positives is mostly noise. Chosen by hand; twice the minimum leaves the
+default for more labels."""
 ROUNDING = 1e-6
-"""How far, relatively, a threshold stands below the score of a sample, if none lies between: two ways to compute it differ by
-less, so that whoever answers later accepts the same samples."""
+"""Relative distance of a threshold below the score of a sample, if no other score is between. Two
+computations of a score differ by less, so later runs accept the same samples. Twice the distance tolerates
+twice the difference."""
 
 
 class Selection(NamedTuple):
-    """A threshold: `accepted` samples have scores below it, and `errors` of these are wrong; None if no sample is accepted."""
+    """A threshold on an OOD score.
+
+    Attributes:
+        below: The threshold; samples with lower scores are accepted. `None` if no sample is accepted.
+        accepted: Number of accepted samples.
+        errors: Number of wrong answers among accepted samples.
+    """
 
     below: float | None
     accepted: int
@@ -51,20 +65,27 @@ NOTHING = Selection(None, 0, 0)
 
 
 def fewest(risk: float, delta: float | None) -> int:
-    """Return the minimum number of samples for a threshold without errors; `delta` is None for `accepted_and_wrong`."""
+    """Return the minimum number of samples for a threshold without errors.
+
+    Args:
+        risk: Maximum error rate, in (0, 1).
+        delta: Probability that the guarantee fails. `None` for `accepted_and_wrong`.
+    """
     if delta is None:
         return math.ceil(1 / risk) - 1
-    return math.ceil(math.log(delta) / math.log1p(-risk)) + 1  # one more than are accepted
+    # one sample more than are accepted, since the threshold is at the score of a sample
+    return math.ceil(math.log(delta) / math.log1p(-risk)) + 1
 
 
 def ranks_to_test(count: int, risk: float, delta: float) -> list[int]:
     """Return the number of samples below each threshold of the sequence, without ties, in increasing order.
 
-    These are the numbers at which one more error is allowed, where tests are most powerful, and N - 1.
+    Contains the numbers at which one more error is allowed, where tests have the most power, and N - 1.
     """
     counts = np.arange(1, count)
     allowed = binom.ppf(delta, counts, risk)
-    allowed -= binom.cdf(allowed, counts, risk) > delta  # errors that pass, -1 where none do
+    # maximum number of errors that passes the test; -1 if even 0 errors fail
+    allowed -= binom.cdf(allowed, counts, risk) > delta
     steps = counts[np.diff(allowed, prepend=-1) > 0].tolist()
     if not steps:
         return []
@@ -74,26 +95,27 @@ def ranks_to_test(count: int, risk: float, delta: float) -> list[int]:
 
 
 def errors_among_accepted(scores: Tensor, hits: Tensor, *, risk: float, delta: float) -> Selection:
-    """Return the largest threshold that the sequence reaches: at most `risk` of the accepted inputs are wrong.
+    """Return the largest threshold of the sequence: at most `risk` of the accepted inputs are wrong.
 
-    This holds with probability at least 1 - `delta` over the samples, for inputs from the distribution of which they are
-    independent draws, and for no other distribution. An input is accepted if its score is below the threshold.
+    The guarantee holds with probability at least 1 - `delta` over the samples, for inputs from the
+    distribution of the samples, if samples are independent. An input is accepted if its score is below the
+    threshold.
 
     Args:
         scores: Shape (N,), finite; higher is less certain.
-        hits: Shape (N,), boolean: whether the prediction is correct.
-        risk: In (0, 1).
-        delta: In (0, 1).
+        hits: Whether the prediction is correct, shape (N,), boolean.
+        risk: Maximum error rate, in (0, 1).
+        delta: Probability that the guarantee fails, in (0, 1).
 
     Returns:
-        `NOTHING` if no threshold passes.
+        The threshold, or `NOTHING` if no threshold passes.
 
     Raises:
         ValueError: If a value is out of range, or shapes differ.
     """
     ordered, wrong = _ordered(scores, hits, risk=risk, delta=delta)
     ends = ordered[torch.tensor(ranks_to_test(len(scores), risk, delta), dtype=torch.int64)]
-    accepted = torch.searchsorted(ordered, ends)  # fewer than the rank where scores are equal
+    accepted = torch.searchsorted(ordered, ends)  # with equal scores fewer samples than the rank are accepted
     can_tell = accepted >= fewest(risk, delta) - 1
     accepted = accepted[can_tell]
     passes = binom.cdf(wrong[accepted - 1].numpy(), accepted.numpy(), risk) <= delta
@@ -102,19 +124,19 @@ def errors_among_accepted(scores: Tensor, hits: Tensor, *, risk: float, delta: f
 
 
 def accepted_and_wrong(scores: Tensor, hits: Tensor, *, risk: float) -> Selection:
-    """Return the largest threshold of conformal risk control: at most `risk` of all inputs are accepted and wrong.
+    """Return the largest threshold at which at most `risk` of all inputs are accepted and wrong.
 
-    This holds in expectation over the samples and an input that is exchangeable with them. It is the largest threshold
-    for which (W + 1) / (N + 1) is at most `risk`, where W samples are accepted and wrong. If that accepts all samples,
-    the threshold is just above their largest score.
+    Conformal risk control: the guarantee holds in expectation over the samples and an exchangeable input. The
+    threshold is the largest with (W + 1) / (N + 1) at most `risk`, where W samples are accepted and wrong. If
+    all samples are accepted, the threshold is just above the largest score.
 
     Args:
         scores: As in `errors_among_accepted`.
         hits: As in `errors_among_accepted`.
-        risk: In (0, 1).
+        risk: Maximum fraction, in (0, 1).
 
     Returns:
-        `NOTHING` if it accepts no sample.
+        The threshold, or `NOTHING` if no sample is accepted.
 
     Raises:
         ValueError: As in `errors_among_accepted`.
@@ -128,14 +150,14 @@ def accepted_and_wrong(scores: Tensor, hits: Tensor, *, risk: float) -> Selectio
 
 
 def label_thresholds(probabilities: Tensor, applies: Tensor) -> tuple[float, ...]:
-    """Return for each label the probability above which predicting it has the highest F1 on the samples, in (0, 1).
+    """Return the probability threshold of each label with the highest F1 on the samples, in (0, 1).
 
-    It is the middle of two probabilities, of equally good ones the nearest to 0.5; and 0.5 for a label that applies to fewer
-    than `FEWEST_POSITIVES` samples, on which F1 is mostly noise.
+    A threshold is the middle between two probabilities; of equally good thresholds the nearest to 0.5. Labels
+    with fewer than `FEWEST_POSITIVES` positive samples have 0.5.
 
     Args:
         probabilities: Shape (N, Q).
-        applies: Whether a label applies, (N, Q), boolean or 0 and 1.
+        applies: Whether a label applies, shape (N, Q), boolean or 0 and 1.
     """
     thresholds = []
     for probs, relevant in zip(probabilities.double().unbind(1), applies.unbind(1), strict=True):
@@ -151,7 +173,7 @@ def label_thresholds(probabilities: Tensor, applies: Tensor) -> tuple[float, ...
 
 
 def _ordered(scores: Tensor, hits: Tensor, **shares: float) -> tuple[Tensor, Tensor]:
-    """Return the sorted scores and the cumulative number of errors, after validation."""
+    """Return the sorted scores and the cumulative number of errors. Validates all arguments."""
     if scores.ndim != 1 or scores.shape != hits.shape or not bool(scores.isfinite().all()):
         raise ValueError(
             f"expected N finite scores and N hits, got {tuple(scores.shape)}, {tuple(hits.shape)}"
@@ -164,7 +186,7 @@ def _ordered(scores: Tensor, hits: Tensor, **shares: float) -> tuple[Tensor, Ten
 
 
 def _below(ordered: Tensor, wrong: Tensor, score: float) -> Selection:
-    """Return the threshold that accepts samples with lower scores than a given score."""
+    """Return the threshold that accepts the samples with lower scores than `score`."""
     accepted = int((ordered < score).sum())
     if not accepted:
         return NOTHING

@@ -1,10 +1,11 @@
-"""Spans of words with one label, as in named entity recognition: found by tags, and counted.
+"""Spans of words with one label, as in named entity recognition: from tags to spans, counts and metrics.
 
-`tags.tag_scheme` reads the tags of all schemes as `B-`, `I-`, `E-`, `S-` and `O`. Spans are those of conlleval (Tjong Kim Sang
-and De Meulder 2003), as in the default mode of seqeval: a span begins wherever the label changes, with or without `B-`. Labels
-without a tag scheme are tags `I-`: neighbours with one label are one span.
+`tags.tag_scheme` maps the tags of all schemes to `B-`, `I-`, `E-`, `S-` and `O`. Spans are defined as in
+conlleval (Tjong Kim Sang and De Meulder 2003), the default mode of seqeval: a span begins wherever the label
+changes, with or without `B-`. Labels without a tag scheme count as `I-` tags: neighbours with one label are
+one span.
 
-Axes: N rows, Q words of a row at most, E spans. Importing this module does not load torch.
+Axes: N texts, at most Q words per text, E spans. Importing this module does not load torch.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _PREFIXES = "OBIES"
 
 
 class Spans(NamedTuple):
-    """Spans in the order of rows and words, each tensor (E,), int64.
+    """Spans in the order of texts and words. Each tensor has shape (E,), int64.
 
     Attributes:
-        rows: The row of each.
-        first: Its first word.
-        last: Its last word.
-        labels: Its label, an index into `span_labels`.
+        rows: Index of the text.
+        first: Index of the first word.
+        last: Index of the last word.
+        labels: Label, an index into `span_labels`.
     """
 
     rows: Tensor
@@ -40,7 +41,12 @@ class Spans(NamedTuple):
     labels: Tensor
 
     def word_numbers(self, rows: int, words: int) -> Tensor:
-        """Return the span of each word (N Q,), int64, -1 for none, in so many rows of so many words."""
+        """Return the span index of each word, shape (N Q,), int64; -1 for words outside spans.
+
+        Args:
+            rows: N.
+            words: Q.
+        """
         import torch  # noqa: PLC0415 - the table of metrics loads without it
 
         lengths = self.last - self.first + 1
@@ -52,23 +58,29 @@ class Spans(NamedTuple):
 
 
 def lowest(values: Tensor, of_words: Tensor, count: int) -> Tensor:
-    """Return the lowest value within each of so many spans, (E,), of the values (N Q,) of words and their spans."""
+    """Return the minimum value over the words of each span, shape (E,).
+
+    Args:
+        values: Values of words, shape (N Q,).
+        of_words: Span index of each word, shape (N Q,), from `Spans.word_numbers`.
+        count: E.
+    """
     inside = of_words >= 0
     lowest_values = values.new_full((count,), float("inf"))
     return lowest_values.scatter_reduce(0, of_words[inside], values[inside], "amin")
 
 
 def span_labels(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the labels of spans that tags of these names make, each once, in the order of the names."""
+    """Return the distinct span labels of tags with these names, in the order of the names."""
     return tuple(dict.fromkeys(filter(None, tag_scheme(names).labels)))
 
 
 def spans_of(tags: Tensor, names: Sequence[str]) -> Spans:
-    """Return the spans of rows of tags.
+    """Return the spans of tagged texts.
 
     Args:
-        tags: Shape (N, Q), int64, indices into `names`; below 0 where a row has no word.
-        names: Of the tags.
+        tags: Tag indices into `names`, shape (N, Q), int64; negative for padding words.
+        names: Names of the tags.
 
     Raises:
         DataError: If the names mix tag schemes.
@@ -77,7 +89,7 @@ def spans_of(tags: Tensor, names: Sequence[str]) -> Spans:
 
     labels, tags = span_labels(names), tags.clamp(min=-1)
     scheme, number = tag_scheme(names), {label: i for i, label in enumerate(labels)}
-    # index -1 is a missing word, which is outside
+    # index -1 is a padding word, which ends spans like a word outside
     prefix = torch.tensor([*map(_PREFIXES.index, (*scheme.prefixes, OUTSIDE))])[tags]
     label = torch.tensor([number.get(label, -1) for label in (*scheme.labels, "")])[tags]
     outside = prefix.new_zeros(len(tags), 1), label.new_full((len(tags), 1), -1)
@@ -107,7 +119,17 @@ def _any(x: Tensor, *values: int) -> Tensor:
 
 
 def span_counts(predicted: Spans, true: Spans, *, rows: int, words: int) -> dict[str, Tensor]:
-    """Return how many spans of each row are predicted, and true, and both, each (N,), int64, and which predicted ones are true, (E,)."""
+    """Count the correct, predicted and true spans of each text.
+
+    Args:
+        predicted: E predicted spans.
+        true: True spans.
+        rows: N.
+        words: Q.
+
+    Returns:
+        `span_hits`, `span_predicted`, `span_true`: shape (N,), int64. `span_correct`: shape (E,), boolean.
+    """
     import torch  # noqa: PLC0415 - as above
 
     keys = [
@@ -125,14 +147,27 @@ def span_counts(predicted: Spans, true: Spans, *, rows: int, words: int) -> dict
 
 
 def entity_probability(lowest_probabilities: Tensor, temperature: float) -> Tensor:
-    """Return the probability of entities (E,), given the lowest ones of the predicted tags among their words, in [0, 1]."""
+    """Return the probability that each entity is correct, shape (E,), in [0, 1].
+
+    Args:
+        lowest_probabilities: Minimum probability of the predicted tag over the words of each entity, shape
+            (E,).
+        temperature: Divides the log odds; 1 returns the argument.
+    """
     return (
         lowest_probabilities if temperature == 1 else (lowest_probabilities.logit() / temperature).sigmoid()
     )
 
 
 def filled_up(values: Tensor, counts: Tensor, width: int, absent: float) -> Tensor:
-    """Return values (E,) of spans, so many of each row (N,), as (N S,): S of each row, with `absent` where it has no more."""
+    """Return values of spans as a padded vector (N S,), with S values per text.
+
+    Args:
+        values: Values of spans, shape (E,).
+        counts: Number of spans per text, shape (N,).
+        width: S, at least the maximum of `counts`.
+        absent: Padding value.
+    """
     import torch  # noqa: PLC0415 - as above
 
     in_row = torch.arange(width) < counts[:, None]
@@ -144,17 +179,29 @@ def _most(*several: Spans) -> int:
 
 
 def span_precision(hits: Tensor, predicted: Tensor) -> Tensor:
-    """Return the share of predicted spans that are true, (...), float64, of counts (..., N); 0 if none is predicted."""
+    """Return the fraction of predicted spans that are correct, (...), float64, from counts (..., N).
+
+    The result is 0 if no span is predicted.
+    """
     return hits.double().sum(-1) / predicted.double().sum(-1).clamp(min=1)
 
 
 def span_f1(hits: Tensor, predicted: Tensor, true: Tensor) -> Tensor:
-    """Return the harmonic mean of precision and recall, (...), float64, of counts (..., N); 0 if there is no span."""
+    """Return the harmonic mean of precision and recall, (...), float64, from counts (..., N).
+
+    The result is 0 without spans.
+    """
     return 2 * hits.double().sum(-1) / (predicted.double().sum(-1) + true.double().sum(-1)).clamp(min=1)
 
 
 def span_f1_of(tags: Tensor, names: Sequence[str]) -> float:
-    """Return the F1 of spans of predicted and true tags (2, N, Q), int64, indices into `names`, below 0 for no word."""
+    """Return the F1 of spans from predicted and true tags.
+
+    Args:
+        tags: Predicted tags, then true tags, shape (2, N, Q), int64, indices into `names`; negative for
+            padding words.
+        names: Names of the tags.
+    """
     predicted, true = (spans_of(rows, names) for rows in tags)
     counts = span_counts(predicted, true, rows=tags.shape[1], words=tags.shape[2])
     return float(span_f1(counts["span_hits"], counts["span_predicted"], counts["span_true"]))
@@ -220,4 +267,4 @@ SPANS = (
         compute=fpr_at_tpr,
     ),
 )
-"""Metrics of classifiers of tokens; in those of `LABELLED` each word counts as a sample."""
+"""Metrics of token classifiers. For the metrics in `LABELLED`, each word counts as a sample."""
