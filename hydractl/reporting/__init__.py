@@ -1,1 +1,1 @@
-"""Figures of what other stages wrote."""
+"""Pages, figures and tables of reports, and the contents of files for `inspect`."""

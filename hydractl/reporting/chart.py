@@ -1,4 +1,4 @@
-"""Charts as wide as a phone, drawn by matplotlib."""
+"""Charts with the width of a phone, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -28,52 +28,66 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 WIDTH, HEIGHT = 330.0, 250.0
+"""Size of a chart in points. Chosen by hand for a phone in portrait orientation; twice the width must be
+scrolled there."""
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 30.0, 42.0
+"""Margins around the axes of a chart in points, with room for labels."""
 TICKS = 5
+"""Maximum number of intervals between ticks. Chosen by hand; labels overlap with twice the number."""
 LARGEST = 1e300
-"""Limit of coordinates: differences of larger ones overflow."""
+"""Maximum absolute coordinate. Differences of larger numbers overflow float64 in matplotlib."""
 MARGIN = 0.1
-"""Space beside the data, as a share of their range."""
+"""Space between data and the frame, as a fraction of the data's range. Chosen by hand; doubling the margin
+shrinks the data by about a seventh."""
 SEVERAL = 0.55
-"""Opacity of lines if a row has several."""
+"""Opacity of a row's lines if the row has several lines, so that overlaps are visible. Chosen by hand."""
 PALEST = 0.2
-"""Opacity of a bar without samples."""
+"""Opacity of a bar with few samples. Chosen by hand; twice the opacity makes the difference from other bars
+smaller."""
 DOT = 4.4
-"""Diameter of one of many dots."""
+"""Diameter of a dot in points, for charts with many dots. Chosen by hand; twice the diameter hides dots
+behind others."""
 LINES = tuple(name for name in PAINTS if name[1:].isdigit())
 DASHES: tuple[Sequence[float], ...] = ((), (6, 3), (2, 2), (8, 3, 2, 3))
 MARKERS = ("o", "D", "^", "p")
 ACROSS = 3
-"""Limit of panels side by side in a file."""
+"""Maximum number of panels next to each other in a file. Chosen by hand; twice the number halves the size of
+panels on a page."""
 EDGE, HEADING = 12.0, 14.0
-"""Margin of a file, and font size of its title."""
+"""Margin of a file, and font size of its title, in points."""
 SAMPLE, LINE = 38.0, 18.0
-"""Length of a line in a legend, and height of an entry."""
+"""Length of a line in a legend, and height of an entry, in points."""
 BESIDE, BETWEEN = 8.0, 22.0
-"""Space between a line and its name, and between entries of a legend."""
+"""Space between a legend's line and name, and between its columns, in points."""
 
 
 class SeriesStyle(NamedTuple):
-    """The look of a row, which differs from others without colours too."""
+    """Look of a row. Rows differ in dashes and markers too, for readers who cannot distinguish colours.
+
+    Attributes:
+        paint: Name of a colour in `PAINTS`.
+        dash: Lengths of dashes and gaps in points; empty for a solid line.
+        marker: Marker of matplotlib.
+    """
 
     paint: str
     dash: Sequence[float]
     marker: str
 
     def line(self) -> dict[str, Any]:
-        """Return the options of a line of matplotlib; dashes are in points."""
+        """Return matplotlib's options of a line. matplotlib counts dashes in line widths."""
         width = 1.8
         dash = [length / width for length in self.dash]
         return {"color": LIGHT[self.paint], "linestyle": (0, dash) if dash else "-", "linewidth": width}
 
     def mark(self) -> dict[str, Any]:
-        """Return the options of a mark of matplotlib."""
+        """Return matplotlib's options of a marker."""
         colours = {"color": LIGHT[self.paint], "markeredgecolor": LIGHT["sheet"]}
         return colours | {"marker": self.marker, "markersize": 8, "linestyle": ""}
 
 
 def series_style(index: int) -> SeriesStyle:
-    """Return the look of a row by its index; the first twenty-four differ."""
+    """Return the look of a row by its index. The first 24 looks differ."""
     turn = index + index // (2 * len(LINES))
     return SeriesStyle(LINES[index % len(LINES)], DASHES[turn % len(DASHES)], MARKERS[turn % len(MARKERS)])
 
@@ -83,11 +97,11 @@ class Figure:
     """Panels about one subject.
 
     Attributes:
-        name: Name of its file.
+        name: Name of the file.
         title: Subject.
-        description: How to read it.
-        panels: At least one.
-        names: Names for the legend in the order of their looks; empty if the panels have names.
+        description: Explanation for readers.
+        panels: At least one panel.
+        names: Names in the legend, in the order of looks; empty if the panels have names.
     """
 
     name: str
@@ -105,7 +119,7 @@ class Figure:
         panels: Iterable[Panel | None],
         names: Sequence[str] = (),
     ) -> Figure | None:
-        """Return a figure of the panels that are not None, or None if there are none."""
+        """Return a figure of all panels that are not `None`, or `None` without panels."""
         drawn = tuple(panel for panel in panels if panel is not None)
         return (
             cls(name=name, title=title, description=description, panels=drawn, names=tuple(names))
@@ -114,7 +128,7 @@ class Figure:
         )
 
     def sheet(self) -> Panel:
-        """Return a panel with title, legend and all panels, in rows of about equal length."""
+        """Return one panel with title, legend and all panels, in rows of about equal length."""
         across = ceil(len(self.panels) / ceil(len(self.panels) / ACROSS))
         rows = [self.panels[i : i + across] for i in range(0, len(self.panels), across)]
         width = max(sum(panel.width for panel in row) for row in rows) + 2 * EDGE
@@ -140,7 +154,14 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One axis of a chart, from `low` to a greater `high`; None leaves a margin beside the data."""
+    """One axis of a chart.
+
+    Attributes:
+        label: Label.
+        low: Lower end. `None` for the data's minimum with a margin.
+        high: Upper end, above `low`. `None` for the data's maximum with a margin.
+        written: Returns the text of a tick.
+    """
 
     label: str
     low: float | None = None
@@ -150,17 +171,17 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Points that belong together.
+    """Points of one row.
 
     Attributes:
-        points: Points of a line, places of marks, or the upper middle of bars.
+        points: Points of a line, positions of marks or dots, or top centres of bars.
         style: Look of the row.
-        kind: A line, bars from the axis, a mark at each point, or a dot at each of many points.
+        kind: A line, bars from the axis, a mark at each point, or small dots for many points.
         bar: Width of a bar.
-        spans: Interval along y of each mark, or None.
+        spans: Interval along y of each mark, or `None`.
         opacity: Opacity of lines and dots.
         weights: Opacity of each bar, in [0, 1].
-        titles: Tooltip of each mark or bar; or one of the line.
+        titles: Tooltip of each mark or bar, or a single tooltip of a line.
     """
 
     points: Sequence[Point]
@@ -175,7 +196,16 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Series between two axes, and dashed lines to compare them with."""
+    """Series between two axes.
+
+    Attributes:
+        title: Title above the axes.
+        description: Content for screen readers.
+        x: Horizontal axis.
+        y: Vertical axis.
+        series: The series.
+        guides: Dashed reference lines.
+    """
 
     title: str
     description: str
@@ -240,12 +270,12 @@ class Chart:
 
 
 def _coordinates(points: Sequence[Point]) -> NDArray[np.float64]:
-    """Return points as (2, N), within limits."""
+    """Return points as an array (2, N), clipped to `LARGEST`."""
     return np.clip(np.reshape(np.array(points, dtype=np.float64), (-1, 2)).T, -LARGEST, LARGEST)
 
 
 def sample(index: int, name: str) -> Panel:
-    """Return the look of one row."""
+    """Return the look of a row as a panel: its line and its marker."""
 
     def draw(canvas: Canvas) -> None:
         _sample(canvas, index, 0.0, LINE / 2)
@@ -254,7 +284,7 @@ def sample(index: int, name: str) -> Panel:
 
 
 def legend(names: Sequence[str], width: float) -> Panel:
-    """Return the looks of rows in equal columns, with names shortened to the width."""
+    """Return a legend in equal columns. Names are shortened to the width."""
     texts = [fitting(name, width - SAMPLE - BESIDE) for name in names]
     column = SAMPLE + BESIDE + BETWEEN + max(map(breadth, texts))
     columns = min(len(texts), max(1, int((width + BETWEEN) // column)))

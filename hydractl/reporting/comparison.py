@@ -1,4 +1,4 @@
-"""One report, or several of different seeds or data sets together: each number of each row, and the lead of the first row, with intervals."""
+"""Numbers and differences of one report, or of several reports of different seeds or data sets."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from hydractl.reporting.report_values import (
 from hydractl.version import UPGRADE
 
 LEVEL = 0.95
+"""Confidence level of intervals."""
 
 
 def student(values: Sequence[float], *, low: float = -inf, high: float = inf) -> Number:
-    """Return the mean of two or more values, their deviation, and the interval of the mean by Student's t (1908).
+    """Return the mean of two or more values, the deviation, and the mean's interval by Student's t (1908).
 
     Args:
-        values: Where all are equal, nothing but that is said.
-        low: No value can be less, so the interval does not reach beyond.
-        high: Likewise.
+        values: At least two values. If all are equal, the result has neither deviation nor interval.
+        low: Lower bound of the interval, the smallest possible value.
+        high: Upper bound of the interval, the largest possible value.
     """
     if len({*values}) == 1:
         return Number(value=values[0])
@@ -45,9 +46,10 @@ def student(values: Sequence[float], *, low: float = -inf, high: float = inf) ->
 
 
 def square_and_add(minuend: Number, subtrahend: Number) -> Number:
-    """Return a difference with the interval that follows from both intervals, for estimates that are independent.
+    """Return the difference of two independent estimates, with the interval from both intervals.
 
-    Newcombe 1998, method 10; Zou and Donner 2008, eq. 6. Of rows that are right and wrong on the same samples it is too wide.
+    Newcombe 1998, method 10; Zou and Donner 2008, eq. 6. The interval is too wide for rows with errors on the
+    same samples. Without both intervals the difference has no interval.
     """
     gap = minuend.value - subtrahend.value
     if minuend.interval is None or subtrahend.interval is None:
@@ -61,9 +63,10 @@ def square_and_add(minuend: Number, subtrahend: Number) -> Number:
 
 
 def mean_of_sets(numbers: Sequence[Number]) -> Number:
-    """Return the mean of estimates on data sets that share no sample, whose interval follows from theirs where all have one.
+    """Return the mean of estimates on disjoint data sets, with an interval if all estimates have one.
 
-    Square-and-add of their means: Zou and Donner 2008, eq. 6, with weights 1 / n. It is of these sets, not of others like them.
+    Square-and-add of the means: Zou and Donner 2008, eq. 6, with weights 1 / n. The interval holds for these
+    data sets, not for other sets.
     """
     mean, intervals = fmean(n.value for n in numbers), [n.interval for n in numbers]
     if None in intervals:
@@ -77,16 +80,16 @@ def mean_of_sets(numbers: Sequence[Number]) -> Number:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """Reports that measure the same of rows of the same names.
+    """One or several reports with the same rows and measurements.
 
     Attributes:
-        files: What the reports are called.
-        reports: Those.
-        quantities: What is measured, in the order of tables.
-        rows: The numbers of each row, by its name.
-        differences: For each other row how much more the first one has: its number minus the other's.
-        notes: What a reader must know of them.
-        over: What several differ in, and means are over: SEEDS or SETS.
+        files: Names of the reports.
+        reports: The reports.
+        quantities: Measured quantities, in the order of tables.
+        rows: Numbers of each row, by the row's name.
+        differences: For each other row the first row's numbers minus the numbers of this row.
+        notes: Remarks that a reader needs.
+        over: Difference between reports, over which means are taken: `SEEDS` or `SETS`.
     """
 
     files: tuple[str, ...]
@@ -99,14 +102,15 @@ class Compared:
 
     @classmethod
     def of(cls, reports: Mapping[str, Report], *, over: str = SEEDS) -> Compared:
-        """Put reports together.
+        """Combine reports.
 
         Args:
-            reports: By what they are called, one at least.
+            reports: One or more reports, by name.
             over: As above.
 
         Raises:
-            InputError: If they do not measure the same.
+            InputError: If the reports do not measure the same quantities.
+            ManifestError: If a report has metrics that this release does not know.
         """
         files, every = tuple(reports), tuple(reports.values())
         for name, report in reports.items():
@@ -116,7 +120,7 @@ class Compared:
             _check_apart(reports)
         names = [row.name for row in every[0].rows]
         measured = quantities(every[0])
-        # what some report lacks is left out
+        # quantities that are missing in a report are left out
         values = {
             row: {q: x for q in measured if len(x := _values(every, row, q)) == len(every)} for row in names
         }
@@ -143,11 +147,11 @@ class Compared:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the rows are called, the first one first."""
+        """Names of the rows, the first row first."""
         return tuple(self.rows)
 
     def scaled_alike(self, other_name: str) -> bool:
-        """Return whether every report has a temperature of the first row and of another one, or of neither."""
+        """Return whether in every report both or neither of the first row and another row have a temperature."""
         pair = {self.names[0], other_name}
         return all(
             TEMPERATURE in report.data
@@ -158,13 +162,15 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtimes:
-    """How long the ID set takes: the median of a batch's forward pass times the batches, without reading data.
+    """Time of each row for the ID set.
+
+    The time is the median latency of a batch times the number of batches, without reading data.
 
     Attributes:
-        samples: Of the ID set.
-        batch_size: Of each batch.
-        batches: How many these are.
-        seconds: Of each row that has a time.
+        samples: Number of samples in the ID set.
+        batch_size: Number of samples per batch.
+        batches: Number of batches.
+        seconds: Time of each measured row.
     """
 
     samples: int
@@ -174,7 +180,7 @@ class Runtimes:
 
     @classmethod
     def of(cls, compared: Compared) -> Self | None:
-        """Return those of reports that measured times of two rows at least, the first report's ID set standing for all."""
+        """Return the times for the first report's ID set, or `None` if fewer than two rows have a time."""
         report, quantity = compared.reports[0], Quantity("latency_batch_ms")
         size = report.options.get("batch_size")
         count = report.data[ID_NAME].count if ID_NAME in report.data else None
@@ -190,12 +196,12 @@ class Runtimes:
         return cls(samples=count, batch_size=size, batches=batches, seconds=seconds)
 
     def ratio(self, row: str) -> float:
-        """Return how many times as long a row takes as the fastest one."""
+        """Return the time of a row divided by the time of the fastest row."""
         return self.seconds[row] / min(self.seconds.values())
 
 
 def _leads(reports: Sequence[Report], row: str, quantity: Quantity, over: str) -> list[Number]:
-    """Return how much more the first row of the first report has than another one, by each report."""
+    """Return the difference of the first row to another row in each report."""
     first, leads = reports[0].rows[0].name, []
     for report in reports:
         rows = {r.name: r for r in report.rows}
@@ -208,7 +214,7 @@ def _leads(reports: Sequence[Report], row: str, quantity: Quantity, over: str) -
 
 
 def _values(reports: Sequence[Report], row: str, quantity: Quantity) -> list[Number]:
-    """Return what each report says of it that says anything."""
+    """Return the number in each report that has the number."""
     numbers = [
         number_of(row_of, quantity) for report in reports for row_of in report.rows if row_of.name == row
     ]
@@ -216,22 +222,24 @@ def _values(reports: Sequence[Report], row: str, quantity: Quantity) -> list[Num
 
 
 def _together(quantity: Quantity, numbers: Sequence[Number], over: str, *, gap: bool = False) -> Number:
-    """Return several numbers, or differences (`gap`), as one."""
+    """Combine the numbers of several reports, or the differences if `gap`."""
     if len(numbers) == 1:
         return numbers[0]
     metric, values = quantity.metric, [number.value for number in numbers]
     if over == SETS:
-        # of OOD sets reports may share samples
+        # OOD sets of different reports may share samples, so their mean has no interval
         disjoint = quantity.scope is None or quantity.under_shift
         return mean_of_sets(numbers) if disjoint else Number(value=fmean(values))
     return student(values) if gap else student(values, low=metric.low, high=metric.high)
 
 
 def check_known(name: str, report: Report) -> None:
-    """Refuse a report of metrics that this release does not know, whose names would be shown as they are.
+    """Raise if a report has metrics that this release does not know.
+
+    Pages and model cards would show the unknown names as they are.
 
     Raises:
-        ManifestError: Naming them.
+        ManifestError: With the names of the metrics.
     """
     strange = [metric for metric in report.definitions if metric[0] != "@" and metric not in METRICS]
     if strange:
@@ -264,7 +272,7 @@ def _check_same(first: str, expected: Report, name: str, report: Report) -> None
 
 
 def _measured(report: Report) -> list[tuple[str, set[str]]]:
-    """Return what reports must have alike."""
+    """Return the names that must be equal in all reports, by subject."""
     required = [q for q in quantities(report) if not q.metric.may_lack]
     numbers = {f"{q} of {row.name}" for row in report.rows for q in required if number_of(row, q)}
     return [
@@ -277,7 +285,7 @@ def _measured(report: Report) -> list[tuple[str, set[str]]]:
 
 
 def _notes(files: Sequence[str], reports: Sequence[Report], over: str) -> Iterator[str]:
-    """Yield what makes numbers less than they seem."""
+    """Yield remarks about the validity of the numbers."""
     if len(reports) == 1:
         yield from _of_one(reports[0])
     else:
@@ -349,7 +357,10 @@ def _of_seeds(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:
 
 
 def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names without the leading folders that are not needed to distinguish them; equal names stay equal."""
+    """Return names without the leading folders that are not needed to distinguish them.
+
+    Equal names stay equal.
+    """
 
     def shortened(name: str) -> str:
         parts = name.split("/")

@@ -1,4 +1,4 @@
-"""The figures of reports, each made of what they measured and nothing else."""
+"""Figures of reports, drawn only from the reports' numbers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from hydractl.reporting.matplotlib_figure import SMALL, Canvas, Panel, Point, br
 from hydractl.reporting.report_values import GROUPS, Quantity, number_text, written
 
 COST_METRICS = ("accuracy", "nll", "auroc")
-"""Three panels stand side by side."""
+"""Metrics of the cost figure. Three panels fit next to each other."""
 DIAGONAL = ((0.0, 0.0), (1.0, 1.0))
 STEP, BAR, LABEL_GAP = 40.0, 12.0, 10.0
+"""Height of a line of the runtime figure, thickness of its bar, and space before its label, in points."""
 
 
 def figures(compared: Compared) -> Iterator[Figure]:
-    """Yield every figure that there are numbers for."""
+    """Yield every figure for which the reports have numbers."""
     own = {
         "cost": _cost, "reliability": _reliability, "confidence": _confidence, "roc": _roc, "risk": _risk,
         "heads": _heads, "runtime": _runtime,
@@ -35,7 +36,7 @@ def figures(compared: Compared) -> Iterator[Figure]:
 
 
 def _cost(compared: Compared) -> Figure | None:
-    """Quality over multiply-accumulates."""
+    """Return charts of quality against multiply-accumulates."""
     cost = Quantity("macs")
     means = {q.scope for q in compared.quantities} & {*GROUPS}
     qualities = [
@@ -57,7 +58,7 @@ def _cost(compared: Compared) -> Figure | None:
 
 
 def _frontier(compared: Compared, cost: Quantity, quality: Quantity) -> Panel | None:
-    """Return a chart of the rows that have both numbers, if there are two to compare."""
+    """Return a chart of the rows with both numbers, or `None` for fewer than two rows."""
     rows = [
         (i, row, numbers)
         for i, (row, numbers) in enumerate(compared.rows.items())
@@ -95,7 +96,12 @@ def _frontier(compared: Compared, cost: Quantity, quality: Quantity) -> Panel | 
 
 
 def pareto(points: Sequence[Point], *, up: bool) -> list[Point]:
-    """Return the points that no other is at least as good as in both, and better in one: cheap ones, and high ones if `up`."""
+    """Return the points that no other point dominates, by increasing cost.
+
+    Args:
+        points: (cost, quality) of each model.
+        up: Whether higher quality is better.
+    """
     sign = 1 if up else -1
     front: list[Point] = []
     for point in sorted({*points}, key=lambda p: (p[0], -sign * p[1])):
@@ -107,14 +113,19 @@ def pareto(points: Sequence[Point], *, up: bool) -> list[Point]:
 def _row_charts(
     compared: Compared, chart: Callable[[int, str, Sequence[Curves]], Panel | None]
 ) -> Iterator[Panel | None]:
-    """Yield a chart of each row that has curves, told its number, its name and its curves in every report."""
+    """Yield a chart for each row with curves.
+
+    Args:
+        compared: The reports.
+        chart: Returns the chart for the row's index, the row's name, and the row's curves in every report.
+    """
     for i, row in enumerate(compared.names):
         if row_curves := _curves(compared, row):
             yield chart(i, row, row_curves)
 
 
 def _curves(compared: Compared, row: str) -> list[Curves]:
-    """Return a row's curves in every report; nothing where one has none, or others."""
+    """Return a row's curves in every report; empty if a report has no curves or other bins."""
     all_curves = [r.curves for report in compared.reports for r in report.rows if r.name == row]
     defined_curves = [curves for curves in all_curves if curves is not None]
     shapes = {
@@ -163,7 +174,7 @@ def _reliability(compared: Compared) -> Figure | None:
 
 
 def pooled(every: Sequence[Bins]) -> list[tuple[int, float, float]]:
-    """Return bins of several reports together: how many samples, and their mean confidence and accuracy."""
+    """Combine the bins of several reports: (count, mean confidence, accuracy) of each bin."""
     bins = []
     for parts in zip(*(zip(b.count, b.confidence, b.accuracy, strict=True) for b in every), strict=True):
         number = sum(n for n, _, _ in parts)
@@ -269,7 +280,7 @@ def _numbers(compared: Compared, quantity: Quantity) -> list[str]:
 
 
 def _lines(compared: Compared, pick: Callable[[Curves], Line]) -> list[Series]:
-    """Return a line of each row, or of each report's row."""
+    """Return a line for each row, or for each row of each report."""
     series = []
     for i, row in enumerate(compared.names):
         row_lines = [pick(curves) for curves in _curves(compared, row)]

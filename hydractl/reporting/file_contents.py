@@ -1,4 +1,4 @@
-"""Contents of a file of any kind, as `inspect` shows them: the header of a checkpoint, a folder of a library, or a document."""
+"""Contents of a file for `inspect`: the header of a checkpoint, the folder of a model, or a document."""
 
 from __future__ import annotations
 
@@ -53,24 +53,27 @@ from hydractl.version import UPGRADE
 
 FOREIGN, PREDICTIONS = "foreign", "predictions"
 PART_ORDER = ("embed", "attention", "mlp", "norm", "readout", "head")
+"""Parts of a model from input to output, the order of lines."""
 PICKLE_STARTS = (b"PK\x03\x04", b"\x80")
+"""First bytes of a zip archive (torch's format) and of a pickle."""
 TEXT_STARTS = b"\xef\xbb\xbf \t\r\n"
+"""Bytes that may precede JSON: a byte order mark and white space."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelIdentity:
-    """Model of a file.
+    """The model in a file.
 
     Attributes:
         name: Architecture, or its name in a folder's `config.json`.
         num_classes: Number of classes.
         labels: Names of the classes.
-        architecture: Complete description; None for a foreign file.
+        architecture: Complete description. `None` for a foreign file.
         preprocess: Preprocessing of images or texts, with the digest of a tokenizer instead of its text.
-        prompting: Prompts of a zero-shot model, likewise.
-        tokenizer_size: Number of tokens of its tokenizer, including added ones; the model may have more.
-        masks: Kept heads of each tower, for each member; empty for a foreign file.
-        heads_kept: Number of kept heads in all towers, for each member.
+        prompting: Prompts of a zero-shot model, also with the digest of the tokenizer.
+        tokenizer_size: Number of tokens of the tokenizer, including added tokens. The model may have more.
+        masks: Remaining heads of each tower, for each member; empty for a foreign file.
+        heads_kept: Number of remaining heads in all towers, for each member.
         heads_total: Number of heads of the base.
     """
 
@@ -93,8 +96,8 @@ def identity_of(
 
     Args:
         described: The header or description.
-        name: Name of the architecture; None for its own.
-        masks: Mask of each member; empty for a model with all heads.
+        name: Name of the architecture. `None` for the name in the description.
+        masks: Head mask of each member; empty for a model with all heads.
     """
     total, prompting = total_heads(described.architecture.towers), described.prompting
     return ModelIdentity(
@@ -115,16 +118,18 @@ def identity_of(
 def _of_folder(
     file: str, config: Mapping[str, object], folder: Path, specs: Mapping[str, TensorSpec]
 ) -> tuple[ModelIdentity, Family | None, str | None]:
-    """Describe the model in a transformers or timm folder. Falls back to its config.json if hydractl cannot load it.
+    """Describe the model in a transformers or timm folder.
+
+    If hydractl cannot load the model, the result is read from its `config.json`.
 
     Args:
         file: Path as typed.
-        config: Its `config.json`; empty for a bare file.
+        config: Content of `config.json`; empty for a file without folder.
         folder: The folder.
-        specs: Its tensors.
+        specs: Tensors of the model.
 
     Returns:
-        The model, its family, and a hint for the user; the latter two may be None.
+        The model; its family, or `None`; a hint for the user, or `None`.
     """
     try:
         family = family_for_config(config, where=file)
@@ -149,13 +154,17 @@ def _without_tokenizer_text(how: Preprocess | Tokenization) -> Preprocess | Toke
 
 
 def _tokenizer_size(how: Preprocess | Tokenization, prompting: Prompting | None) -> int | None:
-    """Return the number of tokens of a tokenizer, including added ones. None without a tokenizer, or if its text is malformed."""
+    """Return the number of tokens of a tokenizer, including added tokens.
+
+    `None` without a tokenizer, or if its text is malformed.
+    """
     texts = prompting.tokenization if prompting else how
     if not isinstance(texts, Tokenization) or texts.tokenizer is None:
         return None
-    with suppress(ValueError, KeyError, TypeError, AttributeError):  # the text is not validated
+    with suppress(ValueError, KeyError, TypeError, AttributeError):  # the text was not validated
         raw = parse(texts.tokenizer)
-        vocabulary = raw["model"]["vocab"]  # {token: number}, or [[token, weight], ...]
+        # {token: index} in most models, [[token, weight], ...] in Unigram models
+        vocabulary = raw["model"]["vocab"]
         tokens = {*vocabulary} if isinstance(vocabulary, dict) else {token for token, _ in vocabulary}
         return len(tokens | {added["content"] for added in raw.get("added_tokens") or ()})
     return None
@@ -195,7 +204,13 @@ def _hint(file: str, folder: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """Totals of tensors: number, elements, bytes."""
+    """Totals of several tensors.
+
+    Attributes:
+        tensors: Number of tensors.
+        parameters: Number of elements.
+        size_bytes: Size in bytes.
+    """
 
     tensors: int
     parameters: int
@@ -204,7 +219,12 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorLine:
-    """A tensor in the header; `part` is the part of the model that it belongs to, `fate` its fate in `fuse`."""
+    """A tensor in the header.
+
+    Attributes:
+        part: Part of the model that contains the tensor.
+        fate: Fate of the tensor in `fuse`. `None` unless the file is a hydra.
+    """
 
     name: str
     dtype: str
@@ -219,10 +239,10 @@ class Fused:
     """Properties of a hydra.
 
     Attributes:
-        members: File names of the members, or `member 0`, ... if the lineage does not record them.
-        trunk: Number of leading blocks that are computed once.
+        members: File names of the members, or `member 0`, ... if the lineage does not record names.
+        trunk: Number of leading blocks that run once for all members.
         mlp: `merge` or `keep`.
-        merge_trunk: Block of each tower before which tensors that differ are averaged; 0 for none.
+        merge_trunk: Differing tensors before this block of each tower are averaged; 0 for no averaging.
         amounts: Totals by part and fate.
         apart_bytes: Size of the separate members in bytes.
     """
@@ -237,7 +257,7 @@ class Fused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """Predictions of one row on one data set, from `eval --save-predictions`."""
+    """Predictions of a row on a data set, from `eval --save-predictions`."""
 
     row: str
     data: str
@@ -251,7 +271,7 @@ class SavedPredictions:
     """Contents of a predictions file.
 
     Attributes:
-        log_probs: One entry per row and data set.
+        log_probs: An entry per row and data set.
         labels: Number of labels of each labelled data set.
     """
 
@@ -265,23 +285,23 @@ class CheckpointReport(TemperatureFields):
 
     Attributes:
         file: Path as typed.
-        kind: `base`, `member`, `hydra`, `predictions`, or `foreign` if hydractl did not write it.
-        model: Identity of the model.
-        label_thresholds: Above which each label is predicted, if stored.
-        threshold: Stored threshold, if any.
-        prediction_sets: Stored prediction sets, if any.
-        fitted: Stored feature-based OOD scores, if any.
-        beside_bytes: Size of these in bytes.
-        beside_macs: Their multiply-accumulates for one sample.
+        kind: `base`, `member`, `hydra`, `predictions`, or `foreign` for files that hydractl did not write.
+        model: The model.
+        label_thresholds: Probability above which each label is predicted; empty if not stored.
+        threshold: Stored threshold, or `None`.
+        prediction_sets: Stored prediction sets, or `None`.
+        fitted: Stored feature-based OOD scores, or `None`.
+        beside_bytes: Size of the stored OOD scores in bytes.
+        beside_macs: Multiply-accumulates of the stored OOD scores per sample.
         total: Totals of all tensors.
         dtypes: Totals by safetensors dtype.
         parts: Totals by part of the model.
         fused: Properties of a hydra.
         predictions: Contents of a file from `eval --save-predictions`.
-        lineage: Stages that made the file.
+        lineage: Step that wrote the file.
         metadata: Other metadata of the safetensors header.
         listing: All tensors, with `--tensors`.
-        hint: What to type next, for a foreign file.
+        hint: Next command to type, for a foreign file.
     """
 
     file: str
@@ -308,16 +328,16 @@ class CheckpointReport(TemperatureFields):
 def describe_checkpoint(
     file: str, checkpoint: Checkpoint, located: Located, *, lists_tensors: bool
 ) -> CheckpointReport:
-    """Describe a checkpoint by its header.
+    """Describe a checkpoint from its header, without reading tensors.
 
     Args:
         file: Path as typed.
         checkpoint: The checkpoint.
-        located: Its folder.
+        located: Folder of the checkpoint.
         lists_tensors: Whether the report lists all tensors.
 
     Raises:
-        CheckpointError: If the tensors and the fuse plan differ.
+        CheckpointError: If the tensors differ from the fuse plan.
     """
     header, folder = checkpoint.header, located.config or {}
     if header is None:
@@ -342,7 +362,6 @@ def describe_checkpoint(
         )
         for name, spec in sorted(checkpoint.specs.items())
     )
-    # from input to output
     ordered = sorted(lines, key=lambda line: (*PART_ORDER, line.part).index(line.part))
     predictions = None if header or folder else _predictions(checkpoint.specs)
     return CheckpointReport(
@@ -369,7 +388,7 @@ def describe_checkpoint(
 
 
 def _predictions(specs: Mapping[str, TensorSpec]) -> SavedPredictions | None:
-    """Describe a file of `eval --save-predictions` by its tensor names and shapes. None for other files."""
+    """Describe a file of `eval --save-predictions` from its tensor names and shapes, or return `None`."""
     log_probs, labels = [], {}
     for name, spec in sorted(specs.items()):
         match name.split("/"), spec.shape:
@@ -378,7 +397,7 @@ def _predictions(specs: Mapping[str, TensorSpec]) -> SavedPredictions | None:
                     Predicted(row=row, data=data, members=members, samples=samples, classes=classes)
                 )
             case [["logsumexp", _, _], [_, _]]:
-                pass  # for scores that read logits
+                pass  # stored for scores that need logits
             case [["labels", data], [samples]]:
                 labels[data] = samples
             case _:
@@ -387,9 +406,9 @@ def _predictions(specs: Mapping[str, TensorSpec]) -> SavedPredictions | None:
 
 
 def _part(family: Family | None, name: str, *, stored_by_library: bool) -> str:
-    """Return the part of the model that a tensor belongs to."""
+    """Return the part of the model that contains a tensor."""
     if family is None:
-        # up to three levels of the name, without the numbers of layers
+        # unknown family: up to three levels of the name, without layer indices
         levels = ["*" if part.isdecimal() else part for part in name.split(".")]
         return ".".join(levels[: max(1, min(3, len(levels) - 1))])
     return (place_on_disk if stored_by_library else place_of)(family, name).part
@@ -426,22 +445,25 @@ def _tally(lines: Sequence[TensorLine]) -> Tally:
 
 
 def open_any(path: Path) -> Checkpoint | Document:
-    """Open a checkpoint, or read a JSON file of hydractl.
+    """Open a checkpoint, or read a JSON document of hydractl.
 
-    A stream is read to its end, so that its writer gets no broken pipe. Only the header of a streamed checkpoint is kept.
+    A stream is read to its end, because the writing program would otherwise fail with a broken pipe. Of a
+    streamed checkpoint only the header is stored.
 
     Args:
         path: A file, a FIFO, or `-` for standard input.
 
     Raises:
-        CheckpointError: If it is a malformed checkpoint, or a pickle.
-        ManifestError: If it is JSON but not of hydractl, or malformed.
-        InputError: If it is neither, or cannot be read.
+        CheckpointError: If the file is a malformed checkpoint, or a pickle.
+        ManifestError: If the file is JSON but not a valid document of hydractl.
+        InputError: If the file has another format, or cannot be read.
     """
     try:
         with opened(path) as source:
             begin = read_exactly(source, 8)
-            if b"\0" in begin:  # the length of a safetensors header; JSON has no zero byte
+            # safetensors begins with 8 bytes for the header's length, of which the last are 0; JSON has no
+            # zero byte
+            if b"\0" in begin:
                 return _checkpoint(path, begin, source)
             return _document(str(path), _text(str(path), begin, source))
     except OSError as error:

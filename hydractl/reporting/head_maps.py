@@ -1,4 +1,4 @@
-"""Maps of a number or a choice of each head, layers by heads."""
+"""Maps of a number or a selection of heads, with layers as rows and heads as columns."""
 
 from __future__ import annotations
 
@@ -12,18 +12,28 @@ from hydractl.reporting.chart import Figure
 from hydractl.reporting.matplotlib_figure import SMALL, TEXT, Canvas, Panel, fitting
 
 CELL, MAP = 9.0, 300.0
-"""Side of a head's cell, and limit of a map's sides, in points."""
+"""Side of a cell and maximum side of a map, in points. Chosen by hand; twice the values give maps wider than
+a phone."""
 INSIDE = 0.9
-"""Share of a cell that is filled."""
+"""Filled fraction of a cell's side; the rest is the gap between cells. Chosen by hand; the maximum is 1."""
 LEFT = 30.0
+"""Space for layer numbers and the word `layer`, in points."""
 NARROWEST, ROOM = 150.0, 6.0
-"""Two maps fit beside each other on a phone."""
+"""Minimum width of a map, so that two maps fit next to each other on a phone, and the space right of its
+texts, in points. Twice the width allows only one map per line."""
 SHADES = 12
-"""Steps of darkness; the palest is visible."""
+"""Number of steps of darkness. Each step is one SVG path, and the palest step is still visible. Chosen by
+hand; twice the number doubles the number of paths."""
 
 
 class Shade(NamedTuple):
-    """Heads, as (layer, head), of one look; those of opacity 0 are outlined."""
+    """Heads with the same look.
+
+    Attributes:
+        cells: (layer, head) of each head.
+        colour: Name of a colour in `PAINTS`.
+        opacity: In [0, 1]; cells with opacity 0 are outlined.
+    """
 
     cells: Sequence[tuple[int, int]]
     colour: str
@@ -31,7 +41,13 @@ class Shade(NamedTuple):
 
 
 def head_map(name: str, mask: TowerKeep, *, where: str = "") -> Panel:
-    """Return the map of the heads that a tower of a member keeps; `where` names the model, if there are several."""
+    """Return a map of a tower's remaining heads.
+
+    Args:
+        name: Name of the member.
+        mask: Remaining heads.
+        where: Name of the model, if the figure has several models.
+    """
     total = mask.num_heads * mask.layers
     summary = f"{total - mask.removed} of {counted(total, 'head')} kept"
     kept_by_layer = ", ".join(f"layer {i}: {len(keep)}" for i, keep in enumerate(mask.keep))
@@ -49,7 +65,14 @@ def head_map(name: str, mask: TowerKeep, *, where: str = "") -> Panel:
 
 
 def value_map(name: str, table: Sequence[Sequence[float | None]], *, most: float, where: str = "") -> Panel:
-    """Return a map of a number of each head, darkest at `most` (above 0). Removed heads are None, and outlined."""
+    """Return a map of a number per head.
+
+    Args:
+        name: Name of the member.
+        table: Value of each head, by layer. `None` for removed heads, which are outlined.
+        most: Value of the darkest cells, above 0.
+        where: Name of the model, if the figure has several models.
+    """
     cells: dict[int, list[tuple[int, int]]] = {}
     for layer, row in enumerate(table):
         for head, value in enumerate(row):
@@ -71,7 +94,7 @@ def value_map(name: str, table: Sequence[Sequence[float | None]], *, most: float
 
 
 def heads_figure(maps: Sequence[Panel]) -> Figure | None:
-    """Return a figure of maps of kept heads, or None if there are none."""
+    """Return a figure of maps, or `None` without maps."""
     return Figure.unless_empty(
         "heads",
         "Heads",

@@ -1,4 +1,4 @@
-"""The stages that led to a file, as a tree that says everything once."""
+"""Tree of the stages that led to a file."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ if TYPE_CHECKING:
     from hydractl.manifest.report import Origin
 
 DIGEST_SHOWN = 12
+"""Number of hexadecimal digits of a digest in texts: 48 bits, so equal beginnings of different files are
+improbable. Chosen by hand; twice the number makes lines longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A file and what it was made of.
+    """A file and its inputs.
 
     Attributes:
-        name: Its own.
-        sha256: Of its bytes; empty where it is not told.
-        step: The command line that made it, without files; empty where nothing says one.
-        is_repeated: Whether it is told above what it was made of.
-        made_of: What the command read.
+        name: Name of the file.
+        sha256: Digest of the file; empty if unknown.
+        step: Command line that wrote the file, without file names; empty if unknown.
+        is_repeated: Whether the inputs of this file are described earlier in the tree.
+        made_of: Inputs of the command.
     """
 
     name: str
@@ -33,7 +35,7 @@ class Node:
 
 
 def lineage(name: str, step: Step | None) -> Node:
-    """Return the tree of a file; what several stages read is described where it comes first."""
+    """Return the lineage tree of a file. Repeated files have inputs only at their first place."""
     seen_digests: set[str] = set()
 
     def grow(name: str, sha256: str, step: Step | None) -> Node:
@@ -52,32 +54,34 @@ def lineage(name: str, step: Step | None) -> Node:
 
 
 def member_names(model: Header | Origin) -> tuple[str, ...]:
-    """Return what the members of a hydra were called, or `member 0`, ... where its lineage does not say."""
+    """Return the names of a hydra's members, or `member 0`, ... if the lineage does not record names."""
     count, step = len(model.masks), model.made_by
-    while step is not None and step.command != "fuse":  # trained since: a step's model is its first input
+    # the hydra was trained after the fusion: the model of a step is its first input
+    while step is not None and step.command != "fuse":
         step = step.inputs[0].made_by if step.inputs else None
-    names = () if step is None else tuple(i.name for i in step.inputs[:count])  # data come after the members
+    # data sets come after the members
+    names = () if step is None else tuple(i.name for i in step.inputs[:count])
     return names if len(names) == count else tuple(f"member {i}" for i in range(count))
 
 
 def command_line(step: Step) -> str:
-    """Return a step as one would type it, without files."""
+    """Return a step as a command line, without file names."""
     options = dict(step.options) | ({"seed": step.seed} if step.seed is not None else {})
     return f"{step.command} {pairs(options)}".rstrip()
 
 
 def short(digest: str) -> str:
-    """Return the beginning of a digest, enough to tell files apart."""
+    """Return the first `DIGEST_SHOWN` digits of a digest, with its prefix."""
     return digest[: len("sha256:") + DIGEST_SHOWN]
 
 
 def pairs(options: Mapping[str, object]) -> str:
-    """Return options as `name=value`, sorted."""
+    """Return options as `name=value`, sorted by name."""
     return " ".join(f"{name}={plain(value)}" for name, value in sorted(options.items()))
 
 
 def plain(value: object) -> str:
-    """Return an option's value as one would type it."""
+    """Return an option's value as typed on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple | list):

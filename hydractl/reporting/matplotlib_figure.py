@@ -1,6 +1,6 @@
-"""Files drawn by matplotlib: the same bytes on every machine, without a date.
+"""Image files from matplotlib, with the same bytes on every machine and without a date.
 
-SVG uses the light or dark colour scheme of the reader; PNG uses the light scheme.
+SVG files follow the reader's light or dark colour scheme; PNG files use the light scheme.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ if TYPE_CHECKING:
 Point: TypeAlias = tuple[float, float]
 
 RESOLUTION = 2
-"""Pixels of a PNG per point of a panel."""
+"""Pixels of a PNG per point, for sharp text on dense screens. Chosen by hand; doubling the resolution
+quadruples the number of pixels."""
 TEXT, SMALL = 10.0, 9.0
 """Font sizes in points."""
 MARK = "hydractl report"
-"""Text in every file of a report."""
+"""Text that marks every file of a report."""
 TOOLTIP = "tooltip:"
-"""Prefix of an artist's gid, whose remainder is shown while the mouse is over the artist."""
+"""Prefix of an artist's gid. The rest of the gid is the tooltip."""
 PAINTS = {
     "ink": ("#1b1f24", "#e8eaed"),
     "soft": ("#59636e", "#a5adb8"),
     "rule": ("#d4d9df", "#3a424c"),
     "sheet": ("#ffffff", "#15191e"),
-    # Okabe and Ito 2008 without black and yellow, which are invisible on one of the sheets
+    # Okabe and Ito 2008, without black and yellow, which are invisible on one of the two backgrounds
     "c0": ("#0072b2", "#56b4f5"),
     "c1": ("#d55e00", "#ff8f3f"),
     "c2": ("#009e73", "#35cfa2"),
@@ -48,14 +49,14 @@ PAINTS = {
     "c4": ("#b97700", "#f2bd45"),
     "c5": ("#3d9cd2", "#a9dcfa"),
 }
-"""Name of each colour: (light scheme, dark scheme)."""
+"""Colours by name: (light scheme, dark scheme)."""
 LIGHT = {name: light for name, (light, _) in PAINTS.items()}
 _NAMES = {light: name for name, light in LIGHT.items()}
 _LIGHT = re.compile("|".join(_NAMES))
 
 
 class Canvas:
-    """A part of a figure, in points from its upper left corner (x, y)."""
+    """Part of a figure, with coordinates in points from its upper left corner (x, y)."""
 
     def __init__(self, figure: Figure, x: float = 0.0, y: float = 0.0) -> None:
         from matplotlib.transforms import Affine2D  # noqa: PLC0415 - slow, and only needed for a figure
@@ -65,14 +66,14 @@ class Canvas:
         self.to_figure = Affine2D().translate(x, y).scale(1 / width, -1 / height).translate(0, 1)
 
     def add(self, artist: Artist) -> None:
-        """Add an artist of matplotlib."""
+        """Add an artist of matplotlib in the coordinates of the canvas."""
         artist.set_transform(self.to_figure + self.figure.transFigure)
         self.figure.add_artist(artist)
 
     def write(
         self, x: float, y: float, text: str, *, anchor: str = "left", colour: str = "ink", size: float = TEXT
     ) -> None:
-        """Write one line of text, with its baseline at `y`."""
+        """Write a line of text. `y` is the baseline."""
         from matplotlib.text import Text  # noqa: PLC0415 - as above
 
         self.add(Text(x, y, printable(text), ha=anchor, va="baseline", fontsize=size, color=LIGHT[colour]))
@@ -80,7 +81,15 @@ class Canvas:
     def rectangles(
         self, corners: Sequence[Point], size: Point, colour: str, *, tooltip: str = "", opacity: float = 1.0
     ) -> None:
-        """Add equal rectangles as one patch, from their upper left corners; with opacity 0 their outlines."""
+        """Add rectangles of equal size, drawn together.
+
+        Args:
+            corners: Upper left corners.
+            size: (width, height).
+            colour: Name of a colour in `PAINTS`.
+            tooltip: Tooltip of the patch.
+            opacity: In [0, 1]; 0 draws outlines.
+        """
         from matplotlib.patches import PathPatch  # noqa: PLC0415 - as above
         from matplotlib.path import Path  # noqa: PLC0415 - as above
 
@@ -91,7 +100,7 @@ class Canvas:
             self.add(PathPatch(path, color=LIGHT[colour], gid=gid(tooltip), **fill))
 
     def axes(self, left: float, top: float, right: float, bottom: float) -> Axes:
-        """Add axes."""
+        """Add axes with these edges."""
         (x0, y0), (x1, y1) = self.to_figure.transform([(left, bottom), (right, top)])
         return self.figure.add_axes((x0, y0, x1 - x0, y1 - y0), facecolor="none", axisbelow=True)
 
@@ -121,7 +130,7 @@ def picture(panel: Panel, *, suffix: str, salt: str = "") -> bytes:
     Args:
         panel: The panel.
         suffix: `.png` or `.svg`.
-        salt: Makes the ids of an SVG differ from those of files with other salts.
+        salt: Text that makes the ids of an SVG different from ids of files with other salts.
 
     Raises:
         UsageError: If the environment names a backend that matplotlib does not know.
@@ -141,7 +150,7 @@ def picture(panel: Panel, *, suffix: str, salt: str = "") -> bytes:
     is_svg = suffix == ".svg"
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type")) if is_svg else {"Software": MARK}
     with rc_context(settings), warnings.catch_warnings():
-        # the font lacks some letters of names and shows a box for each
+        # DejaVu Sans lacks some letters of names, and matplotlib warns for each letter
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
         size = (panel.width / 72, panel.height / 72)
         figure = Figure(figsize=size, facecolor="none" if is_svg else LIGHT["sheet"])
@@ -153,15 +162,16 @@ def picture(panel: Panel, *, suffix: str, salt: str = "") -> bytes:
 
 
 def svg(panel: Panel, salt: str = "", *, standalone: bool = False) -> str:
-    """Return a panel as an `svg` element.
+    """Return the `svg` element of a panel.
 
     Args:
         panel: The panel.
-        salt: Text that differs between the panels of a page, so that their ids differ.
-        standalone: Return a file with its own colours; otherwise the element uses those of the page.
+        salt: Text that differs between the panels of a page, for distinct ids.
+        standalone: Whether the element is a file with colours of its own. Otherwise the element uses the
+            colours of the page.
     """
     text = picture(panel, suffix=".svg", salt=salt).decode()
-    # ids of groups are equal in all figures
+    # remove the ids of groups, because matplotlib uses the same ids in all figures
     body = re.sub(r'<g id="([^"]*)"(/?)>', _group, text[text.index("<g ") :])
     body = re.sub("<[^>]*>", lambda tag: _LIGHT.sub(lambda light: f"var(--{_NAMES[light[0]]})", tag[0]), body)
     sheet = (
@@ -177,12 +187,12 @@ def svg(panel: Panel, salt: str = "", *, standalone: bool = False) -> str:
 
 
 def png(panel: Panel) -> bytes:
-    """Return a panel as a PNG file."""
+    """Return the PNG file of a panel."""
     return picture(panel, suffix=".png")
 
 
 def style() -> str:
-    """Return the colours as CSS variables, with the dark ones for screens in the dark scheme."""
+    """Return the colours as CSS variables, with dark colours for screens in dark mode."""
     light, dark = (";".join(f"--{name}:{shades[i]}" for name, shades in PAINTS.items()) for i in (0, 1))
     return f":root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
 
@@ -199,12 +209,12 @@ def _group(match: re.Match[str]) -> str:
 
 
 def breadth(text: str, size: float = TEXT) -> float:
-    """Return the width of a text in DejaVu Sans, which is wider than the default fonts of browsers."""
+    """Return the width of a text in DejaVu Sans, in points. Default fonts of browsers are narrower."""
     return size * sum(map(_advance, printable(text)))
 
 
 def fitting(text: str, width: float, size: float = TEXT) -> str:
-    """Return a text shortened in the middle to a width, to one letter at least."""
+    """Return a text shortened in the middle to a width in points, with at least one letter."""
     cuts = (shortened(text, letters) for letters in range(len(text), 0, -1))
     return next((cut for cut in cuts if breadth(cut, size) <= width), "…")
 
@@ -221,11 +231,14 @@ def _font() -> FT2Font:
 
 @cache
 def _advance(letter: str) -> float:
-    """Return the advance of a letter in ems; 1.1, the width of a box, for letters that the font lacks."""
+    """Return the width of a letter in ems.
+
+    For letters missing in the font the width is 1.1, the width of the replacement box.
+    """
     index = _font().get_char_index(ord(letter))
     return _font().load_glyph(index).linearHoriAdvance / 65536e3 if index else 1.1
 
 
 def printable(text: str) -> str:
-    """Return a text with `?` for each unsafe character and line break, which a figure cannot show."""
+    """Return a text with `?` for each control character and line break, which figures cannot show."""
     return "".join(letter if is_safe(letter) else "?" for letter in text)

@@ -1,6 +1,7 @@
-"""A report as a page: of HTML, one file that loads nothing, for a screen of any width, light or dark, or paper; or of Markdown.
+"""Pages of a report: a single HTML file without external resources, or Markdown.
 
-Pages of Markdown are for pull requests and model cards.
+HTML pages adapt to any screen width, dark mode and paper. Markdown pages are for pull requests and model
+cards.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from hydractl.version import __version__
 
 TEMPLATE = "page.html"
 FIRST = "cost"
-"""The figure that stands beside the verdict."""
+"""Figure next to the verdict."""
 
 
 def page(compared: Compared, figures: Sequence[Figure]) -> str:
-    """Return the page of HTML. What is of the user is text in it, whatever it says."""
+    """Return the HTML page. All text from users is escaped."""
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - `--help` does without
 
-    # texts lose unsafe characters before they are escaped; our own markup is of another type
+    # `finalize` runs before escaping: texts lose control characters. Markup of hydractl is of another type
+    # than `str` and is kept.
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -55,7 +57,7 @@ def page(compared: Compared, figures: Sequence[Figure]) -> str:
 
 
 def _filled(compared: Compared, by_name: Collection[str]) -> Iterator[Section]:
-    """Yield the sections that have a table, or a figure to show."""
+    """Yield the sections with a table or a drawn figure."""
     for section in sections(compared):
         figures = tuple(name for name in section.figures if name in by_name)
         if section.tables or figures:
@@ -63,12 +65,12 @@ def _filled(compared: Compared, by_name: Collection[str]) -> Iterator[Section]:
 
 
 def markdown(compared: Compared, figures: Sequence[Figure], folder: str | None) -> str:
-    """Return the page of Markdown.
+    """Return the Markdown page.
 
     Args:
-        compared: What it says.
-        figures: What was drawn of it.
-        folder: Where the figures lie as seen from the text, as a URL has it; None where they were not written.
+        compared: The reports.
+        figures: Drawn figures.
+        folder: URL of the folder of figures, relative to the page. `None` if figures were not written.
     """
     return "\n".join(_lines(compared, {} if folder is None else {f.name: f for f in figures}, folder)) + "\n"
 
@@ -113,6 +115,7 @@ def _table(table: ReportTable) -> Iterator[str]:
 
 
 def literal(text: str) -> str:
-    """Return a text in which nothing is markup."""
+    """Return a text in which all Markdown and HTML markup is escaped."""
     line = re.sub(r"\s+", " ", harmless(text)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_{}#|~!@]|\](?=[\[(:]))", r"\\\1", line)  # brackets alone mark nothing
+    # a closing bracket is Markdown only before `[`, `(` or `:`
+    return re.sub(r"([\\`*_{}#|~!@]|\](?=[\[(:]))", r"\\\1", line)

@@ -1,4 +1,7 @@
-"""The numbers of a report by what they are of, and how a person reads them. Importing this module does not load torch."""
+"""Access to the numbers of a report by quantity, and their text in tables.
+
+Importing this module does not load torch.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ if TYPE_CHECKING:
 BETTER, LEVEL, WORSE = "better", "level", "worse"
 _COLUMNS = {"latency_batch_ms": "Latency of a batch"}
 SEEDS, SETS = "seeds", "sets"
-"""Difference between several reports."""
+"""Differences between several reports of one comparison: random seeds, or ID data sets."""
 GROUPS = ("near", "far", "all")
-"""What has a mean over data sets."""
+"""Groups of OOD sets with a mean."""
 _WRITTEN: Mapping[Unit, Callable[[float], str]] = {
     Unit.COUNT: count,
     Unit.MS: lambda value: f"{value:.2f} ms",
@@ -30,50 +33,51 @@ _WRITTEN: Mapping[Unit, Callable[[float], str]] = {
 
 
 class Quantity(NamedTuple):
-    """Something that is measured of every row.
+    """A number that a report has for every row.
 
     Attributes:
-        name: A metric, perhaps by another OOD score than the first: `auroc@mi`.
-        scope: None for the ID set and costs, else an OOD set or a group of them; of labelled data a scope of a plugin.
+        name: Name of a metric, with a suffix for OOD scores after the first: `auroc@mi`.
+        scope: `None` for the ID set and costs. Else an OOD set, a group of OOD sets, or a plugin's scope of
+            labelled data.
     """
 
     name: str
     scope: str | None = None
 
     def __str__(self) -> str:
-        """Return it as a condition of `eval --fail-if` has it."""
+        """Return the quantity in the syntax of `eval --fail-if`."""
         return self.name if self.scope is None else f"{self.name}[{self.scope}]"
 
     @property
     def metric(self) -> Metric:
-        """What it is of."""
+        """The metric."""
         return METRICS[self.name.partition("@")[0]]
 
     @property
     def under_shift(self) -> bool:
-        """Whether it is of the ID set in a scope of a plugin."""
+        """Whether the quantity is a metric of labelled data in a plugin's scope."""
         return self.scope is not None and self.metric.needs is MetricNeeds.LABELS
 
     @property
     def heading(self) -> str:
-        """What titles and labels call it."""
+        """Name in titles and labels."""
         metric, _, score = self.name.partition("@")
         column = _COLUMNS.get(metric, self.metric.column or metric)
         return f"{column} by {score}" if score else column
 
     @property
     def head(self) -> str:
-        """What stands above it in a table of its scope and its OOD score."""
+        """Heading in a table of one scope and one OOD score, with an arrow towards better values."""
         column = _COLUMNS.get(self.metric.name)
         return self.metric.head if column is None else f"{column}{ARROWS[self.metric.higher_is_better]}"
 
     def by(self, scores: Sequence[str]) -> str:
-        """Return the OOD score that ranks samples, where the first of these has no name in a report."""
+        """Return the OOD score of a ranking metric, given all scores of the report."""
         return self.name.partition("@")[2] or scores[0]
 
     @property
     def label(self) -> str:
-        """What it is called where anything may stand beside it."""
+        """Name with the scope, for texts without other context."""
         heading = {"Acc": "accuracy"}.get(self.heading, self.heading)
         if self.scope is None:
             return heading
@@ -88,7 +92,14 @@ class Quantity(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Number:
-    """A number with its 95 % interval where it has one; of several reports the mean, and the deviation among them."""
+    """A number with its 95 % interval.
+
+    Attributes:
+        value: The number, or the mean over several reports.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+        deviation: Standard deviation over several reports.
+    """
 
     value: float
     low: float | None = None
@@ -97,12 +108,18 @@ class Number:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Both ends, if there are any."""
+        """Both ends of the interval, or `None`."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
 
 class Cell(NamedTuple):
-    """A number, its interval, and of a difference whether it is to the better."""
+    """A cell of a table.
+
+    Attributes:
+        value: The number.
+        note: The interval.
+        word: Judgement of a difference: better, level or worse; empty for other numbers.
+    """
 
     value: str = ""
     note: str = ""
@@ -116,15 +133,16 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTable:
-    """Numbers, a line for each row of the report or `of` something else.
+    """A table of numbers with a line per row of the report, or per other subject.
 
     Attributes:
-        title: What they are.
-        folded: Whether they are of one of several OOD sets, whose means stand elsewhere.
-        of: What its lines are.
-        heads: What stands above its columns.
-        rows: The name of each line, and its cells.
-        pictures: What pages of HTML show beside the name of each line, JPEG files in base64; empty where there is none.
+        title: Title of the table.
+        folded: Whether the table is collapsed, because another table has the mean over several OOD sets.
+        of: Subject of the lines.
+        heads: Headings of the columns.
+        rows: Name and cells of each line.
+        pictures: JPEG file in base64 for each line, shown on HTML pages; empty text for lines without
+            picture.
     """
 
     title: str
@@ -136,7 +154,7 @@ class ReportTable:
 
 
 def scopes(report: Report) -> tuple[str, ...]:
-    """Return where OOD metrics are shown: means over groups of several sets, the widest first, and every set."""
+    """Return the scopes of OOD metrics: groups of several sets, the largest first, then every set."""
     sets = {"all": (*report.near, *report.far), "near": report.near, "far": report.far}
     groups = [name for name in ("all", "near", "far") if len(sets[name]) > 1]
     if groups[1:] and sets[groups[1]] == sets["all"]:
@@ -145,7 +163,7 @@ def scopes(report: Report) -> tuple[str, ...]:
 
 
 def quantities(report: Report) -> tuple[Quantity, ...]:
-    """Return what tables show of a report, in their order, as far as some row has it."""
+    """Return the quantities for tables, in order. At least one row has a value of each quantity."""
     candidates = (
         Quantity(number_name(metric.name, score, report.ood_scores), scope)
         for metric in METRICS.values()
@@ -157,7 +175,7 @@ def quantities(report: Report) -> tuple[Quantity, ...]:
 
 
 def _scopes(report: Report, metric: Metric) -> tuple[str, ...]:
-    """Return where a metric is measured beside the clean ID set, as far as tables show it."""
+    """Return the scopes in which tables show a metric, besides the ID set."""
     if metric.needs in {MetricNeeds.OOD, MetricNeeds.MEMBERS}:
         return scopes(report)
     if metric.needs is not MetricNeeds.LABELS:
@@ -166,7 +184,7 @@ def _scopes(report: Report, metric: Metric) -> tuple[str, ...]:
 
 
 def number_of(row: Row, quantity: Quantity) -> Number | None:
-    """Return what a row says of it."""
+    """Return the number of a row, or `None`."""
     scope = str(quantity.scope)
     if quantity.under_shift:
         return _mean(row.under(scope), row.intervals_under, quantity)
@@ -176,7 +194,10 @@ def number_of(row: Row, quantity: Quantity) -> Number | None:
 
 
 def difference_of(row: Row, quantity: Quantity) -> Number | None:
-    """Return what the first row of a report has more than this one, where both were measured on the same resamples."""
+    """Return the number of the report's first row minus the number of this row, or `None`.
+
+    The difference exists only if both rows were measured on the same resamples.
+    """
     difference, scope = row.difference, quantity.scope
     if difference is None:
         return None
@@ -189,7 +210,7 @@ def difference_of(row: Row, quantity: Quantity) -> Number | None:
 def _mean(
     means: Mapping[str, float], intervals: Mapping[str, Mapping[str, tuple[float, float]]], quantity: Quantity
 ) -> Number | None:
-    """Return a mean of those of a scope, with its interval if intervals by scope have it."""
+    """Return a mean in the quantity's scope and the interval, or `None` if the scope lacks the quantity."""
     low, high = intervals.get(str(quantity.scope), {}).get(quantity.name, (None, None))
     return Number(value=means[quantity.name], low=low, high=high) if quantity.name in means else None
 
@@ -200,31 +221,35 @@ def _number(values: Mapping[str, Value], quantity: Quantity) -> Number | None:
 
 
 def written(metric: Metric, value: float) -> str:
-    """Return a number as tables have it."""
+    """Return the text of a number in tables."""
     return _WRITTEN.get(metric.unit, "{:.3f}".format)(value)
 
 
 def number_text(metric: Metric, number: Number | None) -> str:
-    """Return a number with its deviation and its interval."""
+    """Return a number with deviation and interval in one line."""
     return cell_of(metric, number).text
 
 
 def cell_of(metric: Metric, number: Number | None) -> Cell:
-    """Return a number with its deviation, and its interval beside it."""
+    """Return a cell with a number, the deviation and the interval."""
     if number is None:
         return Cell()
     return Cell(*_parts(number, partial(written, metric)))
 
 
 def difference_cell(metric: Metric, number: Number | None) -> Cell:
-    """Return a difference and its interval, each with its sign, and whether it is to the better."""
+    """Return a cell with a signed difference, the interval and the judgement."""
     if number is None:
         return Cell()
     return Cell(*_parts(number, "{:+.3f}".format), judgement(metric, number))
 
 
 def judgement(metric: Metric, difference: Number) -> str:
-    """Return whether the first row is better by a difference: `level` where its interval holds 0, nothing where it has none."""
+    """Return the judgement of a difference of the first row: better, worse or level.
+
+    Level means that the interval contains 0. Empty without an interval, or for a metric without a better
+    direction.
+    """
     if difference.interval is None or metric.higher_is_better is None:
         return ""
     low, high = difference.interval
@@ -234,7 +259,7 @@ def judgement(metric: Metric, difference: Number) -> str:
 
 
 def _parts(number: Number, write: Callable[[float], str]) -> tuple[str, str]:
-    """Return a number with its deviation, and its interval."""
+    """Return the texts of a number with the deviation, and of the interval."""
     deviation = "" if number.deviation is None else f" ± {write(number.deviation).removeprefix('+')}"
     return write(
         number.value

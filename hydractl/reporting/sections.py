@@ -1,4 +1,4 @@
-"""Sections of a report's page below the verdict, for HTML, Markdown and the terminal: tables under headings, facts, lineage."""
+"""Sections of a report's page below the verdict, for HTML, Markdown and the terminal."""
 
 from __future__ import annotations
 
@@ -28,10 +28,15 @@ from hydractl.reporting.report_values import (
 from hydractl.reporting.verdict import JUDGED_METRICS
 
 SHOWN_CLASSES, SHOWN_CONFUSIONS = 20, 10
+"""Maximum numbers of classes and confusions on a page; the report has more. Chosen by hand; twice the numbers
+double the length of these tables."""
 
 
 def class_tables(compared: Compared) -> Iterator[ReportTable]:
-    """Yield a table of accuracy by class, sorted by the first row's, and one of the first row's confusions. Samples of several reports are pooled."""
+    """Yield a table of accuracy by class, sorted by the first row's accuracy, and the first row's confusions.
+
+    The samples of several reports are pooled.
+    """
     rows = {
         name: answers
         for name in compared.names
@@ -90,7 +95,7 @@ def _by_class(compared: Compared, name: str) -> list[ByClass]:
 
 
 def _accuracies(reports: Sequence[ByClass]) -> dict[tuple[int, str], tuple[int, int]]:
-    """Return the correct and all samples of each class that all reports have, summed over reports."""
+    """Return (correct, total) samples of each class present in all reports, summed over reports."""
     by_report = [{(c.index, c.name): (c.hits, c.count) for c in report.classes} for report in reports]
     shared = [key for key in by_report[0] if all(key in classes for classes in by_report)]
     return {
@@ -100,7 +105,7 @@ def _accuracies(reports: Sequence[ByClass]) -> dict[tuple[int, str], tuple[int, 
 
 
 def example_tables(compared: Compared) -> Iterator[ReportTable]:
-    """Yield tables of the examples in each report: largest disagreements of the members, and most confident mistakes."""
+    """Yield tables of the examples in each report: largest disagreements, and most confident mistakes."""
     for file, report in zip(compared.files, compared.reports, strict=True):
         if report.examples is None:
             continue
@@ -142,11 +147,13 @@ def _example_table(title: str, examples: Sequence[Example]) -> ReportTable:
 
 
 FEW = 2
+"""Maximum number of other rows named in a title; more rows are counted. Chosen by hand; twice the number
+doubles the longest titles."""
 COSTS = (MetricNeeds.WEIGHTS, MetricNeeds.TIME)
 
 
 def title(compared: Compared) -> str:
-    """Return what a report is of."""
+    """Return the title of a page: names of the rows, and the number of reports."""
     first, *others = compared.names
     against = f"{len(others)} others" if len(others) > FEW else " and ".join(others)
     several = counted(len(compared.reports), "data set" if compared.over == SETS else "report")
@@ -155,13 +162,13 @@ def title(compared: Compared) -> str:
 
 
 class Section(NamedTuple):
-    """What stands on a page below one heading.
+    """A part of a page below a heading.
 
     Attributes:
-        name: Of its place on a page.
-        title: The heading.
-        tables: Those of several OOD sets are folded.
-        figures: The names of the figures that stand there where they were drawn.
+        name: Name of the section, for the placement of plugins' sections.
+        title: Heading.
+        tables: Tables; collapsed for single OOD sets.
+        figures: Names of figures, shown if drawn.
     """
 
     name: str
@@ -171,7 +178,7 @@ class Section(NamedTuple):
 
 
 def sections(compared: Compared) -> Iterator[Section]:
-    """Yield the sections of the core, each followed by the sections that plugins place after it."""
+    """Yield the core's sections. Sections of plugins follow the core section that they name."""
     for section in _own_sections(compared):
         yield section
         for added in functions_after("sections", section.name):
@@ -179,7 +186,7 @@ def sections(compared: Compared) -> Iterator[Section]:
 
 
 def _own_sections(compared: Compared) -> Iterator[Section]:
-    """Yield all numbers below their headings, those that more readers look for first; some headings may have nothing below."""
+    """Yield the core's sections, the most important first. A section may be empty."""
     report, scores = compared.reports[0], compared.reports[0].ood_scores
     tested = _of(compared, None, *ON_ID_DATA)
     yield Section(
@@ -221,7 +228,7 @@ def _own_sections(compared: Compared) -> Iterator[Section]:
 
 
 def _columns(compared: Compared) -> Iterator[ReportTable]:
-    """Yield for each report a table of the fields of rows that are declared as columns, if any row has a value."""
+    """Yield for each report a table of the `Row` fields marked with `Column`, if any row has a value."""
     for file, report in zip(compared.files, compared.reports, strict=True):
         where = f"{file}: " if len(compared.reports) > 1 else ""
         if heads := column_heads(report.rows):
@@ -242,7 +249,7 @@ def tables(compared: Compared) -> Iterator[ReportTable]:
 
 
 def _scope_title(report: Report, scope: str) -> str:
-    """Return what OOD data are of a scope."""
+    """Return the title of a table of OOD data."""
     if scope in GROUPS:
         return "Mean over all OOD sets" if scope == "all" else f"Mean over {scope} OOD sets"
     data, kind = report.data[scope], "near" if scope in report.near else "far"
@@ -253,7 +260,7 @@ def _scope_title(report: Report, scope: str) -> str:
 def _numbers(
     compared: Compared, title: str, quantities: Sequence[Quantity], *, folded: bool = False
 ) -> Iterator[ReportTable]:
-    """Yield a table of all rows, and below them how far the first is from each other one, if anything was measured."""
+    """Yield a table of all rows, with the first row's differences to other rows; no table without quantities."""
     if not quantities:
         return
     first = compared.names[0]
@@ -288,7 +295,10 @@ def _times(compared: Compared) -> Iterator[ReportTable]:
 
 
 def _diversity(compared: Compared) -> Iterator[ReportTable]:
-    """Yield how much members differ on the ID set and on the widest group of OOD sets, where some row has several."""
+    """Yield a table of the members' diversity, if a row has several members.
+
+    Columns are on the ID set and on the largest group of OOD sets.
+    """
     if all(row.members == 1 for report in compared.reports for row in report.rows):
         return
     widest = scopes(compared.reports[0])[:1]
@@ -306,7 +316,7 @@ def _diversity(compared: Compared) -> Iterator[ReportTable]:
 
 
 def _each_set(compared: Compared) -> Iterator[ReportTable]:
-    """Yield for each metric its number on each set, and their mean (paper Table 24)."""
+    """Yield for each metric a table with the number on each data set, and the mean (paper, Table 24)."""
     for q in _of(compared, None, *ON_ID_DATA):
         by_report = [{row.name: number_of(row, q) for row in report.rows} for report in compared.reports]
         yield ReportTable(
@@ -331,7 +341,7 @@ def _of(compared: Compared, scope: str | None, *needs: MetricNeeds) -> list[Quan
 
 
 def checks(compared: Compared) -> Iterator[tuple[bool, str]]:
-    """Yield whether each condition of `eval --fail-if` failed, and what is said of it."""
+    """Yield (failed, text) for each condition of `eval --fail-if`."""
     for file, report in zip(compared.files, compared.reports, strict=True):
         where = f"{file}: " if len(compared.reports) > 1 else ""
         for check in report.checks:
@@ -342,7 +352,7 @@ def checks(compared: Compared) -> Iterator[tuple[bool, str]]:
 
 
 def facts(compared: Compared) -> Iterator[tuple[str, str]]:
-    """Yield what was measured, and how."""
+    """Yield (name, text) of models, data, options and versions."""
     for file, report in zip(compared.files, compared.reports, strict=True):
         yield file, "; ".join(f"{row.name}: {', '.join(_models(row))}" for row in report.rows)
     report = compared.reports[0]
@@ -354,7 +364,7 @@ def facts(compared: Compared) -> Iterator[tuple[str, str]]:
 
 
 def _models(row: Row) -> Iterator[str]:
-    """Yield what answers in a row."""
+    """Yield a description of each model of a row."""
     none = [None] * len(row.models)
     for model, derived, stored in zip(
         row.models, row.derivations or none, row.stored_scores or none, strict=True
@@ -365,7 +375,7 @@ def _models(row: Row) -> Iterator[str]:
 
 
 def lineages(compared: Compared) -> Sequence[Node]:
-    """Return the tree of each model that a report has the lineage of."""
+    """Return the lineage tree of each model whose report has a lineage."""
     several = len(compared.files) > 1
     return [
         lineage(": ".join((*[file] * several, row.name, origin.name)), origin.made_by)

@@ -1,4 +1,7 @@
-"""Compare the first row of reports with the others: a table of better, level and worse, and one sentence. Importing this module does not load torch."""
+"""Comparison of the first row of reports with the other rows: a table, and one sentence.
+
+Importing this module does not load torch.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +29,19 @@ from hydractl.reporting.report_values import (
 JUDGED_METRICS = ("accuracy", "ndcg", "nll", "ece", "auroc")
 """Metrics of the verdict."""
 MOST_SCORES = 2
-"""Number of OOD scores in the verdict: the first of the report, which by default include the one that models store."""
+"""Number of OOD scores in the verdict. The first scores of a report include, by default, the score stored in
+models. Chosen by hand; twice the number doubles the OOD lines of the table and gives four chances of a
+favourable score."""
 COST_LABELS = {"macs": "multiply-accumulates", "parameters": "parameters"}
 MOST_WORDS = 30
+"""Maximum number of words of the verdict sentence. Chosen by hand for a sentence of two lines; with twice the
+limit, more comparisons are listed by name instead of counted."""
 UNCLEAR, WITHHELD = "no interval", "not compared"
 WORDS = (BETTER, WORSE, LEVEL, UNCLEAR, WITHHELD)
 
 
 def verdict_table(compared: Compared) -> ReportTable:
-    """Return a table with the first row's value of each measure, and whether it is better than, level with or worse than each other row."""
+    """Return a table of measures: the value of the first row, and its comparison with each other row."""
     first, numbers = compared.names[0], compared.rows[compared.names[0]]
     rows = [
         (
@@ -60,7 +67,10 @@ def verdict_table(compared: Compared) -> ReportTable:
 
 
 def judged_quantities(compared: Compared) -> list[Quantity]:
-    """Return the measured quantities of the verdict. Several near OOD sets count as their mean, and so do several far ones."""
+    """Return the measured quantities of the verdict.
+
+    The mean represents several near OOD sets, or several far OOD sets.
+    """
     report = compared.reports[0]
     judged_scopes = {None, *(scope.judged for scope in added("scopes")), *_judged_scopes(report)}
     return [
@@ -84,7 +94,7 @@ def _judged_scopes(report: Report) -> tuple[str, ...]:
 
 
 def _difference_cell(compared: Compared, row: str, quantity: Quantity) -> Cell:
-    """Return a cell that says whether the first row is better than another one in a quantity, with the difference."""
+    """Return a cell with the judgement of the first row against another row, and the difference."""
     difference = compared.differences[row].get(quantity)
     if difference is None:
         return Cell()
@@ -100,7 +110,7 @@ def _ratio(compared: Compared, row: str, quantity: Quantity) -> Cell:
 
 
 def judgements(compared: Compared) -> dict[str, dict[Quantity, str]]:
-    """Return the word for each quantity, by the row compared with."""
+    """Return the judgement of each quantity, by the name of the other row."""
     return {
         row: {
             q: word for q in judged_quantities(compared) if (word := _difference_cell(compared, row, q).value)
@@ -110,12 +120,15 @@ def judgements(compared: Compared) -> dict[str, dict[Quantity, str]]:
 
 
 def sentence(compared: Compared) -> str:
-    """Return the verdict in one sentence of at most 30 words, with as much detail as fits."""
+    """Return the most detailed verdict of at most `MOST_WORDS` words, one sentence."""
     return next(text for text in _sentences(compared) if len(text.split()) <= MOST_WORDS)
 
 
 def _sentences(compared: Compared) -> Iterator[str]:
-    """Yield the verdict in fewer and fewer words. The last sentence names no model, so that its length is bounded."""
+    """Yield the verdict in sentences of decreasing length.
+
+    The last sentence names no model, to bound the length.
+    """
     first, others = compared.names[0], [*compared.differences]
     labels_by_row = {
         row: {word: [q.label for q in words if words[q] == word] for word in {*words.values()}}
@@ -153,7 +166,10 @@ def _in_words(compared: Compared, row: str, labels: dict[str, list[str]]) -> str
 def _in_counts(
     compared: Compared, labels_by_row: Mapping[str, dict[str, list[str]]], *, cost: bool
 ) -> Iterator[str]:
-    """Yield for each other row the number of measures in which the first row is better. Equal totals are given once."""
+    """Yield for each other row the number of measures in which the first row is better.
+
+    The total number of measures is left out if it equals the total of the previous row.
+    """
     previous = 0
     for row, labels in labels_by_row.items():
         better, worse = (len(labels.get(word, ())) or "none" for word in (BETTER, WORSE))
@@ -175,7 +191,7 @@ def _at_cost(compared: Compared, row: str) -> str:
 
 
 def remarks(compared: Compared) -> Iterator[str]:
-    """Yield remarks on the verdict and the numbers: thresholds, prediction sets, comparisons that were left out, caveats."""
+    """Yield remarks on the verdict: thresholds, prediction sets, omitted comparisons, and warnings."""
     yield from (
         f"{row.name}: {guarantee.summary}."
         for report in compared.reports
