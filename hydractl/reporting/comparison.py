@@ -234,9 +234,9 @@ def _together(quantity: Quantity, numbers: Sequence[Number], over: str, *, gap: 
 
 
 def check_known(name: str, report: Report) -> None:
-    """Raise if a report has metrics that this release does not know.
+    """Raise if a report has metrics unknown to this release.
 
-    Pages and model cards would show the unknown names as they are.
+    Pages and model cards would show the unknown names without a definition.
 
     Raises:
         ManifestError: With the names of the metrics.
@@ -357,7 +357,7 @@ def _of_seeds(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:
 
 
 def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names without the leading folders that are not needed to distinguish them.
+    """Return names without leading folders, unless a folder is needed to distinguish two names.
 
     Equal names stay equal.
     """

@@ -1,4 +1,4 @@
-"""The JSON documents: strict, canonical, and read for ever once written."""
+"""JSON documents: strict, canonical, and readable in all later versions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_golden_files_are_read_for_ever_and_dumped_byte_for_byte(name):
     ("name", "document"), [("scores", HeadScores), ("checkpoint", Header), ("report", Report)]
 )
 def test_names_of_before_are_read_and_written_as_those_of_today(name, document):
-    """`asked` and `typed` are `config_digest` and `argv`; both names at once are refused."""
+    """The earlier keys `asked` and `typed` become `config_digest` and `argv`; both keys at once are an error."""
     before, today = (
         (GOLDEN / f"{name}-{version}.json").read_text(encoding="utf-8") for version in ("before-2", "2")
     )

@@ -1,4 +1,4 @@
-"""Every number of a header has the range of its option, and every name is of a closed set."""
+"""Every number of a header has the range of its option, and every name is from a closed set."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ SECTIONS = {
 }  # fmt: skip
 RAW = json.loads(SAMPLE.header.model_copy(update=SECTIONS).to_metadata())
 READ_BY_OTHERS = {"config", "preprocess", "masks"}
-"""Settings of a library or of inputs, which other tests change; a mask is checked beside its architecture."""
+"""Settings of a library or of inputs, covered by other tests, and masks, which are checked with their
+architecture."""
 UNBOUNDED = {"below", "count", "penalty", "rank"}
-"""Numbers without an upper bound: of scores that have none, of samples, and of options without one."""
+"""Numbers without an upper bound: scores without limit, sample counts, and options without limit."""
 
 
 class Place(NamedTuple):
@@ -51,7 +52,7 @@ class Place(NamedTuple):
     value: object
 
     def text(self, value):
-        """Return the header with another value here."""
+        """Return the JSON text of the header with another value at this path."""
         changed = json.loads(json.dumps(RAW))
         node = changed
         for key in self.path[:-1]:
@@ -162,7 +163,7 @@ def test_temperatures_do_not_multiply_to_one_that_no_file_may_store():
 
 @pytest.mark.parametrize("logits", [[3e38, -3e38], [3e38, 3e38], [math.nan, 0.0], [math.inf, 0.0]])
 def test_answers_that_are_not_finite_are_errors(logits):
-    """Also finite logits whose difference, or whose sum over members, is not."""
+    """Includes finite logits whose difference, or whose sum over members, is infinite."""
 
     class Constant:
         device, dtype = torch.device("cpu"), torch.float32

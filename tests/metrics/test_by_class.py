@@ -1,4 +1,4 @@
-"""Answers by class are rows of scikit-learn's confusion matrix, of many the worst."""
+"""Results by class equal rows of scikit-learn's confusion matrix; with many classes the worst are selected."""
 
 from __future__ import annotations
 

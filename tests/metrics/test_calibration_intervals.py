@@ -1,4 +1,4 @@
-"""Intervals of calibration errors hold what was found, and the truth as often as they say; differences are paired."""
+"""Intervals of calibration errors contain the measured error and cover the truth; differences are paired."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ TRIALS, SAMPLES = 200, 400
 
 
 def drawn(generator, *, short=0.0, count=SAMPLES):
-    """Confidences even from 1/2 to 1, right with a chance that is short of them by a share of what they are above 1/2.
+    """Return confidences, uniform in [1/2, 1], and hits.
 
-    All gaps are of one sign, so every binning's error is the mean gap, `short / 2`.
+    The probability of a hit is confidence - short * (2 confidence - 1). All gaps have the same sign, so every
+    binning's error is the mean gap, `short / 2`.
     """
     confidence = 0.5 + 0.5 * torch.rand(count, generator=generator, dtype=torch.float64)
     chance = confidence - short * (2 * confidence - 1)
@@ -31,7 +32,7 @@ def drawn(generator, *, short=0.0, count=SAMPLES):
 @pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("short", [0.0, 0.3])
 def test_intervals_cover(short):
-    """Of 95 % intervals 90 to 99 % hold the truth, four standard deviations of so many trials apart; none is vacuous."""
+    """95 % intervals cover the truth within four standard deviations of the trials, and are narrow."""
     generator = torch.Generator().manual_seed(5)
     covered, told = dict.fromkeys(("ece", "adaptive_ece"), 0), 0
     for trial in range(TRIALS):
@@ -49,7 +50,7 @@ def test_intervals_cover(short):
 
 
 def test_percentile_intervals_do_not_hold_the_error_of_a_calibrated_model():
-    """Why there is another kind: what the module says of them."""
+    """Percentile intervals can exclude the measured error of a calibrated model."""
     generator, missed = torch.Generator().manual_seed(5), 0
     for trial in range(20):
         sample = drawn(generator)
@@ -92,7 +93,7 @@ def test_bins_are_those_that_the_errors_add_up(count):
 
 
 def test_a_difference_is_that_of_pairs():
-    """Two models that err on the same samples differ by less than chance would make of each alone."""
+    """Two models with errors on the same samples: the paired interval is narrower than an unpaired interval."""
     accuracy = METRICS["accuracy"]
     first = {"hits": torch.arange(1000) % 4 > 0}
     second = {"hits": (torch.arange(1000) % 4 > 0) | (torch.arange(1000) % 100 == 0)}
@@ -108,7 +109,7 @@ def test_a_difference_is_that_of_pairs():
 
 
 def test_a_difference_of_calibration_errors_covers():
-    """A calibrated model and one that is not: what was found of the first is too much, of the second hardly."""
+    """A calibrated model against a model with error 0.3: the measured error of the former is biased upwards."""
     generator, covered, told = torch.Generator().manual_seed(8), 0, 0
     for trial in range(60):
         rows = [drawn(generator, short=short) for short in (0.0, 0.6)]

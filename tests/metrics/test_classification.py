@@ -1,4 +1,4 @@
-"""Metrics of labelled data: scikit-learn, torchmetrics, hand values at bin edges, and laws."""
+"""Metrics of labelled data: scikit-learn, torchmetrics, hand values at bin edges, and invariants."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def predictions(seed: int, samples: int = 100, scale: float = 3.0) -> tuple[torc
     return probs, torch.randint(4, (samples,), generator=source)
 
 
-# Float32 sums are torchmetrics' only difference.
+# torchmetrics sums in float32.
 ROUNDING = 2e-6
 
 
@@ -205,7 +205,7 @@ def test_the_order_of_passages_is_measured_as_by_scikit_learn(seed, queries):
         assert float(values["precision"][i]) == pytest.approx(sk.average_precision_score(truth, guess))
         first = 1 + min(int((guess > score).sum()) for score in guess[truth])
         assert float(values["reciprocal_rank"][i]) == pytest.approx(1 / first)
-        if len(truth) > 1:  # of one passage scikit-learn says nothing
+        if len(truth) > 1:  # scikit-learn's NDCG is undefined for a single passage
             assert float(values["gain"][i]) == pytest.approx(sk.ndcg_score([truth], [guess], k=10))
     assert {metric.reads[0] for metric in RETRIEVAL} == values.keys()
     assert all(value.dtype == torch.float64 and bool((value <= 1).all()) for value in values.values())

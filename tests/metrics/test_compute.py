@@ -1,4 +1,4 @@
-"""What `measure` makes of predictions, in whatever parts they are gone through."""
+"""Results of `measure` do not depend on the chunks of the predictions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_mean_is_over_the_sets_of_its_group():
 
 
 def test_a_mean_has_the_interval_of_its_resamples():
-    """Those of the sets, which are of the same resamples of the ID set; a mean over one set has that set's."""
+    """Means over OOD sets are computed for each resample of the ID set."""
     one, other = (replace(found(scores=("msp",), resamples=40, scale=s), groups=GROUPS) for s in (2, 3))
     value = one.ood["near"]["auroc"]
 
@@ -80,7 +80,7 @@ def test_a_mean_has_the_interval_of_its_resamples():
 
 
 def test_a_score_ranks_alike_wherever_it_stands():
-    """The first score's numbers have the metrics' names, the others' the score's too; nothing else depends on the order."""
+    """The order of the OOD scores changes only the names of metrics: the first score has no suffix."""
     alone = {score: found(scores=(score,)).ood for score in SCORES}
     together = found(scores=("mi", "msp", "energy")).ood
 

@@ -1,4 +1,4 @@
-"""Prediction sets: coverage over many splits and in all orders, against MAPIE and a reference written from the papers."""
+"""Prediction sets: coverage over many splits and all orders; MAPIE; and a reference written from the papers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DATA = Fingerprint(reference="held-out", sha256=f"sha256:{'0' * 64}")
 
 
 def samples(count, classes=6, *, seed=0, sharpness=2.0):
-    """Return probabilities of a model that is too sure, and labels drawn from softer ones; classes are of different sizes."""
+    """Return probabilities of an overconfident model, and labels; classes have different frequencies."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(count, classes, generator=generator) + 0.3 * torch.arange(classes)
     labels = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
@@ -69,7 +69,7 @@ def covered(probs, labels, rule):
 
 
 def reference_scores(probs, method, penalty=0.0, rank=0):
-    """Write the definitions of the papers out, class by class: equation 3 of RAPS with u = 0, where rho and o are as printed."""
+    """Compute the scores by loops: equation 3 of RAPS with u = 0, with the paper's names rho and o."""
     scores = torch.zeros_like(probs)
     for i, row in enumerate(probs.tolist()):
         for y, p in enumerate(row):
@@ -93,7 +93,7 @@ def test_scores_are_those_of_the_papers(method):
 
 
 class Always(np.random.RandomState):
-    """A generator whose uniform numbers are all 1: MAPIE's `u`, with which it draws nothing."""
+    """Random generator whose uniform numbers are all 1, so MAPIE's sets are not randomized."""
 
     def uniform(self, *_, size):
         return np.ones(size)
@@ -105,12 +105,12 @@ MAPIES = {LAC: LACConformityScore, APS: APSConformityScore, RAPS: RAPSConformity
 @pytest.mark.parametrize("coverage", [0.6, 0.9, 0.95, 0.99])
 @pytest.mark.parametrize("method", SetMethod)
 def test_quantiles_and_sets_are_those_of_mapie(method, coverage):
-    """Without random numbers, which MAPIE always draws for APS and RAPS; of RAPS with the same rank and penalty."""
+    """MAPIE without random numbers, with the same rank and penalty of RAPS, is the reference."""
     (probs, labels), (new, _) = samples(500, seed=1), samples(400, seed=2)
     mapie, alpha = MAPIES[method](), np.array([1 - coverage])
     mapie.classes, mapie.random_state = np.arange(6), Always(0)
     y, p = labels.numpy(), probs.numpy()
-    if method is RAPS:  # whose penalty it chooses on other data; here the same
+    if method is RAPS:  # MAPIE selects rank and penalty of RAPS on other data; the test sets both
         scores = APSConformityScore.get_conformity_scores(mapie, y, p, y_enc=y)
         rank, penalty = np.array([OPTIONS[RAPS]["rank"]]), OPTIONS[RAPS]["penalty"]
         scores = mapie._regularize_conformity_score(rank, penalty, scores, mapie.cutoff)
@@ -130,7 +130,8 @@ def test_quantiles_and_sets_are_those_of_mapie(method, coverage):
         new.numpy()[:, :, None], scores, alpha, cv="prefit", include_last_label=True
     )[:, :, 0]
     sets = class_sets(new, rule).numpy()
-    if method is RAPS:  # adds the class whose penalty crosses the quantile, which its scores do not ask for
+    # MAPIE also adds the class whose penalty crosses the quantile, although its score is above the quantile
+    if method is RAPS:
         assert not (sets & ~theirs).any()
         assert set((theirs.sum(1) - sets.sum(1)).tolist()) <= {0, 1}
     else:
@@ -140,7 +141,7 @@ def test_quantiles_and_sets_are_those_of_mapie(method, coverage):
 
 @pytest.mark.parametrize("method", SetMethod)
 def test_coverage_over_a_thousand_splits_is_within_its_binomial_band(method):
-    """Of n held-out and m new samples the number of covered ones is beta-binomial, if no scores are equal (Vovk 2012)."""
+    """The number of covered samples among m new ones is beta-binomial if all scores differ (Vovk 2012)."""
     probs, labels = samples(260, classes=4)
     scores = true_scores(probs, labels, method)
     n, m, coverage, splits = 60, 200, 0.85, 1000
@@ -153,7 +154,7 @@ def test_coverage_over_a_thousand_splits_is_within_its_binomial_band(method):
     mean, deviation = np.mean(hits) / m, betabinom.std(m, rank, n + 1 - rank) / m / splits**0.5
     exact = rank / (n + 1)  # 0.852
     assert mean > exact - 4 * deviation
-    if method is LAC:  # whose scores differ: no more than that either
+    if method is LAC:  # scores of LAC have no ties, so coverage has an upper bound too
         assert mean < exact + 4 * deviation
         low, high = betabinom.interval(0.9, m, rank, n + 1 - rank)
         outside = sum(not low <= count <= high for count in hits)
@@ -165,7 +166,7 @@ def test_coverage_over_a_thousand_splits_is_within_its_binomial_band(method):
     st.sampled_from([0.1, 1 / 3, 0.5, 0.7, 0.9]),
 )
 def test_of_each_sample_by_the_others_at_least_that_many_are_covered(integers, coverage):
-    """The law of exchangeability, with ties: each sample in turn is the new one, whatever their order."""
+    """Exchangeability with ties: each sample in turn is new; the others give the threshold."""
     scores = torch.tensor(integers, dtype=torch.float64)
     others = [torch.cat([scores[:new], scores[new + 1 :]]) for new in range(len(scores))]
     if len(scores) - 1 < fewest_samples(coverage):
@@ -177,7 +178,7 @@ def test_of_each_sample_by_the_others_at_least_that_many_are_covered(integers, c
 
 
 def test_the_quantile_is_exact():
-    """The level counts as it is typed: 0.55 of 100 is 55, which it is not in binary."""
+    """The coverage is used as a decimal number: 55 of 100 for 0.55. In binary, 100 * 0.55 exceeds 55."""
     assert quantile_rank(99, 0.55) == 55
     assert 100 * 0.55 > 55
     assert (quantile_rank(9, 0.9), quantile_rank(10, 0.9), quantile_rank(19, 0.95)) == (9, 10, 19)
@@ -200,7 +201,7 @@ def test_a_set_does_not_depend_on_the_order_of_samples_or_classes():
 
 
 def test_each_class_is_covered_by_its_own_threshold():
-    """Where a common one leaves a class behind."""
+    """A common threshold covers an underrated class too rarely."""
     probs, labels = samples(60_000, sharpness=4.0)
     probs[:, 0] *= 0.2  # class 0 is underrated
     probs /= probs.sum(1, keepdim=True)
@@ -220,12 +221,13 @@ def test_each_class_is_covered_by_its_own_threshold():
 
 
 def test_empty_sets_and_sets_of_one():
-    """LAC leaves a set empty where no class is probable enough; APS and RAPS always have the most probable one."""
+    """Only LAC gives empty sets; APS and RAPS always include the most probable class."""
     probs, labels = samples(2000, sharpness=6.0)
     unsure = torch.full((1, 6), 0.1, dtype=torch.float64)
     unsure[0, 3] = 0.5
     for method in SetMethod:
-        rule = fitted(probs, probs.argmax(1), method, 0.5)  # of a model that is always right
+        # labels are the predictions, so the model is always right
+        rule = fitted(probs, probs.argmax(1), method, 0.5)
         sizes = class_sets(torch.cat([probs, unsure]), rule).sum(1)
         assert (int(sizes.min()) == 0) == (method is LAC)
         assert int(sizes[-1]) == (0 if method is LAC else 1)
@@ -243,7 +245,7 @@ def test_classes_of_equal_probability_are_in_a_set_together():
 
 @pytest.mark.parametrize("method", SetMethod)
 def test_rounding_does_not_drop_samples_with_the_probabilities_of_the_quantile(method):
-    """Inputs that are in the data again and again, computed in another batch."""
+    """Repeated inputs computed in another batch differ by rounding, and stay in the sets."""
     probs, labels = samples(50)
     probs, labels = probs.repeat(20, 1), labels.repeat(20)
     rule = fitted(probs, labels, method, 0.8)
@@ -272,7 +274,7 @@ def test_bad_arguments():
 
 
 def test_all_sets_of_the_exact_distribution_cover():
-    """Every draw of three held-out samples of a world of three inputs: the coverage summed over all is at least the level."""
+    """Sum over all draws of three held-out samples: the expected coverage is at least 0.6."""
     world = torch.tensor([[0.7, 0.2, 0.1], [0.3, 0.4, 0.3], [0.1, 0.1, 0.8]], dtype=torch.float64)
     pairs = [(x, y, float(world[x, y]) / 3) for x in range(3) for y in range(3)]
     for method in SetMethod:

@@ -1,4 +1,4 @@
-"""Cost: hand counts on the CPU and on meta."""
+"""Parameters and multiply-accumulates equal hand counts, on the CPU and on the meta device."""
 
 from __future__ import annotations
 

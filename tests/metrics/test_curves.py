@@ -1,4 +1,4 @@
-"""Curves: what the metrics beside them say follows from them, and no point is anywhere but on the curve."""
+"""Metrics can be computed from the curves, and every point is on the exact curve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hydractl.metrics.per_sample import Responses, places
 
 
 def drawn(seed, n, *, levels=None):
-    """Return confidences and hits; of few levels many are equal."""
+    """Return confidences and hits. `levels` gives many equal confidences."""
     generator = torch.Generator().manual_seed(seed)
     confidence = torch.rand(n, generator=generator, dtype=torch.float64)
     if levels:

@@ -1,4 +1,4 @@
-"""Diversity: bounds, what equal and opposite members give, and hand values."""
+"""Diversity: bounds, equal members, opposite members, and hand values."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_rounding_makes_no_negative_information():
 
 
 def _gain(probs):
-    """The definition, without care for rounding."""
+    """Compute the mutual information by the definition, without a clamp at 0."""
     mean = probs.mean(0)
     return float((torch.special.entr(mean).sum(-1) - torch.special.entr(probs).sum(-1).mean(0)).mean())
 

@@ -1,4 +1,4 @@
-"""Scores of features against their definitions in numpy and scikit-learn, written down a second time."""
+"""Feature-based scores equal independent implementations in numpy and scikit-learn."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hydractl.metrics.ood_scores import FITTED
 
 COUNT, WIDTH, CLASSES, K = 60, 8, 4, 5
 OLD = ":alpha=0:normalize=false"
-"""What makes distances those of OpenOOD."""
+"""Options for OpenOOD's distances."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """Features of a cluster a class, of which one class has no sample, with logits of a classifier that has a bias."""
+    """Features with one cluster per class and one class without samples, and a classifier with a bias."""
 
     features: torch.Tensor
     labels: torch.Tensor
@@ -84,7 +84,7 @@ def ren(f, z, d):
 
 
 def shrunk(f, d, *, relative, alpha=None):
-    """The definition, unfolded, with the inverse itself."""
+    """Compute the distances by the definition, with an explicit inverse."""
     u, x, y = unit(f), unit(d.features.double().numpy()), d.labels.numpy()
     means = {c: x[y == c].mean(0) for c in np.unique(y)}
     off = x - np.stack([means[c] for c in y])
@@ -112,7 +112,10 @@ def neighbour(k):
 
 
 def wang(f, z, d):
-    """The residual by PCA: of data and its mirror image, whose mean is 0, components are eigenvectors of the second moment."""
+    """Compute ViM with PCA.
+
+    The data and their mirror image have mean 0, so components are eigenvectors of the second moment.
+    """
     weight, bias = (x.double().numpy() for x in d.classifier)
     origin = np.linalg.lstsq(weight, -bias, rcond=None)[0]
     x = d.features.double().numpy() - origin
@@ -144,11 +147,11 @@ def test_every_score_has_an_oracle():
 @pytest.mark.parametrize("count", [COUNT, 2000, 9])
 @pytest.mark.parametrize("name", ORACLES)
 def test_it_is_its_definition(name, count, monkeypatch):
-    """What is kept in float32 differs from the definition by less than a thousandth of the score's standard deviation."""
+    """Tensors stored in float32 change a score by less than 0.001 of its standard deviation."""
     monkeypatch.setattr(feature_scores, "AT_ONCE", 7 if count == COUNT else 8192)
     d = data(count=count)
     if count == 9 and name.endswith(OLD):
-        d = data(count=14)  # fewer leave covariances singular, which the pseudoinverses' own test is about
+        d = data(count=14)  # with fewer samples covariances are singular; another test covers pseudoinverses
     features, logits = strangers(d)
 
     scores = fit(name, d.training)(features, logits)
@@ -216,7 +219,7 @@ def test_a_singular_covariance_is_pseudoinverted_without_shrinkage(name, oracle)
 
 @pytest.mark.parametrize("name", ["mahalanobis", "relative-mahalanobis"])
 def test_what_varies_by_rounding_alone_does_not_count(name):
-    """As after a norm: one direction of the features has no variance but what float32 leaves."""
+    """A layer norm causes a direction of the features with only float32 rounding as variance."""
     d = data()
     flat = torch.linalg.qr(torch.randn(WIDTH + 1, WIDTH, generator=torch.Generator().manual_seed(1))).Q
     features, logits = strangers(d)

@@ -1,4 +1,4 @@
-"""Numbers of models that may answer several labels, against scikit-learn's and torch's own."""
+"""Metrics and temperatures of multi-label models equal those of scikit-learn, torchmetrics and SciPy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CHOSEN = (
 
 
 def told(members=3, samples=200, labels=5, *, seed=0, steps=None):
-    """Members' log odds (M, N, Q), with ties if there are `steps`, and which labels apply (N, Q)."""
+    """Return the members' log odds (M, N, Q), rounded if `steps` is given, and labels (N, Q)."""
     random = torch.Generator().manual_seed(seed)
     odds = 2 * torch.randn(members, samples, labels, generator=random, dtype=torch.float64)
     odds = odds if steps is None else (odds * steps).round() / steps
@@ -65,7 +65,7 @@ def measured(odds, applies, *, resamples=0, metrics=CHOSEN, thresholds=()):
 
 @pytest.mark.parametrize(
     ("members", "steps"), [(1, None), (1, 2), (3, None)]
-)  # ties of means are those of rounding
+)  # no case of several members with ties, because rounding would break ties of mean probabilities
 def test_numbers_are_those_of_other_libraries(members, steps):
     odds, applies = told(members, steps=steps)
     values = {name: estimate.value for name, estimate in measured(odds, applies).items()}
@@ -84,7 +84,7 @@ def test_numbers_are_those_of_other_libraries(members, steps):
         sk.average_precision_score(truth, probs, average="macro")
     )
     assert values["label_auroc"] == pytest.approx(sk.roc_auc_score(truth, probs, average="macro"))
-    # of decisions: how often the answer for a label, yes or no, is right
+    # calibration of decisions: whether yes or no is correct for a label
     assert values["ece"] == pytest.approx(
         ece(confidence.flatten().float(), hits.flatten().long()).item(), abs=1e-6
     )
@@ -109,7 +109,7 @@ def test_a_label_that_is_in_all_samples_or_in_none_does_not_count_where_it_has_n
 
 
 def test_resamples_draw_samples_and_never_labels():
-    """All labels of a sample are alike: drawn together they vary as much as a single label; drawn apart, far less."""
+    """With 16 copies of one label the intervals stay equal, since all labels of a sample are drawn together."""
     random = torch.Generator().manual_seed(3)
     odds = torch.randn(1, 400, 1, generator=random, dtype=torch.float64)
     applies = (torch.rand(400, 1, generator=random) < odds[0].sigmoid()).long()
@@ -156,7 +156,7 @@ def test_the_temperature_is_that_of_all_labels_as_samples():
 
 
 def posterior_means(odds, applies, temperature):
-    """ln(T_q / T) of each label by adaptive quadrature, label by label and deviation by deviation, from the formulas alone."""
+    """Compute the posterior mean of ln(T_q / T) of each label by adaptive quadrature."""
     odds, applies = odds.double().numpy(), applies.bool().numpy()
 
     def likelihood(ln, q):
@@ -191,7 +191,7 @@ def test_temperatures_of_labels_are_posterior_means(members, seed):
 
 
 def overconfident(factors, *, samples, seed=0, members=1):
-    """Log odds of labels that are overconfident by some factors, and which labels apply."""
+    """Return log odds of labels that are too large by the given factors, and labels."""
     generator = torch.Generator().manual_seed(seed)
     true = 2 * torch.randn(samples, len(factors), generator=generator, dtype=torch.float64)
     applies = torch.rand(true.shape, generator=generator, dtype=torch.float64) < true.sigmoid()
@@ -207,7 +207,7 @@ def test_with_many_samples_each_label_has_the_temperature_that_it_would_have_alo
 
 
 def test_labels_that_are_alike_share_their_temperature():
-    """Apart they would spread more than ten times as much."""
+    """Temperatures fitted separately would have more than ten times this standard deviation."""
     odds, applies = overconfident([1.5] * 20, samples=100)
     common = fit_temperature(responses(odds), applies).temperature
     found = fit_label_temperatures(responses(odds), applies, common)
@@ -218,7 +218,7 @@ def test_labels_that_are_alike_share_their_temperature():
 
 @pytest.mark.parametrize("stored", [Temperature(1.3, (1.1, 1.3, 1.7)), Temperature(1.3), Temperature()])
 def test_temperatures_on_top_of_stored_ones_are_those_of_raw_logits(stored):
-    """Those of before have no part in them, but where they differ from label to label the prior is one of all logits at once."""
+    """The product of stored and new temperatures equals the temperature fitted on raw logits."""
     odds, applies = overconfident([0.7, 1.0, 2.5], samples=200)
     header = SimpleNamespace(architecture=SimpleNamespace(task=MULTI_LABEL))
     options = {"row": "x", "header": header}
@@ -298,7 +298,8 @@ def test_a_threshold_of_a_label_has_the_highest_f1(seed, samples, steps):
         assert 0 < threshold < 1
         assert (
             probs[:, q].double() - threshold
-        ).abs().min() > 0  # rounding moves no sample to the other side
+            # no sample has a probability equal to the threshold, so rounding changes no decision
+        ).abs().min() > 0
 
 
 def test_f1_is_of_the_thresholds_and_other_numbers_are_not():

@@ -29,7 +29,7 @@ auroc, fpr_at_tpr, aupr_out, aupr_in, aupr_out_trapezoid, aupr_in_trapezoid = AL
 
 @st.composite
 def tied_scores(draw) -> tuple[torch.Tensor, torch.Tensor]:
-    """ID and OOD scores on a coarse grid, so that ties within and across are common."""
+    """Draw ID and OOD scores on a coarse grid, so that ties within and across are common."""
     grid = st.lists(st.integers(-4, 4), min_size=1, max_size=30)
     return tuple(torch.tensor(draw(grid), dtype=torch.float64) / 8 for _ in range(2))
 
@@ -66,7 +66,7 @@ def test_curves_are_those_of_scikit_learn_to_the_last_bit(scores, tpr):
 
 @given(tied_scores())
 def test_auroc_and_average_precision_are_those_of_torchmetrics(scores):
-    # Scores in [0, 1]: outside, torchmetrics squashes them batch by batch.
+    # Scores in [0, 1]: torchmetrics applies a sigmoid to batches with other scores.
     inside = [part + 0.5 for part in scores]
     is_ood, _ = labelled(*inside)
     target, preds = torch.from_numpy(is_ood).long(), torch.cat(inside)
@@ -131,7 +131,7 @@ def test_many_candidates_are_scored_as_one_by_one(metric, dtype):
     assert together.dtype == torch.float64
     each = [on_scores(metric.compute)(a, b) for a, b in zip(id_scores, ood_scores, strict=True)]
     assert together.tolist() == pytest.approx(each, abs=1e-14)
-    if metric.name in {"auroc", "fpr95"}:  # counts, up to the last division
+    if metric.name in {"auroc", "fpr95"}:  # computed from integer counts until the last division
         assert together.tolist() == each
 
 

@@ -1,4 +1,4 @@
-"""OOD scores: their formulas written out anew, and that the unsure are the strange."""
+"""OOD scores equal independent implementations, and uncertain predictions have higher scores."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_scores_of_an_ensemble(z):
 
 @given(logits)
 def test_scores_of_one_model_have_any_axes(z):
-    """As circuits are scored: candidates, then samples."""
+    """Scoring of circuits uses two axes: candidates and samples."""
     found = {name: score.of(z.unsqueeze(0)) for name, score in SCORES.items()}
 
     torch.testing.assert_close(found["msp"], -z.softmax(-1).max(-1).values)
     torch.testing.assert_close(found["entropy"], entropy_of(z.softmax(-1)))
     torch.testing.assert_close(found["energy"], -z.exp().sum(-1).log())
     assert torch.equal(found["max-logit"], -z.max(-1).values)
-    assert torch.equal(found["mi"], torch.zeros(3, 6, dtype=z.dtype))  # exactly, so that all samples tie
+    assert torch.equal(found["mi"], torch.zeros(3, 6, dtype=z.dtype))  # exactly 0, so that all samples tie
 
 
 @pytest.mark.parametrize("name", OF_ONE)

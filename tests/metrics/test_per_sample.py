@@ -1,4 +1,4 @@
-"""What metrics read: answers are refused where they are none, places know nothing but the order."""
+"""Values per sample: `answers` rejects invalid predictions, and `places` depends only on the order."""
 
 from __future__ import annotations
 

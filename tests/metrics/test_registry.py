@@ -1,4 +1,4 @@
-"""The table of definitions: read-only, keyed by name, one sentence each."""
+"""The registry of metrics: read-only, keyed by name, one sentence per definition."""
 
 from __future__ import annotations
 

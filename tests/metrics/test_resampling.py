@@ -1,4 +1,4 @@
-"""Intervals: seeds, order, coverage, and that every resample is the metric itself."""
+"""Bootstrap intervals: seeds, order, coverage, and equality of each resample with the metric."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_indices_are_drawn_with_replacement_in_range(at_once, monkeypatch):
 
 
 def test_the_id_set_is_resampled_alike_beside_every_ood_set():
-    """So that a mean over OOD sets has resamples of its own; the OOD sets are drawn apart, be they of one size."""
+    """Means over OOD sets need equal ID resamples; OOD sets of equal size have different resamples."""
     (ids, oods), (again, others) = (
         next(Resampling(resamples=9).draws(8, 5, name=name)) for name in ("near", "far")
     )
@@ -150,13 +150,13 @@ TRIALS = 300
 
 
 def check_coverage(covered, trials=TRIALS):
-    """Four standard deviations of a binomial, and below the point that percentile intervals of few samples lack."""
+    """Check the coverage within four binomial deviations, and one point less for percentile intervals."""
     error = 4 * math.sqrt(0.95 * 0.05 / trials)
     assert 0.95 - error - 0.01 <= covered / trials <= 0.95 + error
 
 
 def found_on(metrics, confidence, hits, others=None, *, seed):
-    """Return the numbers of a model that gives these probabilities (N,) to its first class, on ID data and on others."""
+    """Return the metrics of a model with probabilities (N,) of its first class, on ID data and on OOD data."""
     log_probs = torch.stack([confidence, 1 - confidence], 1).log()[None]
     ood = {} if others is None else {"x": torch.stack([others, 1 - others], 1).log()[None]}
     resampling = Resampling(seed=seed)
@@ -173,9 +173,9 @@ def found_on(metrics, confidence, hits, others=None, *, seed):
 
 @pytest.mark.more
 def test_intervals_of_labelled_metrics_cover():
-    """Calibrated confidences drawn evenly from 1/2 to 1 are right with their own probability; expectations by integration.
+    """Intervals for calibrated confidences, uniform in [1/2, 1], cover expectations computed by integration.
 
-    Calibration errors have intervals of their own: test_calibration_intervals.py.
+    test_calibration_intervals.py has the calibration errors.
     """
     truth = {"accuracy": 3 / 4, "brier": 1 / 3, "nll": 1 / 2}
     generator, covered = seeded(), dict.fromkeys(truth, 0)
@@ -194,8 +194,8 @@ def test_intervals_of_labelled_metrics_cover():
 @pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(("inside", "outside"), [(400, 40), (40, 400)])
 def test_intervals_of_auroc_cover(inside, outside):
-    """One of the two sets is small, so that nearly all of the uncertainty is its own: both must be resampled."""
-    truth = 0.5 * (1 + math.erf(1 / 2))  # of normal scores whose means are one deviation apart
+    """Nearly all uncertainty is from the smaller set, so both sets must be resampled."""
+    truth = 0.5 * (1 + math.erf(1 / 2))  # AUROC of normal scores with unit variance and means 1 apart
     generator, covered = seeded(), 0
     for trial in range(TRIALS):
         own, others = (torch.randn(n, generator=generator, dtype=torch.float64) for n in (inside, outside))
@@ -208,7 +208,7 @@ def test_intervals_of_auroc_cover(inside, outside):
 
 @pytest.mark.more
 def test_resamples_of_a_diversity_metric_cover():
-    """Reports give diversity no interval; drawn anew as samples are, its numbers would cover."""
+    """Intervals of a diversity metric would cover, although reports leave these intervals out."""
     trials, share = 100, 0.3
     generator, covered = seeded(), 0
     for trial in range(trials):

@@ -1,4 +1,4 @@
-"""Thresholds: how often a promise is broken, by enumeration and by simulation; and of those that keep it, which is taken."""
+"""Thresholds of selective prediction: error rates of the guarantees by enumeration and by simulation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hydractl.metrics.selective import (
 
 
 def drawn(count, *, seed, ties=False):
-    """Return scores, and whether answers are right; wrong ones get likelier with the score."""
+    """Return scores and hits; the probability of an error grows with the score."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(count, generator=generator)
     if ties:
@@ -36,7 +36,7 @@ def risk_at(scores):
 
 
 def true_risk(below, *, ties=False):
-    """Return the share of wrong answers below a threshold."""
+    """Return the error rate below a threshold."""
     grid = torch.linspace(0, 1, 120_001)[:-1]
     grid = (grid * 12).floor() / 12 if ties else grid
     return float(risk_at(grid[grid < below]).mean())
@@ -44,12 +44,12 @@ def true_risk(below, *, ties=False):
 
 @pytest.mark.parametrize("ties", [False, True])
 def test_the_promise_is_broken_no_oftener_than_it_says(ties):
-    """And is worth something: not much less is accepted than might be."""
+    """The guarantee fails in at most `delta` of all draws, and most of the possible samples are accepted."""
     found = [errors_among_accepted(*drawn(600, seed=s, ties=ties), risk=0.1, delta=0.2) for s in range(100)]
 
     broken = sum(one.below is not None and true_risk(one.below, ties=ties) > 0.1 for one in found)
     assert broken <= 0.2 * 100
-    most = 0.75**0.5  # the share whose risk is 0.1
+    most = 0.75**0.5  # fraction accepted at a risk of 0.1
     assert np.median([one.accepted / 600 for one in found]) > 0.75 * most
     assert sum(one.accepted > 0 for one in found) > 92
 
@@ -61,21 +61,24 @@ ATOMS = {
     "again after some that are not": ([0.3, 0.3, 0.3, 0.1], [0.401, 0.1, 0.71, 0.0]),
     "where nearly all scores are equal": ([0.04, 0.86, 0.05, 0.05], [1.0, 0.375, 0.4, 0.0]),
 }
-"""The shares of four scores, and the chance that an answer is wrong at each: where what lies below a score is too risky."""
+"""Distributions of four scores: (probability of each score, probability of an error given the score). The
+names state where the risk below a score is too high."""
 
 
 def test_errors_among_accepted_in_all_draws_there_are(monkeypatch):
-    """The chance that too risky a threshold is taken, summed over every draw of eight samples."""
+    """The exact probability of a threshold with too high a risk, summed over all draws of eight samples."""
     risk, delta, count = 0.4, 0.24, 8
     monkeypatch.setattr(selective, "ROOTS", 1.0)
     ranks = ranks_to_test(count, risk, delta)
     assert ranks == [3, 6, 7]
-    monkeypatch.setattr(selective, "ranks_to_test", lambda *_: ranks)  # eight thousand times the same
+    # the same ranks for all 8,000 draws, computed once
+    monkeypatch.setattr(selective, "ranks_to_test", lambda *_: ranks)
     kinds, last = torch.arange(8), count + 7
     broken = dict.fromkeys(ATOMS, 0.0)
     for walls in itertools.combinations(range(last), 7):
         counts = np.diff((-1, *walls, last)) - 1
-        samples = kinds.repeat_interleave(torch.from_numpy(counts))  # a score and whether the answer is right
+        # each kind is a score and whether the answer is right
+        samples = kinds.repeat_interleave(torch.from_numpy(counts))
         found = errors_among_accepted((samples // 2).double(), samples % 2 == 1, risk=risk, delta=delta)
         if found.below is None:
             continue
@@ -89,18 +92,18 @@ def test_errors_among_accepted_in_all_draws_there_are(monkeypatch):
 
 
 def test_the_sequence_stops_at_the_first_threshold_that_fails():
-    """Though a looser one would pass, as it would pass if tests shared `delta` too."""
+    """Later thresholds would pass, even with a `delta` divided among all tests."""
     ranks = ranks_to_test(400, 0.05, 0.05)
     hits = torch.ones(400, dtype=torch.bool)
     scores = torch.arange(400.0)
     assert errors_among_accepted(scores, hits, risk=0.05, delta=0.05).accepted == ranks[-1] == 399
-    hits[:3] = False  # one more than the first allows; the last allows twelve
+    hits[:3] = False  # the first threshold allows two errors, the last allows twelve
     assert ranks[0] == 93
     assert errors_among_accepted(scores, hits, risk=0.05, delta=0.05) == NOTHING
 
 
 def test_each_threshold_is_tested_at_the_whole_of_delta():
-    """So that 93 samples with one error are enough, however many thresholds follow."""
+    """93 samples with one error suffice, for any number of later thresholds."""
     scores, hits = torch.arange(400.0), torch.zeros(400, dtype=torch.bool)
     hits[:93] = True
     hits[5] = False
@@ -132,7 +135,7 @@ def test_what_is_accepted_is_below_and_counted():
     chosen = scores < found.below
     assert (found.accepted, found.errors) == (int(chosen.sum()), int((~hits[chosen]).sum()))
     nearest = scores[scores >= found.below].min()
-    assert 0 < nearest - found.below <= 1.1e-6  # of a sample, but for what rounding may be
+    assert 0 < nearest - found.below <= 1.1e-6  # distance below a sample's score, up to rounding
     ranks = ranks_to_test(2000, 0.1, 0.05)
     wrong = (~hits[scores.argsort()]).cumsum(0)
     for rank in ranks[: ranks.index(found.accepted) + 1]:
@@ -153,13 +156,13 @@ def test_equal_scores_are_accepted_together_or_not_at_all():
     all_right = torch.ones(800, dtype=torch.bool)
     assert errors_among_accepted(torch.zeros(800), all_right, risk=0.05, delta=0.05) == NOTHING
     assert accepted_and_wrong(torch.zeros(800), all_right, risk=0.05).accepted == 800
-    hits[:400:9] = False  # 45, of 40 that are allowed
+    hits[:400:9] = False  # 45 errors, more than the 40 allowed
     assert accepted_and_wrong(scores, hits, risk=0.05) == NOTHING
 
 
 @pytest.mark.parametrize("least", [1e-3, 1e-9])
 def test_whoever_rounds_otherwise_accepts_the_same(least):
-    """A score that is computed in another order is off by a few units in its last place; near ones still stay apart."""
+    """Scores computed in another order differ by rounding; neighbouring scores must stay separate."""
     scores = 1.9 + least * torch.arange(400.0, dtype=torch.float64)
     right = torch.ones(400, dtype=torch.bool)
     again = scores * (1 + min(2e-7, least / 10) * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(200))
@@ -191,7 +194,7 @@ def test_too_few_samples_can_tell_nothing():
     st.sampled_from([0.02, 0.05, 0.1, 0.25, 1 / 3, 0.5, 0.9]),
 )
 def test_accepted_and_wrong_of_each_sample_by_the_others(pairs, risk):
-    """The law of conformal risk control: of any samples, each in turn being the new one, at most `risk` are accepted and wrong."""
+    """Conformal risk control: each sample in turn is new, and at most `risk` of them are accepted and wrong."""
     scores = torch.tensor([float(score) for score, _ in pairs])
     hits = torch.tensor([hit for _, hit in pairs])
     losses = 0
@@ -204,15 +207,16 @@ def test_accepted_and_wrong_of_each_sample_by_the_others(pairs, risk):
 
 @pytest.mark.parametrize("risk", [0.05, 0.1, 0.5])
 def test_accepted_and_wrong_gives_nothing_away(risk):
-    """Where every answer is wrong and no scores are equal, the bound is met."""
+    """If every answer is wrong and all scores differ, the bound is reached."""
     scores, hits = torch.arange(20.0), torch.zeros(19, dtype=torch.bool)
     belows = [accepted_and_wrong(scores[scores != new], hits, risk=risk).below for new in scores]
     losses = [below is not None and bool(new < below) for new, below in zip(scores, belows, strict=True)]
-    assert sum(losses) == pytest.approx(20 * risk - (risk == 0.05))  # that first sample is no threshold's
+    # at 0.05 no threshold excludes only the first sample
+    assert sum(losses) == pytest.approx(20 * risk - (risk == 0.05))
 
 
 def test_accepted_and_wrong_counts_all_inputs():
-    """So that it accepts more than the other guarantee, at the same risk."""
+    """At equal risk more samples are accepted than by `errors_among_accepted`."""
     scores, hits = drawn(2000, seed=1)
     found = accepted_and_wrong(scores, hits, risk=0.1)
 

@@ -1,4 +1,4 @@
-"""Spans of tags are seqeval's, and what is measured of words is what is measured of samples."""
+"""Spans equal those of seqeval, and metrics of words equal metrics of samples."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def tag_names(prefixes):
 
 
 def sequences(names, *, count, seed):
-    """Return so many sequences of numbers of tags, and others that mostly agree with them, of 0 to `LONGEST` words."""
+    """Return true tag sequences of 0 to `LONGEST` words, and predicted ones with about 80 % equal tags."""
     random = np.random.default_rng(seed)
     true = [
         np.where(random.random(n) < 0.4, 0, random.integers(len(names), size=n))
@@ -94,7 +94,7 @@ def test_tags_without_a_prefix_are_labels():
 
 
 def ragged(*, members=3, rows=40, classes=7, seed=0):
-    """Return predictions of words (M, N, Q, C), not-a-number where a row has none, and their labels (N, Q)."""
+    """Return predictions (M, N, Q, C) with NaN for padding words, labels (N, Q), and logits."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, LONGEST + 1, (rows,), generator=generator)
     absent = torch.arange(LONGEST) >= lengths[:, None]
@@ -192,7 +192,7 @@ def test_a_span_is_as_sure_as_its_least_sure_word():
 
 
 def entities(told, labels, names, *, temperature=1.0):
-    """Lowest probabilities of the predicted tags within spans that seqeval finds, and whether they are true ones, by text."""
+    """Yield the minimum probability of each span that seqeval predicts, and whether the span is correct."""
     log_probs = (told.log_probs.double() / temperature).log_softmax(-1)
     probs = log_probs.exp().mean(0)
     for i, row in enumerate(labels):
@@ -206,7 +206,7 @@ def entities(told, labels, names, *, temperature=1.0):
 
 @pytest.mark.parametrize(("seed", "temperature"), [(0, 1.0), (1, 0.4), (2, 3.0)])
 def test_the_temperature_of_entities_is_that_of_their_log_odds(seed, temperature):
-    """Posterior mode under the prior of all temperatures, by another minimizer; reports are of what it makes of entities."""
+    """The entity temperature is the posterior mode by another minimizer, and divides log odds in reports."""
     names = tag_names("BI")
     told, labels, _ = ragged(classes=len(names), seed=seed)
     found = entity_scale(told, labels, temperature, header_of(names), Temperature(1.7, of_entities=9.0))
@@ -252,7 +252,7 @@ def test_without_a_predicted_span_there_is_nothing_to_calibrate():
 
 
 def span_scores(told, labels, names, score):
-    """Return the highest score of a word within each span that seqeval finds in the predicted tags, of each text."""
+    """Return the maximum score over the words of each of seqeval's predicted spans, for each text."""
     tags = ensemble_log_probs(told.log_probs.double()).argmax(-1)
     found = []
     for i, row in enumerate(labels):
@@ -265,7 +265,7 @@ def span_scores(told, labels, names, score):
 
 
 def rates(inside, outside):
-    """AUROC and FPR95 of scores by scikit-learn."""
+    """Return AUROC and FPR95 by scikit-learn."""
     kinds, scores = np.r_[np.zeros(len(inside)), np.ones(len(outside))], np.r_[inside, outside]
     curve = roc_curve(kinds, scores, drop_intermediate=False)
     flagged = next(false for false, true, _ in zip(*curve, strict=True) if true >= 0.95)
@@ -311,7 +311,7 @@ def test_texts_are_resampled_with_all_their_spans():
 
 @pytest.mark.parametrize("side", ["tested", "foreign"])
 def test_where_a_resample_has_no_span_there_is_no_interval(side):
-    """One text of six has a span; one draw in three lacks it."""
+    """One of six texts has a span, so a third of all resamples have no span."""
     words = torch.tensor([[0.9, 0.1]]).expand(6, 3, 2).clone()
     words[0, 0] = torch.tensor([0.2, 0.8])
     rare, common = (Responses(x.log().unsqueeze(0)) for x in (words, words.flip(2)))
@@ -335,7 +335,7 @@ def test_without_a_span_none_are_told_apart():
     assert {"span_auroc", "span_auroc@mi", "span_fpr95"} <= sets["b"].keys()
     assert sets["b"]["span_auroc"].value == 0.5
     row = replace(RowNumbers(id_set={}, ood_sets=sets), groups={"all": ("b", "a")})
-    shared = means(row.ood, row.groups)["all"]  # of what both have
+    shared = means(row.ood, row.groups)["all"]  # metrics present in both sets
     assert "auroc" in shared
     assert not {name for name in shared if name.startswith("span")}
     assert row.mean_intervals == {}

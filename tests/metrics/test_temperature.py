@@ -1,4 +1,4 @@
-"""Temperature scaling: what T does to predictions, and that the fitted one is the best."""
+"""Temperature scaling: the effect of T on predictions, and the optimality of the fitted T."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 60), st.integers(1, 6))
 
 
 def drawn(seed, members=1, samples=300, classes=5, scale=1.0):
-    """Logits, and labels that one softmax of them gave, so that the best temperature is about `scale`."""
+    """Return logits and labels with a best temperature of about `scale`."""
     source = torch.Generator().manual_seed(seed)
     shared = 1.5 * torch.randn(samples, classes, generator=source, dtype=torch.float64)
     labels = torch.multinomial(shared.softmax(1), 1, generator=source)[:, 0]
@@ -43,12 +43,12 @@ def nll(log_probs, labels):
 
 
 def mixture(logits, temperature):
-    """The definition, written down once more."""
+    """Return the mean of the members' softmaxes."""
     return (logits / temperature).softmax(-1).mean(0)
 
 
 def posterior(logits, labels, temperature, samples=None):
-    """The negative log posterior of ln T with its normal prior (0, 0.5), written down once more; of NumPy alone."""
+    """Return the negative log posterior of ln T with the prior N(0, 0.5), computed in NumPy."""
     z = np.asarray(logits, dtype=np.float64) / temperature
     probs = np.exp(z - z.max(-1, keepdims=True))
     probs /= probs.sum(-1, keepdims=True)
@@ -57,7 +57,7 @@ def posterior(logits, labels, temperature, samples=None):
 
 
 def reference(logits, labels, **how):
-    """Its minimum, by Nelder and Mead's search from ten starts."""
+    """Return the minimum of `posterior` by Nelder and Mead's search from ten starts."""
     runs = [
         minimize(lambda x: posterior(logits, labels, np.exp(x[0]), **how), [start], method="Nelder-Mead",
                  bounds=[(np.log(LOWEST), np.log(HIGHEST))], options={"xatol": 1e-9, "fatol": 1e-12})
@@ -168,7 +168,7 @@ def test_of_many_samples_the_nll_alone_decides(seed, members):
 @given(st.integers(0, 9999), st.integers(1, 3), st.sampled_from([0.3, 3.0]))
 @settings(max_examples=15)
 def test_samples_that_are_repeated_leave_less_to_the_prior(seed, members, scale):
-    """Repeated k times they have the same NLL, and the prior a kth of its share: ln T moves away from 0, to the NLL's minimum."""
+    """Repeated samples keep the NLL and reduce the weight of the prior: T moves to the NLL's minimum."""
     logits, labels = drawn(seed, members, samples=30, scale=scale)
     logits = single(logits)
 
@@ -227,7 +227,7 @@ def test_neither_the_posterior_nor_the_nll_is_ever_worse_than_without(seed, shap
 
 
 def test_at_the_minimum_the_derivative_is_zero():
-    """For one model dNLL/dlnT is the label's logit less the expected one, on average; the prior adds 4 ln T / N."""
+    """For one model dNLL/dlnT is the mean of label logit minus expected logit; the prior adds 4 ln T / N."""
     logits, labels = drawn(3)
 
     temperature = fit_temperature(single(logits), labels).temperature
@@ -249,7 +249,7 @@ def test_equal_members_have_the_temperature_of_one():
 @given(st.integers(1, 60), st.integers(2, 6), st.floats(0.5, 5))
 @settings(max_examples=10)
 def test_a_model_that_is_always_right_is_not_made_certain(samples, classes, scale):
-    """The NLL alone ends at the lower bound, whatever the number of samples."""
+    """Without a prior the fit ends at the lower bound, for any number of samples."""
     labels = torch.arange(samples) % classes
     logits = scale * torch.eye(classes, dtype=torch.float64)[labels][None]
 
@@ -261,7 +261,7 @@ def test_a_model_that_is_always_right_is_not_made_certain(samples, classes, scal
 
 
 def test_members_of_whom_one_is_always_right_are_not_made_certain_of_what_they_dispute():
-    """At T = 0 the NLL of every sample is log 2 at most, which few samples may well prefer."""
+    """At T = 0 the NLL of every sample is at most log 2, which a fit without prior could prefer."""
     labels = torch.arange(60) % 3
     right = 4.0 * torch.eye(3, dtype=torch.float64)[labels]
     wrong = right.clone()

@@ -1,4 +1,4 @@
-"""Pages in a real browser, where one is installed: every figure is seen, nothing is wider than a phone, and the scheme is the reader's."""
+"""Pages in a real browser, if installed: visible figures, phone width, and the reader's colours."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 PHONE, DESK = 375, 1280
 WITHOUT = ("reliability", "heads", "taylor", "runtime")
-"""Figures whose panels say whose they are."""
+"""Figures without a legend, whose panels have names."""
 NAMES = ("<script>document.title='broken into'</script>", "an_unbroken_name_" * 12, "base")
 CASES = {
     "one": (seeded(0).model_copy(update={"examples": examples()}),),
@@ -66,7 +66,7 @@ def overlap(one, other):
 
 @pytest.fixture
 def shown(tmp_path):
-    """What a browser makes of each page on a phone in the dark and on a desk in the light, and what its console says."""
+    """Return a browser's measurements of each page, for a dark phone and a light desktop, and the console."""
     frames = []
     for name, reports in CASES.items():
         compared = Compared.of({f"{i}.json": report for i, report in enumerate(reports)})
@@ -98,7 +98,7 @@ def test_every_figure_is_seen_and_nothing_sticks_out(shown):
         names = ("cost", "reliability", "confidence", "risk", "roc", "heads", *more)
         assert sorted(one["seen"]) == sorted([name, True] for name in names)
         assert (one["scroll"], one["sticking"]) == (one["wide"], [])
-        assert (one["captions"], one["rows"]) == ([], [])  # of a table that is scrolled to its end
+        assert (one["captions"], one["rows"]) == ([], [])  # the table is scrolled to the end
         assert one["letters"] > 8.5
         assert len(one["legends"]) == len([name for name in names if name not in WITHOUT])
         for legend in one["legends"]:

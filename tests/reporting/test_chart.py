@@ -1,4 +1,4 @@
-"""Charts: places of points, looks of rows, sizes of pictures, and texts that do not overlap."""
+"""Charts: positions of points, looks of rows, sizes of pictures, and texts without overlaps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from support.reports import seeded
 
 
 def drawn(panel, look):
-    """Draw a panel on matplotlib's figure, and look at it with the settings of pictures."""
+    """Draw a panel with the settings of `picture`, and return `look` of matplotlib's figure."""
     seen = []
 
     def draw(canvas):
@@ -69,7 +69,7 @@ def luminance(colour):
 
 @pytest.mark.parametrize("scheme", [0, 1])
 def test_colours_stand_out_from_the_sheet(scheme):
-    """WCAG 2: 4.5 for text, 3 for graphics."""
+    """WCAG 2 requires a contrast of 4.5 for text and 3 for graphics."""
     sheet = luminance(PAINTS["sheet"][scheme])
     for name, both in PAINTS.items():
         low, high = sorted((luminance(both[scheme]), sheet))
@@ -216,7 +216,7 @@ def font():
 
 @cache
 def advance(letter):
-    """Measured, in sizes; matplotlib shows a box of 1.1 ems for a letter that the font lacks."""
+    """Return the width of a letter in ems. matplotlib shows a box of 1.1 ems for letters that the font lacks."""
     index = font().get_char_index(ord(letter))
     return font().load_glyph(index).linearHoriAdvance / 65536e3 if index else 1.1
 
@@ -244,7 +244,7 @@ def test_a_text_is_cut_only_where_it_would_not_fit(text, width):
 
 
 def extents(figure):
-    """Return texts and their boxes, without ticks outside the axes."""
+    """Return texts and bounding boxes, without ticks outside the axes."""
     texts = [*figure.texts, *(each for each in figure.artists if hasattr(each, "get_text"))]
     for axes in figure.axes:
         texts += [axes.xaxis.label, axes.yaxis.label]
@@ -257,7 +257,7 @@ def extents(figure):
 
 
 def faults(panel):
-    """Return texts that overlap, and those that are cut by the edge of a picture."""
+    """Return pairs of overlapping texts, and texts cut by the edge of the picture."""
     boxes = drawn(panel, extents)
     lying = [(a, b) for (a, one), (b, other) in combinations(boxes, 2) if one.overlaps(other)]
     beyond = [
@@ -283,7 +283,7 @@ def test_entries_of_a_legend_stand_apart_and_inside(names, width):
 
 
 def test_a_legend_is_no_higher_than_its_names_need():
-    """All names share one line if they fit; there are never more lines than names."""
+    """All names are in one line if the width suffices. There are at most as many lines as names."""
     names = ["Single", "Deep Ensemble x3", "Hydra"]
 
     assert legend(names, 990).height == legend(names[:1], 990).height

@@ -1,4 +1,4 @@
-"""Several reports together: means, intervals and differences as textbooks have them, and what does not belong together."""
+"""Several reports together: means, intervals and differences from textbooks, and errors for unequal reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def row(report, name):
 
 
 def changed(report, name, **values):
-    """Return a report with other values of a row."""
+    """Return a report with other values in a row."""
     rows = tuple(
         r.model_copy(update={"values": r.values | values}) if r.name == name else r for r in report.rows
     )
@@ -82,7 +82,8 @@ def test_differences_are_taken_seed_by_seed():
     ]
 
     assert compared.differences["base"][Quantity("auroc", "birds")] == student(gaps)
-    assert compared.rows["base"][Quantity("auroc", "all")].deviation > 0  # means over sets have one too
+    # means over OOD sets have deviations too
+    assert compared.rows["base"][Quantity("auroc", "all")].deviation > 0
     assert compared.differences.keys() == {"base", "Deep ensemble"}
 
 
@@ -103,7 +104,7 @@ SETS = {
 
 
 def test_a_mean_over_sets_has_the_interval_of_independent_estimates():
-    """Normal intervals of means of samples are the oracle."""
+    """Normal intervals of means are the reference."""
     z, deviations, count = NormalDist().inv_cdf(0.975), (1.0, 2.0, 0.5), 100
     each = [
         Number(value=v, low=v - z * d / 10, high=v + z * d / 10)
@@ -128,7 +129,8 @@ def test_means_over_sets_are_of_numbers_and_of_differences():
     gap = compared.differences["base"][Quantity("nll")]
     assert gap.value == pytest.approx(compared.rows["hydra"][Quantity("nll")].value - mean)
     assert gap.high - gap.value == pytest.approx(sqrt(2) * 0.02 / sqrt(3))
-    assert compared.rows["base"][Quantity("auroc", "noise")].interval is None  # the same noise three times
+    # all three reports use the same noise
+    assert compared.rows["base"][Quantity("auroc", "noise")].interval is None
     assert "means over 3 data sets" in compared.notes[0]
     assert not any("other samples" in note for note in compared.notes)
 
@@ -148,7 +150,7 @@ def test_a_set_does_not_count_twice():
 
 
 def test_each_set_has_its_column():
-    """As in the paper's Table 24."""
+    """The table has the form of the paper's Table 24."""
     each = {table.title: table for table in tables(Compared.of(SETS, over="sets"))}
 
     accuracy = each["Acc ↑ on each data set"]
@@ -191,7 +193,7 @@ def test_what_does_not_measure_the_same_is_refused(other, said):
 
 
 def test_what_a_report_may_lack_is_left_out_where_one_does():
-    """Where no span is predicted there is none to calibrate."""
+    """Without predicted spans a report has no calibration error of spans."""
     with_spans, without = (
         changed(seeded(seed), "base", span_f1=Value(value=0.5), **more)
         for seed, more in ((8, {"span_ece": Value(value=0.1)}), (9, {}))
@@ -203,7 +205,7 @@ def test_what_a_report_may_lack_is_left_out_where_one_does():
 
 
 def paired(report, *, marked=False, **update):
-    """Return a report whose second row was measured on the resamples of the first."""
+    """Return a report whose second row has paired differences to the first row."""
     first, second, *others = report.rows
     gap = Value(value=0.5, low=0.4, high=0.7)
     difference = Difference(values={"nll": gap}, ood={name: {"auroc": gap} for name in second.ood})

@@ -1,4 +1,4 @@
-"""The page: whole in one file, of whatever reports come, and nothing that they say is markup in it."""
+"""Pages: a single complete file for any report, without markup from the report's texts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VOID = {"meta", "link", "img", "br", "input"}
 
 
 class Read(HTMLParser):
-    """What a browser finds: elements in order, their attributes, the text of each, and whether they are nested well."""
+    """Parser for elements with attributes, and texts by element; checks that elements are nested correctly."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def test_each_figure_is_there_and_says_what_it_shows(case):
 
 @pytest.mark.spread(cases=3)
 def test_a_legend_names_every_row_whole(case):
-    """Next to a sample each, which has the colour and the dash of its lines."""
+    """Each name has a sample with the colour and dashes of its lines."""
     drawn = [one for one in case[0].split("<figure ") if 'class="legend"' in one]
     ids = {re.search(r'id="([\w-]+)"', one)[1] for one in drawn}
 
@@ -262,7 +262,7 @@ def test_numbers_and_differences_are_in_tables():
 
 
 def test_the_first_screen_is_a_sentence_a_verdict_and_a_picture():
-    """The verdict says its intervals where it is pointed at, and what is better in a colour and a word."""
+    """Cells of the verdict have intervals as tooltips, and a colour class with the judgement."""
     text = text_of("one report")
     read = Read(text)
     assert [a["id"] for a in read.all("section")][:2] == ["verdict", "remarks"]
@@ -292,7 +292,7 @@ def test_every_figure_has_its_section():
 
 
 def test_each_ood_score_has_tables_of_its_own():
-    """None is wider for a second score, and each has every number of its own."""
+    """A second score adds tables and no columns; every table has the numbers of a single score."""
     report = seeded(0)
     rows = tuple(
         row.model_copy(

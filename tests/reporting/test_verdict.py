@@ -1,4 +1,4 @@
-"""The verdict: a word for each measure that its interval bears out, and one sentence that nobody has to read twice."""
+"""The verdict: a judgement of each measure by the interval, and a short sentence."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_better_is_what_the_whole_interval_is_on_the_good_side_of(metric, ends):
 
 
 def of(names=("hydra", "base"), **values):
-    """Return reports in which the first row has some values and another one others, each (low, value, high)."""
+    """Return a comparison with other values of the first two rows, as (low, value, high) for each row."""
     report = seeded(0, names=names, near=(), far=(), curves=False)
     rows = {row.name: row for row in report.rows}
     for name, both in values.items():
@@ -124,7 +124,7 @@ def test_without_intervals_nothing_is_called_better():
     ],
 )
 def test_probabilities_of_rows_with_and_without_a_temperature_are_not_compared(stored, fitted, fair):
-    """One report of several is enough."""
+    """An unfair report is sufficient to withhold comparisons of several reports."""
     plain = seeded(0, names=("hydra", "base"), near=(), far=(), curves=False, shift=True)
     rows = tuple(
         row.model_copy(update={"stored_temperatures": stored.get(row.name, ())}) for row in plain.rows
