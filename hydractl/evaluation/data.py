@@ -47,7 +47,7 @@ class EvalData:
         labels_of: Class indices of the data of `--temperature` and `--fit`, by name, in the same shapes.
         identities: Sample digests of each data set.
         queries: Index of the query of each pair in the ID set, shape (N,). `None` unless all models are
-            rerankers.
+            rerankers and the data have queries.
         skipped: Warnings about skipped samples.
     """
 

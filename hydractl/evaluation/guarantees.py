@@ -176,10 +176,9 @@ def write_copy(file: Sink, checkpoint: Checkpoint, header: Header, scores: Score
 def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:
     """Yield (name of a stored result, digest of the data set that `eval --store` fitted it on).
 
-    Follows the lineage backwards, because repeated runs differ by result: a new temperature is multiplied
-    with the stored one, so all runs count; a new threshold replaces the old one, so only the last run counts.
-    Other commands change weights and drop both, except `fuse`, which copies a temperature stored in all
-    members.
+    Follows the lineage backwards. A new temperature is multiplied with the stored temperature, so every run
+    counts. A new threshold replaces the old threshold, so only the last run counts. Other commands change
+    weights and drop both, except `fuse`, which copies a temperature stored in all members.
     """
     if header.prediction_sets is not None:
         yield QUANTILE, header.prediction_sets.data.sha256

@@ -275,7 +275,7 @@ def best_on_validation(
 DISAGREEMENT = "mi"
 SIDE = 96
 """Maximum side of a thumbnail in pixels; smaller images keep their size. Chosen by hand; doubling the side
-quadruples the size of thumbnails in reports, beyond the limit `MOST_PICTURE`."""
+quadruples the size of thumbnails in reports, which may then exceed `MOST_PICTURE`."""
 QUALITY = 90
 """JPEG quality of a thumbnail. Chosen by hand; Pillow's scale ends at 100, and lower values give smaller
 reports."""

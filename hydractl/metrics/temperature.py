@@ -46,8 +46,8 @@ DEVIATION = 0.5
 NLL decreased, where fits without a prior increased it. Twice the deviation makes the prior four times
 weaker."""
 LOG_TOLERANCE = 10.0**-DIGITS
-"""Tolerance of the search in ln T, equal to the precision of stored temperatures. Twice the tolerance saves
-about one evaluation of the NLL."""
+"""Tolerance of the search in ln T, equal to the precision of stored temperatures. Twice the tolerance could
+change the last stored digit."""
 STARTS = 17
 """Number of evenly spaced values of ln T before the local search, 0.37 apart. The NLL may have several
 minima. Chosen by hand; twice the number doubles the cost of this step and finds narrower minima."""
@@ -57,8 +57,7 @@ the others double from 5 % to a factor of 5. Chosen by hand; twice each value wo
 %."""
 LABEL_RANGE, LABEL_STEPS, LABEL_POINTS = 3.0, 61, 3001
 """Maximum of |ln(T_q / T)|, a factor of 20, and the numbers of evenly spaced values at which a label's NLL is
-computed and interpolated. Chosen by hand; twice the numbers double the cost and halve the error of the
-sums."""
+computed and interpolated. Chosen by hand; twice the numbers double the cost of the fit."""
 NUMBERS_AT_ONCE = 2**19
 """Maximum number of values in a chunk, 4 MB of float64. Chosen by hand; doubling the limit doubles the memory
 and saves no computation."""

@@ -33,7 +33,7 @@ scrolled there."""
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 30.0, 42.0
 """Margins around the axes of a chart in points, with room for labels."""
 TICKS = 5
-"""Maximum number of intervals between ticks. Chosen by hand; labels overlap with twice the number."""
+"""Maximum number of intervals between ticks. Chosen by hand; twice the number crowds the labels."""
 LARGEST = 1e300
 """Maximum absolute coordinate. Differences of larger numbers overflow float64 in matplotlib."""
 MARGIN = 0.1

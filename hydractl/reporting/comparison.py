@@ -236,7 +236,7 @@ def _together(quantity: Quantity, numbers: Sequence[Number], over: str, *, gap: 
 def check_known(name: str, report: Report) -> None:
     """Raise if a report has metrics unknown to this release.
 
-    Pages and model cards would show the unknown names without a definition.
+    Names of unknown metrics are arbitrary text, which pages and model cards would show unchanged.
 
     Raises:
         ManifestError: With the names of the metrics.
