@@ -1,1 +1,1 @@
-"""How an architecture is read: one file a family, one table."""
+"""Architectures: one family per group of models, and the table of all families."""

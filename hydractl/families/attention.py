@@ -1,7 +1,8 @@
-"""Attention of one member or of M: its biases, the heads that a member keeps in a layer, and the heads of all members.
+"""Attention with any number of heads per layer, for a single member or M members.
 
-Axes: M members, N = M B batch, T tokens, D width, H heads, K head width. A member's layer is a `HeadGroup` with any number of
-heads, including none. `Attention` puts the groups of M members side by side on the head axis.
+Axes: M members, N = M B batch, T tokens, D width, H heads, K head width. A member's layer is a `HeadGroup`
+with any number of heads, including zero. `Attention` concatenates the groups of M members along the head
+axis.
 """
 
 from __future__ import annotations
@@ -44,14 +45,18 @@ from hydractl.runtime import on_device
 
 
 class AttentionExtras(NamedTuple):
-    """What attention needs beside the tokens. `mask` is a sample's own; the others are a member's own: G is 1 or M.
+    """Inputs of attention besides the tokens.
+
+    `mask` has a row per sample. The other inputs are shared by all samples of a member: G is 1 or M.
 
     Attributes:
-        mask: (N, 1, 1 or T, T), True where a query may look at a key.
-        rope: (G, 2, 1 or H, T, K), cosines and sines of the rotary position embedding; H as before pruning.
-        bias: (G, H, T, T), added to the scaled scores; H as before pruning. What layers share; see `HeadBias` for the rest.
-        table: (G, P, D), whatever else a family's attention looks up.
-        rows: (G, T, T), which of the P each query and key look up.
+        mask: Shape (N, 1, 1 or T, T), True if a query may attend to a key.
+        rope: Shape (G, 2, 1 or H, T, K), cosines and sines of the rotary position embedding, with H counted
+            before pruning.
+        bias: Shape (G, H, T, T), added to the scaled scores, with H counted before pruning. Shared by all
+            layers; biases of a single layer are in `HeadBias`.
+        table: Shape (G, P, D), embeddings of P relative positions.
+        rows: Shape (G, T, T), the row of `table` for each query and key.
     """
 
     mask: torch.Tensor | None = None
@@ -61,9 +66,9 @@ class AttentionExtras(NamedTuple):
     rows: torch.Tensor | None = None
 
     def split(self, members: int) -> list[AttentionExtras]:
-        """Return each member's share."""
+        """Return the extras of each member."""
         masks = [None] * members if self.mask is None else split_batch(self.mask, members)
-        # by name: dynamo of torch 2.7 and 2.8 slices no NamedTuple
+        # By name, because dynamo in torch 2.7 and 2.8 cannot slice a NamedTuple.
         shared_fields = (self.rope, self.bias, self.table, self.rows)
         return [
             AttentionExtras(mask, *(None if x is None else share(x, m) for x in shared_fields))
@@ -75,7 +80,7 @@ NOTHING = AttentionExtras()
 
 
 class QuietDropout(nn.Dropout):
-    """Dropout that is not called where it drops nothing: in evaluation, unless somebody listens."""
+    """Dropout that is not called in evaluation mode, unless a forward hook is registered."""
 
     @override
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
@@ -86,28 +91,31 @@ class QuietDropout(nn.Dropout):
 
 
 class SharedDropout(nn.Dropout):
-    """Dropout of what has no axis of samples, as a table of positions: all samples of a step miss the same."""
+    """Dropout for tensors without a sample axis, for example a table of positions.
+
+    All samples of a step share the dropout mask.
+    """
 
 
 class HeadBias(nn.Module):
-    """What a layer adds to its scaled scores, which is the heads' own: it is cut with them."""
+    """A bias of a layer, added to the scaled scores. Its heads are pruned with those of the attention."""
 
     def forward(self) -> torch.Tensor:
-        """Return (G, H, T, T) of the heads that are kept, G = 1; or of those of M members, G = M."""
+        """Return the bias (G, H, T, T) of the kept heads; G is 1, or M for stacked members."""
         raise NotImplementedError
 
     def select(self, positions: Sequence[int]) -> HeadBias:
-        """Return a copy with only the heads at these positions among the kept, weights sliced."""
+        """Return a copy with the kept heads at `positions` only."""
         raise NotImplementedError
 
 
 def looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Return a bias (1, H, T, T) of a table (P, H), and for each query and key the row (T, T) that they look up."""
+    """Look up a bias (1, H, T, T) in a table (P, H), with the row of each query and key in `index` (T, T)."""
     return table[index].movedim(-1, 0).unsqueeze(0)
 
 
 class PositionBias(HeadBias):
-    """A bias by relative position; see `looked_up`."""
+    """A bias by relative position, stored as a table; see `looked_up`."""
 
     index: torch.Tensor
 
@@ -126,7 +134,7 @@ class PositionBias(HeadBias):
 
 
 class StackedBias(HeadBias):
-    """What M members add to their scores, (M, H, T, T); as it hangs on weights alone, it is computed once."""
+    """The biases (M, H, T, T) of M members. Biases depend on weights only, so they are computed once."""
 
     def __init__(self, biases: torch.Tensor) -> None:
         super().__init__()
@@ -139,6 +147,7 @@ class StackedBias(HeadBias):
 
 Rotation = Literal["half", "pairs"]
 SHARED = ("k", "v")
+"""Names of the projections that several query heads may share."""
 OWN_TENSORS = (
     HeadTensor(name="qkv.weight", axis=0, copies=3, role=TensorRole.INPUT),
     HeadTensor(name="qkv.bias", axis=0, copies=3, role=TensorRole.BIAS),
@@ -146,32 +155,33 @@ OWN_TENSORS = (
     HeadTensor(name="v_bias", axis=0, copies=1, role=TensorRole.BIAS),
     HeadTensor(name="proj.weight", axis=1, copies=1, role=TensorRole.OUTPUT),
 )
-"""Tensors with a head axis of a `HeadGroup`, beside those of `along_heads`."""
+"""Tensors of a `HeadGroup` with a head axis, besides the layers in `along_heads`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadParts:
-    """A library attention's own parts, already cut to the heads that are kept.
+    """Modules and settings of a library's attention. Weights are already cut to the kept heads.
 
     Attributes:
-        head_numbers: The heads' numbers before pruning, increasing.
+        head_numbers: Numbers of the heads before pruning, increasing.
         head_dim: K.
-        scale: Of the scores.
-        qkv: The fused projection; or else all three of `q`, `k`, `v`.
-        q: Queries.
-        k: Keys.
-        v: Values.
-        q_bias: A bias (H K) beside a fused projection that has none; keys then have no bias.
-        v_bias: The same for values.
-        proj: The output projection.
+        scale: Factor of the scores.
+        qkv: Fused projection. None if `q`, `k` and `v` are separate.
+        q: Projection of queries.
+        k: Projection of keys.
+        v: Projection of values.
+        q_bias: Bias (H K) of queries if the fused projection has no bias; keys then have no bias.
+        v_bias: Bias (H K) of values in the same case.
+        proj: Output projection.
         q_norm: Norm of a head's query, of width K.
-        k_norm: Norm of a head's key.
-        gate: Elementwise gate of the heads' outputs: a projection to H K, before the sigmoid.
-        bias: What is added to the heads' scaled scores.
-        dropout: Probability, of the attention weights in training.
-        proj_drop: What follows the output projection.
-        rotation: Which numbers a rotary embedding pairs: the halves of a head, or neighbours.
-        sharing: How many query heads share each key head before pruning; keys and values are layers of their own then.
+        k_norm: Norm of a head's key, of width K.
+        gate: Projection to H K for an elementwise gate of the heads' outputs, before the sigmoid.
+        bias: Bias added to the scaled scores of the heads.
+        dropout: Dropout probability of attention weights in training.
+        proj_drop: Dropout or norm after the output projection.
+        rotation: Pairs of features in a rotary embedding: the halves of a head, or neighbouring features.
+        sharing: Number of query heads per key head before pruning. With more than 1, `k` and `v` are separate
+            layers.
     """
 
     head_numbers: tuple[int, ...]
@@ -195,36 +205,39 @@ class HeadParts:
 
 
 class Projection(NamedTuple):
-    """Weight (H K, D) and bias (H K) of queries, keys or values; or (M, H K, D) and (M, H K)."""
+    """Weight and bias of queries, keys or values: (H K, D) and (H K), or (M, H K, D) and (M, H K)."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
 
     def of(self, x: torch.Tensor, heads: int) -> torch.Tensor:
-        """Return (N, H, T, K) of x (N, T, D)."""
+        """Project x (N, T, D) to (N, H, T, K)."""
         projected = product(x, self.weight, self.bias)
         return projected.view(*x.shape[:-1], heads, projected.shape[-1] // heads).transpose(1, 2)
 
 
 def _by_heads(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return (B, H, T', D) of x (B, H, T', K) and a weight (H, K, D): a product for each head, as one for each sample is small."""
+    """Return the products (B, H, T', D) of x (B, H, T', K) and a weight (H, K, D).
+
+    Computed as one product per head, because a product per sample would be small.
+    """
     products = torch.matmul(x.transpose(0, 1).flatten(1, 2), weight)
     return products.view(len(weight), x.shape[0], x.shape[2], weight.shape[-1]).transpose(0, 1)
 
 
 class HeadGroup(nn.Module):
-    """The heads that one member keeps in one layer.
+    """The heads that one member keeps in one layer, or the heads of M stacked members.
 
-    Covered: q, k and v fused or apart, biases or none, q/k norms of width K, rotary embeddings, padding masks, biases of
-    the scores a head, an elementwise output gate, keys and values that several heads share.
-
-    Or those of M members at once, padded to the most that any keeps with heads that have no weights and say nothing: see `at_once`.
+    Supported: fused or separate q, k and v with or without biases, q/k norms of width K, rotary embeddings,
+    padding masks, biases per head, an elementwise output gate, and grouped-query attention. A stacked group
+    pads each member to the largest number of heads with heads of zero weight; see `stack_head_groups`.
 
     Attributes:
-        along_heads: The linear layers whose output features are `(H K)`.
+        along_heads: Linear layers with output features `(H K)`.
         members: M.
-        projects_for: How many members' streams `project` makes, of an equal share of the heads each.
-        numbers: Where M > 1, (M, H): each member's heads' numbers before pruning, any for a head that pads.
+        projects_for: Number of member streams returned by `project`, each from an equal share of the heads.
+        numbers: Shape (M, H), the heads' numbers before pruning, 0 for padding heads. None for a single
+            member.
     """
 
     along_heads: ClassVar[tuple[str, ...]] = ("q", "k", "v", "gate")
@@ -248,22 +261,25 @@ class HeadGroup(nn.Module):
 
     @property
     def heads(self) -> int:
-        """How many heads are kept, 0 or more."""
+        """The number of kept heads, 0 or more."""
         return len(self.head_numbers)
 
     @property
     def keys(self) -> list[int]:
-        """The numbers before pruning of the heads that keys and values have, increasing."""
+        """The numbers of the key heads before pruning, increasing."""
         return shared_keys(self.head_numbers, self.sharing)
 
     def of_each(self, x: torch.Tensor) -> torch.Tensor:
-        """Return keys or values (B, G, T, K) of the heads that share them, (B, H, T, K)."""
+        """Repeat the keys or values (B, G, T, K) of shared heads for each query head: (B, H, T, K)."""
         shares = Counter(head // self.sharing for head in self.head_numbers)
         parts = zip(x.split(1, dim=1), shares.values(), strict=True)
         return torch.cat([key.expand(-1, count, -1, -1) for key, count in parts], dim=1)
 
     def written_out(self) -> HeadGroup:
-        """Return a copy in which each head has keys and values of its own; the group itself where they have."""
+        """Return a copy with separate keys and values for each query head.
+
+        Returns the group itself if no keys are shared.
+        """
         if self.sharing == 1:
             return self
         copied, keys, width = shallow_copy(self), self.keys, range(self.head_dim)
@@ -275,7 +291,13 @@ class HeadGroup(nn.Module):
         return copied
 
     def attend(self, x: torch.Tensor, queries: slice | None, side: AttentionExtras = NOTHING) -> torch.Tensor:
-        """Return every head's output (B, T', H, K) before the output projection; `queries` picks the T' tokens."""
+        """Return the output (B, T', H, K) of every head, before the output projection.
+
+        Args:
+            x: Normed tokens, (B, T, D).
+            queries: Tokens used as queries, or None for all.
+            side: Further inputs.
+        """
         query_tokens = x if queries is None else x[:, queries]
         if self.heads == 0:
             return x.new_empty(*query_tokens.shape[:2], 0, self.head_dim)
@@ -285,7 +307,7 @@ class HeadGroup(nn.Module):
             q, k, v = self._project_in(x, queries)
             bias = self.scores_bias(q, k, queries, side)
             q, k = self.positioned(q, k, queries, side)
-            if self.sharing > 1:  # each call takes time
+            if self.sharing > 1:  # `of_each` takes several calls
                 k, v = self.of_each(k), self.of_each(v)
             z = self._attention(q, k, v, bias).transpose(1, 2)
         if self.gate is not None:
@@ -293,10 +315,10 @@ class HeadGroup(nn.Module):
         return z
 
     def weights(self, x: torch.Tensor, side: AttentionExtras = NOTHING) -> torch.Tensor:
-        """Return every head's attention weights (B, H, T, T) of x (B, T, D), without dropout; a row sums to 1.
+        """Return the attention weights (B, H, T, T) of every head for x (B, T, D), without dropout.
 
-        They are what attention answers where token t's value is the t-th unit vector, so a family's own way to score
-        is in them, whatever it is.
+        Rows sum to 1. Computed by attention whose value of token t is the t-th unit vector, so scores of
+        every family are covered.
         """
         batch, tokens = x.shape[:2]
         if self.heads == 0:
@@ -315,7 +337,7 @@ class HeadGroup(nn.Module):
     def positioned(
         self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: AttentionExtras
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return queries (B, H, T', K) and keys (B, H, T, K) normed and rotated."""
+        """Return queries (B, H, T', K) and keys (B, H, T, K) after norms and rotary embedding."""
         q, k = applied(self.q_norm, q), applied(self.k_norm, k)
         if side.rope is None:
             return q, k
@@ -328,36 +350,46 @@ class HeadGroup(nn.Module):
         return (q, k) if len(rope) == 1 else (q.flatten(0, 1), k.flatten(0, 1))
 
     def kept_of(self, x: torch.Tensor, axis: int) -> torch.Tensor:
-        """Return x (G, ..., H, ...), with the heads before pruning on an axis, of the heads that are kept; of several members (M, ...)."""
+        """Return the kept heads of x, whose axis `axis` has all heads before pruning.
+
+        Args:
+            x: Shape (G, ..., H, ...).
+            axis: The head axis.
+
+        Returns:
+            Shape (G, ..., kept heads, ...), or (M, ...) for stacked members.
+        """
         if self.numbers is not None:
             index = self.numbers.view(*self.numbers.shape, *(1,) * (x.ndim - 2)).movedim(1, axis)
             index = index.expand(-1, *x.shape[1:axis], -1, *x.shape[axis + 1 :])
             return x.expand(len(index), *x.shape[1:]).gather(axis, index)
         if len(self.head_numbers) == x.shape[axis]:
             return x
-        heads = x.unbind(axis)  # to index with a list copies it to the device, which the processor waits for
+        # Indexing with a list would copy the list to the device, and the processor would wait for the copy.
+        heads = x.unbind(axis)
         return torch.stack([heads[h] for h in self.head_numbers], axis)
 
     def scores_bias(
         self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: AttentionExtras
     ) -> torch.Tensor | None:
-        """Return what scaled_dot_product_attention takes as its mask: boolean, or added to the scaled scores."""
+        """Return the `attn_mask` of `scaled_dot_product_attention`: boolean, a bias of the scores, or None."""
         del k
         at = slice(None) if queries is None else queries
         mask = side.mask if side.mask is None or side.mask.shape[-2] == 1 else side.mask[..., at, :]
         bias = None if self.bias is None else self.bias().unsqueeze(1)
         if side.bias is not None:
-            # what several members look up is looked up for each sample, which spares the copy in `_of_samples`
+            # For stacked members the bias is looked up for each sample at once, which saves the copy in
+            # `_of_samples`.
             copies = q.shape[0] // self.members if self.members > 1 and mask is None else 1
             shared = self.kept_of(side.bias.unsqueeze(1).expand(-1, copies, -1, -1, -1), 2)
             bias = shared if bias is None else bias + shared
         return mask if bias is None else _of_samples(bias[..., at, :].to(q.dtype), q.shape[0], mask)
 
     def _can_fold(self, query_tokens: torch.Tensor, queries: slice | None, side: AttentionExtras) -> bool:
-        """Return whether keys and values can be left out: few ask, and nothing happens to a key on its own.
+        """Return whether attention can skip keys and values: few queries, and no operation on single keys.
 
-        In training a key bias of its own would be left without a gradient, and weights that dropout thins out no longer
-        sum to 1, as the values' bias needs.
+        With gradients, a separate key projection needs its bias in the graph. With dropout, attention weights
+        do not sum to 1, which the bias of the values requires.
         """
         return (
             queries is not None
@@ -368,14 +400,14 @@ class HeadGroup(nn.Module):
             and self.sharing == 1
             and self.bias is None
             and not (self.k is not None and torch.is_grad_enabled())
-            and side.rope is None  # these by name, as in `AttentionExtras.split`
+            and side.rope is None  # by name, as in `AttentionExtras.split`
             and side.bias is None
             and side.table is None
             and (side.mask is None or side.mask.shape[-2] == 1)
         )
 
     def projections(self) -> tuple[Projection, Projection, Projection]:
-        """Return those of queries, keys and values."""
+        """Return the projections of queries, keys and values."""
         if self.qkv is None:
             q, k, v = cast("tuple[nn.Linear, nn.Linear, nn.Linear]", (self.q, self.k, self.v))
             return Projection(q.weight, q.bias), Projection(k.weight, k.bias), Projection(v.weight, v.bias)
@@ -390,9 +422,9 @@ class HeadGroup(nn.Module):
     def _project_in(
         self, x: torch.Tensor, queries: slice | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries of the tokens asked, and keys and values of all."""
+        """Return the queries of the selected tokens, and the keys and values of all tokens."""
         if self.qkv is not None and self.q_bias is None and self.v_bias is None:
-            # where members are stacked an operator more is dearer than the queries that nobody asked for
+            # For stacked members, an additional operator costs more than the unused queries.
             if queries is None or self.members > 1:
                 projected = products_of(*self.qkv(x)) if self.members > 1 else self.qkv(x)
                 q, k, v = self._parted(projected).unbind(2)
@@ -407,22 +439,22 @@ class HeadGroup(nn.Module):
         return of_q.of(query_tokens, self.heads), of_k.of(x, keys), of_v.of(x, keys)
 
     def _parted(self, x: torch.Tensor) -> torch.Tensor:
-        """Return (N, H, P, T, K) of P projections of each token, (N, T, P H K)."""
-        count = x.shape[-1] // (self.heads * self.head_dim)  # no -1, which an empty batch leaves open
+        """Split P projections (N, T, P H K) of each token into (N, H, P, T, K)."""
+        count = x.shape[-1] // (self.heads * self.head_dim)  # not -1, which is ambiguous for an empty batch
         return x.reshape(*x.shape[:2], count, self.heads, self.head_dim).transpose(1, 3)
 
     def _attend_folded(
         self, x: torch.Tensor, query_tokens: torch.Tensor, side: AttentionExtras
     ) -> torch.Tensor:
-        """Attend from the tokens `query_tokens` (B, T', D) to all of x (B, T, D) without computing keys or values.
+        """Attend from tokens (B, T', D) to all of x (B, T, D) without computing keys or values.
 
-        q·(W_k x + b_k) = (W_kᵀ q)·x + q·b_k, of which the second term is the same for all tokens and drops out of the
-        softmax; and as attention weights sum to 1, Σ a (W_v x + b_v) = W_v (Σ a x) + b_v.
+        q·(W_k x + b_k) = (W_kᵀ q)·x + q·b_k: the second term is equal for all tokens and drops out of the
+        softmax. Attention weights sum to 1, so Σ a (W_v x + b_v) = W_v (Σ a x) + b_v.
         """
         of_q, of_k, of_v = self.projections()
         q = self.q_norm(of_q.of(query_tokens, self.heads))
         w_k, w_v = (w.unflatten(0, (self.heads, self.head_dim)) for w in (of_k.weight, of_v.weight))
-        folded = _by_heads(q, w_k)  # (B, H, T', D): what each query looks for in x itself
+        folded = _by_heads(q, w_k)  # (B, H, T', D): queries in the space of x
         mixed = self._attention(folded.flatten(1, 2).unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1), side.mask)
         z = _by_heads(mixed.squeeze(1).unflatten(1, (self.heads, -1)), w_v.transpose(1, 2)).transpose(1, 2)
         return z if of_v.bias is None else z + of_v.bias.unflatten(0, (self.heads, -1))
@@ -434,12 +466,12 @@ class HeadGroup(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=self.scale)
 
     def project(self, z: torch.Tensor) -> torch.Tensor | Product:
-        """Return the layer's attention output (B, T', D) of z (B, T', H, K)."""
+        """Return the attention output (B, T', D) of the layer for head outputs z (B, T', H, K)."""
         if self.projects_for > 1:
             z = z.unflatten(2, (self.projects_for, -1)).movedim(2, 0)  # (M, B, T', H, K)
         if self.heads or z.requires_grad:
             mixed = self.proj(z.flatten(-2))
-        else:  # a matrix product over nothing, which runtimes of exported models refuse: nothing, and the bias
+        else:  # runtimes of exported models refuse a product with an empty matrix: its result is 0
             nothing = self.proj.weight.sum(1)
             bias = cast("torch.Tensor | None", self.proj.bias)
             mixed = (nothing if bias is None else nothing + bias).expand(*z.shape[:-2], -1)
@@ -447,7 +479,7 @@ class HeadGroup(nn.Module):
         return projected
 
     def select(self, positions: Sequence[int]) -> HeadGroup:
-        """Return a copy with only the heads at these positions among the kept, weights sliced."""
+        """Return a copy with the kept heads at `positions` only."""
         head_numbers = tuple(self.head_numbers[h] for h in positions)
         selected = shallow_copy(self)
         for name in ("qkv", "proj", *self.along_heads):
@@ -460,22 +492,27 @@ class HeadGroup(nn.Module):
         return selected
 
     def head_term(self, z: torch.Tensor, head: int) -> torch.Tensor:
-        """Return head `head`'s own term of `project`, (B, T', D): the sum over heads, plus the bias, is `project`."""
+        """Return the summand (B, T', D) of one head in `project`. All summands plus the bias equal `project`."""
         columns = slice(head * self.head_dim, (head + 1) * self.head_dim)
         return F.linear(z[..., head, :], self.proj.weight[:, columns])
 
 
 def per_member(x: torch.Tensor) -> torch.Tensor:
-    """Return x (G, H, ...) as it meets tensors (N, H, ...) of one member, or (M, B, H, ...) of several."""
+    """Reshape x (G, H, ...) to broadcast with tensors (N, H, ...) if G is 1, else (M, B, H, ...)."""
     return x.squeeze(0) if len(x) == 1 else x.unsqueeze(1)
 
 
 def _of_samples(bias: torch.Tensor, samples: int, mask: torch.Tensor | None) -> torch.Tensor:
-    """Return biases (G, 1 or B, H, T', T) as those of N samples, (1 or N, H, T', T): the least there is where their mask is False.
+    """Return biases (G, 1 or B, H, T', T) in the shape (1 or N, H, T', T) that fused attention accepts.
 
-    Those of several members are copied for each sample: fused attention takes four axes, and repeats a mask over all samples or
-    none. With a fifth axis torch would go without it, which is slower; members side by side on the axis of heads would be three
-    copies, of queries, keys and values, together as large as this one where T is 3 K.
+    Masked entries get the lowest number of the dtype. Biases of several members are copied for each sample:
+    fused attention needs four axes, and torch uses a slower kernel for five. Members side by side on the head
+    axis would instead need copies of queries, keys and values, together as large as the bias if T is 3 K.
+
+    Args:
+        bias: Biases of one or all members.
+        samples: N.
+        mask: Shape (N, 1, 1 or T', T), False for masked keys; or None.
     """
     if mask is not None:
         bias = bias.masked_fill(~mask.unflatten(0, (len(bias), -1)), torch.finfo(bias.dtype).min)
@@ -485,7 +522,7 @@ def _of_samples(bias: torch.Tensor, samples: int, mask: torch.Tensor | None) -> 
 
 
 def _rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Return x (..., K) turned by a quarter in each plane of the rotary embedding."""
+    """Rotate x (..., K) by 90 degrees in each plane of the rotary embedding."""
     if rotation == "half":
         first, second = x.chunk(2, dim=-1)
         return torch.cat((-second, first), dim=-1)
@@ -494,10 +531,10 @@ def _rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 
 
 def stack_head_groups(groups: Sequence[HeadGroup]) -> HeadGroup | None:
-    """Return the heads of M members as one group, which computes them all at once; None if that is not possible.
+    """Return one group that computes the heads of M members at once, or None if this is not possible.
 
-    Queries, keys and values are one product then, whatever they were; keys that heads share are written out for each, as to
-    gather them would be two calls more.
+    Queries, keys and values become a fused projection. Shared keys are repeated per head, because gathering
+    them would take two more calls.
     """
     groups = [group.written_out() for group in groups]
     first, heads = groups[0], max(group.heads for group in groups)
@@ -528,14 +565,17 @@ def stack_head_groups(groups: Sequence[HeadGroup]) -> HeadGroup | None:
 
 
 def on_one_stream(stacked_group: HeadGroup, groups: Sequence[HeadGroup]) -> HeadGroup | None:
-    """Return M stacked members' heads as those of one group, for a stream that is the same for all members yet; None if they cannot be.
+    """Return a group that computes the heads of all stacked members from one shared stream.
 
-    Its projection gives each member a stream, of its own heads. So nothing that members agree on is computed for each of them, and
-    queries, keys and values are one product with its bias inside.
+    Nothing is computed once per member before the output projection, and queries, keys and values are a
+    single product with its bias. `project` returns one stream per member.
 
     Args:
-        stacked_group: What `stack_head_groups` makes of `groups`.
-        groups: The members'.
+        stacked_group: Result of `stack_head_groups` for `groups`.
+        groups: Groups of the members.
+
+    Returns:
+        The group, or None if q/k norms differ.
     """
     if not all(all_same([getattr(group, name) for group in groups]) for name in ("q_norm", "k_norm")):
         return None
@@ -552,7 +592,7 @@ def on_one_stream(stacked_group: HeadGroup, groups: Sequence[HeadGroup]) -> Head
 
 
 def _as_one(layer: nn.Linear, parts: int) -> nn.Linear:
-    """Return M members' layers of (parts, H, K) outputs as one layer of (parts, M, H, K) outputs."""
+    """Return layers (parts, H, K) of M members as one layer with outputs (parts, M, H, K)."""
     weight, bias = layer.weight.unflatten(1, (parts, -1)).transpose(0, 1).flatten(0, 2), layer.bias
     joint = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     joint.weight = fixed(weight)
@@ -562,7 +602,7 @@ def _as_one(layer: nn.Linear, parts: int) -> nn.Linear:
 
 
 def _stacked_bias(groups: Sequence[HeadGroup], heads: int) -> StackedBias:
-    """Return what members add to their scores as one, padded to `heads` heads."""
+    """Return the biases of all members, padded to `heads` heads."""
     biases = {m: group.bias() for m, group in enumerate(groups) if group.heads and group.bias is not None}
     none = next(iter(biases.values()))[:, :0]
     member_biases = [biases.get(m, none) for m in range(len(groups))]
@@ -570,7 +610,7 @@ def _stacked_bias(groups: Sequence[HeadGroup], heads: int) -> StackedBias:
 
 
 def _stacked_projections(members: Sequence[Sequence[Projection]], width: int) -> nn.Linear:
-    """Return members' projections as one layer, each padded to `width` output features."""
+    """Return the projections of all members as one layer, each padded to `width` output features."""
     weights, biases = [], []
     for projections in members:
         weights.append(torch.cat([F.pad(p.weight, (0, 0, 0, width - len(p.weight))) for p in projections]))
@@ -581,24 +621,25 @@ def _stacked_projections(members: Sequence[Sequence[Projection]], width: int) ->
 
 
 def _as_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
-    """Return what stands where a group of one member has a linear layer."""
+    """Return a `StackedLinear`, typed as the linear layer that it replaces."""
     return cast("nn.Linear", StackedLinear(weight, bias))
 
 
 class Attention(MemberParallel):
     """The attention of M members in one layer.
 
-    The stream of M > 1 members lies member after member on the batch axis: (M B, T, D). Head outputs lie member
-    after member on the head axis, (B, T, H_1 + ... + H_M, K); of stacked members on the batch axis, (M B, T, H, K).
+    The streams of M > 1 members are concatenated along the batch axis: (M B, T, D). Head outputs are
+    concatenated along the head axis, (B, T, H_1 + ... + H_M, K), or along the batch axis for stacked members,
+    (M B, T, H, K).
 
     Attributes:
-        projects_for: How many members' streams it makes of the one that it reads.
+        projects_for: Number of member streams computed from the one stream that is read.
     """
 
     projects_for = 1
 
     def groups(self) -> list[HeadGroup]:
-        """Return the members' head groups."""
+        """Return the head groups of the members."""
         return [group for group in self.members if isinstance(group, HeadGroup)]
 
     @override
@@ -613,7 +654,10 @@ class Attention(MemberParallel):
         return cast("Sequence[StackedLinear]", [layer for layer in layers if layer is not None])
 
     def on_one_stream(self) -> Attention | None:
-        """Return the stacked heads as they read one stream that members share yet, None where they are not stacked, or cannot."""
+        """Return the stacked heads for a stream shared by all members.
+
+        None if heads are not stacked, or q/k norms differ.
+        """
         if not isinstance(self._copy, HeadGroup):
             return None
         group = on_one_stream(self._copy, self.groups())
@@ -630,7 +674,7 @@ class Attention(MemberParallel):
 
     @property
     def joint_group(self) -> HeadGroup | None:
-        """The group that computes all there is to compute, None where members run in turn."""
+        """The group that computes all heads: stacked members or a single member. None if members run in turn."""
         if (stacked := self.stacked) is not None:
             return cast("HeadGroup", stacked)
         members = self.members
@@ -639,7 +683,10 @@ class Attention(MemberParallel):
     def heads(
         self, x: torch.Tensor, queries: slice | None = None, side: AttentionExtras = NOTHING
     ) -> torch.Tensor:
-        """Return every head's output (B, T', H, K) of x (M B, T, D)."""
+        """Return the output of every head for x (M B, T, D), before the output projection.
+
+        The class docstring has the shape.
+        """
         if (group := self.joint_group) is not None:
             return group.attend(x, queries, side)
         groups = self.groups()
@@ -649,7 +696,10 @@ class Attention(MemberParallel):
         return torch.cat(nonempty, dim=-2) if nonempty else outputs_by_member[0]
 
     def project(self, z: torch.Tensor) -> torch.Tensor | Product:
-        """Return (M B, T', D) of z (B, T', H, K); not computed yet where the block has that added, see `Block.adds`."""
+        """Return the attention outputs (M B, T', D) for head outputs z.
+
+        The output is a `Product` if stacked, and the block adds it to the stream later (`Block.adds`).
+        """
         if (group := self.joint_group) is not None:
             return group.project(z)
         groups = self.groups()

@@ -1,4 +1,4 @@
-"""Data that every family declares, and the files of a model's folder. Importing this module loads no library.
+"""The interface of a model family, and checks of model folders. Importing this module loads no model library.
 
 Axes: B batch, T tokens, D width, H heads, K head width, L layers.
 """
@@ -33,7 +33,7 @@ QUANTIZED = frozenset(
         "weight_format", "weight_packed", "weight_scale", "weight_scale_inv", "weight_shape", "weight_zero_point", "zero_point",
     }
 )  # fmt: skip
-"""Suffixes of tensors with quantized weights or their scales."""
+"""Last parts of tensor names under which libraries store quantized weights or their scales."""
 REPARAMETRIZED = (
     ".weight_orig",
     ".weight_mask",
@@ -48,16 +48,18 @@ DEQUANTIZE = (
     "store plain floating-point weights: in transformers `model.dequantize().save_pretrained(FOLDER)`; "
     "after PyTorch's pruning `torch.nn.utils.prune.remove`"
 )
+"""Hint for folders with quantized or reparametrized weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """A folder in a library's layout.
+    """A model folder in the layout of a library.
 
     Attributes:
         path: The folder.
-        config: Its `config.json` or `open_clip_config.json`.
-        specs: The tensors of its weights, by the names on disk; empty where only the configuration is read.
+        config: Content of its `config.json` or `open_clip_config.json`.
+        specs: Dtypes and shapes of the stored tensors, by name on disk. Empty if only the configuration is
+            read.
     """
 
     path: Path
@@ -66,18 +68,20 @@ class ModelFolder:
 
     @property
     def model_classes(self) -> tuple[str, ...]:
-        """The classes in `architectures`; empty where there are none."""
+        """Class names in `architectures`; empty if the configuration has no such list."""
         names = self.config.get("architectures")
         return tuple(map(str, names)) if isinstance(names, list) else ()
 
     @property
     def classifies(self) -> bool:
-        """Whether the model is a classifier, as a folder without `architectures` is taken to be."""
+        """Whether the model is a classifier. A folder without `architectures` counts as one."""
         return not self.model_classes or any("Classification" in name for name in self.model_classes)
 
     @property
     def sentence_modules(self) -> tuple[Mapping[str, Any], ...]:
-        """The entries of sentence-transformers' `modules.json`; empty for a classifier, of which no library reads it.
+        """Entries of sentence-transformers' `modules.json`. Empty without the file, and for classifiers.
+
+        No library reads `modules.json` of a classifier.
 
         Raises:
             CheckpointError: If the file is not a list of objects.
@@ -94,22 +98,24 @@ class ModelFolder:
         return tuple(modules)
 
     def read(self, name: str) -> Mapping[str, Any]:
-        """Return the JSON object in a file of the folder; empty where there is no such file."""
+        """Return the JSON object in a file of the folder, or an empty mapping if the file does not exist."""
         path = self.path / name
         return read_object(path) if path.is_file() else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """How one field or file of a library's folder is treated.
+    """Treatment of one field or file of a library's folder.
 
     Attributes:
-        library: The library whose folders have it.
-        name: The field or file.
-        effect: What the tool does with it, for the table.
-        problem: Returns why the folder is refused, or None; None for what is honoured.
-        hint: What to type next where the folder is refused.
-        as_backbone: Whether `finetune` takes a refused folder as a backbone, and gives it a new classifier.
+        library: The library whose folders have the field, or `all`.
+        name: The field or file, for the table in the documentation.
+        effect: The treatment in words, for the same table.
+        problem: Function that returns the reason to refuse a folder, or None. The attribute is None if
+            `check_folder` has nothing to check.
+        hint: Next step for the user if the folder is refused.
+        as_backbone: Whether `finetune` accepts a folder with this problem as a backbone and gives it a new
+            classifier.
     """
 
     library: str
@@ -121,14 +127,14 @@ class Rule:
 
 
 def check_folder(folder: ModelFolder, rules: Sequence[Rule]) -> str:
-    """Check a folder against every rule.
+    """Check a folder against all rules.
 
     Returns:
-        Why the folder is no classifier of one label out of several, although `finetune` takes it as a backbone; empty where
-        it is one.
+        The first problem of a rule with `as_backbone`: the folder is a backbone, not a supported classifier.
+        Empty if there is no problem.
 
     Raises:
-        UnsupportedModelError: If the folder has what cannot be honoured, with the reason.
+        UnsupportedModelError: If a rule without `as_backbone` has a problem. The message has the reason.
     """
     reason = ""
     for rule in rules:
@@ -140,17 +146,17 @@ def check_folder(folder: ModelFolder, rules: Sequence[Rule]) -> str:
 
 
 def check_weights(where: str, specs: Mapping[str, TensorSpec]) -> None:
-    """Refuse weights that are not stored as they were trained.
+    """Raise if weights are quantized or reparametrized.
 
     Raises:
-        UnsupportedModelError: Naming the first tensor.
+        UnsupportedModelError: With the name of the first tensor.
     """
     if problem := weights_problem(specs):
         raise UnsupportedModelError(f"{where}: {problem}", hint=DEQUANTIZE)
 
 
 def weights_problem(specs: Mapping[str, TensorSpec]) -> str | None:
-    """Return why weights cannot be read as they are, or None."""
+    """Return why stored tensors are not plain floating-point weights, or None."""
     from hydractl.checkpoint import ITEM_BYTES
 
     for name, spec in sorted(specs.items()):
@@ -166,7 +172,7 @@ def weights_problem(specs: Mapping[str, TensorSpec]) -> str | None:
 
 
 def answer_problem(config: Mapping[str, object], supported: Iterable[Task] = (SINGLE_LABEL,)) -> str | None:
-    """Return why a model's answer is not what is supported, or None, as its configuration has it."""
+    """Return why the `problem_type` of a configuration is not supported, or None."""
     problem_type, names = config.get("problem_type"), [task.problem_type for task in supported]
     if problem_type is None or problem_type in names:
         return None
@@ -174,18 +180,25 @@ def answer_problem(config: Mapping[str, object], supported: Iterable[Task] = (SI
 
 
 def problem_type_of(architecture: Architecture) -> dict[str, object]:
-    """Return what a library's configuration says of a task; empty where that is usual, or told by the class of the model."""
+    """Return the `problem_type` field for a library's `config.json`. Empty except for multi-label models.
+
+    The library's default means one label, and transformers derives token classification from the model class.
+    """
     return {"problem_type": architecture.problem_type} if architecture.task.by_label else {}
 
 
 def logits_of(architecture: Architecture) -> int:
-    """Return how many logits a classifier has; 0 where classes are named by texts."""
+    """Return the number of logits of a classifier, or 0 if classes are given as texts (zero-shot)."""
     number = architecture.config.get("num_classes", architecture.config.get("num_labels", 0))
     return number if isinstance(number, int) else 0
 
 
 def class_names_of(logit_names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of a classifier's classes: of a single logit, the log odds of its class, `not NAME` and NAME, or 0 and 1."""
+    """Return class names, one per class, from the names of logits.
+
+    A single logit is the log odds of its class. It becomes two classes, `not NAME` and `NAME`, or `0` and `1`
+    if its name is `1`.
+    """
     if len(logit_names) != 1:
         return logit_names
     (name,) = logit_names
@@ -193,7 +206,7 @@ def class_names_of(logit_names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def num_classes_of(logits: int) -> int:
-    """Return the number of classes that so many logits tell apart: a single one, two."""
+    """Return the number of classes of a classifier with `logits` logits: 2 for a single logit."""
     return max(logits, 2)
 
 
@@ -242,19 +255,20 @@ COMPILED = "_orig_mod."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """A model as its headers tell it.
+    """Description of a model from its configuration, before any weight is read.
 
     Attributes:
-        architecture: Of a model that `lacks` a classifier, the one with a classifier of any number of classes.
-        preprocess: How its inputs are made.
-        labels: Names of its classes, if it has any.
-        prompting: How names of classes become texts, where the model is asked about them.
-        assumed: Whether nothing says how images are read, and what is usual for such models stands in for it.
-        lacks: What it is where it does not classify, for messages; empty where it does.
-        may_classify: Whether it is a classifier after all where its weights hold one: its folder is of a class that has none,
-            and transformers reads the classifier all the same.
-        pools: What the classifier should read that it is given, where its folder says it.
-        notes: What the user is told of how the folder is read.
+        architecture: For a model with `lacks`, the architecture with a classifier of any number of classes.
+        preprocess: Preprocessing of its images or texts.
+        labels: Class names; empty if the configuration has none.
+        prompting: Prompts and tokenization of class names, for zero-shot models; else None.
+        assumed: Whether the preprocessing is the usual one for such models because the folder does not define
+            it.
+        lacks: Why the model does not classify, for messages. Empty for a classifier.
+        may_classify: Whether a model with `lacks` counts as a classifier if its weights hold one.
+            transformers loads the classifier in that case, although the class in `architectures` has none.
+        pools: Pooling for a new classifier if the folder defines mean pooling; else None.
+        notes: Remarks about the folder, for the user.
     """
 
     architecture: Architecture
@@ -274,36 +288,43 @@ SCALE = ("logit_scale", "logit_bias")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """The architectures that one adapter can read.
+    """A group of architectures that one adapter can read.
 
     Attributes:
-        name: As stored in checkpoints.
-        library: The distribution whose version matters.
-        covers: Which classes or architectures, for a table.
-        refuses: What of them is refused and why, for a table; empty where nothing is.
-        towers: Layout of each tower.
-        read_config: Turn the `config.json` of a library's folder, and what lies beside it, into an architecture, its
-            preprocessing and its labels.
-        write_config: The inverse, of a model with all its heads: what the library reads of such a folder besides weights and
-            tokenizer, by file; None where it would make another model of it.
-        names: The architecture names that it reads, where they are few.
-        claims: Whether an architecture name is of this family; of several families the first in the table has it.
-        describe: Turn an architecture name and its options into the same.
-        build: Make the model with the given mask; on the meta device unless a state dict is given.
-        initialise: Random weights by the library's own rules, from a seed.
-        evaluation_config: What of an architecture changes the answers of trained weights, in one form: options that act in
-            training alone are left out, defaults are filled in.
-        matches: Whether a `config.json` is of this family.
-        matches_encoder: Whether it is of a model, of whatever class, whose encoder one of the family's classifiers has.
-        texts: How many tokens of a text, and how many different ones, a model takes; None where none are read.
-        scalars: Tensors without an axis, which a hydra holds as a vector of M.
-        exact: Tensors that are stored and loaded in float32 at least, whatever the others are: bf16 changes CLIP's scale by 1 %.
-        adopt: Give a folder's tensors the names that they have in memory; None where a library never renames any. What can be
-            drawn anew is left out where it is missing, and keeps a shape of its own. Takes what messages call the folder, the
-            architecture, and the tensors.
-        rules: How fields and files of a library's folder are treated.
-        on_disk: Patterns in such names and what stands for them in memory, applied in turn; where a library also splits
-            or joins tensors they tell no more than the part of the model. Headers are read with them, not tensors.
+        name: Name stored in checkpoints.
+        library: Python distribution whose version is recorded.
+        covers: Supported classes or architectures, for a table.
+        refuses: Related models that are refused, with reasons, for a table. Empty if there are none.
+        towers: Layout of each tower, by `text` or `vision`.
+        read_config: Function from a folder's configuration and path to the description of its model.
+        write_config: Inverse of `read_config` for a model with all heads. Returns the library's configuration
+            files (JSON objects by file name) except weights and tokenizer, or None if the library would build
+            another model from them.
+        names: Names of the architectures, if they are few.
+        claims: Whether an architecture name belongs to the family. The first family in the table that claims
+            a name has it.
+        describe: Function from an architecture name and its options to the description of a model.
+        build: Function that builds a model with a head mask. Parameters are on the meta device if the state
+            dict is None.
+        initialise: Function from an architecture and a seed to random weights, drawn by the library's own
+            rules.
+        evaluation_config: Normalized options of an architecture that change the outputs of trained weights.
+            Options for training are left out and defaults are filled in.
+        matches: Whether a configuration belongs to a model of the family.
+        matches_encoder: Whether a configuration belongs to a model of any class whose encoder a classifier of
+            the family has.
+        texts: Function from an architecture to the maximum number of tokens and the vocabulary size. None if
+            the family reads no texts.
+        scalars: Tensors without axes. A hydra stores each as a vector of M.
+        exact: Tensors that are stored and loaded in float32 at least, for any dtype of the others. In bf16
+            CLIP's scale would change by 1 %.
+        adopt: Function from the folder's name (for messages), the architecture and the stored tensors to
+            tensors under their names in memory. Replaceable tensors may be missing or of another shape. None
+            if the library renames no tensors.
+        rules: Treatment of fields and files of the library's folders.
+        on_disk: Regular expressions and replacements, applied in order, that turn a tensor name on disk into
+            the name in memory. If the library also splits or joins tensors, the result only names the right
+            part of the model. Used for headers, not for loading.
     """
 
     name: str
@@ -331,7 +352,14 @@ class Family:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one tensor stands in a model: its tower, its layer (None outside the blocks) and what it belongs to."""
+    """Position of a tensor in a model.
+
+    Attributes:
+        tower: Name of the tower.
+        layer: Index of the block, or None outside the blocks.
+        part: `embed`, `readout`, `head`, `attention`, `mlp` or `norm` (the rest of a block).
+        heads: The head axis of the tensor, or None.
+    """
 
     tower: str
     layer: int | None
@@ -340,15 +368,15 @@ class Place:
 
 
 def with_pooling(architecture: Architecture, pooling: str) -> Architecture:
-    """Return an architecture whose classifier reads what one of `POOLINGS` says."""
+    """Return an architecture with another pooling before the classifier (one of `POOLINGS`)."""
     return architecture.model_copy(update={"pooling": None if pooling == DEFAULT_POOLING else pooling})
 
 
 def answering(described: Described, task: Task) -> Described:
-    """Return a model that answers a task.
+    """Return the description of the same model for another task.
 
     Raises:
-        UnsupportedModelError: If it is to answer words, but reads no texts, or has a single class.
+        UnsupportedModelError: If the task labels words, and the model reads images or has a single logit.
     """
     from hydractl.manifest.header import Tokenization
 
@@ -366,29 +394,30 @@ def answering(described: Described, task: Task) -> Described:
 
 
 def is_replaceable(family: Family, name: str) -> bool:
-    """Return whether a tensor belongs to a classifier, or to what may come with one, and can be drawn anew."""
+    """Return whether a tensor belongs to the classifier or pooler, so that random weights can replace it."""
     return name.startswith(
         tuple(p for layout in family.towers.values() for p in (*layout.head, *layout.pooler))
     )
 
 
 def name_in_memory(family: Family, name: str) -> str:
-    """Return what a tensor of a library's folder is called in memory, as far as its name alone tells."""
+    """Return the name in memory of a tensor on disk, as far as the name alone determines it."""
     for pattern, replacement in family.on_disk:
         name = re.sub(pattern, replacement, name)
     return name
 
 
 def without_wrapper(family: Family, names: Iterable[str], expected: Collection[str]) -> dict[str, str] | None:
-    """Return the names of a library's folder without what a wrapper put before or into all of them (`module.`, `_orig_mod.`).
+    """Remove the prefixes that wrappers such as DataParallel or torch.compile added to tensor names.
 
     Args:
         family: The family that reads the folder.
-        names: Of its tensors.
-        expected: Those of the architecture in memory.
+        names: Names of the stored tensors.
+        expected: Names of the architecture's tensors in memory.
 
     Returns:
-        Each name and what is left of it; None where what is left is not the architecture.
+        Each stored name with its name without prefixes. None if there is no prefix, or the remaining names
+        are not those of the architecture.
     """
     plain = {name: name.replace(COMPILED, "") for name in names}
     first = next(iter(plain.values()), "")
@@ -403,9 +432,9 @@ def without_wrapper(family: Family, names: Iterable[str], expected: Collection[s
 
 
 def place_of(family: Family, name: str) -> Place:
-    """Return where the state-dict name `name` stands.
+    """Return the position of a tensor from its state-dict name.
 
-    `part` is `embed`, `readout`, `head`, `attention`, `mlp` or `norm` (anything else inside a block).
+    Unknown names belong to the embedding of the first tower.
     """
     for tower, layout in family.towers.items():
         prefix, suffix = layout.block.split("{layer}")
@@ -423,8 +452,9 @@ def place_of(family: Family, name: str) -> Place:
 
 
 def place_on_disk(family: Family, name: str) -> Place:
-    """Return where a tensor of a library's folder stands, be the folder of a classifier or of its encoder alone."""
+    """Return the position of a tensor in a folder of a classifier or of an encoder alone."""
     memory_name = name_in_memory(family, name)
     models = (layout.block.partition(".")[0] for layout in family.towers.values())
+    # An encoder that was saved alone has names without the prefix of the encoder in a classifier (`bert.`).
     places = [place_of(family, n) for n in (memory_name, *(f"{model}.{memory_name}" for model in models))]
     return next((place for place in places if place.layer is not None or place.part != "embed"), places[0])

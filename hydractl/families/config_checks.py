@@ -1,8 +1,8 @@
-"""What an architecture may be told: the gate that every configuration passes before a library sees it.
+"""Checks of architecture options from files and users, before a library sees them.
 
-Constructors take more than shapes: timm's open a checkpoint, transformers' fetch the code of an attention, open_clip's download
-weights. So for each library there is a list of the options that an architecture has, a file's or a reference's texts among
-their values are plain names, and what is made of them is bounded while nothing but the words of a file stands behind it.
+Constructors of libraries take more than shapes: timm's open a checkpoint, transformers' download the code of
+an attention, open_clip's download weights. So each library has a list of allowed options, strings in their
+values must be plain names, and sizes are limited.
 """
 
 from __future__ import annotations
@@ -22,29 +22,36 @@ if TYPE_CHECKING:
     import torch
 
 NAME = re.compile(r"[\w.+ -]*", re.ASCII)
+"""Allowed strings in option values. Slashes and colons are excluded, so a value is no path, URL or code."""
 LARGEST = 2**20
-"""Upper bound of every integer option; vocabularies have less than a million tokens."""
+"""Maximum absolute value of an integer option. Vocabularies have fewer than a million tokens, the largest
+size of any supported architecture. If doubled, a header could ask for tensors twice as large before its
+weights are checked."""
 MOST_MODULES = 10_000
+"""Maximum number of modules that a constructor may create. Chosen by hand, to stop constructors whose options
+ask for a huge number of layers. If doubled, a bad header is refused after twice the time and memory."""
 MAX_SHOWN_CHARACTERS = 60
+"""Maximum number of characters of an option value in a message. Chosen by hand so that the message stays
+short; a larger value only lengthens messages."""
 
 
 class OptionsError(UnsupportedModelError):
-    """An architecture with an option that it does not have, or of a value that its library cannot build."""
+    """An architecture has an unknown option, or a value that its library cannot build."""
 
 
 def check_options(
     name: str, options: Mapping[str, object], known_names: Collection[str], *, prefix: str = ""
 ) -> None:
-    """Refuse what is not to be said of an architecture.
+    """Raise if an architecture has an unknown option or a forbidden value.
 
     Args:
-        name: The architecture.
-        options: What it is told.
-        known_names: What it may be told.
-        prefix: What a reference writes before each.
+        name: Name of the architecture, for messages.
+        options: The options.
+        known_names: Names of the allowed options.
+        prefix: Prefix that a reference writes before each name, for messages.
 
     Raises:
-        OptionsError: Naming an option that there is not, or whose value is refused.
+        OptionsError: With the name of the first wrong option.
     """
     for key, value in options.items():
         if key not in known_names:
@@ -56,10 +63,12 @@ def check_options(
 
 
 def check_values(name: str, key: str, value: object) -> None:
-    """Refuse an option's value that is more than names and numbers, whatever it is nested in.
+    """Raise if an option value, at any depth of nesting, is not a plain name or a number in range.
+
+    Integers may be at most `LARGEST` and floats at most 1e30, in absolute value; NaN is refused.
 
     Raises:
-        OptionsError: Naming the option.
+        OptionsError: With the name of the option.
     """
     pending = [value]
     while pending:
@@ -80,12 +89,12 @@ def check_values(name: str, key: str, value: object) -> None:
 
 
 def check_patches(name: str, *, image: Sequence[int], patch: int | Sequence[int]) -> None:
-    """Refuse images that hold no patch.
+    """Raise if an image is smaller than a patch.
 
     Args:
-        name: What the message calls the architecture.
-        image: Height and width of its images, in pixels.
-        patch: Those of its patches, or the side of a square.
+        name: Name of the architecture, for messages.
+        image: Height and width of the images, in pixels.
+        patch: Height and width of the patches in pixels, or the side of square patches.
 
     Raises:
         OptionsError: With both sizes.
@@ -96,14 +105,16 @@ def check_patches(name: str, *, image: Sequence[int], patch: int | Sequence[int]
 
 
 def check_filled(name: str, state: Mapping[str, torch.Tensor]) -> None:
-    """Refuse an architecture of which a part has no weights: libraries build tables and layers of nothing, and fail to run them.
+    """Raise if a tensor of an architecture is empty.
+
+    Libraries build empty tables and layers without an error, and fail in the forward pass.
 
     Args:
-        name: What the message calls the architecture.
-        state: Its weights.
+        name: Name of the architecture, for messages.
+        state: Its state dict.
 
     Raises:
-        OptionsError: Naming the first such tensor.
+        OptionsError: With the name of the first empty tensor.
     """
     for key, tensor in state.items():
         if not tensor.numel():
@@ -124,17 +135,17 @@ def accepts_images(run: Callable[[torch.Tensor], object], size: Sequence[int]) -
         IndexError,
         RuntimeError,
         ValueError,
-    ):  # libraries differ in the errors that they raise
+    ):  # libraries raise different errors
         return False
     return True
 
 
 @contextmanager
 def building(library: str, name: str) -> Iterator[None]:
-    """Say in words what comes of a library's constructor, whatever it raises, and end one that makes modules without end.
+    """Turn any error of a library's constructor into an `OptionsError`, and stop endless constructors.
 
     Raises:
-        OptionsError: With the constructor's reason.
+        OptionsError: With the constructor's reason, or if it creates more than `MOST_MODULES` modules.
     """
     from torch.nn.modules.module import register_module_module_registration_hook
 

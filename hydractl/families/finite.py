@@ -1,7 +1,4 @@
-"""Weights that are numbers: what the stages ask for before they make anything of a model, and keep when they store it.
-
-Other weights leave behind what was found for the old ones, which is warned of.
-"""
+"""Checks for NaN and infinite weights, and warnings about stored settings that new weights invalidate."""
 
 from __future__ import annotations
 
@@ -18,15 +15,16 @@ from hydractl.messages import counted, quoted
 
 
 def check_finite(tensors: Mapping[str, torch.Tensor], *, where: str, dtype: str | None = None) -> None:
-    """Refuse weights that are not numbers: whatever is made of them answers with none.
+    """Raise if a floating-point weight is NaN or infinite, because all outputs would be NaN.
 
     Args:
-        tensors: By name.
-        where: What the message calls the model.
-        dtype: What `--dtype` made of them: it may be too small for one.
+        tensors: Tensors by name.
+        where: Name of the model, for messages.
+        dtype: Value of `--dtype` if the weights were cast, else None. Selects the hint: the range of the
+            dtype may be too small.
 
     Raises:
-        CheckpointError: Naming the first tensor.
+        CheckpointError: With the name of the first such tensor.
     """
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not (finite := _finite(tensor)).all():
@@ -39,19 +37,22 @@ def check_finite(tensors: Mapping[str, torch.Tensor], *, where: str, dtype: str 
 
 
 def _finite(tensor: torch.Tensor) -> torch.Tensor:
-    """Return which numbers are finite; older releases of torch cannot tell of 8 bits."""
+    """Return which entries are finite, as a boolean tensor.
+
+    Entries of 8 bits are cast first, because older releases of torch have no `isfinite` for them.
+    """
     return (tensor.half() if tensor.element_size() == 1 else tensor).isfinite()
 
 
 def check_weights(opened: OpenModel, names: Iterable[str] | None = None) -> None:
-    """Refuse a model's weights that are not numbers; memory holds one tensor at a time.
+    """Raise if a stored weight of a model is NaN or infinite. Holds one tensor in memory at a time.
 
     Args:
         opened: The model.
-        names: The tensors to check, all by default.
+        names: Names of the tensors to check; None for all.
 
     Raises:
-        CheckpointError: Naming the first tensor.
+        CheckpointError: With the name of the first such tensor.
     """
     stored = opened.checkpoint
     for name in stored.specs if names is None else names:
@@ -60,16 +61,16 @@ def check_weights(opened: OpenModel, names: Iterable[str] | None = None) -> None
 
 
 def as_stored(name: str, tensor: torch.Tensor, spec: TensorSpec, *, hint: str) -> torch.Tensor:
-    """Return a tensor in the dtype of `spec`, its shape as it is.
+    """Return a tensor in the dtype of `spec`; the shape is not changed.
 
     Args:
-        name: What the message calls it.
-        tensor: In any dtype.
-        spec: What is stored.
-        hint: What to type if that dtype is too small.
+        name: Name of the tensor, for messages.
+        tensor: The tensor, in any dtype.
+        spec: Stored dtype and shape.
+        hint: Hint for the user if the dtype is too small.
 
     Raises:
-        CheckFailed: If a finite number would become an infinite one.
+        CheckFailed: If the conversion turns a finite number into an infinite one.
     """
     converted = tensor.to(spec.torch_dtype)
     if converted.dtype != tensor.dtype and not _finite(converted).all():
@@ -86,16 +87,16 @@ def as_stored(name: str, tensor: torch.Tensor, spec: TensorSpec, *, hint: str) -
 def stored_tensors(
     checkpoint: Checkpoint, state: Mapping[str, torch.Tensor], *, trained: Container[str], hint: str
 ) -> dict[str, torch.Tensor]:
-    """Return a trained model's tensors in the dtypes that its checkpoint stores.
+    """Return the tensors of a trained model in the dtypes of its checkpoint.
 
     Args:
-        checkpoint: Of the model as training began.
-        state: The model's tensors by the library's names.
-        trained: Names of those that trained.
-        hint: What to type if training went wrong.
+        checkpoint: Checkpoint of the model before training.
+        state: Tensors of the model, by the library's names.
+        trained: Names of the trained tensors.
+        hint: Hint for the user if training diverged.
 
     Raises:
-        CheckFailed: If a weight does not fit its dtype, or a trained one is not finite.
+        CheckFailed: If a weight overflows in its stored dtype, or a trained weight is NaN or infinite.
     """
     tensors = {}
     for name, spec in checkpoint.specs.items():
@@ -106,7 +107,7 @@ def stored_tensors(
 
 
 def warn_temperature(opened: OpenModel) -> None:
-    """Say what is left behind with the weights that it was found for: a temperature, and what `warn_refusing` says."""
+    """Warn that new weights drop the temperature, and the settings of `warn_refusing`."""
     warn_refusing([opened])
     if opened.header.scale != Temperature():
         progress.warn(
@@ -116,7 +117,7 @@ def warn_temperature(opened: OpenModel) -> None:
 
 
 def warn_refusing(models: Iterable[OpenModel]) -> None:
-    """Say that thresholds, prediction sets or OOD scores of features are left behind with the weights that they were found for."""
+    """Warn that new weights drop thresholds, prediction sets and OOD scores fitted for the old weights."""
     every = list(models)
     bounded = dict.fromkeys(
         m.reference for m in every if m.header.threshold and m.header.threshold.below is not None
@@ -137,4 +138,4 @@ def warn_refusing(models: Iterable[OpenModel]) -> None:
 
 
 NOT_FINITE = "use `--dtype fp32`; if that does not help, the weights are damaged"
-"""Hint for outputs that are not finite."""
+"""Hint for outputs that are NaN or infinite."""

@@ -1,4 +1,7 @@
-"""Where heads and other parts lie in a model's tensors, and the removal of heads. Importing this module loads no torch."""
+"""Positions of heads and other parts in the tensors of a model, and removal of heads.
+
+Importing this module loads no torch.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ if TYPE_CHECKING:
 
 
 class HeadSizes(Protocol):
-    """Heads of a layer: those of a whole tower, or those that a member keeps.
+    """Heads of a layer: those of a tower before pruning, or those that a member keeps.
 
     Attributes:
-        head_numbers: Numbers of the query heads before pruning.
-        head_dim: K.
-        sharing: Query heads of each key head before pruning.
+        head_numbers: Numbers of the query heads, counted before pruning.
+        head_dim: K, the head width.
+        sharing: Number of query heads per key head before pruning (grouped-query attention); 1 without
+            sharing.
     """
 
     @property
@@ -32,14 +36,19 @@ class HeadSizes(Protocol):
 
 
 def shared_keys(heads: Iterable[int], sharing: int) -> list[int]:
-    """Return the numbers of the key heads of query heads, in their order, where `sharing` query heads share each."""
+    """Return the numbers of the key heads that some query heads use, in order and without repetition.
+
+    Args:
+        heads: Numbers of the query heads.
+        sharing: Number of query heads per key head.
+    """
     return list(dict.fromkeys(head // sharing for head in heads))
 
 
 class TensorRole(StrEnum):
-    """What a tensor with a head axis does."""
+    """Role of a tensor with a head axis."""
 
-    INPUT = "input"  # q, k or v, apart or fused: Taylor scores these weights
+    INPUT = "input"  # q, k or v, separate or fused: Taylor importance uses these weights
     BIAS = "bias"
     GATE = "gate"
     OUTPUT = "output"
@@ -47,11 +56,20 @@ class TensorRole(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadTensor:
-    """A tensor of a block whose axis `axis` is `(copies H K)`: heads contiguous, `copies` times over.
+    """A tensor of a block with a head axis.
 
-    A fused qkv weight is axis 0 and three copies; an output projection's weight is axis 1 and one copy. Where a head has
-    one entry and not K, the axis is `(copies H)`: a table of position biases with a column a head is axis 1 and one copy.
-    A `shared` one has heads of keys or values, which several query heads may share: one goes when its last query head goes.
+    The head axis is `(copies H K)`: contiguous heads of width K, repeated `copies` times. A fused qkv weight
+    has axis 0 and three copies. The weight of an output projection has axis 1 and one copy. With `one_entry`
+    the axis is `(copies H)`: a table of position biases with one column per head has axis 1 and one copy.
+
+    Attributes:
+        name: Name relative to the block.
+        axis: The head axis.
+        copies: How often the heads follow each other along the axis.
+        role: Role of the tensor in attention.
+        one_entry: Whether a head has one entry along the axis instead of K.
+        shared: Whether the heads are key or value heads, which several query heads may share. A shared head
+            is removed together with its last query head.
     """
 
     name: str
@@ -62,15 +80,20 @@ class HeadTensor:
     shared: bool = False
 
     def numbers(self, heads: Iterable[int], tower: HeadSizes) -> list[int]:
-        """Return the heads that the axis has where a layer keeps these query heads, in their order."""
+        """Return the numbers of the heads along the axis if a layer keeps these query heads, in order."""
         return shared_keys(heads, tower.sharing if self.shared else 1)
 
     def size(self, heads: Iterable[int], tower: HeadSizes) -> int:
-        """Return how long the axis is where a layer keeps these query heads."""
+        """Return the length of the axis if a layer keeps these query heads."""
         return len(self.numbers(heads, tower)) * self.copies * self.width(tower)
 
     def index(self, heads: Iterable[int], tower: HeadSizes) -> list[int]:
-        """Return the places of some heads along the axis of a tensor that has the heads of `tower`: copy after copy."""
+        """Return the indices of some heads along the axis, copy after copy.
+
+        Args:
+            heads: Numbers of the query heads to select.
+            tower: Heads that the tensor has.
+        """
         present, width = self.numbers(tower.head_numbers, tower), self.width(tower)
         places = {head: width * place for place, head in enumerate(present)}
         starts = [places[head] for head in self.numbers(heads, tower)]
@@ -82,10 +105,11 @@ class HeadTensor:
         ]
 
     def select(self, tensor: torch.Tensor, heads: Iterable[int], tower: HeadSizes) -> torch.Tensor:
-        """Return a tensor with only some heads of `tower`: all pruning is this function.
+        """Return the tensor with only some of its heads. All pruning uses this function.
 
-        Removing a head removes its K rows of q, k and v (weights and biases) and its K columns of the output projection, whose
-        bias stays (Hydra Ensembles, Algorithm 1). Rows of k and v that several heads share go with the last of them.
+        Removing a head removes its K rows of q, k and v (weights and biases) and its K columns of the output
+        projection; the bias of the output projection stays (Hydra Ensembles, Algorithm 1). Shared rows of k
+        and v are removed with their last query head.
         """
         import torch
 
@@ -93,20 +117,20 @@ class HeadTensor:
         return tensor.index_select(self.axis, on_device(index, tensor.device))
 
     def width(self, tower: HeadSizes) -> int:
-        """Return how many entries a head has along the axis in each copy."""
+        """Return the number of entries of a head along the axis, per copy: K, or 1 with `one_entry`."""
         return 1 if self.one_entry else tower.head_dim
 
 
 def projections_apart(
     name: str, parts: Sequence[str], *, copies: int = 1, shared: Collection[str] = ()
 ) -> tuple[HeadTensor, ...]:
-    """Return weight and bias of projections that are layers of their own, heads along the first axis.
+    """Return weights and biases of separate projections, each with its heads along the first axis.
 
     Args:
-        name: Of a layer, with `{part}`.
-        parts: What stands for it: queries, keys, values.
-        copies: See `HeadTensor`.
-        shared: Which parts are, see there.
+        name: Name of a layer, with the placeholder `{part}`.
+        parts: Values of `{part}`, for example `q`, `k` and `v`.
+        copies: Number of copies, as in `HeadTensor`.
+        shared: The parts with shared heads, as in `HeadTensor`.
     """
     return tuple(
         HeadTensor(
@@ -119,18 +143,20 @@ def projections_apart(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TowerLayout:
-    """Where a tower's blocks lie among the state-dict names.
+    """Prefixes of a tower's parts in the state dict.
 
     Attributes:
-        block: Prefix of a block's tensors, with `{layer}`.
-        heads: Tensors with a head axis, relative to the prefix; one that a model lacks is absent from its state dict.
-        mlp: Prefixes, relative to the block's, of what the paper averages.
-        attention: Prefixes, relative to the block's, of the attention and the norm before it.
-        readout: Prefixes of what lies between the blocks and the classifier.
-        last_norm: Those among them of the norm that ends the blocks, where they are pre-norm.
+        block: Prefix of a block's tensors, with the placeholder `{layer}`.
+        heads: Tensors with a head axis, relative to the block. The state dict of a model may lack some of
+            them.
+        attention: Prefixes of the attention and its norm, relative to the block.
+        mlp: Prefixes of the tensors that the Hydra Ensembles paper averages over members, relative to the
+            block.
+        readout: Prefixes of the layers between the blocks and the classifier.
         head: Prefixes of the classifier.
-        pooler: Prefixes of what belongs to the readout and a model without a classifier may lack.
-        embed: Prefixes of the embedding; where a model has one tower, what fits nothing else is the embedding.
+        pooler: Prefixes of the part of the readout that a model without a classifier may lack.
+        embed: Prefixes of the embedding. In a model with one tower, all other tensors count as embedding too.
+        last_norm: The prefixes in `readout` of the norm after pre-norm blocks.
     """
 
     block: str
@@ -144,7 +170,7 @@ class TowerLayout:
     last_norm: tuple[str, ...] = ()
 
     def under(self, prefix: str) -> TowerLayout:
-        """Return the layout of the same tower in a model whose names for it begin with `prefix`."""
+        """Return the layout with `prefix` before all names of the tower."""
         outside = {
             name: tuple(prefix + path for path in getattr(self, name))
             for name in ("readout", "head", "pooler", "embed", "last_norm")
@@ -155,14 +181,14 @@ class TowerLayout:
 def select_heads(
     library: nn.Module, prefix: str, tensor: HeadTensor, head_numbers: Sequence[int], heads: HeadSizes
 ) -> None:
-    """Replace a parameter by one with only some heads of `heads`, if the module has it.
+    """Replace a parameter by a copy with only some heads. Does nothing if the module has no such parameter.
 
     Args:
         library: The module.
-        prefix: What the parameter's name begins with.
+        prefix: Prefix of the parameter's name.
         tensor: The parameter.
-        head_numbers: The heads that stay.
-        heads: The heads that it has.
+        head_numbers: Numbers of the heads to keep.
+        heads: Heads that the parameter has.
     """
     from torch import nn
 

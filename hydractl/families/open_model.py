@@ -1,4 +1,4 @@
-"""Opening a model: from a checkpoint, a folder of a library or the Hub; its classifier, and the digest of its weights."""
+"""Opening, building and hashing of models from checkpoints, library folders and the Hub."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 def naming_import(
     located: Located, family: Family, names: Iterable[str], expected: Collection[str]
 ) -> Iterator[None]:
-    """Name `import` in what is raised of a folder whose tensors have a prefix that its architecture has not.
+    """Point errors about a folder to `hydractl import` if all its tensors have an additional prefix.
 
     Raises:
-        CheckpointError: What came, with another hint.
+        CheckpointError: The error raised inside the block, with another hint.
     """
     try:
         yield
@@ -66,13 +66,16 @@ def naming_import(
 def trained_head_hint(
     located: Located, family: Family, specs: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec]
 ) -> str | None:
-    """Return how to read a folder whose classifier has another name than the architecture's, or None.
+    """Return a hint to rename the classifier of a folder, or None.
+
+    The folder must lack the classifier of the architecture and have exactly one other weight of the same
+    shape outside the blocks.
 
     Args:
         located: The folder.
-        family: The family that reads it.
-        specs: Its tensors.
-        expected: Those of the architecture in memory.
+        family: The family that reads the folder.
+        specs: Dtypes and shapes of the stored tensors.
+        expected: Dtypes and shapes of the architecture's tensors in memory.
     """
     heads = [n for n in expected if n.endswith(".weight") and place_of(family, n).part == "head"]
     if len(heads) != 1 or heads[0] in map(partial(name_in_memory, family), specs):
@@ -91,7 +94,7 @@ def trained_head_hint(
 
 
 def _import(located: Located, options: str = "") -> str:
-    """Return the command that makes a base of a folder."""
+    """Return the `hydractl import` command for a folder."""
     index = located.path / INDEX
     file = index if len(located.weights) > 1 and index.is_file() else located.weights[0]
     return f"`hydractl import {shlex.quote(str(file))} --arch {shlex.quote(str(located.path))}{options} -o base.st`"
@@ -100,15 +103,16 @@ def _import(located: Located, options: str = "") -> str:
 def convert(
     family: Family, architecture: Architecture, state: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor] | None:
-    """Return the tensors as the family's library reads those of an original repository, or of an older version of itself.
+    """Rename tensors of an original repository, or of an older library version, for the current library.
 
     Args:
-        family: Who reads the architecture.
-        architecture: What the tensors should become.
-        state: Tensors whose names do not fit.
+        family: The family that reads the architecture.
+        architecture: The architecture for which the tensors are renamed.
+        state: Tensors under other names.
 
     Returns:
-        Tensors that need not fit either, or None where the library has no way, makes nothing of them or leaves some out.
+        Renamed tensors, which may still not fit the architecture. None if the library cannot convert them or
+        leaves weights out.
     """
     if family.library == "timm":
         from hydractl.families.timm.models import filtered
@@ -121,41 +125,45 @@ def convert(
 def encoder_of(
     family: Family, architecture: Architecture, state: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor] | None:
-    """Return the tensors as `convert` does, be some of them left out: an encoder may come with what is no part of a classifier."""
+    """Rename tensors like `convert`, but accept a result that leaves weights out.
+
+    The file of an encoder may contain weights that no classifier has, such as a language modelling head.
+    """
     return convert(family, architecture, state) or _read(family, architecture, state)
 
 
 def _read(
     family: Family, architecture: Architecture, state: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor] | None:
-    """Return what the library makes of a folder with these weights, None where it fails."""
+    """Return the tensors that the library loads from a folder with these weights, or None if loading fails."""
     if family.adopt is None:
         return None
     try:
         return family.adopt("weights", architecture, state)
-    except (CheckpointError, RuntimeError):  # some are missing, or of other shapes
+    except (CheckpointError, RuntimeError):  # a tensor is missing or has another shape
         return None
 
 
 def _elements(state: Mapping[str, torch.Tensor]) -> int:
-    """Return how many weights there are; tables of indices do not count."""
+    """Return the number of floating-point weights. Index tables do not count."""
     return sum(tensor.numel() for tensor in state.values() if tensor.is_floating_point())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenModel:
-    """A checkpoint together with the family that reads it.
+    """A model on disk: the checkpoint and the family that reads it. Random weights are in memory.
 
     Attributes:
-        reference: What the user wrote.
+        reference: The MODEL reference that the user typed.
         checkpoint: Its tensors.
-        header: What it is.
-        family: Who reads it.
-        beside: What is read besides weights.
-        lacks: Of a backbone, what it is instead of a classifier: its header then counts some classes, its tensors have no
-            classifier, and maybe no pooler; `with_classifier` makes it a model. Empty for all others.
-        pools: See `Described`.
-        notes: What the user is told of how its folder is read.
+        header: Its header.
+        family: The family that reads the architecture.
+        beside: Files that are read in addition to the weights.
+        lacks: Why a backbone is not a classifier; empty for other models. The header of a backbone counts an
+            arbitrary number of classes, and its tensors lack the classifier and perhaps the pooler.
+            `with_classifier` completes it.
+        pools: Pooling for a new classifier, as in `Described`.
+        notes: Remarks about the folder, for the user.
     """
 
     reference: str
@@ -169,53 +177,55 @@ class OpenModel:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Every file that is read of the model: its weights, and what lies beside them in a library's folder."""
+        """All files that are read: weights, configuration and tokenizer."""
         return (*self.checkpoint.original.paths, *self.beside)
 
     @property
     def is_random(self) -> bool:
-        """Whether its weights were drawn for this run and no file holds them."""
+        """Whether the weights were drawn for this run and are in no file."""
         return self.reference.startswith("arch:")
 
     @property
     def base(self) -> str | None:
-        """The digest of the base that it was made of; a base that a file holds is its own."""
+        """Digest of the model's base, or None if unknown. A base in a file is its own base."""
         is_base_file = self.header.kind == Kind.BASE and not self.is_random
         return self.header.base or (self.checkpoint.digest if is_base_file else None)
 
     @property
     def name(self) -> str:
-        """What to call the model in tables: its base name without the suffix."""
+        """Short name for tables: the file name without suffix, or the reference if it is not a file."""
         if self.is_random:
             return without_folders(self.reference)
         return named(Path(self.reference)).stem if self.checkpoint.paths[0].is_file() else self.reference
 
     def as_input(self, *, digest: str | None = None) -> InputFile:
-        """Return the lineage entry of this file; `digest` stands in for one that is not known yet."""
+        """Return the lineage entry of the file. `digest` replaces the checkpoint's digest if given."""
         path = named(Path(without_folders(self.reference)))
-        name = "-" if is_stream(path) else path.name  # a shell numbers its pipes as it likes
+        name = "-" if is_stream(path) else path.name  # a shell numbers its pipes arbitrarily
         return InputFile(name=name, sha256=digest or self.checkpoint.digest, made_by=self.header.made_by)
 
 
 def without_folders(reference: str) -> str:
-    """Return an `arch:` reference with no more of a file's path than its last part; any other as it is."""
+    """Return an `arch:` reference with file names instead of paths. Other references are returned unchanged."""
     return re.sub(r"=[^,]*/", "=", reference) if reference.startswith("arch:") else reference
 
 
 def open_model(
     reference: str, *, arch: str | None = None, seed: int = 0, backbone: bool = False
 ) -> OpenModel:
-    """Open a MODEL reference; reads headers, or draws random weights for an `arch:` reference.
+    """Open a MODEL reference. Reads headers only, or draws random weights for an `arch:` reference.
 
     Args:
-        reference: See `hydractl.model_source`.
-        arch: `NAME[::key=value,...]` for a bare safetensors file that does not describe itself.
-        seed: Of the random weights.
-        backbone: Whether a model without a classifier will do.
+        reference: Path or name; see `hydractl.model_source`.
+        arch: `NAME[::key=value,...]` for a bare safetensors file without a header.
+        seed: Seed of random weights.
+        backbone: Whether a model without a classifier is accepted.
 
     Raises:
-        CheckpointError: If it is missing, malformed or does not say what it is.
-        UnsupportedModelError: If heads cannot be cut in it, or it has no classifier.
+        CheckpointError: If the file is missing or malformed, or does not name its architecture.
+        UnsupportedModelError: If heads cannot be removed from the architecture, or the model has no
+            classifier.
+        UsageError: If `arch` is given for a file with a header.
     """
     located = locate(reference)
     if located.arch is not None:
@@ -271,11 +281,13 @@ def open_model(
 
 
 def _of_header(reference: str, checkpoint: Checkpoint, header: Header, *, backbone: bool) -> OpenModel:
-    """Return the model of a file of ours.
+    """Return the model in one of hydractl's own files.
+
+    A model trained by `finetune` is a classifier, even if its configuration still has the `problem_type` of
+    the original model.
 
     Raises:
-        UnsupportedModelError: If its answer is not one label out of several, and it is no backbone. A model that `finetune`
-            trained is one, whatever the configuration says of the model that it was made of.
+        UnsupportedModelError: If its `problem_type` is not supported, unless `backbone` is set.
     """
     opened = OpenModel(
         reference=reference,
@@ -296,16 +308,16 @@ def _of_header(reference: str, checkpoint: Checkpoint, header: Header, *, backbo
 
 
 def classifier_hint(reference: str) -> str:
-    """Return what gives a model without a classifier one."""
+    """Return a hint to add a classifier with `hydractl finetune`."""
     return f"`hydractl finetune {shlex.quote(reference)} --data TRAIN --val VAL -o base.st` gives it a classifier for your classes"
 
 
 def _without_classifier(
     family: Family, checkpoint: Checkpoint, expected: Mapping[str, TensorSpec]
 ) -> tuple[Checkpoint, dict[str, TensorSpec]]:
-    """Return a backbone's tensors but for those of a classifier, and which there must be.
+    """Return a backbone's checkpoint without classifier, and the tensors that it must have.
 
-    A pooler stays where it is there; whatever is called as one that the model has not goes.
+    A pooler of the architecture is kept if the checkpoint has it. Other poolers are dropped.
     """
     kept_specs = {
         name: spec
@@ -320,7 +332,7 @@ def load_model(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model:
     """Build a base or a member with its weights, in evaluation mode on the CPU.
 
     Raises:
-        CheckpointError: If its tensors are not those of its architecture and mask, or it is a hydra.
+        CheckpointError: If the tensors do not fit architecture and mask, or the model is a hydra.
     """
     if opened.header.kind == Kind.HYDRA:
         raise CheckpointError(f"{opened.reference}: is a hydra, but a base or a member is needed")
@@ -337,7 +349,19 @@ def build_checked(
     where: str,
     dtype: torch.dtype | None = None,
 ) -> Model:
-    """Build a model of `header`'s first mask from a state dict, after checking every name and shape; see `in_one_dtype`."""
+    """Build a model with the first mask of `header` from a state dict, after checking names and shapes.
+
+    Args:
+        family: The family of the architecture.
+        header: Header of the model.
+        state: The state dict.
+        where: Name of the model, for messages.
+        dtype: Dtype of the weights; see `in_one_dtype`.
+
+    Raises:
+        CheckpointError: If a tensor is missing, unexpected or of another shape, or the header's inputs do not
+            fit the architecture.
+    """
     check_tensors(where, {k: spec_of(v) for k, v in state.items()}, registry.expected_specs(family, header))
     _check_inputs(family, header, where)
     return family.build(header.architecture, header.masks[0], in_one_dtype(family, state, dtype))
@@ -346,9 +370,12 @@ def build_checked(
 def in_one_dtype(
     family: Family, state: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
 ) -> Mapping[str, torch.Tensor]:
-    """Return a state dict whose floating-point tensors have one dtype, as models compute in one: the least that holds all.
+    """Return a state dict with one floating-point dtype, because models compute in a single dtype.
 
-    The family's `exact` tensors have float32 at least.
+    Args:
+        family: The family; its `exact` tensors keep float32 at least.
+        state: The state dict.
+        dtype: The dtype. By default the smallest dtype that represents all weights.
     """
     floating = {k: v for k, v in state.items() if v.is_floating_point()}
     target = dtype or common_dtype(v for k, v in floating.items() if k not in family.exact)
@@ -357,7 +384,11 @@ def in_one_dtype(
 
 
 def _check_inputs(family: Family, header: Header, where: str) -> None:
-    """Refuse inputs that a header makes up: memory is taken for them before the model is asked."""
+    """Raise if a header describes inputs that the architecture does not accept.
+
+    Inputs are allocated before the model runs, so an edited header could otherwise allocate any amount of
+    memory.
+    """
     texts = header.prompting.tokenization if header.prompting else header.preprocess
     if isinstance(texts, Tokenization) and family.texts is not None:
         length, vocab_size = family.texts(header.architecture)
@@ -375,7 +406,7 @@ def _check_inputs(family: Family, header: Header, where: str) -> None:
 
 
 def takes_images(header: Header) -> bool:
-    """Return whether a model takes images as its header reads them; True for one that reads texts alone."""
+    """Return whether the architecture accepts images of the size in the header. True for models of texts."""
     how = header.preprocess
     if not isinstance(how, Preprocess):
         return True
@@ -387,7 +418,7 @@ def takes_images(header: Header) -> bool:
 
 
 def _declared(config: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return channels, height and width of the images that a configuration names; others are none."""
+    """Return channels, height and width of the images in a configuration; entries may be None."""
     side = config.get("img_size", config.get("image_size"))
     sides = side if isinstance(side, list) else [side, side]
     return (config.get("in_chans", config.get("num_channels", 3)), *sides)
@@ -401,10 +432,12 @@ def _accepts_images(architecture: str, size: tuple[int, int, int]) -> bool:
 
 
 def check_tensors(where: str, actual: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec]) -> None:
-    """Compare names, shapes, and whether numbers are floating-point ones (of how many bits, may differ).
+    """Compare tensors with those of an architecture: names, shapes, and floating-point or integer.
+
+    The number of bits may differ.
 
     Raises:
-        CheckpointError: Naming the first tensor that is missing, unexpected or otherwise.
+        CheckpointError: With the name of the first missing, unexpected or different tensor.
     """
     hint = "the weights may be of another architecture, or have another number of classes"
     if missing := sorted(expected.keys() - actual.keys()):
@@ -434,7 +467,7 @@ def check_tensors(where: str, actual: Mapping[str, TensorSpec], expected: Mappin
 
 
 def _read_besides(options: Mapping[str, object]) -> tuple[Path, ...]:
-    """Return the files that an architecture's options name: those of its tokenizer."""
+    """Return the tokenizer files in the options of an architecture."""
     tokenizer = options.get("tokenizer")
     path = Path(str(tokenizer))
     return () if tokenizer is None else folder_files(path) if path.is_dir() else (path,)
@@ -455,7 +488,7 @@ def _describe(
 
 
 def _adopted(state: Mapping[str, torch.Tensor], original: Checkpoint, header: Header) -> Checkpoint:
-    """Return a checkpoint of ours with the tensors of a library's, which it still goes by."""
+    """Return a checkpoint with converted tensors. It keeps the name and the files of the original."""
     return replace(Checkpoint.of(state, header=header), name=original.name, stands_for=original)
 
 
@@ -476,10 +509,10 @@ def _fresh(located: Located, seed: int) -> OpenModel:
 
 
 def digest_weights(checkpoint: Checkpoint, header: Header) -> str:
-    """Return `sha256:...` of a model's tensors and of the settings that determine its logits before a temperature.
+    """Return `sha256:...` of a model's tensors and of all settings that determine the logits.
 
-    A copy of the model has the same digest if only its temperature, threshold, prediction sets, OOD scores, class names or lineage
-    differ, or if its file is sharded. The class names of a zero-shot model count, because they determine its logits.
+    The temperature, threshold, prediction sets, OOD scores, class names, lineage and sharding of files do not
+    change the digest. Class names of a zero-shot model count, because they determine the logits.
     """
     settings = {"architecture", "masks", "plan", "preprocess", "prompting"} | (
         {"labels"} if header.prompting else set()
@@ -515,15 +548,16 @@ def with_classifier(
     head_seed: int | None = None,
     pooling: str = DEFAULT_POOLING,
 ) -> OpenModel:
-    """Return a base or a member with a classifier drawn by its library's own rules, and a pooler where it lacks one.
+    """Return a base or member with a new random classifier, and with a pooler if it lacks one.
 
     Args:
-        opened: The model; no other tensor of it changes, but that random weights are drawn anew for their classifier.
-        number: How many classes, at least 1.
-        labels: Their names, one each, or none.
-        seed: Of random weights, and of the classifier where `head_seed` is None.
-        head_seed: Of the classifier.
-        pooling: What it reads, one of `POOLINGS`.
+        opened: The model. Its other tensors are kept, except for random weights, which are drawn again for
+            the new classifier.
+        number: Number of logits, at least 1.
+        labels: Class names, one per class, or empty.
+        seed: Seed of random weights, and of the classifier if `head_seed` is None.
+        head_seed: Seed of the classifier.
+        pooling: Pooling before the classifier, one of `POOLINGS`.
     """
     family, before = opened.family, opened.header.architecture
     architecture = with_pooling(resized(before, number, family.library), pooling)
@@ -551,14 +585,15 @@ def drawn_for(
     *,
     seed: int,
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors that a model lacks, drawn by its library's own rules, in the dtype of the largest that it has.
+    """Return random tensors for the missing ones, drawn by the library's own rules.
 
     Args:
-        family: Its family.
-        architecture: What it is to be.
-        expected: The names of all its tensors.
-        kept_specs: Those that it has, at least one.
-        seed: Of the drawing.
+        family: The family.
+        architecture: The architecture with all tensors.
+        expected: Names of all tensors.
+        kept_specs: Dtypes and shapes of the present tensors, at least one. New tensors have the dtype of the
+            largest.
+        seed: Seed of the random generator.
     """
     initial_state = family.initialise(architecture, seed)
     dtype = max(kept_specs.values(), key=lambda spec: spec.size_bytes).torch_dtype
@@ -566,9 +601,9 @@ def drawn_for(
 
 
 def resized(architecture: Architecture, number: int, library: str) -> Architecture:
-    """Return an architecture with another number of logits, without what its configuration says of the former classifier.
+    """Return an architecture with another number of logits, and without the task of the former classifier.
 
-    A single logit tells two classes apart, whether an input could have several or not.
+    A single logit separates two classes in multi-label models too.
     """
     config = {k: v for k, v in architecture.config.items() if k != "problem_type"} | {
         CLASSES[library]: number
@@ -580,7 +615,7 @@ def resized(architecture: Architecture, number: int, library: str) -> Architectu
 
 
 def asked_number(opened: OpenModel) -> int | None:
-    """Return how many classes an `arch:` reference asks for, None where it does not say."""
+    """Return the number of classes in an `arch:` reference, or None if the reference has no such option."""
     if not opened.is_random:
         return None
     number = parse_arch(opened.reference.removeprefix("arch:"))[1].get(CLASSES[opened.family.library])

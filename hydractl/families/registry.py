@@ -1,4 +1,7 @@
-"""The table of families, and what a folder of one of their libraries holds. Importing it loads no model library."""
+"""The table of all families, and descriptions of architectures and folders.
+
+Importing this module loads no model library.
+"""
 
 from __future__ import annotations
 
@@ -48,19 +51,22 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             TIMM_BEIT,
             TIMM_EVA,
             TIMM_RELPOS,
+            # Must be last: this family claims every name.
             TIMM_VIT,
         )
     }
 )
+"""All families by name. The order decides if several families claim a name or match a configuration."""
 
 _PAIR_CLASS = re.compile("entail|paraphrase|duplicate|equivalent", re.IGNORECASE)
 
 
 def family_of(architecture: Architecture) -> Family:
-    """Return the family that a checkpoint names.
+    """Return the family of a checkpoint's architecture.
 
     Raises:
-        UnsupportedModelError: If this version does not have it, or its models have other towers.
+        UnsupportedModelError: If this version does not know the family, or models of the family have other
+            towers.
     """
     family = FAMILIES.get(architecture.family)
     if family is None:
@@ -79,13 +85,14 @@ def family_of(architecture: Architecture) -> Family:
 
 
 def architecture_differences(ours: Architecture, theirs: Architecture) -> tuple[str, ...]:
-    """Return which options make models of trained weights answer otherwise, `heads=8`, with the values of `ours`.
+    """Return the options in which two architectures differ, if they affect the outputs of trained weights.
 
-    Options of training, defaults that one architecture states and another does not, and forms of one value make no difference.
-    Architectures of other names differ by theirs, unless they make the same model.
+    Options for training, defaults that only one architecture spells out, and equivalent spellings are no
+    differences. Names of architectures count only if the models differ.
 
     Returns:
-        Options with their values, or `of another shape`; empty where there is no difference.
+        Options with the values of `ours`, such as `heads=8`; `of another shape` if no single option explains
+        the difference; empty without a difference.
     """
     differing_parts = tuple(
         f"{part}={getattr(ours, part)}"
@@ -105,20 +112,22 @@ def architecture_differences(ours: Architecture, theirs: Architecture) -> tuple[
 
 
 def _matters(architecture: Architecture, option: str, value: object) -> bool:
-    """Return whether trained weights answer otherwise where an option has another value."""
+    """Return whether the outputs of trained weights change if an option has another value."""
     config = family_of(architecture).evaluation_config
     changed = architecture.model_copy(update={"config": architecture.config | {option: value}})
     try:
         return config(changed) != config(architecture)
-    except UnsupportedModelError:  # one option of several that go together
+    except UnsupportedModelError:  # some options are only valid together with others
         return True
 
 
 def family_for_name(name: str) -> Family:
-    """Return the family that reads an architecture name; timm's comes last and takes any.
+    """Return the family that reads an architecture name.
+
+    timm's plain vision transformers come last in the table and claim every name.
 
     Raises:
-        UnsupportedModelError: If heads cannot be cut in it.
+        UnsupportedModelError: If no library has the architecture, or its heads cannot be removed.
     """
     _refuse(name, where=name)
     _refuse_path(name)
@@ -129,11 +138,11 @@ def family_for_name(name: str) -> Family:
 
 
 def described_as(name: str, options: Mapping[str, object]) -> Described:
-    """Return what an architecture is like that was typed, with options.
+    """Describe an architecture from the name and options that a user typed.
 
     Raises:
-        UsageError: If it has no such option, or its library cannot build it with these.
-        UnsupportedModelError: If heads cannot be cut in it.
+        UsageError: If an option is unknown, or the library cannot build the architecture with the options.
+        UnsupportedModelError: If heads cannot be removed from the architecture.
     """
     if problem := answer_problem(options, TASKS.values()):
         raise UsageError(f"{name}: {problem}")
@@ -143,9 +152,10 @@ def described_as(name: str, options: Mapping[str, object]) -> Described:
 
 
 def describe_weights(name: str, options: Mapping[str, object]) -> Described:
-    """Describe weights of an architecture that was typed; raises as `described_as`.
+    """Describe bare weights from a typed architecture. Raises the errors of `described_as`.
 
-    Their image preprocessing is assumed. The crop is the published one for images of any size, as in timm's scripts.
+    The image preprocessing is assumed. The crop fraction is the published one for images of any size, as in
+    timm's scripts.
     """
     described = described_as(name, options)
     if not isinstance(described.preprocess, Preprocess):
@@ -161,10 +171,12 @@ def describe_weights(name: str, options: Mapping[str, object]) -> Described:
 
 @contextmanager
 def as_typed(options: Mapping[str, object]) -> Iterator[None]:
-    """Blame what was typed for an architecture that cannot be built with it.
+    """Turn an `OptionsError` into a `UsageError` about the options that a user typed.
+
+    If the message comes from a library, which does not name the options, the hint lists all of them.
 
     Raises:
-        UsageError: In place of an `OptionsError`; with the options where the words are a library's own, which name none.
+        UsageError: In place of an `OptionsError`.
     """
     try:
         yield
@@ -176,7 +188,7 @@ def as_typed(options: Mapping[str, object]) -> Iterator[None]:
 
 
 def architecture_called(text: str) -> str | None:
-    """Return the name under which an architecture is read that another tool calls `text`, None where there is none."""
+    """Return hydractl's name of an architecture that timm, transformers or open_clip calls `text`, or None."""
     import timm
 
     if timm.is_model(text) or is_architecture(text):
@@ -188,7 +200,7 @@ def architecture_called(text: str) -> str | None:
 
 
 def is_architecture(name: str) -> bool:
-    """Return whether a family other than timm's reads an architecture of this name; timm's own are not looked up."""
+    """Return whether a family other than timm's reads an architecture of this name. Does not import timm."""
     return any(family.claims(name) for family in FAMILIES.values() if family.library != TIMM)
 
 
@@ -203,15 +215,16 @@ def ambiguity_hint(arch: str) -> str | None:
 
 
 def family_for_config(config: Mapping[str, object], *, where: str, backbone: bool = False) -> Family:
-    """Return the family whose library wrote a `config.json`.
+    """Return the family that reads a `config.json`.
 
     Args:
-        config: What it says.
+        config: Content of the file.
         where: Its folder, for messages.
-        backbone: Whether a family whose classifiers have the same encoder goes before one that reads the model as it is.
+        backbone: Whether a family whose classifiers have the same encoder is preferred to a family that reads
+            the model as it is.
 
     Raises:
-        UnsupportedModelError: If none did.
+        UnsupportedModelError: If no family reads it.
     """
     matching = [family for family in FAMILIES.values() if family.matches(config)]
     encoder_matches = [family for family in FAMILIES.values() if family.matches_encoder(config)]
@@ -231,10 +244,10 @@ def family_for_config(config: Mapping[str, object], *, where: str, backbone: boo
 
 
 def _refuse_path(name: str) -> None:
-    """Refuse a file or folder where the name of an architecture belongs."""
+    """Raise if an architecture name is the path of a file or folder."""
     path = Path(name)
     if "/" not in name and path.suffix != ".json":
-        return  # a name, whatever else may be called so
+        return  # a plain name, even if a file has the same name
     with suppress(OSError):  # a name too long for a path
         if path.is_file():
             raise UnsupportedModelError(
@@ -256,17 +269,18 @@ def _refuse(kind: object, *, where: str) -> None:
 def describe_folder(
     path: Path, config: Mapping[str, object], specs: Mapping[str, TensorSpec], *, backbone: bool = False
 ) -> Described:
-    """Return what a library's folder holds. Every command that opens one comes by here.
+    """Describe the model in a library's folder.
 
     Args:
         path: The folder.
-        config: Its `config.json` or `open_clip_config.json`.
-        specs: Its tensors, by the names on disk; empty where weights come from elsewhere.
-        backbone: Whether a model without a classifier will do.
+        config: Content of its `config.json` or `open_clip_config.json`.
+        specs: Dtypes and shapes of its tensors, by name on disk; empty if the weights come from elsewhere.
+        backbone: Whether a model without a classifier is accepted.
 
     Raises:
-        CheckpointError: If a file of the folder is not what it should be.
-        UnsupportedModelError: If no family reads it, or it says what cannot be honoured, with the reason.
+        CheckpointError: If a file of the folder is malformed.
+        UnsupportedModelError: If no family reads the folder, or a field cannot be honoured. The message has
+            the reason.
     """
     family = family_for_config(config, where=str(path), backbone=backbone)
     folder = ModelFolder(path=path, config=config, specs=specs)
@@ -274,6 +288,7 @@ def describe_folder(
     described = with_problem_type(family.read_config(config, path), config)
     promoted = not reason and described.may_classify and _holds_classifier(family, described, specs)
     if promoted:
+        # The rules take a folder without `architectures` for a classifier, as its weights hold one.
         unnamed = {key: value for key, value in config.items() if key != "architectures"}
         reason = check_folder(replace(folder, config=unnamed), family.rules)
     if reason:
@@ -288,14 +303,16 @@ def describe_folder(
 
 
 def _holds_classifier(family: Family, described: Described, specs: Mapping[str, TensorSpec]) -> bool:
-    """Return whether weights hold every tensor of a classifier, in its shape."""
+    """Return whether stored weights hold every tensor of a classifier in its shape."""
     stored = {name_in_memory(family, name): spec.shape for name, spec in specs.items()}
     expected = expected_specs(family, base_header(described))
     return all(stored.get(n) == spec.shape for n, spec in expected.items() if is_replaceable(family, n))
 
 
 def with_problem_type(described: Described, config: Mapping[str, object]) -> Described:
-    """Return a model that answers what a configuration says; a single logit tells two classes apart.
+    """Return the description with the task in the `problem_type` of a configuration.
+
+    A single logit of a multi-label model separates two classes, so the model counts as a single-label model.
 
     Raises:
         UnsupportedModelError: As `answering`.
@@ -309,7 +326,10 @@ def with_problem_type(described: Described, config: Mapping[str, object]) -> Des
 
 
 def base_header(described: Described) -> Header:
-    """Return the header of a base of a described architecture. Rerankers have one logit and read pairs of texts, as do NLI models."""
+    """Return the header of a base of a described architecture.
+
+    Rerankers (one logit) and NLI models (classes such as `entailment`) read pairs of texts.
+    """
     architecture, preprocess = described.architecture, described.preprocess
     is_reranker = logits_of(architecture) == 1 or any(map(_PAIR_CLASS.search, described.labels))
     if isinstance(preprocess, Tokenization) and is_reranker:
@@ -326,7 +346,7 @@ def base_header(described: Described) -> Header:
 
 
 def expected_specs(family: Family, header: Header) -> dict[str, TensorSpec]:
-    """Return the name and shape of every tensor that the architecture has under the header's first mask."""
+    """Return dtype and shape of every tensor that the architecture has under the header's first mask."""
     with building(header.architecture.library, header.architecture.name):
         model = family.build(header.architecture, header.masks[0], None)
     model.answer.expect(len(header.labels))

@@ -1,8 +1,9 @@
-"""Tokens on their way through blocks, and parts of M members that compute all at once.
+"""Residual streams, and parts of M members that compute all members at once.
 
-One call of each operator serves all members. A device that waits for each call more than it computes, as a GPU with few
-samples does, is then as fast with a hydra as with one model. Weights of members have a first axis of their own; streams of
-members follow each other on the batch axis, N = M B. Parts without weights, or with equal weights, are the library's.
+Each operator runs once for all members. A device that waits for calls longer than it computes, such as a GPU
+with few samples, is then as fast with a hydra as with a single model. Stacked weights have a leading member
+axis. Streams of members are concatenated along the batch axis, N = M B. Parts without weights, or with equal
+weights, are the library's modules.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ class Stream:
     """The residual stream of a tower.
 
     Attributes:
-        tokens: (N, T, D).
-        context: Further inputs of blocks for each sample, (N, ...): a padding mask.
-        constants: Inputs of blocks that are the same for all samples, (1, ...) or one per member, (M, ...): rotary angles.
+        tokens: Shape (N, T, D).
+        context: Further inputs of blocks per sample, (N, ...), such as a padding mask.
+        constants: Inputs of blocks that are equal for all samples, (1, ...) or (M, ...) with one per member,
+            such as rotary angles.
     """
 
     tokens: torch.Tensor
@@ -42,25 +44,25 @@ class Stream:
 
     def with_tokens(self, tokens: torch.Tensor) -> Stream:
         """Return the stream with other tokens."""
-        return Stream(tokens, self.context, self.constants)  # `replace` takes thrice as long
+        return Stream(tokens, self.context, self.constants)  # `dataclasses.replace` takes three times as long
 
     def mean(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the mean (N, F) of x (N, T, F) over the tokens of a text, without padding."""
+        """Return the mean (N, F) of x (N, T, F) over the tokens of each text, without padding."""
         token_mask = self.context["mask"][:, 0, 0, :, None].to(x.dtype)
         return (x * token_mask).sum(dim=1) / token_mask.sum(dim=1)
 
     def spread(self, times: int) -> Stream:
-        """Return the same as `tile`, with tokens (times, N, T, D) that are a view."""
+        """Return the stream for `times` members, like `tile`, with tokens (times, N, T, D) as a view."""
         context = {name: repeat_batch(x, times) for name, x in self.context.items()}
         return replace(self, tokens=self.tokens.expand(times, -1, -1, -1), context=context)
 
     def tile(self, times: int) -> Stream:
-        """Return the stream repeated along the batch axis: one copy per member."""
+        """Return the stream repeated along the batch axis, one copy per member."""
         context = {name: repeat_batch(x, times) for name, x in self.context.items()}
         return replace(self, tokens=repeat_batch(self.tokens, times), context=context)
 
     def split(self, members: int) -> list[Stream]:
-        """Return the stream of each member."""
+        """Return the streams of the members."""
         context = {name: split_batch(x, members) for name, x in self.context.items()}
         return [
             Stream(
@@ -83,7 +85,7 @@ def joined(streams: Sequence[Stream]) -> Stream:
 
 
 def share(x: torch.Tensor, member: int) -> torch.Tensor:
-    """Return a member's part (1, ...) of x: of (M, ...) its slice, of (1, ...) all."""
+    """Return a member's slice (1, ...) of x (M, ...). A shared x (1, ...) is returned unchanged."""
     return x if x.shape[0] == 1 else x[member : member + 1]
 
 
@@ -91,17 +93,22 @@ Product: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]"
 """Operands of a linear layer's output (N, ..., O) that is computed when it is added to the stream: inputs (N, ..., D), weights
 (M, D, O) and biases (M, 1, O) or None. A plain tuple is used because it is created in each layer of each forward pass."""
 LARGE = 2**24
-"""Numbers in a product from which `one_by_one` holds: bf16 on an H200, where 2**20 of them cost 2 us more and a call 14 us."""
+"""Number of output elements from which `one_by_one` runs a product per member. Measured in bf16 on an H200:
+the copy of biases takes 2 us per 2**20 elements, a call 14 us, so at 2**24 the copy takes as long as two
+additional calls. If doubled, products with up to 2**25 elements run in one call, up to 36 us slower."""
 Value = TypeVar("Value", bound="torch.Tensor | Product")
 
 
 def computed(x: torch.Tensor | Product) -> torch.Tensor:
-    """Return the tensor of a product, or a tensor as it is."""
+    """Return the tensor of a `Product`. Tensors are returned unchanged."""
     return products_of(*x, fusible=True) if isinstance(x, tuple) else x
 
 
 def applied(module: nn.Module, x: Value) -> Value:
-    """Return `module(x)`. `nn.Identity` is not called, because a call takes as long as a small operator."""
+    """Return `module(x)`. `nn.Identity` is not called, because a call takes as long as a small operator.
+
+    A `Product` is computed first, except for dropout, which returns it unchanged in evaluation.
+    """
     if type(module) is nn.Identity:
         return x
     output: Value = module(computed(x) if type(x) is tuple and not isinstance(module, nn.Dropout) else x)
@@ -109,14 +116,15 @@ def applied(module: nn.Module, x: Value) -> Value:
 
 
 def residual(x: torch.Tensor, y: torch.Tensor | Product, *modules: nn.Module) -> torch.Tensor:
-    """Return x + y, both (N, T, O), after applying modules to y. A product takes two calls: bias, then multiplication and addition.
+    """Return x + y, both (N, T, O), after applying modules to y. A `Product` takes two calls.
 
-    In the first block with separate members, x is a view (M, B, T, O) of the shared stream, and y has the same shape.
+    The two calls are the addition of the bias, and one multiplication with addition. In the first block with
+    separate members, x is a view (M, B, T, O) of the shared stream, and y has the same shape.
     """
     for module in modules:
         if type(module) is not nn.Identity:
             y = applied(module, y)
-    # a compiler fuses additions itself, and autocast does not support `baddbmm_`
+    # A compiler fuses additions itself, and autocast does not support `baddbmm_`.
     if type(y) is tuple and not (
         torch.compiler.is_dynamo_compiling() or torch.is_autocast_enabled(x.device.type) or one_by_one(*y)
     ):
@@ -130,7 +138,13 @@ def residual(x: torch.Tensor, y: torch.Tensor | Product, *modules: nn.Module) ->
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return the output (N, ..., O) of a linear layer for x (N, ..., D) and weight (O, D), or (M, O, D) with one per member."""
+    """Return the output (N, ..., O) of a linear layer for x (N, ..., D).
+
+    Args:
+        x: Input.
+        weight: Shape (O, D), or (M, O, D) with one weight per member.
+        bias: Shape (O) or (M, O), or None.
+    """
     if weight.ndim < 3:
         return F.linear(x, weight, bias)
     return products_of(x, weight.mT, None if bias is None else bias.unsqueeze(1))
@@ -139,17 +153,17 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 def products_of(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, fusible: bool = False
 ) -> torch.Tensor:
-    """Return the outputs (N, ..., O) of one linear layer per member for x (N, ..., D), weight (M, D, O) and bias (M, 1, O) or None.
+    """Return the outputs (N, ..., O) of one linear layer per member.
 
     Args:
-        x: Inputs of all members.
-        weight: The members' weights.
-        bias: Their biases.
-        fusible: Whether an operation follows that a compiler fuses with the addition of the bias. Attention is none: queries, keys
-            and values would each get their bias in a kernel of its own.
+        x: Inputs of all members, (N, ..., D) with N = M B.
+        weight: Weights of the members, (M, D, O).
+        bias: Biases of the members, (M, 1, O), or None.
+        fusible: Whether a compiler can fuse the addition of the bias with the next operation. Not true for
+            attention: queries, keys and values would each add their bias in a separate kernel.
     """
     members, compiles = weight.shape[0], torch.compiler.is_dynamo_compiling()
-    # inductor copies its operand after a `reshape` with an open batch size
+    # Inductor copies the operand of the product after a `reshape` with a symbolic batch size.
     rows = x.unflatten(0, (members, -1)).flatten(1, -2) if compiles else x.reshape(members, -1, x.shape[-1])
     if bias is None:
         products = torch.bmm(rows, weight)
@@ -165,10 +179,10 @@ def products_of(
 
 
 def one_by_one(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Return whether a GPU computes this product faster with a call per member.
+    """Return whether a GPU computes this product faster with one call per member.
 
-    Alone, a product adds its bias as it is written. In a batch of products the bias is first copied to every row, which takes longer
-    than two calls more where the output is large.
+    A single product (`addmm`) adds the bias while it writes the output. A batched product (`baddbmm`) first
+    copies the bias to every row, which takes longer than the additional calls if the output is large.
     """
     large = x.is_cuda and bias is not None and weight.shape[-1] * x.numel() >= LARGE * x.shape[-1]
     return large and not torch.is_grad_enabled() and not torch.is_autocast_enabled(x.device.type)
@@ -182,23 +196,29 @@ _VERSION, _TRAINING = operator.attrgetter("_version"), operator.attrgetter("trai
 
 
 class Sources:
-    """Tensors that were copied, and whether they still are what and where they were.
+    """A snapshot of tensors that were copied, to detect changes.
 
-    It is asked before each forward pass, about some hundred tensors, and so written for speed: no loop of Python's own.
+    Runs before every forward pass on hundreds of tensors, so it uses C-level iteration (`map`, `chain`)
+    instead of loops.
     """
 
     def __init__(self, modules: Iterable[nn.Module], *, within: Iterable[nn.Module] = ()) -> None:
-        """Take what modules hold, as it is now; and of some that they are within which parts there are, of which none may train."""
+        """Store the current tensors of modules.
+
+        Args:
+            modules: Modules whose parameters and buffers were copied.
+            within: Parents whose children must not be replaced or trained.
+        """
         around = [*within]
         self._within = [part for parent in around for part in parent.children()]
         parts = [part for module in modules for part in module.modules()]
         tensor_views = [
             holder.values() for part in parts for holder in (part._parameters, part._buffers) if holder
         ]
-        # itself at the end, so that none can come or go there
+        # The tuple ends with `self`, so that a view that got longer or shorter changes the comparison.
         self._places = (*tensor_views, *(parent._modules.values() for parent in around), (self,))
         self._tensors = (*chain.from_iterable(self._places),)
-        # what is written to tensors of inference mode is not counted
+        # Tensors of inference mode have no version counter.
         self._counted = [x for x in self._tensors if isinstance(x, torch.Tensor) and not x.is_inference()]
         self._written = self._writes()
 
@@ -207,7 +227,7 @@ class Sources:
 
     @property
     def changed(self) -> bool:
-        """Whether something else is in the place of a tensor or a part, a tensor was written to, or a module trains."""
+        """Whether a tensor or child was replaced or modified, or a child of `within` is in training mode."""
         unchanged = all(map(operator.is_, chain.from_iterable(self._places), self._tensors))
         return not unchanged or self._writes() != self._written or any(map(_TRAINING, self._within))
 
@@ -215,22 +235,27 @@ class Sources:
 class MemberParallel(nn.Module):
     """The same part of M members.
 
-    They run in turn; or stacked, where that is possible, asked for, and neither trained nor in need of gradients, which only
-    the members' own weights have. The tower that they are in asks for it, and anew once their weights have changed.
+    Members run in turn, or stacked: one copy with the weights of all members. The tower decides, and copies
+    again after weights changed. Stacking needs parts that can be stacked, evaluation mode and no gradients,
+    which only the members' own weights have.
+
+    Attributes:
+        members: The members' modules.
+        apart: Whether members run in turn although a stacked copy exists.
     """
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
         self.apart = False
-        # in a tuple, as its tensors are none of the model's own
+        # In a tuple, so that the tensors of the copy do not become parameters of the model.
         self._stack: tuple[nn.Module | None, ...] = ()
 
     def stack(self, on: bool) -> None:
-        """Copy the members' weights as they are now, to be run at once from here on; or forget the copy.
+        """Copy the members' current weights, to run all members at once, or discard the copy.
 
-        In training there is none: what holds it has the members' own parts without weights, and to switch it to
-        evaluation would end their dropout.
+        In training mode there is no copy: it holds the members' own modules without weights, and switching it
+        to evaluation mode would end their dropout.
         """
         self._stack = ()
         if on and not self.training:
@@ -239,14 +264,21 @@ class MemberParallel(nn.Module):
             self._stack = (None if stacked_copy is None else stacked_copy.eval(),)
 
     def restack(self) -> None:
-        """Copy the members as they are now, if they are stacked."""
+        """Copy the members' current weights again, if they are stacked."""
         if self._stack:
             self.stack(on=True)
 
     def fold_into(self, reader: MemberParallel) -> bool:
-        """Have what is stacked and alone reads these norms multiply with their weights, if it reads them by linear layers alone.
+        """Fold the weights of stacked norms into the linear layers that read them.
 
-        W (x g + b) + c = (W g) x + (W b + c): a call less for each norm. Returns whether it does.
+        W (x g + b) + c = (W g) x + (W b + c) saves one call per norm. Only possible if stacked linear layers
+        alone read the norms.
+
+        Args:
+            reader: The part that reads the norms.
+
+        Returns:
+            Whether the weights were folded.
         """
         norm = self._copy
         if not isinstance(norm, StackedNorm):
@@ -260,17 +292,21 @@ class MemberParallel(nn.Module):
         return bool(layers)
 
     def delay(self, width: int) -> None:
-        """Have what is stacked, which reads `width` features, leave its last linear layer to `residual`, if it ends with that."""
+        """Let the stacked copy return its last linear layer as a `Product`, if the copy ends with one.
+
+        Args:
+            width: Number of input features of the copy.
+        """
         if self._copy is not None and (layer := last_layer(self._copy, width)) is not None:
             layer.delays = True
 
     def first_layers(self, norm: StackedNorm) -> Sequence[StackedLinear]:
-        """Return the layers that alone read what this part is given, of these norms; none where it is not stacked, or reads otherwise."""
+        """Return the stacked layers of this part that read `norm`; empty if other operators read `norm` too."""
         return [] if self._copy is None else readers(self._copy, norm)
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Run each member by itself meanwhile, whatever is stacked: a copy has none of their hooks."""
+        """Run each member separately inside the block. Hooks on members have no effect on a stacked copy."""
         before, self.apart = self.apart, True
         try:
             yield
@@ -279,43 +315,43 @@ class MemberParallel(nn.Module):
 
     @override
     def __getstate__(self) -> dict[str, object]:
-        # who reads it has other weights, and stacks them
+        # a loaded copy has other weights and stacks them again
         return self.__dict__ | {"_stack": ()}
 
     def at_once(self) -> nn.Module | None:
-        """Return a part that computes all members at once, None where that is not possible."""
+        """Return a module that computes all members at once, or None if this is not possible."""
         raise NotImplementedError
 
     @property
     def folded(self) -> bool:
-        """Whether what is stacked is a norm whose weights its reader multiplies with: see `fold_into`."""
+        """Whether the stacked copy is a norm whose weights are folded into the reader; see `fold_into`."""
         return self._copy is not None and not isinstance(self._copy, StackedNorm)
 
     @property
     def _copy(self) -> nn.Module | None:
-        """What is stacked, whether it runs or not."""
+        """The stacked copy, even if members currently run in turn."""
         return self._stack[0] if self._stack else None
 
     @property
     def stacked(self) -> nn.Module | None:
-        """What computes all members at once, None where they run in turn."""
+        """The module that computes all members at once, or None if members run in turn."""
         if not self._stack or self.apart or self.training or torch.is_grad_enabled():
             return None
         return self._stack[0]
 
 
 def fixed(tensor: torch.Tensor) -> nn.Parameter:
-    """Return a parameter that is not trained; what compiles a model takes a parameter's size for given."""
+    """Return a parameter that is not trained. As a parameter its size is static for torch.compile."""
     return nn.Parameter(tensor, requires_grad=False)
 
 
 class StackedLinear(nn.Module):
-    """Linear layers of M members, which may be of as many sizes: to the smaller are added weights of zero.
+    """Linear layers of M members in one module. Smaller layers are padded with zero weights.
 
     Attributes:
-        weight: (M, O, D).
-        bias: (M, O), or None.
-        delays: Whether it leaves its product to what reads it.
+        weight: Shape (M, O, D).
+        bias: Shape (M, O), or None.
+        delays: Whether `forward` returns a `Product` instead of a tensor.
     """
 
     weight: torch.Tensor
@@ -331,7 +367,10 @@ class StackedLinear(nn.Module):
         self._operands = fixed(weight.mT), None if bias is None else fixed(bias.unsqueeze(1))
 
     def absorb(self, norm: StackedNorm) -> None:
-        """Take inputs from here on to be normed only, and multiply with the norms' weights here; in float32 at least."""
+        """Fold the weights of norms into the layers, which then expect inputs without scale and shift.
+
+        The products are computed in float32 at least.
+        """
         weight, dtype = self.weight, at_least_single(self.weight.dtype)
         scale, shift = norm.affine
         bias = None if self.bias is None else self.bias.to(dtype)
@@ -343,16 +382,22 @@ class StackedLinear(nn.Module):
 
     @override
     def forward(self, x: torch.Tensor) -> torch.Tensor | Product:
-        """Return (N, ..., O) of x (N, ..., D)."""
+        """Return (N, ..., O) for x (N, ..., D), as a `Product` if `delays` is set."""
         return (x, *self._operands) if self.delays else products_of(x, *self._operands, fusible=True)
 
 
 class FeatureLinear(nn.Linear):
-    """The last layer of a classifier that gives the features which it reads beside its logits: (..., D) becomes (..., C + P D).
+    """The last layer of a classifier that returns logits and input features.
 
-    What a library does after it is linear, a mean over tokens or over P classifiers: it makes logits of the former and features of
-    the latter. So no library's head needs code of its own, and features come out of a graph as logits do: stacked, compiled,
-    exported. Each of P classifiers puts its features in a place of its own, P times over: their mean has all of them side by side.
+    Inputs have shape (..., D), outputs (..., C + P D).
+    The library's operations on the output are linear: a mean over tokens, or over P classifiers. They average
+    logits and features alike, so no library head needs special code, and features pass through stacked,
+    compiled and exported graphs like logits. Each of P classifiers writes its features to a separate slot,
+    multiplied by P, so their mean holds all features side by side.
+
+    Attributes:
+        place: Index of the classifier, from 0 to P - 1.
+        places: P, the number of classifiers.
     """
 
     place: int
@@ -360,7 +405,7 @@ class FeatureLinear(nn.Linear):
 
     @classmethod
     def take_over(cls, layer: nn.Linear, place: int, places: int) -> None:
-        """Make a layer of torch's, the `place`-th of P, one that gives features; it stays the same object with the same tensors."""
+        """Turn an `nn.Linear` in place into the `FeatureLinear` number `place` of `places`."""
         layer.__class__ = cls
         vars(layer).update(place=place, places=places)
 
@@ -372,17 +417,21 @@ class FeatureLinear(nn.Linear):
 
 
 def placed_features(x: torch.Tensor, place: int, places: int) -> list[torch.Tensor]:
-    """Return P tensors: P times x at a place of its own, zeros elsewhere; a mean over P such lists has each x where it belongs."""
+    """Return P tensors: P x at index `place`, zeros elsewhere.
+
+    The mean over the lists of P classifiers has the x of each classifier at its index.
+    """
     parts = [torch.zeros_like(x)] * places
     parts[place] = x if places == 1 else x * places
     return parts
 
 
 class StackedNorm(nn.Module):
-    """Norms of M members: the library's own without weights, and then each member's.
+    """Norms of M members: the library's norm without weights, followed by each member's scale and shift.
 
     Attributes:
-        affine: Their weights and biases, (M, 1, D) each.
+        norm: The library's norm without weights.
+        affine: Weights and biases, (M, 1, D) each; biases may be None.
     """
 
     def __init__(self, norm: nn.Module, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -393,7 +442,7 @@ class StackedNorm(nn.Module):
 
     @override
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x (N, ..., D) normed."""
+        """Return x (N, ..., D) normalized, scaled and shifted."""
         normed: torch.Tensor = self.norm(x)
         weight, bias = self.affine
         rows = normed.reshape(weight.shape[0], -1, normed.shape[-1])
@@ -402,7 +451,7 @@ class StackedNorm(nn.Module):
 
 
 class StackedScale(nn.Module):
-    """Modules of M members that multiply with a number a feature: the library's own, with numbers (M, 1, D)."""
+    """Elementwise scales of M members: the library's module with a parameter (M, 1, D)."""
 
     def __init__(self, first: nn.Module, name: str, scale: torch.Tensor) -> None:
         super().__init__()
@@ -419,7 +468,7 @@ class StackedScale(nn.Module):
 
 
 class _Reads(TorchDispatchMode):
-    """Counts how often operators are given a tensor."""
+    """Counts how often operators receive a tensor."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -429,14 +478,21 @@ class _Reads(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.count += sum(x is self.tensor for x in tree_leaves((args, kwargs)))  # some take lists of tensors
+        # some operators take lists of tensors
+        self.count += sum(x is self.tensor for x in tree_leaves((args, kwargs)))
         return func(*args, **(kwargs or {}))
 
 
 def readers(module: nn.Module, norm: StackedNorm) -> list[StackedLinear]:
-    """Return the stacked linear layers that a stacked module gives its inputs, normed ones; none if they are read otherwise, too.
+    """Return the stacked linear layers that read the inputs of a stacked module.
 
-    It is tried out, as modules are the library's.
+    Empty if other operators read the inputs too.
+
+    Found by a forward pass, because the module's code belongs to the library.
+
+    Args:
+        module: The stacked module.
+        norm: The norms whose outputs the module reads.
     """
     x = torch.zeros_like(norm.affine[0])
     layers: list[StackedLinear] = []
@@ -455,7 +511,12 @@ def readers(module: nn.Module, norm: StackedNorm) -> list[StackedLinear]:
 
 
 def last_layer(module: nn.Module, width: int) -> StackedLinear | None:
-    """Return the stacked linear layer whose output is a stacked module's, None if there is none; it is tried out, as in `readers`."""
+    """Return the stacked linear layer whose output is the module's output, or None. Found by a forward pass.
+
+    Args:
+        module: The stacked module.
+        width: Number of input features of the module.
+    """
     outputs: dict[StackedLinear, torch.Tensor] = {}
     if not (layers := [layer for layer in module.modules() if isinstance(layer, StackedLinear)]):
         return None
@@ -470,10 +531,11 @@ def last_layer(module: nn.Module, width: int) -> StackedLinear | None:
 
 
 def stacked(members: Sequence[nn.Module]) -> nn.Module | None:
-    """Return one module that computes what M members' modules do, each of its own share of the batch axis.
+    """Return one module that computes the modules of M members, each on its share of the batch axis.
 
-    It is a copy of the first in whose depths each linear layer, norm and scale that differs among the members has become one
-    of M; all other code of the library is the same for any number of samples. None if anything else differs.
+    The module is a copy of the first member's. Linear layers, norms and scales with different weights are
+    replaced by stacked ones at any depth; the library's other code runs unchanged on the longer batch. None
+    if any other tensor differs.
     """
     first = members[0]
     if all_same(members):
@@ -495,7 +557,7 @@ def stacked(members: Sequence[nn.Module]) -> nn.Module | None:
 
 
 def _leaf(members: Sequence[nn.Module]) -> nn.Module | None:
-    """Return what modules without children are at once, None where there is no rule for such."""
+    """Return the stacked version of modules without children, or None if there is no rule for their type."""
     first = members[0]
     names = [name for name, tensor in first._parameters.items() if tensor is not None]
     tensors = {name: torch.stack([getattr(m, name) for m in members]) for name in names}
@@ -503,7 +565,8 @@ def _leaf(members: Sequence[nn.Module]) -> nn.Module | None:
         layer = shallow_copy(first)
         layer._parameters.update({name: fixed(tensor) for name, tensor in tensors.items()})
         return layer
-    if type(first) is nn.Linear and "weight" in tensors:  # whoever has one of its own kind reads its weights
+    # subclasses of `nn.Linear` may use their weights differently
+    if type(first) is nn.Linear and "weight" in tensors:
         return StackedLinear(tensors["weight"], tensors.get("bias"))
     if hasattr(first, "normalized_shape") and "weight" in tensors:
         return StackedNorm(first, tensors["weight"], tensors.get("bias"))
@@ -513,7 +576,10 @@ def _leaf(members: Sequence[nn.Module]) -> nn.Module | None:
 
 
 def all_same(modules: Sequence[nn.Module]) -> bool:
-    """Return whether the modules hold the very same tensors under the same names; see `set_aside` for what is not read."""
+    """Return whether modules share the same tensor objects under the same names.
+
+    Non-persistent buffers and tensors of `set_aside` do not count.
+    """
     first, *others = (_read(module) for module in modules)
     return all(
         tensors.keys() == first.keys() and all(t is first[n] for n, t in tensors.items())
@@ -522,7 +588,7 @@ def all_same(modules: Sequence[nn.Module]) -> bool:
 
 
 def _read(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return a module's parameters and persistent buffers that it reads, by their dotted names."""
+    """Return the parameters and persistent buffers that a module reads, by dotted name."""
     return {
         f"{path}.{name}": tensor
         for path, part in module.named_modules()
@@ -532,7 +598,7 @@ def _read(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def shallow_copy(module: AnyModule) -> AnyModule:
-    """Return a copy that has the same parts, each of which may be replaced without touching the original."""
+    """Return a copy with the same children and parameters. Replacing them does not change the original."""
     copied = copy.copy(module)
     for parts in ("_modules", "_parameters"):
         copied.__dict__[parts] = dict(getattr(module, parts))

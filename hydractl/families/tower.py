@@ -1,4 +1,4 @@
-"""Towers: an embedding, blocks and a readout, cut out of a library's model; zero-shot classifiers and inputs for checks."""
+"""Towers (embedding, blocks, readout) of a library's model, zero-shot classifiers, and inputs for checks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 
 
 class Block(nn.Module):
-    """One transformer block; its direct children are the parts that members may share or not.
+    """A transformer block. Members share or replace its direct children.
 
     Attributes:
-        feeds: For norms the part that alone reads their outputs.
-        adds: Whether `join` gives the outputs of attention and MLP to `residual` alone, or to `applied` before.
-        tokenwise: Whether `join` makes each token of itself and of its attention output alone: of no other, of no context.
+        attn: The attention.
+        feeds: For each norm, the name of the only part that reads the norm's output.
+        adds: Whether `join` passes attention and MLP outputs only to `residual`, or to `applied` first.
+            Stacked parts may then return a `Product`.
+        tokenwise: Whether `join` computes each token from the same token and its attention output, without
+            other tokens or context.
     """
 
     attn: Attention
@@ -41,7 +44,12 @@ class Block(nn.Module):
     tokenwise = True
 
     def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
-        """Return every head's output (B, T', H, K) before the output projection; `queries` picks the T' tokens."""
+        """Return the output (B, T', H, K) of every head, before the output projection.
+
+        Args:
+            stream: Input of the block.
+            queries: The T' tokens to compute, or None for all.
+        """
         raise NotImplementedError
 
     def join(self, stream: Stream, y: torch.Tensor | Product) -> Stream:
@@ -49,12 +57,12 @@ class Block(nn.Module):
         raise NotImplementedError
 
     def project(self, z: torch.Tensor) -> torch.Tensor:
-        """Return the attention output (N, T', D) of head outputs z (B, T', H, K)."""
+        """Return the attention output (N, T', D) for head outputs z (B, T', H, K)."""
         return computed(self.attn.project(z))
 
     @override
     def forward(self, stream: Stream, queries: slice | None = None) -> Stream:
-        """Return the stream after this block, of the tokens `queries` only where given."""
+        """Return the stream after this block, with the tokens `queries` only if given."""
         y = self.attn.project(self.heads(stream, queries))
         if queries is not None:
             stream = stream.with_tokens(stream.tokens[:, queries])
@@ -63,7 +71,10 @@ class Block(nn.Module):
         return self.join(stream, y)
 
     def fold(self) -> bool:
-        """Have stacked norms multiplied into what alone reads them, and return whether any were: see `MemberParallel.fold_into`."""
+        """Fold the weights of stacked norms into their readers, and return whether any norm was folded.
+
+        See `MemberParallel.fold_into`.
+        """
         folded = False
         for norm, reader in self.feeds.items():
             norm_part, reader_part = getattr(self, norm), getattr(self, reader)
@@ -72,7 +83,7 @@ class Block(nn.Module):
         return folded
 
     def delay(self) -> None:
-        """Have stacked parts leave their last product to `residual`, where that is what becomes of it."""
+        """Let stacked parts return their last product as a `Product`, if `residual` adds it."""
         if self.adds:
             width = self.attn.groups()[0].proj.weight.shape[0]
             for part in (self.attn, getattr(self, "mlp", None)):
@@ -80,7 +91,7 @@ class Block(nn.Module):
                     part.delay(width)
 
     def branching(self) -> Block | None:
-        """Return this block as one stream goes in, and each member's own comes out; None where that is not possible."""
+        """Return this block with a shared input stream and an output stream per member, or None."""
         norms = [getattr(self, name) for name, reader in self.feeds.items() if reader == "attn"]
         if not self.adds or any(isinstance(norm, MemberParallel) and not norm.folded for norm in norms):
             return None
@@ -88,7 +99,7 @@ class Block(nn.Module):
         return self.with_parts({"attn": attention}) if attention is not None and self.tokenwise else None
 
     def with_parts(self, parts: Mapping[str, nn.Module]) -> Block:
-        """Return a copy of this block that has `parts` in place of its own children and shares all others."""
+        """Return a copy of this block with other children in `parts`. The copy shares all other children."""
         copied = copy.copy(self)
         copied.__dict__["_modules"] = {**self._modules, **parts}
         return copied
@@ -97,7 +108,12 @@ class Block(nn.Module):
 class Tower(nn.Module):
     """A stack of blocks between an embedding and a readout, run for M members at once.
 
-    `embed` and `readout` hold library modules under the name `host`, whose state-dict names are the library's.
+    `embed` and `readout` hold library modules under the name `host`, with the library's state-dict names.
+
+    Attributes:
+        members: M.
+        fork: Step before which the stream is repeated for each member: 0 is the embedding, i + 1 block i, L +
+            1 the readout. None if no part differs among members.
     """
 
     def __init__(
@@ -109,15 +125,15 @@ class Tower(nn.Module):
         reads: slice | None,
         names: Mapping[str, str],
     ) -> None:
-        """Put the parts together.
+        """Build the tower.
 
         Args:
-            embed: Inputs to `Stream`.
+            embed: Module from inputs to a `Stream`.
             blocks: The blocks in order.
-            readout: `Stream` to (N, C).
-            reads: The tokens that the readout reads, None for all: the last block computes no others.
-            names: The library's state-dict prefix, with `{layer}`, for each prefix of a tensor within a block of ours; the
-                longest that fits counts, `""` fits all.
+            readout: Module from a `Stream` to the output (N, C).
+            reads: Tokens that the readout reads, or None for all. The last block computes no other tokens.
+            names: The library's state-dict prefix, with `{layer}`, for prefixes of tensor names in a `Block`.
+                The longest matching prefix is used; `""` matches all names.
         """
         super().__init__()
         self.embed = embed
@@ -129,18 +145,20 @@ class Tower(nn.Module):
         self.fork: int | None = None
         self._asked = False
         self._copied: Sources | None = None
-        self._branch: tuple[Block, ...] = ()  # in a tuple, as it holds no tensors of the model's own
+        # in a tuple, so that its tensors do not become parameters of the tower
+        self._branch: tuple[Block, ...] = ()
 
     def stack(self, on: bool) -> None:
-        """Stack what differs among members from here on, where that is possible and nothing is trained; or let it run in turn.
+        """Stack the parts that differ among members if possible and in evaluation mode, or run them in turn.
 
-        What is stacked already and has not changed stays: whoever holds it, as a captured graph of a GPU does, may go on with it.
+        Stacked copies that are still valid are kept, because a captured CUDA graph may use their memory.
         """
         self._asked = on
         if on and not self.training and self._copied is not None and not self._copied.changed:
             return
         parts = self._member_parallel_parts()
-        on = on and not any(part.training for part in (self, *parts))  # one may hold its neighbour's weights
+        # stacked parts may contain the weights of a neighbour in training mode
+        on = on and not any(part.training for part in (self, *parts))
         for part in parts:
             part.stack(on)
         folded = [block for block in self.layers() if block.fold()]
@@ -153,7 +171,10 @@ class Tower(nn.Module):
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Run members in turn meanwhile, whatever is stacked: where some part is exchanged, which may hold its neighbour's weights."""
+        """Run members in turn inside the block, although stacked copies exist.
+
+        Needed while a part is replaced: the stacked copy of a neighbour may contain the weights of the part.
+        """
         was_stacked, self._asked = self._asked, False
         with ExitStack() as contexts:
             for part in self._member_parallel_parts() if was_stacked else ():
@@ -167,7 +188,10 @@ class Tower(nn.Module):
         return [module for module in self.modules() if isinstance(module, MemberParallel)]
 
     def _keep_up(self) -> None:
-        """Stack anew what has changed since it was stacked; all is looked at together, as each look takes time."""
+        """Stack the weights again if they changed.
+
+        All parts are compared at once, because every comparison takes time.
+        """
         if torch.compiler.is_compiling() or not self._asked or self.training or torch.is_grad_enabled():
             return
         self.stack(on=True)
@@ -181,17 +205,14 @@ class Tower(nn.Module):
         return cast("list[Block]", list(self.blocks))
 
     def forward(self, inputs: Inputs) -> torch.Tensor:
-        """Return logits (N, C): N = M B with members one after another, or B where no part differs among members.
-
-        `fork` is the step before which the stream is repeated: 0 the embedding, i + 1 block i, L + 1 the readout.
-        """
+        """Return logits (N, C): N = M B, one member after another, or N = B if no part differs among members."""
         self._keep_up()
         if self.fork == 0:
             inputs = map_inputs(lambda x: repeat_batch(x, self.members), inputs)
         return self.resume(self.embed(inputs), 0)
 
     def forward_member_inputs(self, inputs: Inputs) -> torch.Tensor:
-        """Return logits (M B, C) for inputs (M B, ...) that are each member's own; `fork` is 0 or 1."""
+        """Return logits (M B, C) for separate inputs (M B, ...) of each member. `fork` must be 0 or 1."""
         self._keep_up()
         stream: Stream = self.embed(inputs)
         for i, block in enumerate(self.layers()):
@@ -199,9 +220,9 @@ class Tower(nn.Module):
         return cast("torch.Tensor", self.readout(stream))
 
     def resume(self, stream: Stream, layer: int) -> torch.Tensor:
-        """Return logits from the stream that enters block `layer`."""
+        """Return logits for a stream that enters block `layer`."""
         blocks = self.layers()
-        for i in range(layer, len(blocks)):  # without `queries`, as each call of a function takes time
+        for i in range(layer, len(blocks)):  # without `queries`, because each function call takes time
             block = blocks[i]
             if self.fork == i + 1 and self._branch and block.attn.stacked is not None:
                 (block,) = self._branch
@@ -211,12 +232,12 @@ class Tower(nn.Module):
         return self.finish(stream)
 
     def finish(self, stream: Stream) -> torch.Tensor:
-        """Return logits from the stream that leaves the last block."""
+        """Return logits for a stream that leaves the last block."""
         forked = stream.tile(self.members) if self.fork == len(self.blocks) + 1 else stream
         return cast("torch.Tensor", self.readout(forked))
 
     def queries(self, layer: int) -> slice | None:
-        """Return the tokens that block `layer` must compute: all, or in the last block those that are read."""
+        """Return the tokens that block `layer` must compute: None for all, except in the last block."""
         return self.reads if layer == len(self.blocks) - 1 else None
 
     def library_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -232,10 +253,14 @@ class Tower(nn.Module):
 
 
 class OutputHead(nn.Module):
-    """How towers' outputs become logits. This one: there is one tower, and its readout gives them.
+    """Conversion of tower outputs into logits.
 
-    State-dict names are the library's. `fixed` names the towers that are always asked the same; `features` is how many numbers the
-    readout gives after its logits, of `FeatureLinear`; `multi_label` says that each of Q labels is a question of two classes.
+    In this base class, the readout of a single tower returns the logits. State-dict names are the library's.
+
+    Attributes:
+        fixed: Names of the towers with the same inputs in every pass.
+        features: Number of features after the logits in the readout's output, from `FeatureLinear`.
+        multi_label: Whether each of Q labels is a question with two classes.
     """
 
     fixed: frozenset[str] = frozenset()
@@ -243,28 +268,40 @@ class OutputHead(nn.Module):
     multi_label: bool = False
 
     def route(self, inputs: Inputs, towers: Sequence[str]) -> dict[str, Inputs]:
-        """Return what each tower is asked; a tower that is not needed is left out."""
+        """Return the inputs of each tower. Towers that are not needed are left out."""
         return {towers[0]: inputs}
 
     def expect(self, labels: int) -> None:
-        """Make room on the meta device for what is stored of `labels` named classes."""
+        """Allocate the stored tensors of `labels` named classes on the meta device."""
 
     def forward(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return logits (k, B, C), or (k, B, Q, C), of towers' outputs (k or 1, N, F), for k variants of one of the towers."""
+        """Return logits (k, B, C) or (k, B, Q, C) for tower outputs (k or 1, N, F).
+
+        k is the number of variants of a tower, for example the number of members.
+        """
         (logits,) = outputs.values()
         return self.class_logits(logits[..., : -self.features] if self.features else logits)
 
     def class_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return logits (..., C) of a classifier's outputs, or (..., Q, 2) of Q labels.
+        """Return logits (..., C) for a classifier's outputs, or (..., Q, 2) for Q labels.
 
-        A single logit, of the classifier or of a label, is the log odds of the second of two classes, so z becomes (0, z).
+        A single logit z, of the classifier or of a label, is the log odds of the second of two classes, so it
+        becomes (0, z).
         """
         logits = logits.unsqueeze(-1) if self.multi_label else logits
         return F.pad(logits, (1, 0)) if logits.shape[-1] == 1 else logits
 
 
 class Towers(nn.Module):
-    """Named towers with one dtype and one place: what a member and a hydra have in common."""
+    """Named towers with one dtype and one device: the common base of members and hydras.
+
+    Attributes:
+        towers: Towers by `text` or `vision`.
+        answers: Output heads, one per member.
+        encoder: Preprocessing of texts or images, set by `hydractl.load`; else None.
+        temperature: Divisor of the logits in prediction.
+        label_temperatures: Divisors per label, (Q, 1), or None.
+    """
 
     def __init__(self, towers: Mapping[str, Tower], answers: Sequence[OutputHead]) -> None:
         super().__init__()
@@ -272,6 +309,8 @@ class Towers(nn.Module):
         self.answers = nn.ModuleList(answers)
         self.encoder: Callable[[Sequence[Any]], Inputs] | None = None
         for module in self.modules():
+            # In place of other classes, so that dropout layers of the library's modules are skipped in
+            # evaluation, too.
             if type(module) is nn.Dropout:
                 module.__class__ = QuietDropout
         self.set_temperature(Temperature())
@@ -284,29 +323,34 @@ class Towers(nn.Module):
         self.register_buffer("label_temperatures", by_label, persistent=False)
 
     def tower(self, name: str | None = None) -> Tower:
-        """Return a tower by name, or the only one."""
+        """Return a tower by name, or the first tower."""
         return cast("Tower", self.towers[name] if name else next(iter(self.towers.values())))
 
     @property
     def answer(self) -> OutputHead:
-        """How towers' outputs become logits, of the first member."""
+        """The output head of the first member."""
         return cast("OutputHead", self.answers[0])
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights, which inputs are cast to."""
+        """The dtype of the weights, to which inputs are cast."""
         if (first := _first_floating(self)) is None:
             raise ValueError("the model has no weights")
         return first.dtype
 
     def encode(self, items: Sequence[Any]) -> Inputs:
-        """Return texts, pairs of texts or images of Pillow, at least one and all of one kind, as what the model is called with.
+        """Convert texts, pairs of texts or Pillow images to inputs of the model.
 
-        Texts become a dict of tensors (B, T), by the tokenizer that the checkpoint holds; images a tensor (B, C, height,
-        width). Both towers of a zero-shot model take `{"pixel_values": model.encode(images)} | model.encode(texts)`.
+        Texts become a dict of tensors (B, T), by the tokenizer in the checkpoint; images become a tensor (B,
+        C, height, width). The input of a zero-shot model with both towers is `{"pixel_values":
+        model.encode(images)} | model.encode(texts)`.
+
+        Args:
+            items: At least one item, all of the same type.
 
         Raises:
-            TypeError: If they are not what the model reads, or it was not made by `hydractl.load`.
+            TypeError: If the items are not of the type that the model reads, or the model does not come from
+                `hydractl.load`.
             DataError: If an image cannot be read.
             CheckpointError: If a text model has no tokenizer.
         """
@@ -315,39 +359,42 @@ class Towers(nn.Module):
         return self.encoder(items)
 
     def run_tower(self, name: str, inputs: Inputs) -> torch.Tensor:
-        """Return the members' outputs (G, B, F) of a tower for inputs (B, ...), or (G, B, Q, F); G is 1 where they are the same."""
+        """Return a tower's outputs (G, B, F) or (G, B, Q, F) for inputs (B, ...).
+
+        G is M, or 1 if no part of the tower differs among members.
+        """
         tower = self.tower(name)
         outputs: torch.Tensor = tower(inputs)
         members = 1 if tower.fork is None else tower.members
         return outputs.view(members, batch_of(inputs), *outputs.shape[1:])
 
     def member_logits(self, inputs: Inputs) -> torch.Tensor:
-        """Return each member's logits (M, B, C) for inputs (B, ...), which are cast to the dtype of the weights."""
+        """Return the members' logits (M, B, C) for inputs (B, ...), cast to the dtype of the weights."""
         return self.scaled_logits(self.run_towers(inputs))
 
     def outputs(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        """Return each member's logits (M, B, C); subclasses append other outputs of the same pass."""
+        """Return the members' logits (M, B, C) in a tuple. Subclasses append other outputs of the same pass."""
         return (self.member_logits(inputs),)
 
     def run_towers(self, inputs: Inputs) -> dict[str, torch.Tensor]:
-        """Return the outputs (G, B, F) of the towers that answer about inputs (B, ...)."""
+        """Return the outputs (G, B, F) of all towers needed for inputs (B, ...)."""
         return {name: self.run_tower(name, asked) for name, asked in self.routed(inputs).items()}
 
     def scaled_logits(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return `answered` divided by the temperature."""
+        """Return the result of `answered` divided by the temperature."""
         logits = self.answered(outputs)
         if isinstance(self.label_temperatures, torch.Tensor):
             return (logits / self.label_temperatures).to(logits.dtype)
         return logits if self.temperature == 1 else logits / self.temperature
 
     def routed(self, inputs: Inputs) -> dict[str, Inputs]:
-        """Return what each tower is asked, in the dtype of the weights; a tower that is not needed is left out."""
+        """Return the inputs of each tower in the dtype of the weights, without towers that are not needed."""
         return self.answer.route(self.adapted(inputs), list(self.towers.keys()))
 
     def answered(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return each member's logits (M, B, C) of towers' outputs (G, B, F)."""
+        """Return the members' logits (M, B, C) for tower outputs (G, B, F)."""
         answers = [cast("OutputHead", answer) for answer in self.answers]
-        if type(answers[0]) is OutputHead or all_same(answers):  # the plain one has nothing that could differ
+        if type(answers[0]) is OutputHead or all_same(answers):  # the plain class has no tensors
             logits: torch.Tensor = answers[0](outputs)
             return logits if len(logits) == len(answers) else torch.cat([logits] * len(answers))
         return torch.cat(
@@ -355,18 +402,21 @@ class Towers(nn.Module):
         )
 
     def adapted(self, inputs: Inputs) -> Inputs:
-        """Return inputs in the dtype of the weights; ids stay whole numbers."""
+        """Return inputs in the dtype of the weights. Integer tensors such as token ids are unchanged."""
         dtype = self.dtype
         return map_inputs(lambda x: x.to(dtype) if x.is_floating_point() else x, inputs)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.parameters()).device
 
 
 def _first_floating(module: nn.Module) -> torch.Tensor | None:
-    """Return the first of `module.parameters()` that is of a floating-point dtype; their generators take longer than an operator."""
+    """Return the first floating-point parameter, or None.
+
+    Recursive, because the generator of `module.parameters()` takes longer than an operator.
+    """
     for tensor in module._parameters.values():
         if tensor is not None and tensor.is_floating_point():
             return tensor
@@ -377,16 +427,16 @@ def _first_floating(module: nn.Module) -> torch.Tensor | None:
 
 
 class Model(Towers):
-    """A base or a member, whose forward pass equals the library's own."""
+    """A base or a member. Its forward pass equals the library's own."""
 
     def __init__(self, towers: Mapping[str, Tower], answer: OutputHead | None = None) -> None:
         super().__init__(towers, [OutputHead() if answer is None else answer])
 
     def forward(self, inputs: Inputs | None = None, **named: torch.Tensor) -> torch.Tensor:
-        """Return logits (B, C); inputs, as one argument or by keyword, are cast to the dtype of the weights.
+        """Return logits (B, C). Inputs, in one argument or by keyword, are cast to the dtype of the weights.
 
         Raises:
-            TypeError: If they are not what the model reads; see `checked_inputs`.
+            TypeError: If the model does not read such inputs; see `checked_inputs`.
         """
         return self.member_logits(checked_inputs(inputs, named, self.towers.keys())).squeeze(0)
 
@@ -403,9 +453,9 @@ HeadNumbers = Sequence[tuple[int, ...]]
 
 
 def without_weights() -> AbstractContextManager[None]:
-    """Return a context in which modules get parameters on the meta device, and buffers as they are.
+    """Return a context in which new modules have parameters on the meta device, and buffers as usual.
 
-    Buffers that no state dict has, such as rotary angles, are computed by constructors and nowhere else.
+    Non-persistent buffers, for example rotary angles, are computed in constructors only.
     """
     from accelerate import init_empty_weights
 
@@ -418,10 +468,10 @@ def cut_heads(
     architecture: Architecture,
     mask: Mapping[str, TowerKeep],
 ) -> None:
-    """Give every tensor with a head axis the size that the mask leaves it, on the meta device.
+    """Give all tensors with a head axis the sizes of a head mask, on the meta device.
 
     Raises:
-        CheckpointError: If the library's towers have other numbers of layers.
+        CheckpointError: If the library's towers have another number of layers than the masks.
     """
     for tower, layout in layouts.items():
         heads, kept_heads = architecture.towers[tower], mask[tower].keep
@@ -438,10 +488,10 @@ def cut_heads(
 
 
 def fill(library: nn.Module, state: Mapping[str, torch.Tensor] | None) -> None:
-    """Put the tensors of a state dict in place; without one the parameters stay on the meta device.
+    """Load a state dict into a library's model. Without a state dict, parameters stay on the meta device.
 
     Raises:
-        RuntimeError: If names or shapes are not exactly the library's.
+        RuntimeError: If names or shapes differ from the library's.
     """
     if state is None:
         return
@@ -451,14 +501,14 @@ def fill(library: nn.Module, state: Mapping[str, torch.Tensor] | None) -> None:
 
 
 def part(library: nn.Module, keep: Callable[[str], bool], path: str = "") -> Any:  # noqa: ANN401 - libraries are untyped
-    """Return a library model with only the children, parameters and buffers whose dotted names `keep` accepts.
+    """Return a copy of a library model with only some children, parameters and buffers.
 
-    Its methods run unchanged; what was left out belongs to another part. What is absent in the library (None) stays None.
+    The methods of the copy run unchanged.
 
     Args:
         library: The model, or a module in it.
-        keep: Asked of tensors and of modules without children.
-        path: What names begin with, of a module in a model.
+        keep: Predicate of dotted names, called for tensors and for modules without children.
+        path: Prefix of the names, for a module in a model.
     """
     copied = copy.copy(library)
     for kind in ("_parameters", "_buffers"):
@@ -473,7 +523,7 @@ def part(library: nn.Module, keep: Callable[[str], bool], path: str = "") -> Any
 
 
 def _kept_child(child: nn.Module, path: str, keep: Callable[[str], bool]) -> nn.Module | None:
-    """Return the child itself where all of it is kept, a copy with what is kept of it, or None."""
+    """Return the child itself if all of it is kept, a copy with the kept parts, or None."""
     inner = [
         *(n for n, m in child.named_modules() if n and not m._modules),
         *(n for n, _ in (*child.named_parameters(), *child.named_buffers())),
@@ -492,7 +542,7 @@ def _submodule(library: nn.Module, path: str) -> nn.Module | None:
 
 
 class Hosted(nn.Module):
-    """A part of a library's model that runs its modules; they keep the library's state-dict names."""
+    """A part of a library's model that runs the library's modules, with their state-dict names."""
 
     def __init__(self, host: nn.Module) -> None:
         super().__init__()
@@ -500,7 +550,7 @@ class Hosted(nn.Module):
 
 
 class FunctionModule(Hosted):
-    """One that a function runs: inputs to a stream, or a stream to the tower's output."""
+    """A module that runs a function on library modules: from inputs to a stream, or from a stream to outputs."""
 
     def __init__(self, host: nn.Module, run: Callable[[Any, Any], Any]) -> None:
         super().__init__(host)
@@ -508,12 +558,12 @@ class FunctionModule(Hosted):
 
     @override
     def forward(self, x: Any) -> Any:
-        """Return what the function makes of `x`."""
+        """Return `run(host, x)`."""
         return self.run(self.host, x)
 
 
 class LayerScale(nn.Module):
-    """A factor for each feature, where a library's block holds it itself."""
+    """A scale per feature, for libraries whose blocks hold the scale as a parameter."""
 
     def __init__(self, gamma: nn.Parameter) -> None:
         super().__init__()
@@ -526,13 +576,19 @@ class LayerScale(nn.Module):
 
 
 CLASS_EMBEDDINGS = "class_embeddings"
+"""Name of the stored class embeddings in the state dict."""
 
 
 class Contrast(OutputHead):
-    """Scaled cosines of images' and classes' embeddings.
+    """Zero-shot classifier: scaled cosines of the embeddings of images and classes.
 
-    Towers answer with embeddings of length one. Logits are float32 at least, whatever the weights are, under autocast too: near
-    30 bf16 knows every eighth only, and several classes would be the likeliest.
+    Towers return embeddings of length 1. Logits are float32 at least, even under autocast: near 30,
+    neighbouring bf16 numbers differ by 1/8, so several classes could share the largest logit.
+
+    Attributes:
+        class_embeddings: Shape (C, F), or None if classes are not stored.
+        prompts: Tokenized prompts of the classes if the text tower runs in every pass; else None.
+        templates: P, the number of prompts per class.
     """
 
     class_embeddings: torch.Tensor | None
@@ -545,13 +601,13 @@ class Contrast(OutputHead):
         width: int,
         class_embeddings: torch.Tensor | None = None,
     ) -> None:
-        """Take over a library model's parts.
+        """Store the parts of a library's model.
 
         Args:
-            logit_scale: The logarithm of what cosines are multiplied with.
-            logit_bias: What is added then (SigLIP).
-            width: F, of the embeddings.
-            class_embeddings: (C, F), one for each class, of length one; None where no classes are stored.
+            logit_scale: Logarithm of the factor of the cosines.
+            logit_bias: Bias added to the logits (SigLIP), or None.
+            width: F, the width of the embeddings.
+            class_embeddings: Embeddings of length 1, (C, F), or None if classes are not stored.
         """
         super().__init__()
         self.logit_scale = logit_scale
@@ -563,17 +619,17 @@ class Contrast(OutputHead):
 
     @property
     def scale(self) -> torch.Tensor:
-        """What cosines are multiplied with."""
+        """Factor of the cosines."""
         return self.logit_scale.to(at_least_single(self.logit_scale.dtype)).exp()
 
     def ask(self, prompts: Mapping[str, torch.Tensor], *, templates: int) -> None:
-        """Name the classes by prompts (C P, T), P templates a class, class after class; the text tower runs in every pass."""
+        """Define classes by prompts (C P, T), P per class. The text tower then runs in every pass."""
         self.prompts, self.templates = dict(prompts), templates
         self.class_embeddings = None
         self.fixed = frozenset({"text"})
 
     def settle(self, class_embeddings: torch.Tensor) -> None:
-        """Name the classes by their embeddings (C, F); the text tower runs no more."""
+        """Define classes by embeddings (C, F). The text tower does not run."""
         self.prompts, self.templates, self.fixed = None, 1, frozenset()
         self.class_embeddings = class_embeddings
 
@@ -585,10 +641,10 @@ class Contrast(OutputHead):
 
     @override
     def route(self, inputs: Inputs, towers: Sequence[str]) -> dict[str, Inputs]:
-        """Return what each tower is asked; inputs are images, or images and texts.
+        """Return the inputs of each tower, for images, or images and texts.
 
         Raises:
-            CheckpointError: If images come alone and the classes have no names.
+            CheckpointError: If there are no texts, and the classes have no names.
         """
         del towers
         if isinstance(inputs, Mapping):
@@ -620,7 +676,7 @@ class Contrast(OutputHead):
         return logits if self.logit_bias is None else logits + self.logit_bias
 
     def classes(self, texts: torch.Tensor) -> torch.Tensor:
-        """Return classes' embeddings (k, C, F) of prompts' (k, C P, F): the mean over templates, of length one again."""
+        """Average prompt embeddings (k, C P, F) over templates into class embeddings (k, C, F) of length 1."""
         if self.templates == 1:
             return texts
         prompts: torch.Tensor = texts.unflatten(1, (-1, self.templates))
@@ -628,21 +684,24 @@ class Contrast(OutputHead):
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:
-    """Return vectors (..., F) of length one."""
+    """Return vectors (..., F) divided by their length."""
     length: torch.Tensor = x.norm(dim=-1, keepdim=True)
     return x / length
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Return what ends autocast where it is on; elsewhere nothing, as an exported graph would have it as a step."""
+    """Return a context that ends autocast if it is on.
+
+    Otherwise the context does nothing: `torch.autocast` would be a node of an exported graph.
+    """
     kind = device.type
-    on = kind != "meta" and torch.is_autocast_enabled(kind)  # that device has none
+    on = kind != "meta" and torch.is_autocast_enabled(kind)  # the meta device has no autocast
     return torch.autocast(kind, enabled=False) if on else nullcontext()
 
 
-@torch.no_grad()  # tensors of inference mode could not be used where gradients are wanted
+@torch.no_grad()  # not inference mode, whose tensors cannot be used in computations with gradients
 def settle_classes(model: Towers, prompts: Mapping[str, torch.Tensor], *, templates: int) -> None:
-    """Name the classes of every member by prompts (C P, T), P templates a class; its text tower runs once, now.
+    """Define the classes of all members by prompts (C P, T), P per class. The text tower runs once, now.
 
     Raises:
         CheckpointError: If the model has no text tower.
@@ -658,16 +717,24 @@ def settle_classes(model: Towers, prompts: Mapping[str, torch.Tensor], *, templa
 
 
 TOLERANCE = 1e-5
+"""Largest difference between a hydra or pruned member and its reference, in the units of
+`largest_difference`. About 80 times the precision of float32, which leaves room for another order of
+summation. If doubled, checks miss errors up to 2e-5 of the logits' size."""
 PROBE_TOKENS = 24
+"""Number of tokens of the longest text in `probe_inputs`. Chosen by hand: short texts keep checks fast, and
+still have padding and two segments. If doubled, checks of text models take about twice as long."""
 BLANK_TOKENS = 128
+"""Maximum number of tokens of the texts in `blank_inputs`. Chosen by hand; it is also the maximum length of
+SST-2 texts in the Hydra Ensembles paper. If doubled, reported costs of text models roughly double, and the
+share of attention grows."""
 
 
 def probe_inputs(header: Header, *, batch: int = 2, seed: int = 0) -> Inputs:
-    """Return random inputs for a model, a function of the seed alone.
+    """Return random inputs for a model, determined by the seed.
 
-    Images are standard normal (B, C, height, width), fp32. Texts are random tokens (B, T), T at most `PROBE_TOKENS`, all
-    but the first of random length, so that padding is part of what is compared; a second segment begins halfway. A zero-shot
-    model is asked about images (B, ...) and texts (B, ...): its logits are (B, B).
+    Images are standard normal (B, C, height, width), float32. Texts are random tokens (B, T) with at most
+    `PROBE_TOKENS` tokens; all but the first have random lengths, so that the comparison covers padding. A
+    second segment begins halfway. Zero-shot models get images (B, ...) and texts (B, ...), for logits (B, B).
     """
     from hydractl.manifest.header import Tokenization
 
@@ -696,7 +763,10 @@ def _texts(how: Tokenization, batch: int, generator: torch.Generator) -> dict[st
 
 
 def blank_inputs(how: Preprocess | Tokenization, batch: int, *, device: torch.device | str) -> Inputs:
-    """Return inputs to measure cost with: images (B, C, height, width), or texts of `BLANK_TOKENS` tokens at most."""
+    """Return inputs for cost measurements: images (B, C, height, width) or texts (B, T).
+
+    T is at most `BLANK_TOKENS`. All tokens are equal, without padding.
+    """
     from hydractl.manifest.header import Tokenization
 
     if not isinstance(how, Tokenization):
@@ -713,9 +783,9 @@ def _named(
 
 
 def largest_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return max |found - expected| in units of max(1, max |expected|); infinite where either is not finite.
+    """Return max |actual - expected| / max(1, max |expected|); infinite if a number is not finite.
 
-    Logits of size ten carry ten times the rounding error of logits of size one, so the scale is theirs.
+    Rounding errors grow with the logits, so the scale is that of the expected logits.
     """
     if not (actual.isfinite().all() and expected.isfinite().all()):
         return float("inf")

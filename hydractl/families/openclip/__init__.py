@@ -1,1 +1,1 @@
-"""Models of OpenCLIP."""
+"""Models of open_clip."""

@@ -1,1 +1,1 @@
-"""Encoders of Hugging Face transformers."""
+"""Encoders and decoders of Hugging Face transformers."""
