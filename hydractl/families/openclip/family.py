@@ -1,4 +1,4 @@
-"""open_clip's two-tower models: configurations, tokenizers, and the family."""
+"""open_clip's two-tower models: configurations, tokenizers, and families."""
 
 from __future__ import annotations
 
@@ -54,22 +54,23 @@ UNCUT = {
 
 
 BESIDE = frozenset({"timm_model_pretrained", "hf_tokenizer_name", "tokenizer_kwargs", "tokenizer_mode"})
-"""Options of towers that are handled elsewhere, or that name a source of weights, which is not used."""
+"""Options of towers that are handled elsewhere, or that name an unused source of weights."""
 LOADS = frozenset({"hf_model_name", "hf_model_pretrained", "hf_proj_type", "hf_pooler_type"})
-"""Options of a text tower that are read from the Hub."""
+"""Options of a text tower that would read from the Hub."""
 TRAINING_ONLY = frozenset(
     {"init_logit_bias", "init_logit_scale", "ls_init_value", "patch_dropout", "timm_drop", "timm_drop_path"}
 )
 """Options that change neither the outputs of trained weights nor the tensors, unless they are None."""
 LONGEST = 4096
-"""Limit of text tokens; the constructor builds a causal mask with their square as size."""
+"""Maximum number of text tokens. The constructor allocates a causal mask of the square of this number: 64 MB
+in float32 at 4096. If doubled, a header could make it allocate four times as much."""
 
 
 def library() -> Any:  # noqa: ANN401 - open_clip is untyped
-    """Return the package.
+    """Return the module `open_clip`.
 
     Raises:
-        UnsupportedModelError: If it is not installed.
+        UnsupportedModelError: If open_clip cannot be imported.
     """
     try:
         import open_clip
@@ -82,14 +83,15 @@ def library() -> Any:  # noqa: ANN401 - open_clip is untyped
 
 
 def registered(name: str, options: Mapping[str, object]) -> dict[str, Any]:
-    """Return the configuration of a name in open_clip's registry, changed by options.
+    """Return a configuration from open_clip's registry, changed by options.
 
     Args:
-        name: With the prefix `openclip:`; `openclip` alone is an empty configuration, all of which is in the options.
+        name: Name with the prefix `openclip:`. `openclip` alone is an empty configuration, completed by the
+            options.
         options: `embed_dim=64`, `vision.layers=3`, `text.width=32`, `custom_text=true`, ...
 
     Raises:
-        UnsupportedModelError: If the registry does not have it.
+        UnsupportedModelError: If the registry does not have the name.
     """
     open_clip, registry_name = library(), name.removeprefix(PREFIX)
     names = open_clip.list_models()
@@ -112,14 +114,14 @@ def registered(name: str, options: Mapping[str, object]) -> dict[str, Any]:
 
 
 def name_of(config: Mapping[str, object]) -> str:
-    """Return the registry's name of a configuration, or `openclip` for one that it does not have."""
+    """Return the registry's name of a configuration, or `openclip` if the registry does not have it."""
     open_clip = library()
     named = (PREFIX + n for n in open_clip.list_models() if open_clip.get_model_config(n) == config)
     return next(named, ANY)
 
 
 def evaluation_config(config: Mapping[str, Any]) -> Mapping[str, object]:
-    """Return what of a configuration changes the answers of trained weights, defaults filled in."""
+    """Return the settings that affect the outputs of trained weights, with defaults."""
     full_config = {**config, "custom_text": is_custom(config)}
     for name, kind in (("vision_cfg", library().CLIPVisionCfg), ("text_cfg", library().CLIPTextCfg)):
         tower = dataclasses.asdict(kind(**config[name]))
@@ -128,7 +130,7 @@ def evaluation_config(config: Mapping[str, Any]) -> Mapping[str, object]:
 
 
 def refusal(config: Mapping[str, Any]) -> str | None:
-    """Return why heads cannot be cut in a model with this configuration, or None."""
+    """Return why heads cannot be removed from a model with this configuration, or None."""
     vision, text = config["vision_cfg"], config["text_cfg"]
     pool, towers = vision.get("attentional_pool"), (("image", vision), ("text", text))
     reasons = {
@@ -166,7 +168,7 @@ def refusal(config: Mapping[str, Any]) -> str | None:
 
 
 def refusal_of_timm(visual: Any) -> str | None:  # noqa: ANN401 - open_clip is untyped
-    """Return why heads cannot be cut in an image tower of timm's, on the meta device, or None if they can."""
+    """Return why heads cannot be removed from an image tower of timm on the meta device, or None."""
     from hydractl.families.timm.models import refusal_of_tower
 
     if reason := refusal_of_tower(visual.trunk):
@@ -179,12 +181,12 @@ def refusal_of_timm(visual: Any) -> str | None:  # noqa: ANN401 - open_clip is u
 
 
 def timm_name(config: Mapping[str, Any]) -> str:
-    """Return the name of timm's model that is the image tower, empty where it is open_clip's own."""
+    """Return the name of the timm model used as image tower, or an empty string for open_clip's own towers."""
     return str(config["vision_cfg"].get("timm_model_name") or "")
 
 
 def text_sizes(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many tokens a text has, and how many different ones there are."""
+    """Return the maximum number of tokens of a text, and the vocabulary size."""
     kind = library().CLIPTextCfg
     return tuple(
         config["text_cfg"].get(name, getattr(kind, name)) for name in ("context_length", "vocab_size")
@@ -192,16 +194,16 @@ def text_sizes(config: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def is_custom(config: Mapping[str, object]) -> bool:
-    """Return whether the text tower is a module of its own (`CustomTextCLIP`), whose names have the prefix `text.`."""
+    """Return whether the text tower is a separate module (`CustomTextCLIP`) with the prefix `text.`."""
     return bool(config.get("custom_text", False))
 
 
 def created(config: Mapping[str, Any], name: str, *, weights: bool = True) -> Any:  # noqa: ANN401 - as above
-    """Return the library's model, with random weights or with parameters on the meta device.
+    """Build the library's model, with random weights or with parameters on the meta device.
 
     Raises:
-        UnsupportedModelError: If heads cannot be cut in it, it is told what is not for an architecture, or the library cannot
-            build it.
+        UnsupportedModelError: If heads cannot be removed, an option is not allowed, or open_clip cannot build
+            the model.
     """
     import torch
 
@@ -214,13 +216,14 @@ def created(config: Mapping[str, Any], name: str, *, weights: bool = True) -> An
         kwargs = _constructor_kwargs(config, name, inspect.signature(make).parameters.keys())
         if weights:
             return make(**kwargs)
-        # timm's constructors may run a part of the model, and know how to compute their buffers again
+        # timm's constructors may run a part of the model, which needs buffers on the same device, and can
+        # compute buffers again.
         with torch.device("meta") if timm_name(config) else without_weights():
             return make(**kwargs)
 
 
 def _constructor_kwargs(config: Mapping[str, Any], name: str, parameters: Collection[str]) -> dict[str, Any]:
-    """Return what of a configuration the constructor is told."""
+    """Return the constructor's arguments from a configuration, after checking the options."""
     options = {k: v for k, v in copy.deepcopy(dict(config)).items() if k != "custom_text"}
     for tower, kind in (("vision", library().CLIPVisionCfg), ("text", library().CLIPTextCfg)):
         tower_options = {k: v for k, v in options[f"{tower}_cfg"].items() if k not in BESIDE}
@@ -236,7 +239,7 @@ def _constructor_kwargs(config: Mapping[str, Any], name: str, parameters: Collec
 
 
 def random_state(config: Mapping[str, Any], name: str, seed: int) -> dict[str, torch.Tensor]:
-    """Return random weights by the library's own rules, a function of the seed alone."""
+    """Return random weights by the library's own rules, determined by the seed."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
@@ -251,21 +254,22 @@ REPAIRS = {
     "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#39;": "'", "&apos;": "'", "&nbsp;": " ",
     "ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "ſt", "ﬆ": "st",
 }  # fmt: skip
-"""Applied one after another, `&amp;` first, because open_clip resolves entities twice."""
+"""Replacements in texts, applied in this order. `&amp;` is first because open_clip resolves HTML entities
+twice."""
 CLEAN = ("lower", "whitespace", "canonicalize")
 
 
 def tokenization(options: Mapping[str, Any], source: Path | None, sizes: tuple[int, int]) -> Tokenization:
-    """Return how texts are read.
+    """Return the tokenization of texts.
 
     Args:
         options: The `text_cfg`.
         source: The model's folder, a `tokenizer.json`, or None.
-        sizes: Tokens in a text, and tokens that the model knows.
+        sizes: Maximum number of tokens, and vocabulary size.
 
     Raises:
         CheckpointError: If the folder's tokenizer is needed and cannot be read.
-        UnsupportedModelError: If texts are cleaned in an unknown way.
+        UnsupportedModelError: If the cleaning of texts is unknown, or the tokenizer exists only in Python.
     """
     length, vocab_size = sizes
     kwargs = options.get("tokenizer_kwargs") or {}
@@ -313,10 +317,10 @@ def tokenization(options: Mapping[str, Any], source: Path | None, sizes: tuple[i
 
 @cache
 def clip_tokenizer(clean: str = "lower") -> str:
-    """Return the `tokenizer.json` of open_clip's SimpleTokenizer, from the vocabulary that it ships.
+    """Return open_clip's SimpleTokenizer as a `tokenizer.json`, with the vocabulary that open_clip ships.
 
     Args:
-        clean: `lower`, `whitespace` (capitals stay), or `canonicalize` (no punctuation either).
+        clean: `lower`, `whitespace` (keeps capitals), or `canonicalize` (also removes punctuation).
     """
     from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, processors
 
@@ -341,7 +345,7 @@ def clip_tokenizer(clean: str = "lower") -> str:
 
 
 def _vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
-    """Return the symbols of the 256 bytes in the order of their ids, and the merges in theirs."""
+    """Return the symbols of the 256 bytes in the order of their ids, and the merges in order."""
     shipped = library().tokenizer
     with gzip.open(shipped.default_bpe(), "rt", encoding="utf-8") as file:
         lines = file.read().split("\n")
@@ -369,7 +373,7 @@ def _cleaning(clean: str) -> Any:  # noqa: ANN401 - tokenizers has no common typ
 
 
 def _cleaned(text: str, clean: str) -> str:
-    """Return the text of a `tokenizer.json` with open_clip's cleaning before its own."""
+    """Return a `tokenizer.json` with open_clip's cleaning before the tokenizer's own normalization."""
     from tokenizers import Tokenizer, normalizers
 
     tokenizer = Tokenizer.from_str(text)
@@ -381,10 +385,10 @@ def _cleaned(text: str, clean: str) -> str:
 
 
 def _without_separator(text: str) -> str:
-    """Return the text of a `tokenizer.json` that ends texts with a 0 where it had `[SEP]`.
+    """Return a `tokenizer.json` that ends texts with token 0 instead of `[SEP]`.
 
     Raises:
-        UnsupportedModelError: If it had none.
+        UnsupportedModelError: If the tokenizer does not add `[SEP]`.
     """
     raw = parse(text)
     ends = raw.get("post_processor") or {}
@@ -454,6 +458,8 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
         if timm_name(config):
             complete(library.visual.trunk)
         if config["vision_cfg"].get("pos_embed_type") == "sin_cos_2d":
+            # open_clip creates this table without gradients, but `fill` makes all floating-point parameters
+            # trainable.
             library.visual.positional_embedding.requires_grad_(requires_grad=False)
         classes = None if state is None else state.get("class_embeddings")
         return wrap(
@@ -468,7 +474,7 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
         towers=layouts,
         matches=matches,
         matches_encoder=lambda _: False,
-        # one of the four, which describes all
+        # one of the four families, which describes the models of all
         claims=lambda name_in_registry: (
             name == FAMILY and (name_in_registry == ANY or name_in_registry.startswith(PREFIX))
         ),
@@ -487,10 +493,14 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
 
 
 def describe(name: str, options: Mapping[str, object]) -> Described:
-    """Return a model of open_clip's registry, `openclip:ViT-B-32`; option `tokenizer` is a file or folder.
+    """Describe a model of open_clip's registry, such as `openclip:ViT-B-32`.
+
+    Args:
+        name: Name with the prefix `openclip:`.
+        options: Options of the model; `tokenizer` is a file or folder.
 
     Raises:
-        UnsupportedModelError: If the registry does not have it, or heads cannot be cut in it.
+        UnsupportedModelError: If the registry does not have the model, or heads cannot be removed from it.
     """
     config_options = dict(options)
     tokenizer = config_options.pop("tokenizer", None)
@@ -499,11 +509,11 @@ def describe(name: str, options: Mapping[str, object]) -> Described:
 
 
 def read_config(config: Mapping[str, object], folder: Path) -> Described:
-    """Return the model of a folder in open_clip's layout, from its `open_clip_config.json`.
+    """Describe the model of a folder from its `open_clip_config.json`.
 
     Raises:
-        CheckpointError: If it has no `model_cfg` with two towers.
-        UnsupportedModelError: If heads cannot be cut in it.
+        CheckpointError: If `model_cfg` does not define two towers.
+        UnsupportedModelError: If heads cannot be removed from the model.
     """
     model, images = config.get("model_cfg"), config.get("preprocess_cfg") or {}
     if not isinstance(model, dict) or not isinstance(images, dict):
@@ -519,7 +529,7 @@ def read_config(config: Mapping[str, object], folder: Path) -> Described:
 
 
 def write_config(described: Described) -> dict[str, Mapping[str, object]]:
-    """Return an `open_clip_config.json`."""
+    """Return an `open_clip_config.json` by file name."""
     how = cast("Preprocess", described.preprocess)
     images = {
         "mean": list(how.mean),
@@ -535,9 +545,9 @@ def adopt(
     architecture: Architecture,
     state: Mapping[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
-    """Return a folder's tensors, those of a text tower without a prefix named as `CustomTextCLIP` names them.
+    """Return a folder's tensors, with the prefix `text.` for the text tower of a `CustomTextCLIP`.
 
-    open_clip reads such files too: models were saved so before they had a `custom_text`.
+    open_clip also reads such files: models were saved without the prefix before `custom_text` was introduced.
     """
     if is_custom(architecture.config):
         prefixes = (TEXT.block.partition(".")[0] + ".", *TEXT.embed, *TEXT.readout)
@@ -578,7 +588,7 @@ def _image_heads(name: str, config: Mapping[str, Any], library: Any) -> TowerHea
     """Return the heads of an image tower.
 
     Raises:
-        UnsupportedModelError: If it is timm's, and they cannot be cut in it.
+        UnsupportedModelError: If heads cannot be removed from an image tower of timm.
     """
     timm = timm_name(config)
     if not timm:
@@ -592,7 +602,7 @@ def _image_heads(name: str, config: Mapping[str, Any], library: Any) -> TowerHea
 
 
 def _family_name(config: object) -> str:
-    """Return the name of the family that reads a model's configuration."""
+    """Return the name of the family that reads a configuration."""
     if not isinstance(config, Mapping):
         return FAMILY
     timm = isinstance(config.get("vision_cfg"), Mapping) and timm_name(config)
@@ -600,10 +610,14 @@ def _family_name(config: object) -> str:
 
 
 def _images(size: tuple[int, int], preprocess_cfg: Mapping[str, Any]) -> Preprocess:
-    """Read a `preprocess_cfg`; what it leaves out is as OpenAI's models have it.
+    """Read a `preprocess_cfg`. Missing fields have the values of OpenAI's models.
+
+    Args:
+        size: Height and width.
+        preprocess_cfg: The fields.
 
     Raises:
-        UnsupportedModelError: If a field has a value that no preprocessing of ours has.
+        UnsupportedModelError: If a field has an unsupported value.
     """
     mode, interpolation = (
         str(preprocess_cfg.get("resize_mode") or "shortest"),

@@ -1,4 +1,4 @@
-"""The two towers of OpenCLIP's models, out of open_clip's own modules."""
+"""Towers built from the modules of open_clip's models."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ TEXT_READS = {"first": slice(0, 1), "last": slice(-1, None)}
 
 
 class OpenClipBlock(Block):
-    """Norm, attention, norm or none, scale or none, residual; norm, MLP, scale or none, residual."""
+    """A block of open_clip: norm, attention, residual; norm, MLP, residual.
+
+    A second norm after attention and layer scales are optional.
+    """
 
     feeds = PRE_NORM
     adds = True
@@ -82,7 +85,7 @@ class OpenClipBlock(Block):
 
 
 def _linear(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Linear:
-    """Return a linear layer of a weight (out, in) that has no module of its own; out may be 0."""
+    """Return a linear layer for a weight (out, in) that is a parameter of another module; out may be 0."""
     layer = nn.Linear(1, 1, bias=bias is not None, device="meta")
     layer.out_features, layer.in_features = weight.shape
     layer.weight = weight
@@ -98,12 +101,12 @@ def wrap(
     *,
     width: int,
 ) -> Model:
-    """Return the model whose parts are the library model's own modules.
+    """Return a model built from the library model's own modules.
 
     Args:
-        library: With its heads already cut.
-        head_numbers: Each tower's.
-        class_embeddings: (C, F), or None.
+        library: The model, with its heads already cut.
+        head_numbers: Kept heads of each layer, by tower.
+        class_embeddings: Shape (C, F), or None.
         width: F.
     """
     vision = _trunk_tower if "trunk" in library.visual._modules else _vision_tower
@@ -152,16 +155,17 @@ def _embed_texts(
     read: tuple[str, int],
     causal: bool,
 ) -> Stream:
-    """Return the stream of texts (B, T), who may look at whom, and which token is read: tokens and positions.
+    """Return the stream of texts (B, T): embeddings, causal mask, and position of the token to read.
 
-    Padding is seen like any other token: the library has no mask for it.
+    Padding is attended to like any other token, because the library has no mask for it.
 
     Args:
         host: Part of the model.
         texts: `input_ids` (B, T).
-        prefix: What the text tower's tensors begin with, if it is a module of its own.
-        read: `first`, `last`, `argmax` (the highest id of a text), or `eos` and the id whose first token is read.
-        causal: Whether a token looks only at itself and those before it.
+        prefix: Prefix of the text tower's tensors if the tower is a separate module, else empty.
+        read: Pooling, and the id of the end token: `first`, `last`, `argmax` (the highest id of a text), or
+            `eos` (the first end token).
+        causal: Whether a token attends only to itself and earlier tokens.
     """
     text, ids = host.text if prefix else host, texts["input_ids"]
     pool, end = read
@@ -177,7 +181,7 @@ def _embed_texts(
 
 
 def _read_texts(host: Any, stream: Stream, *, prefix: str, pool: str) -> torch.Tensor:  # noqa: ANN401 - as above
-    """Return embeddings (N, F) of length one: one token, normed and projected."""
+    """Return embeddings (N, F) of length 1: one token, normed and projected."""
     text, tokens = host.text if prefix else host, stream.tokens
     if pool in TEXT_READS:
         read = tokens[:, TEXT_READS[pool]].squeeze(1)

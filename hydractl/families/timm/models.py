@@ -1,4 +1,4 @@
-"""timm's vision transformers: supported models, their folders, and their families."""
+"""timm's vision transformers: supported models, model folders, and families."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ REASONS = {
     "ParallelThingsBlock": "a block holds several attentions in parallel",
     "DiffAttention": "each value head has two query and two key heads",
 }
-"""Why heads cannot be cut where a class of timm's is found."""
+"""Why heads cannot be removed, by class name in timm."""
 TRAINING_ONLY: Mapping[str, object] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -77,9 +77,9 @@ TRAINING_ONLY: Mapping[str, object] = MappingProxyType(
         "weight_init": "jax",
     }
 )  # fmt: skip
-"""Options that change no answer of trained weights, each with a value that it may have.
+"""Options that do not change the outputs of trained weights, each with a value for comparison.
 
-Whether `init_values` is None does change it; then tensors are other ones, too.
+Exception: `init_values` decides about layer scales, so None and a number make different tensors.
 """
 LAYER_SCALE = re.compile(r"\bgamma_\d")
 LAYOUT = TowerLayout(
@@ -109,7 +109,7 @@ LAYOUT = TowerLayout(
     last_norm=("norm.",),
     head=("head.", "head_dist."),
 )
-"""All of timm's models have the same names, and each has some of these."""
+"""Tensor names of all timm models. Each model has a part of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,17 +117,19 @@ class TimmRow:
     """The models of timm that one family reads.
 
     Attributes:
-        name: The family's.
+        name: Name of the family.
         covers: See `Family`.
         refuses: See `Family`.
-        module: The module of `timm.models` whose architectures are its own; empty for all that no other family has.
-        classes: The models' classes, of any module.
-        blocks: Their blocks' classes.
-        attentions: Their attentions' classes.
-        otherwise: What a model of another class is not.
-        refusal: Why else heads cannot be cut out of a model of these classes, or None if they can.
-        build_options: Options that change nothing but how long building takes.
-        adopts: Whether a folder may have the names of those who trained the model, which timm's own filter translates.
+        module: Module of `timm.models` with the family's architectures. Empty for the family that claims all
+            other names.
+        classes: Class names of the models, from any module.
+        blocks: Class names of their blocks.
+        attentions: Class names of their attentions.
+        otherwise: Reason to refuse a model of another class.
+        refusal: Function that returns why heads cannot be removed from a model of these classes, or None.
+        build_options: Options that only make construction faster.
+        adopts: Whether a folder may have the tensor names of the original authors, which timm's filter
+            translates.
         on_disk: See `Family.on_disk`.
     """
 
@@ -145,7 +147,7 @@ class TimmRow:
     on_disk: tuple[tuple[str, str], ...] = ()
 
     def claims(self, name: str) -> bool:
-        """Return whether an architecture is of this family."""
+        """Return whether an architecture name belongs to the family."""
         if not self.module:
             return True
         from timm.models import is_model, is_model_in_modules
@@ -154,7 +156,12 @@ class TimmRow:
 
 
 def check_known(name: str, others: Iterable[str] = ()) -> None:
-    """Raise UnsupportedModelError for a name that timm lacks, with the nearest of timm's names and of `others`."""
+    """Raise UnsupportedModelError for a name unknown to timm. The hint has similar names.
+
+    Args:
+        name: The name.
+        others: Further names for the hint.
+    """
     import timm
 
     if not timm.is_model(name):
@@ -163,20 +170,20 @@ def check_known(name: str, others: Iterable[str] = ()) -> None:
 
 
 def untagged(name: str) -> str:
-    """Return an architecture's name without timm's tag of pretrained weights, which is no part of the architecture."""
+    """Return an architecture name without timm's tag of pretrained weights, such as `.augreg_in1k`."""
     return name.partition(".")[0]
 
 
 def create(
     name: str, options: Mapping[str, object], *, device: str = "meta", source: str | None = None
 ) -> Any:  # noqa: ANN401 - timm is untyped
-    """Return timm's model.
+    """Build a model of timm with random weights.
 
     Args:
         name: Name of the architecture.
         options: Options of the constructor.
         device: Device of the weights.
-        source: `local-dir:FOLDER`, from which timm reads architecture and options instead.
+        source: `local-dir:FOLDER`. timm then reads architecture and options from the folder instead.
 
     Raises:
         UnsupportedModelError: If timm has no such architecture, or cannot build it with these options.
@@ -186,14 +193,14 @@ def create(
 
     check_known(name)
     check_options(name, options, _known_options())
-    # buffers are on the device too: a convolutional stem runs to find out its size
+    # Buffers are on the device too: a convolutional stem runs once to determine its output size.
     with building(LIBRARY, name), torch.device(device):
         return timm.create_model(source or name, pretrained=False, **plain({} if source else options))
 
 
 @cache
 def _known_options() -> frozenset[str]:
-    """Return what the constructors of the covered classes take, of which those of timm's that load and wrap models are none."""
+    """Return the constructor parameters of the supported classes, without parameters of timm's loaders."""
     from timm.models import beit, eva, vision_transformer, vision_transformer_relpos
 
     classes = (
@@ -206,7 +213,7 @@ def _known_options() -> frozenset[str]:
 
 
 def initialise(architecture: Architecture, seed: int) -> dict[str, torch.Tensor]:
-    """Return random weights by timm's own rules, a function of the seed alone."""
+    """Return random weights by timm's own rules, determined by the seed."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
@@ -215,16 +222,16 @@ def initialise(architecture: Architecture, seed: int) -> dict[str, torch.Tensor]
 
 
 def covered(row: TimmRow, name: str, library: Any) -> Any:  # noqa: ANN401 - timm is untyped
-    """Return timm's model; raise UnsupportedModelError, with the reason, for one that heads cannot be cut in."""
+    """Return `library`, or raise UnsupportedModelError with the reason if heads cannot be removed from it."""
     if (reason := refusal(row, library)) is not None:
         raise UnsupportedModelError(f"`{name}` is not supported: {reason}", hint=SUPPORTED)
     return library
 
 
 def evaluation_config(row: TimmRow, name: str, options: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings of every module that options make, by path, which answers of trained weights depend on.
+    """Return all settings that affect the outputs of trained weights, by path of the module.
 
-    timm has no table of the values that an architecture sets; modules hold them, defaults and all.
+    timm has no table of an architecture's settings, so they are read from the modules, including defaults.
     """
     library = create(
         name, {k: v for k, v in options.items() if k not in TRAINING_ONLY} | {**row.build_options}
@@ -238,7 +245,7 @@ def evaluation_config(row: TimmRow, name: str, options: Mapping[str, object]) ->
 
 
 def _plain(value: object) -> object:
-    """Return a module's setting in a form that can be compared: objects by their class, functions by name."""
+    """Convert a module's setting to a comparable value: objects to class names, functions to names."""
     if isinstance(value, partial):
         return (_plain(value.func), _plain(value.args), _plain(value.keywords))
     if isinstance(value, Mapping):
@@ -251,7 +258,7 @@ def _plain(value: object) -> object:
 
 
 def refusal(row: TimmRow, library: Any) -> str | None:  # noqa: ANN401 - timm is untyped
-    """Return why heads cannot be cut out of a classifier, or None if they can."""
+    """Return why heads cannot be removed from a classifier, or None."""
     reason = refusal_of_trunk(row, library)
     if reason is None and (library.global_pool == "" or library.num_classes < 1):
         return "it has no classifier; give `num_classes` and a pooling"
@@ -259,7 +266,7 @@ def refusal(row: TimmRow, library: Any) -> str | None:  # noqa: ANN401 - timm is
 
 
 def refusal_of_trunk(row: TimmRow, library: Any) -> str | None:  # noqa: ANN401 - as above
-    """Return why heads cannot be cut out of a model, whatever it answers with, or None if they can."""
+    """Return why heads cannot be removed from a model, with or without a classifier, or None."""
     from torch import nn
 
     name = type(library).__name__
@@ -276,7 +283,7 @@ def refusal_of_trunk(row: TimmRow, library: Any) -> str | None:  # noqa: ANN401 
 
 
 def tower_heads(library: Any) -> TowerHeads:  # noqa: ANN401 - as above
-    """Return how many heads there are, and how wide."""
+    """Return the number of layers and heads, and the head width."""
     from hydractl.families.timm.modules import head_width
 
     attention = library.blocks[0].attn
@@ -286,34 +293,34 @@ def tower_heads(library: Any) -> TowerHeads:  # noqa: ANN401 - as above
 
 
 def filtered(architecture: Architecture, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-    """Return what timm's filter for pretrained weights of the model's module makes of tensors, None where it fails."""
+    """Apply timm's filter for pretrained weights to tensors. None if there is no filter, or the filter fails."""
     library = create(architecture.name, architecture.config)
     filter_fn: Callable[..., Any] | None = vars(sys.modules[type(library).__module__]).get(
         "checkpoint_filter_fn"
     )
     if filter_fn is None:
         return None
-    # a flag of the filter that timm itself gives by model name
+    # timm passes this flag by model name (DeiT III).
     scaled = "adapt_layer_scale" in inspect.signature(filter_fn).parameters and any(
         map(LAYER_SCALE.search, state)
     )
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it may print what it leaves out
+        with contextlib.redirect_stdout(io.StringIO()):  # the filter may print the names of dropped tensors
             filtered_state = filter_fn(
                 dict(state), library, **({"adapt_layer_scale": True} if scaled else {})
             )
-    except Exception:  # noqa: BLE001 - a filter takes what it knows for granted; other names trip it anywhere
+    except Exception:  # noqa: BLE001 - a filter may raise any error for unknown names
         return None
-    # a tensor that it computes may come out on the device of the model that it was computed for
+    # The filter may return tensors on the device of the model that it received.
     tensors: dict[str, torch.Tensor] = {name: tensor.contiguous() for name, tensor in filtered_state.items()}
     return None if any(tensor.is_meta for tensor in tensors.values()) else tensors
 
 
 def describe(row: TimmRow, name: str, options: Mapping[str, object]) -> Described:
-    """Build the architecture on the meta device, check that it is covered, and describe it.
+    """Build an architecture on the meta device, check that it is supported, and describe it.
 
     Raises:
-        UnsupportedModelError: If timm has no such architecture, or heads cannot be cut in it; with the reason.
+        UnsupportedModelError: If timm has no such architecture, or heads cannot be removed from it.
     """
     import timm
 
@@ -321,7 +328,7 @@ def describe(row: TimmRow, name: str, options: Mapping[str, object]) -> Describe
     data = timm.data.resolve_data_config(model=library)
     size = (library.in_chans, *library.patch_embed.img_size)
     if tuple(data["input_size"][1:]) != size[1:]:
-        data["crop_pct"] = 1.0  # the published crop belongs to the published size
+        data["crop_pct"] = 1.0  # the published crop fraction belongs to the published size
     return Described(
         architecture=architecture_of(row, name, options, library), preprocess=preprocess_of(data, size)
     )
@@ -333,13 +340,13 @@ def architecture_of(
     options: Mapping[str, object],
     library: Any,  # noqa: ANN401 - as above
 ) -> Architecture:
-    """Return the architecture of timm's model, which these options make again.
+    """Return the architecture of a timm model, with the options that build it again.
 
     Raises:
-        UnsupportedModelError: If its images hold no patch, or it has no such number of classes.
+        UnsupportedModelError: If images are smaller than a patch, or the number of classes is invalid.
     """
     embed = library.patch_embed
-    if 0 in embed.grid_size:  # which a stem of convolutions makes smaller than the sizes alone do
+    if 0 in embed.grid_size:  # a convolutional stem may reduce the grid to zero although the patch fits
         check_patches(name, image=embed.img_size, patch=embed.patch_size)
     with building(LIBRARY, name):
         return Architecture(
@@ -353,19 +360,23 @@ def architecture_of(
 
 
 def preprocess_of(cfg: Mapping[str, Any], size: Sequence[int]) -> Preprocess:
-    """Read the fields of a timm `pretrained_cfg` that say how an image becomes an input of `size`.
+    """Read the preprocessing in a timm `pretrained_cfg`, for images of `size`.
 
-    The size itself is the model's: what a `pretrained_cfg` says of it may be older.
+    The size is the model's, because the size in `pretrained_cfg` may be older.
+
+    Args:
+        cfg: The `pretrained_cfg`.
+        size: Channels, height and width.
 
     Raises:
-        UnsupportedModelError: If a field has a value that no preprocessing of ours has.
+        UnsupportedModelError: If a field has an unsupported value.
     """
     named = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
     fields = {k: cfg[k] for k in named if cfg.get(k) is not None}
     try:
         for key in ("mean", "std"):
             values = tuple(float(v) for v in fields[key])
-            # one number for a model of other channels than its statistics, as timm does
+            # If the number of channels differs, use the mean over channels, as timm does.
             fits = len(values) == size[0]
             fields[key] = values if fits else (sum(values) / len(values),) * size[0]
         return Preprocess.model_validate({**fields, "input_size": tuple(size)})
@@ -385,15 +396,16 @@ def read_config(row: TimmRow, config: Mapping[str, object], folder: Path) -> Des
     """Read a timm `config.json` as `timm.create_model("local-dir:FOLDER")` and `resolve_data_config` do.
 
     Raises:
-        UnsupportedModelError: If it is not a timm configuration, or not of a supported model, or contradicts itself.
+        UnsupportedModelError: If the file is not a timm configuration, contradicts itself, or describes an
+            unsupported model.
     """
     where = f"{folder}/config.json"
     options, pretrained = _sections(config, where)
     lacks = "" if _num_classes(options, pretrained) != 0 else "has no classifier: `num_classes` is 0"
-    if lacks:  # one class and the usual pooling stand in for those of a classifier to come
+    if lacks:  # one class and the usual pooling, until a classifier is added
         options = {k: v for k, v in options.items() if (k, v) != ("global_pool", "")} | {"num_classes": 1}
         pretrained = {k: v for k, v in pretrained.items() if k != "label_names"}
-    name = untagged(str(config["architecture"]))  # a tag names settings, which the folder itself has
+    name = untagged(str(config["architecture"]))  # a tag only selects settings, which the folder has itself
     library = covered(row, name, _created(name, options, pretrained))
     options |= {
         "num_classes": library.num_classes,
@@ -404,7 +416,7 @@ def read_config(row: TimmRow, config: Mapping[str, object], folder: Path) -> Des
     preprocess = _preprocess(where, library, stated=pretrained.get("input_size") is not None)
     try:
         labels = class_names_of(_class_names(options, pretrained))
-    except ValueError:  # which the rules refuse, unless the classifier is replaced
+    except ValueError:  # the rules refuse such a folder, unless the classifier is replaced
         labels = ()
     return Described(
         architecture=architecture_of(row, name, options, library),
@@ -415,11 +427,15 @@ def read_config(row: TimmRow, config: Mapping[str, object], folder: Path) -> Des
 
 
 def write_config(described: Described) -> dict[str, Mapping[str, object]] | None:
-    """Return a timm `config.json`; `num_classes` is no part of `model_args`, which transformers' wrapper gives it itself."""
+    """Return a timm `config.json` by file name, or None if an option is None.
+
+    timm would replace None by the default. `num_classes` is not in `model_args`, because transformers'
+    wrapper of timm passes it separately.
+    """
     architecture, how = described.architecture, cast("Preprocess", described.preprocess)
     logits = cast("int", architecture.config["num_classes"])
     arguments = {k: v for k, v in architecture.config.items() if k != "num_classes"}
-    if None in arguments.values():  # timm drops those, and has its default instead
+    if None in arguments.values():  # timm drops null options and uses its default
         return None
     config: dict[str, object] = {
         "architecture": architecture.name,
@@ -442,12 +458,16 @@ def write_config(described: Described) -> dict[str, Mapping[str, object]] | None
 
 
 def _sections(config: Mapping[str, object], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return `model_args`, and `pretrained_cfg` with what the top level says in its place, without nulls.
+    """Return `model_args`, and `pretrained_cfg` merged with the fields at the top level, both without nulls.
 
-    An older `config.json` has no `pretrained_cfg`: all of it is one.
+    An older `config.json` has no `pretrained_cfg`; the whole file then counts as one.
+
+    Args:
+        config: Content of the file.
+        where: Path of the file, for messages.
 
     Raises:
-        UnsupportedModelError: If one is no object, or has a field that timm does not know or that cannot be written down.
+        UnsupportedModelError: If a section is not an object, or has an unknown field, or an option is null.
     """
     from timm.models import PretrainedCfg
 
@@ -460,7 +480,7 @@ def _sections(config: Mapping[str, object], where: str) -> tuple[dict[str, Any],
     for name in ("num_classes", "label_names"):
         if name in config:
             pretrained[name] = config[name]
-    if "labels" in config:  # the name of `label_names` in older files
+    if "labels" in config:  # name of `label_names` in older files
         pretrained.setdefault("label_names", config["labels"])
     if flat:
         pretrained = {
@@ -485,9 +505,10 @@ def _sections(config: Mapping[str, object], where: str) -> tuple[dict[str, Any],
 def _created(name: str, options: Mapping[str, object], pretrained: Mapping[str, object]) -> Any:  # noqa: ANN401 - timm is untyped
     for key in TO_THE_MODEL:
         check_values(name, f"pretrained_cfg.{key}", pretrained.get(key))
-    # without the row's `build_options`: the class is not known before the model is there, and others do not take them
+    # Without the row's `build_options`: the class is unknown before construction, and other classes reject
+    # them.
     config = {"architecture": name, "model_args": {**options}, "pretrained_cfg": {**pretrained}}
-    with tempfile.TemporaryDirectory() as place:  # timm reads such a file from a folder alone
+    with tempfile.TemporaryDirectory() as place:  # timm reads such a file only from a folder
         (Path(place) / "config.json").write_text(compact(config), encoding="utf-8")
         return create(name, options, source=f"local-dir:{place}")
 
@@ -497,10 +518,10 @@ def _num_classes(options: Mapping[str, Any], pretrained: Mapping[str, Any]) -> o
 
 
 def _class_names(options: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the classes in the order of the logits; none where the folder has none.
+    """Return class names in the order of the logits. Empty if the folder has none.
 
     Raises:
-        ValueError: If they do not fit the classes, with the reason.
+        ValueError: If the names do not fit the classes. The message has the reason.
     """
     from timm.data import CustomDatasetInfo
 
@@ -521,7 +542,7 @@ def _class_names(options: Mapping[str, Any], pretrained: Mapping[str, Any]) -> t
 
 
 def _check_pooling(where: str, config: Mapping[str, object], library: Any, *, lacks: bool) -> None:  # noqa: ANN401 - as above
-    """Refuse a pooling at the top level, which timm does not read, if the model has another."""
+    """Raise if the model has another pooling than the top level states. timm does not read the pooling there."""
     stated = config.get("global_pool")
     if stated and not lacks and stated != library.global_pool:
         raise UnsupportedModelError(
@@ -532,12 +553,16 @@ def _check_pooling(where: str, config: Mapping[str, object], library: Any, *, la
 
 
 def _preprocess(where: str, library: Any, *, stated: bool) -> Preprocess:  # noqa: ANN401 - as above
-    """Return how timm makes an input for a model of a folder.
+    """Return timm's preprocessing for the model of a folder.
 
-    `stated`: the file has the size of inputs. Otherwise the size of a model with a fixed size is used.
+    Args:
+        where: Path of the file, for messages.
+        library: The model.
+        stated: Whether the file has the size of inputs. Otherwise the size of a model with a fixed size is
+            used.
 
     Raises:
-        UnsupportedModelError: If the model does not take inputs of the stated size.
+        UnsupportedModelError: If the model does not accept inputs of the stated size.
     """
     import timm
 
@@ -647,12 +672,13 @@ RULES = (
 """Treatment of the fields of timm's `config.json`."""
 
 
-# timm fills even meta tensors with random numbers, for most of the time that building takes
+# timm's default initialization fills even meta tensors with random numbers, which takes most of the
+# construction time.
 SKIP_INIT = MappingProxyType({"weight_init": "skip"})
 
 
 def _odd_width(library: Any) -> str | None:  # noqa: ANN401 - timm is untyped
-    """Return why the library's own forward pass would fail, where its constructor does not notice."""
+    """Return why the forward pass would fail although the constructor accepts the width, or None."""
     from hydractl.families.timm.modules import head_width
 
     attention = library.blocks[0].attn
@@ -678,7 +704,7 @@ def _refusal_of_eva(library: Any) -> str | None:  # noqa: ANN401 - as above
 
 def _family(row: TimmRow) -> Family:
     def matches(config: Mapping[str, object]) -> bool:
-        # transformers' wrapper around timm has a `model_type`
+        # transformers' wrapper of timm has a `model_type`
         is_timm_config = "architecture" in config and "model_type" not in config
         return is_timm_config and row.claims(str(config["architecture"]))
 
@@ -711,7 +737,7 @@ def _family(row: TimmRow) -> Family:
         build=build,
         initialise=initialise,
         evaluation_config=lambda architecture: evaluation_config(row, architecture.name, architecture.config),
-        # names that timm's filter does not know are reported as they are
+        # names unknown to timm's filter are reported unchanged
         adopt=(lambda _, architecture, state: filtered(architecture, state) or dict(state))
         if row.adopts
         else None,
@@ -755,7 +781,7 @@ ROWS = (
         otherwise="not timm's Eva",
         refusal=_refusal_of_eva,
         adopts=True,
-        on_disk=(  # OpenCLIP's, the perception encoder's and Sapiens' own names
+        on_disk=(  # names of OpenCLIP, the perception encoder and Sapiens
             (r"^visual\.(?:trunk\.)?", ""),
             (r"^transformer\.resblocks\.", "blocks."),
             (r"^ln_post\.", "norm."),
@@ -779,6 +805,6 @@ TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT = map(_family, ROWS)
 
 
 def refusal_of_tower(library: Any) -> str | None:  # noqa: ANN401 - as above
-    """Return why heads cannot be cut out of a model of any class, whatever it answers with, or None if they can."""
+    """Return why heads cannot be removed from a model of any class, with or without a classifier, or None."""
     row = next((row for row in ROWS if type(library).__name__ in row.classes), VIT)
     return refusal_of_trunk(row, library)

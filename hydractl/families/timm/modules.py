@@ -1,4 +1,4 @@
-"""The tower of a vision transformer of timm, out of timm's own modules."""
+"""Towers built from the modules of timm's vision transformers."""
 
 from __future__ import annotations
 
@@ -53,9 +53,10 @@ OWN_SCALES = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
 
 
 class TimmBlock(Block):
-    """Norm, attention, scale, residual; norm, MLP, scale, residual. Or norms where else the scales are.
+    """A block of timm: norm, attention, scale, residual; norm, MLP, scale, residual.
 
-    Every module is the library's; where one has none, nothing happens in its place.
+    Classes in `NORMS_LAST` have their norms in place of the scales, before the residual. All modules are the
+    library's; missing ones are identities.
     """
 
     feeds: Mapping[str, str] = PRE_NORM
@@ -101,7 +102,7 @@ class TimmBlock(Block):
 
 
 class HostedBias(HeadBias):
-    """timm's `RelPosBias`, a table, or `RelPosMlp`, a network whose output features are the heads."""
+    """Position bias of timm: `RelPosBias` (a table) or `RelPosMlp` (a network with an output per head)."""
 
     def __init__(self, host: Any, heads: int) -> None:  # noqa: ANN401 - as above
         super().__init__()
@@ -125,7 +126,12 @@ class HostedBias(HeadBias):
 
 
 def wrap(library: Any, head_numbers: HeadNumbers) -> Model:  # noqa: ANN401 - timm is untyped
-    """Return the model whose parts are the library model's own modules; `head_numbers` are each layer's heads."""
+    """Return a model built from the library model's own modules.
+
+    Args:
+        library: The model, with its tensors already cut.
+        head_numbers: Kept heads of each layer.
+    """
     complete(library)
     return Model(
         {
@@ -145,7 +151,8 @@ def wrap(library: Any, head_numbers: HeadNumbers) -> Model:  # noqa: ANN401 - ti
 def embed(library: Any, images: torch.Tensor) -> Stream:  # noqa: ANN401 - as above
     """Return the stream of images (B, C, height, width): patches, prefix tokens, position embedding.
 
-    Its constants are, where a model has them, `rope` (1, L or 1, 2, H or 1, T, K) and `bias` (1, H, T, T).
+    Constants of the stream, if the model has them: `rope` (1, L or 1, 2, H or 1, T, K) and `bias` (1, H, T,
+    T).
     """
     tokens = library.patch_embed(images)
     if isinstance(library, vision_transformer.VisionTransformer):
@@ -170,7 +177,7 @@ def read(library: Any, stream: Stream) -> torch.Tensor:  # noqa: ANN401 - as abo
 
 
 def blocks(library: Any, head_numbers: HeadNumbers) -> list[TimmBlock]:  # noqa: ANN401 - as above
-    """Return the blocks of timm's model, whose tensors are already cut."""
+    """Return the blocks of a timm model whose tensors are already cut."""
     return [
         TimmBlock(block, heads, layer=i)
         for i, (block, heads) in enumerate(zip(library.blocks, head_numbers, strict=True))
@@ -178,13 +185,13 @@ def blocks(library: Any, head_numbers: HeadNumbers) -> list[TimmBlock]:  # noqa:
 
 
 def block_names(library: Any, prefix: str = "") -> Mapping[str, str]:  # noqa: ANN401 - as above
-    """Return the names of a `Tower`, for a model that is called `prefix`."""
+    """Return the argument `names` of `Tower` for a timm model under the name `prefix`."""
     names = NAMES | OWN_SCALES if "gamma_1" in library.blocks[0]._parameters else NAMES
     return {ours: f"{prefix}blocks.{{layer}}.{theirs}" for ours, theirs in names.items()}
 
 
 def tokens_read(library: Any) -> slice | None:  # noqa: ANN401 - as above
-    """Return which tokens the readout reads, None for all."""
+    """Return the tokens that the readout reads, or None for all."""
     if isinstance(library, deit.VisionTransformerDistilled):
         return slice(0, 2)
     pooled = "attn_pool" in library._modules and library.attn_pool is not None
@@ -192,9 +199,10 @@ def tokens_read(library: Any) -> slice | None:  # noqa: ANN401 - as above
 
 
 def head_group(attention: Any, head_numbers: tuple[int, ...]) -> HeadGroup:  # noqa: ANN401 - as above
-    """Return the kept heads of any of timm's attentions, whose tensors are already cut.
+    """Return the kept heads of an attention of timm, whose tensors are already cut.
 
-    The bias of the keys that some have beside those of queries and values is always zero.
+    The bias of keys that some attentions store next to those of queries and values is always zero, so it is
+    left out.
     """
     modules, parameters = attention._modules, attention._parameters
     return HeadGroup(
@@ -220,7 +228,7 @@ def head_group(attention: Any, head_numbers: tuple[int, ...]) -> HeadGroup:  # n
 
 
 def head_width(attention: Any) -> int:  # noqa: ANN401 - as above
-    """Return K; one of timm's attentions has no number for it, and all have a scale."""
+    """Return K. All attentions of timm have a scale, but not all store the head width."""
     width: float = attention.scale**-2
     return round(width)
 
@@ -233,12 +241,12 @@ def _head_bias(attention: Any, heads: int) -> HeadBias | None:  # noqa: ANN401 -
 
 
 def angles(library: Any) -> torch.Tensor:  # noqa: ANN401 - timm is untyped
-    """Return sines and cosines of an Eva's rotary embedding: (T, 2 K), or (L, H, T, 2 K) where heads have their own."""
+    """Return sines and cosines of Eva's rotary embedding: (T, 2 K), or (L, H, T, 2 K) for angles per head."""
     return cast("torch.Tensor", library.rope.get_embed(shape=library.patch_embed.grid_size))
 
 
 def _for_heads(rope: torch.Tensor, prefix: int) -> torch.Tensor:
-    """Return (1, L or 1, 2, H or 1, T, K) of timm's sines and cosines; tokens before the patches are not turned."""
+    """Reshape timm's sines and cosines to (1, L or 1, 2, H or 1, T, K). Prefix tokens are not rotated."""
     rope = rope[None, None] if rope.ndim == 2 else rope
     sin, cos = rope.chunk(2, dim=-1)
     shape = (*cos.shape[:-2], prefix, cos.shape[-1])
@@ -248,10 +256,10 @@ def _for_heads(rope: torch.Tensor, prefix: int) -> torch.Tensor:
 
 
 def complete(library: Any) -> None:  # noqa: ANN401 - timm is untyped
-    """Make a model of the library's ready to be taken apart.
+    """Prepare a library model for `part`: compute missing buffers, and mark dropout without a sample axis.
 
-    What no state dict has is computed, as the library would, unless the weights themselves are on the meta device. The networks that
-    make tables of biases drop units of theirs, for all samples at once.
+    Non-persistent buffers are computed as the library does, unless the weights are on the meta device.
+    Networks that produce tables of biases share their dropout among all samples.
     """
     for module in library.modules():
         if isinstance(module, RelPosMlp):
@@ -269,5 +277,5 @@ def complete(library: Any) -> None:  # noqa: ANN401 - timm is untyped
             module._buffers[name] = torch.empty_like(buffer, device=weight.device)
         module.init_non_persistent_buffers()
         for name, buffer in missing_buffers.items():
-            if buffer.is_floating_point():  # as the library's own, which is converted whole
+            if buffer.is_floating_point():  # to the dtype of the weights, as if the whole model had been cast
                 module._buffers[name] = module._buffers[name].to(weight.dtype)
