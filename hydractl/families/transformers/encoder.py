@@ -1,4 +1,4 @@
-"""An encoder of transformers as a row of data: what the library calls its parts. What is code is in `encoder_modules`."""
+"""Names of the parts of transformers' encoders, as data. Special behaviour is code in `modules`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POOLER = "pooler"
 
 
 def heads_of(config: Any) -> TowerHeads:  # noqa: ANN401 - transformers is untyped
-    """Return how many heads a configuration has, and how wide they are."""
+    """Return the number of layers and heads, and the head width, of a configuration."""
     key_heads = getattr(config, "num_key_value_heads", None)
     return TowerHeads(
         layers=config.num_hidden_layers,
@@ -27,32 +27,37 @@ def heads_of(config: Any) -> TowerHeads:  # noqa: ANN401 - transformers is untyp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderNames:
-    """A stack of pre-norm or post-norm blocks; names are dotted paths, those of blocks' parts relative to a block.
+    """Names of the parts of an encoder, a stack of pre-norm or post-norm blocks.
+
+    Names are dotted paths. Names of block parts are relative to the block.
 
     Attributes:
-        model: What holds the encoder.
+        model: The module with the encoder.
         layers: The list of blocks, relative to `model`.
-        embed: Modules before the blocks, run in turn, relative to `model`; one that a model lacks is left out.
-        rotary: What makes the angles of rotary embeddings, relative to `model`; empty where there are none.
-        beside: What else belongs to the embedding, relative to `model`.
-        unread: What no answer depends on, relative to `model`; counted to the embedding.
-        final: What stands after the blocks, run in turn, relative to `model`.
-        projection: What follows that, run in turn, outside of `model`.
+        embed: Modules before the blocks, applied in order, relative to `model`. Modules that a model lacks
+            are skipped.
+        rotary: The module of rotary embeddings, relative to `model`; empty without rotary embeddings.
+        beside: Further modules of the embedding, relative to `model`.
+        unread: Modules without effect on the outputs, relative to `model`. They count as embedding.
+        final: Modules after the blocks, applied in order, relative to `model`.
+        projection: Modules after `final`, applied in order, outside of `model`.
         head: The classifier, outside of `model`.
-        qkv: Projections of queries, keys and values; or the one that makes all three.
-        head_norms: Norms of a head's query and key, if there are any.
-        further: Other projections along the heads: what the group of heads calls them, and the library.
-        output: The attention's output projection.
-        bias: The attention's bias of relative positions, a column a head; empty where there is none.
-        shared_bias: The one that all layers share, relative to `model`.
-        post_norm: Whether norms follow the residuals; else they stand before what the residuals go around.
-        norms: The attention's norm and the MLP's.
-        mlp: Modules of the MLP, run in turn.
-        scales: The layer scales after the two, if there are any.
-        drops: Dropout after the output projection and after the MLP, if there is any.
-        drop_path: Whether blocks have a `drop_path`, run on both before the residual.
-        attention_dropout: The option that tells the probability of dropout of attention weights.
-        outside: Parts of blocks that the library keeps elsewhere: what a block calls them, and their path in `model`.
+        qkv: Projections of queries, keys and values, or one fused projection.
+        head_norms: Norms of queries and keys per head; empty without norms.
+        further: Other projections with a head axis, as (attribute of the head group, name in the library).
+        output: Output projection of the attention.
+        bias: Bias of relative positions, with a column per head; empty without a bias.
+        shared_bias: Bias of relative positions shared by all layers, relative to `model`; empty without a
+            shared bias.
+        post_norm: Whether norms follow the residuals. Otherwise norms precede attention and MLP.
+        norms: Norms of attention and MLP.
+        mlp: Modules of the MLP, applied in order.
+        scales: Layer scales after attention and MLP, or None.
+        drops: Dropout after output projection and MLP, or None.
+        drop_path: Whether blocks apply `drop_path` before both residuals.
+        attention_dropout: Configuration option with the dropout probability of attention weights.
+        outside: Parts of blocks that the library stores elsewhere, as (attribute of the block, path in
+            `model`).
     """
 
     model: str
@@ -81,7 +86,7 @@ class EncoderNames:
 
     @property
     def blocks(self) -> str:
-        """The path of the list of blocks."""
+        """Path of the list of blocks."""
         return f"{self.model}.{self.layers}"
 
     @property
@@ -95,7 +100,7 @@ class EncoderNames:
 
     @property
     def after(self) -> tuple[str, ...]:
-        """Prefixes of what lies between blocks and classifier."""
+        """Prefixes of the layers between blocks and classifier."""
         return tuple(
             f"{name}." for name in (*(f"{self.model}.{name}" for name in self.final), *self.projection)
         )
@@ -106,7 +111,7 @@ class EncoderNames:
         return tuple(f"{name}." for name in self.head)
 
     def layout(self) -> TowerLayout:
-        """Return where heads and MLPs lie."""
+        """Return the layout of the tower."""
         along = (*self.qkv, *(theirs for _, theirs in self.further))
         table = HeadTensor(
             name=f"{self.bias}.{TABLE}", axis=1, copies=1, role=TensorRole.BIAS, one_entry=True
@@ -134,7 +139,7 @@ class EncoderNames:
         )
 
     def tensors(self) -> Mapping[str, str]:
-        """Return the library's prefix, with `{layer}`, for each prefix of a tensor within a block of ours."""
+        """Return the library's prefix, with `{layer}`, for each prefix of a tensor name in a `Block`."""
         group, block = "attn.members.0.", f"{self.blocks}.{{layer}}."
         inputs = zip(("qkv",) if len(self.qkv) == 1 else "qkv", self.qkv, strict=True)
         modules = {
@@ -158,19 +163,19 @@ class EncoderNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextEncoderNames(EncoderNames):
-    """An encoder of texts.
+    """Names of the parts of a text encoder or decoder.
 
     Attributes:
-        extra_inputs: What the embedding takes beside the tokens.
-        pooling: What follows the encoder picks the first token by itself (`own`), or gets it alone (`first`), or gets what
-            the option `classifier_pooling` says (`option`): `cls` or `bos` the first token, `mean` the mean of all, `late`
-            each token, of whose logits the mean is the answer. The `last` is found by the mask, as the last that is not the
-            configuration's padding token. With `none` every token is answered.
-        on_mean: What a classifier of the mean of all tokens runs in turn: dropout and the linear layer.
-        on_tokens: What the library's class that classifies every token runs in turn.
-        causal: Whether a token looks only at itself and those before it, no further back than `sliding_window` in layers that
-            have one.
-        code: What of it is code, in `text_modules`; empty for nothing.
+        extra_inputs: Inputs of the embedding besides the tokens.
+        pooling: `own`: the modules after the encoder select the first token. `first`: they receive the first
+            token. `last`: the last token that is neither masked nor the padding token. `mean`: the mean over
+            tokens. `none`: a label for every token. `option`: the option `classifier_pooling` decides: `cls`
+            or `bos` (first token), `mean`, or `late` (mean of the logits of all tokens).
+        on_mean: Modules of a classifier with mean pooling, applied in order: dropout and linear layer.
+        on_tokens: Modules of the library's token classifier, applied in order.
+        causal: Whether a token attends only to itself and earlier tokens, at most `sliding_window` back in
+            layers with a window.
+        code: Key of special behaviour in `modules.CODE`; empty for none.
     """
 
     extra_inputs: tuple[str, ...] = ()
@@ -183,11 +188,11 @@ class TextEncoderNames(EncoderNames):
     ] = ""
 
     def averaged(self) -> TextEncoderNames:
-        """Return the encoder whose classifier reads the mean of all tokens, whatever else would pool them left out."""
+        """Return the names of the encoder with mean pooling instead of its own pooler."""
         return self._without_pooler("mean", self.on_mean)
 
     def by_token(self) -> TextEncoderNames:
-        """Return the encoder whose classifier reads every token."""
+        """Return the names of the encoder with a classifier of tokens."""
         return self._without_pooler("none", self.on_tokens)
 
     def _without_pooler(self, pooling: Literal["mean", "none"], after: tuple[str, ...]) -> TextEncoderNames:
@@ -196,7 +201,7 @@ class TextEncoderNames(EncoderNames):
 
     @property
     def spared(self) -> tuple[str, ...]:
-        """Paths of the modules that a classifier of the mean does without."""
+        """Paths of the modules that a classifier with mean pooling does not need."""
         *drop, _ = self.on_mean
         pooler = tuple(f"{self.model}.{name}" for name in self.final if name == POOLER)
         beside = tuple(name for name in self.projection if name not in drop)
@@ -206,13 +211,14 @@ class TextEncoderNames(EncoderNames):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:
-    """A tower of a model that compares embeddings of images with those of texts.
+    """A tower of a model that compares embeddings of images and texts.
 
     Attributes:
-        encoder: What its parts are called. What stands after its blocks is run in turn and makes the embedding.
-        pick: Of which tokens: the first, the last (padding or not), the one that ends a text, or all.
-        causal: Whether a token looks only at itself and those before it.
-        extra_inputs: What the embedding of texts takes beside the tokens.
+        encoder: Names of the parts. The modules after the blocks produce the embedding.
+        pick: Token for the embedding: the first, the last (including padding), the end of the text, or all
+            tokens.
+        causal: Whether a token attends only to itself and earlier tokens.
+        extra_inputs: Inputs of the text embedding besides the tokens.
     """
 
     encoder: EncoderNames

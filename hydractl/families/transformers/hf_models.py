@@ -1,4 +1,4 @@
-"""Configurations of transformers: checked, completed and built; preprocessing of its image models; unsupported types."""
+"""Configurations, models and image preprocessing of transformers, and unsupported model types."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ NOT_ARCHITECTURE = (
     "dtype",
     "problem_type",
 )
-"""Other fields of a configuration."""
+"""Fields of a configuration that do not describe the architecture."""
 TRAINING_ONLY = (
     "attention_dropout", "attention_probs_dropout_prob", "auxiliary_loss_weight", "classifier_dropout",
     "classifier_dropout_prob", "cls_dropout", "decoder_attention_dropout", "deterministic_flash_attn", "drop_path_rate",
@@ -118,13 +118,13 @@ OLD_ROPE = ("partial_rotary_factor", "rope_scaling", "rope_theta")
 
 
 def configured(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - untyped
-    """Return the library's configuration of a `model_type`, told what its architecture may be told and nothing else.
+    """Return the library's configuration of a `model_type`, with the allowed options only.
 
-    Files of all ages say more, none of which a model is made of: the library would keep it, and look there for the code of its
-    attention, the place of weights and their quantisation.
+    Other fields of files are dropped. The library would otherwise keep them, and look there for attention
+    code, the location of weights, and quantization.
 
     Raises:
-        OptionsError: If it does not take the options.
+        OptionsError: If the configuration does not accept the options.
     """
     from transformers import AutoConfig
 
@@ -134,12 +134,12 @@ def configured(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401
     try:
         with quiet():
             return AutoConfig.for_model(name, **allowed)
-    except Exception as error:  # whatever a configuration's validators raise, these options make no model
+    except Exception as error:  # validators of configurations may raise any error
         raise OptionsError(f"transformers cannot configure `{name}`: {reason_of(error)}") from error
 
 
 def _with_real_angles(options: Mapping[str, object]) -> dict[str, object]:
-    """Return options with the base of rotary angles as the real number that it is: as whole numbers go, it may be large."""
+    """Return options with `rope_theta` as a float, because it may exceed the limit of integers."""
     return {
         key: float(value)
         if key == "rope_theta" and isinstance(value, int)
@@ -151,10 +151,10 @@ def _with_real_angles(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def checked(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - untyped
-    """Return the configuration that a user's options make.
+    """Return the configuration for options that a user typed.
 
     Raises:
-        OptionsError: If an option is unknown, or the configuration does not take its value.
+        OptionsError: If an option is unknown, or the configuration does not accept its value.
     """
     config_class = _config_class(name)
     within = _within(config_class)
@@ -166,7 +166,7 @@ def checked(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - 
 
 
 def evaluation_config(model_class: str, options: Mapping[str, object]) -> Mapping[str, object]:
-    """Return what of the options of the library's class changes the answers of trained weights, defaults filled in."""
+    """Return the options that affect the outputs of trained weights, with defaults."""
     unread = {*NOT_ARCHITECTURE, *TRAINING_ONLY, "text_config_dict", "vision_config_dict"}
 
     def filtered(config: Mapping[str, Any]) -> dict[str, object]:
@@ -187,7 +187,7 @@ def _config_class(name: str) -> Any:  # noqa: ANN401 - untyped
 
 
 def _allowed(config_class: Any, options: Mapping[str, object]) -> dict[str, object]:  # noqa: ANN401 - untyped
-    """Return what of options an architecture is told, those of configurations within it too."""
+    """Return the options that describe the architecture, including those of nested configurations."""
     within, known_keys = _within(config_class), _known_keys(config_class)
     allowed = {key: value for key, value in options.items() if key in known_keys}
     for key in within.keys() & allowed.keys():
@@ -198,7 +198,7 @@ def _allowed(config_class: Any, options: Mapping[str, object]) -> dict[str, obje
 
 @cache
 def _known_keys(config_class: Any) -> frozenset[str]:  # noqa: ANN401 - untyped
-    """Return what an architecture may be told: what its configuration declares, or is known to look for."""
+    """Return the names of allowed options: those that the configuration declares, and those in `UNDECLARED`."""
     with quiet():
         declared = config_class().to_dict().keys()
     names = {
@@ -213,18 +213,18 @@ def _known_keys(config_class: Any) -> frozenset[str]:  # noqa: ANN401 - untyped
 
 @cache
 def _within(config_class: Any) -> Mapping[str, Any]:  # noqa: ANN401 - untyped
-    """Return the classes of a pair's two configurations, by the options that hold them."""
+    """Return the nested configuration classes of a two-tower model, by option name."""
     parts: Mapping[str, Any] = config_class.sub_configs
     return {f"{key}{form}": parts[key] for key in TOWERS if key in parts for form in ("", "_dict")}
 
 
 def blank(model_class: str, architecture: Architecture, spared: Sequence[str] = ()) -> Any:  # noqa: ANN401 - untyped
-    """Return the library's model with parameters on the meta device and buffers as they are.
+    """Return the library's model with parameters on the meta device, and buffers as usual.
 
     Args:
-        model_class: The library's.
-        architecture: What to make.
-        spared: Paths of modules that it does without.
+        model_class: Name of the library's class.
+        architecture: The architecture.
+        spared: Paths of modules to remove.
     """
     from transformers.initialization import no_init_weights
 
@@ -237,7 +237,7 @@ def blank(model_class: str, architecture: Architecture, spared: Sequence[str] = 
 def random_state(
     model_class: str, architecture: Architecture, seed: int, spared: Sequence[str] = ()
 ) -> dict[str, torch.Tensor]:
-    """Return random weights by the library's own rules, a function of the seed alone."""
+    """Return random weights by the library's own rules, determined by the seed."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
@@ -246,7 +246,7 @@ def random_state(
 
 
 def without_modules(library: Any, spared: Sequence[str]) -> Any:  # noqa: ANN401 - as above
-    """Return a model in which nothing stands for some modules."""
+    """Replace modules of a model by identities, and return the model."""
     from torch import nn
 
     for path in spared:
@@ -264,10 +264,10 @@ def _build_library_model(model_class: str, architecture: Architecture) -> Any:  
 
 
 def check_small(folder: Path, patterns: Iterable[str]) -> None:
-    """Refuse files that the library is to read whole and that are longer than any of their kind.
+    """Raise if a file that the library reads into memory is larger than `MAX_BYTES`.
 
     Raises:
-        CheckpointError: Naming the first.
+        CheckpointError: With the name of the first such file.
     """
     for path in (match for pattern in patterns for match in sorted(folder.glob(pattern))):
         if path.stat().st_size > MAX_BYTES:
@@ -275,16 +275,16 @@ def check_small(folder: Path, patterns: Iterable[str]) -> None:
 
 
 def classes_of(config: Mapping[str, object], default: str) -> list[str]:
-    """Return the classes that a `config.json` is of, or `default` where it says none."""
+    """Return the class names in a `config.json`, or `default` in a list if the file has none."""
     trained = config.get("architectures")
     return [str(name) for name in trained] if isinstance(trained, list) and trained else [default]
 
 
 def class_named(model_class: str) -> Any:  # noqa: ANN401 - untyped
-    """Return a class of the library.
+    """Return a class of transformers.
 
     Raises:
-        UnsupportedModelError: If its release has none of that name.
+        UnsupportedModelError: If the installed release does not have the class.
     """
     import transformers
 
@@ -298,7 +298,7 @@ def class_named(model_class: str) -> Any:  # noqa: ANN401 - untyped
 
 
 def labels_as_config(names: Sequence[str]) -> dict[str, object]:
-    """Return names of classes as the library's configurations have them."""
+    """Return class names as fields of a configuration."""
     return {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
@@ -307,7 +307,7 @@ def labels_as_config(names: Sequence[str]) -> dict[str, object]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the library's progress bars and advice off the terminal; what matters comes back as errors of ours."""
+    """Hide progress bars and log messages of the library inside the block. Errors are still raised."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
     from transformers.utils import logging
 
@@ -324,7 +324,7 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-        if not hubs:  # which the library's go with
+        if not hubs:  # enabling transformers' progress bars also enables those of huggingface_hub
             disable_progress_bars()
 
 
@@ -340,16 +340,16 @@ RGB = 3
 
 
 def read_image_processor(folder: Path, size: tuple[int, int, int], *, fixed: bool = True) -> Preprocess:
-    """Return how a folder of the library says that images are read.
+    """Return the preprocessing in a folder's image processor.
 
     Args:
-        folder: Holds `preprocessor_config.json`.
-        size: Channels, height and width of the images that the model was made for.
-        fixed: Whether the model takes no other size; one that does takes what the folder says.
+        folder: Folder with `preprocessor_config.json`.
+        size: Channels, height and width of the model's images.
+        fixed: Whether the model accepts no other size. Otherwise the folder determines the size.
 
     Raises:
-        CheckpointError: If the folder does not say it, or cannot be read.
-        UnsupportedModelError: If images are read in a way that no preprocessing of ours is.
+        CheckpointError: If the image processor cannot be read.
+        UnsupportedModelError: If a setting is not supported.
     """
     return _preprocess(_image_processor(folder), size, f"{folder}: its image processor", fixed=fixed)
 
@@ -361,12 +361,12 @@ def read_images(
     crop_mode: Literal["squash", "center"] = "squash",
     fixed: bool = True,
 ) -> Preprocess:
-    """Return how a model's images are read.
+    """Return the preprocessing of a model's images.
 
     Args:
-        config: The model's, or its tower's.
-        folder: What it lies in, if it has one yet.
-        crop_mode: Of a model without a folder.
+        config: Configuration of the model or of its image tower.
+        folder: Folder of the model, or None.
+        crop_mode: Crop mode of a model without a folder.
         fixed: See `read_image_processor`.
     """
     size = image_size(config)
@@ -380,7 +380,7 @@ def read_images(
 
 
 def write_image_processor(how: Preprocess) -> dict[str, object]:
-    """Return the settings of an image processor that reads images so: the inverse of `read_image_processor`."""
+    """Return the settings of an image processor: the inverse of `read_image_processor`."""
     height, width = how.input_size[1:]
     resized = [math.floor(side / how.crop_pct) for side in (height, width)]
     squashed = how.crop_mode == "squash"
@@ -404,15 +404,15 @@ def write_image_processor(how: Preprocess) -> dict[str, object]:
 
 
 def says_images(folder: Path) -> bool:
-    """Return whether a folder says how images are read."""
+    """Return whether a folder has an image processor."""
     return any((folder / name).is_file() for name in FILES)
 
 
 def usual_preprocess(config: Any, size: tuple[int, int, int]) -> Preprocess:  # noqa: ANN401 - transformers is untyped
-    """Return how the library reads images for a type of model by default, for images of `size`.
+    """Return the library's default preprocessing for a type of model, with images of `size`.
 
     Raises:
-        UnsupportedModelError: If they have neither one channel nor three.
+        UnsupportedModelError: If images have neither one channel nor three.
     """
     import transformers
     from transformers.models.auto import image_processing_auto
@@ -427,7 +427,7 @@ def usual_preprocess(config: Any, size: tuple[int, int, int]) -> Preprocess:  # 
         settings, (RGB, *size[1:]), f"the library's {named['torchvision']}", fixed=False
     )
     changes = {"input_size": size}
-    if size[0] != RGB:  # one number for all, as timm does
+    if size[0] != RGB:  # For other numbers of channels, use the mean over RGB, as timm does.
         changes |= {name: (sum(getattr(library_default, name)) / RGB,) * size[0] for name in ("mean", "std")}
     return library_default.model_copy(update=changes)
 
@@ -435,10 +435,10 @@ def usual_preprocess(config: Any, size: tuple[int, int, int]) -> Preprocess:  # 
 def _preprocess(
     settings: Mapping[str, Any], size: tuple[int, int, int], where: str, *, fixed: bool
 ) -> Preprocess:
-    """Return the preprocessing of an image processor's settings.
+    """Return the preprocessing for the settings of an image processor.
 
     Raises:
-        UnsupportedModelError: If a setting is not supported or not a number in its range.
+        UnsupportedModelError: If a setting is not supported, or not a number in its range.
     """
     try:
         cropped, resized, mode = _sizes(settings, where)
@@ -473,10 +473,10 @@ def _preprocess(
 def default_preprocess(
     size: tuple[int, int, int], crop_mode: Literal["squash", "center"] = "squash"
 ) -> Preprocess:
-    """Return the preprocessing of a model without a folder: values in -1..1, resized as image processors resize by default.
+    """Return the preprocessing of a model without a folder: pixels in -1..1, and torchvision's resizing.
 
     Raises:
-        UnsupportedModelError: If they have neither one channel nor three.
+        UnsupportedModelError: If images have neither one channel nor three.
     """
     half = (0.5,) * size[0]
     try:
@@ -493,14 +493,14 @@ def default_preprocess(
 
 
 def image_size(config: Any) -> tuple[int, int, int]:  # noqa: ANN401 - transformers is untyped
-    """Return channels, height and width of the images that a model was made for."""
+    """Return channels, height and width of a model's images."""
     side = config.image_size
     height, width = (side, side) if isinstance(side, int) else side
     return config.num_channels, height, width
 
 
 def _image_processor(folder: Path) -> dict[str, Any]:
-    """Return the settings of a folder's image processor, the defaults of its class filled in."""
+    """Return the settings of a folder's image processor, with the defaults of its class."""
     from transformers import AutoImageProcessor
 
     check_small(folder, FILES)
@@ -509,7 +509,7 @@ def _image_processor(folder: Path) -> dict[str, Any]:
             processor = AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
                 folder, local_files_only=True, trust_remote_code=False
             )
-    except Exception as error:  # the library raises whatever its parsers do
+    except Exception as error:  # the library may raise any error of its parsers
         raise CheckpointError(
             f"{folder}: its image processor cannot be read: {reason_of(error)}",
             hint=f"correct `{FILES[0]}`, or move it away to use the usual preprocessing of such models",
@@ -531,7 +531,7 @@ def _settings(processor: Any) -> dict[str, Any]:  # noqa: ANN401 - transformers 
 
 
 def _sizes(settings: Mapping[str, Any], where: str) -> tuple[tuple[int, int], tuple[int, int], str]:
-    """Return the height and width of an input, those that an image is resized to, and how (see `Preprocess`)."""
+    """Return the size of inputs, the size after resizing (height, width), and the crop mode of `Preprocess`."""
     if not settings.get("do_resize") or settings.get("do_pad"):
         odd = "pads images" if settings.get("do_pad") else "does not resize images"
         raise UnsupportedModelError(f"{where} {odd}, which is not supported")
@@ -550,8 +550,8 @@ def _sizes(settings: Mapping[str, Any], where: str) -> tuple[tuple[int, int], tu
 
 
 def _crop_fraction(cropped: tuple[int, int], resized: tuple[int, int], where: str) -> float:
-    """Return the fraction of a side that the crop keeps, such that the other way round gives `resized` exactly."""
-    for slack in (0.0, 0.5):  # the size to resize to is rounded down, after a division that is not exact
+    """Return the fraction of a side that the crop keeps, exact enough to recover `resized` from it."""
+    for slack in (0.0, 0.5):  # the resized side is rounded down after an inexact division
         fraction = cropped[0] / (resized[0] + slack)
         if (
             all(math.floor(c / fraction) == r for c, r in zip(cropped, resized, strict=True))
@@ -567,7 +567,7 @@ def _crop_fraction(cropped: tuple[int, int], resized: tuple[int, int], where: st
 def _statistics(
     settings: Mapping[str, Any], channels: int, where: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return means and standard deviations on the scale where white is 1."""
+    """Return means and standard deviations, on the scale where white is 1."""
     white = WHITE * float(settings["rescale_factor"] if settings.get("do_rescale") else 1)
     if math.isclose(white, 1.0, rel_tol=1e-6):
         white = 1.0

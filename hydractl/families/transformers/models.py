@@ -1,4 +1,4 @@
-"""Families of transformers: how a row of a table becomes a family, and the rules for fields of its folders."""
+"""Families of transformers, built from rows of tables, and rules for the fields of model folders."""
 
 from __future__ import annotations
 
@@ -45,11 +45,12 @@ if TYPE_CHECKING:
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 SENTENCE_POOLINGS = ("cls", "mean")
-"""Supported poolings of sentence-transformers; the first is that of the family."""
+"""Supported poolings of sentence-transformers. `cls` is the pooling of the encoders."""
 ENCODER = (
     "save only the encoder: `SentenceTransformer(FOLDER)[0].auto_model.save_pretrained(OTHER)`, and "
     "its tokenizer likewise"
 )
+"""Hint for folders of sentence-transformers with other modules than encoder and pooling."""
 
 
 def _num_labels(folder: ModelFolder) -> str | None:
@@ -80,7 +81,7 @@ def _quantization(folder: ModelFolder) -> str | None:
 
 
 def _own_class(folder: ModelFolder) -> str | None:
-    """Return that the classifier is of a class which the library does not have, or None."""
+    """Return why the classifier is lost if transformers has none of the folder's classes, or None."""
     if not folder.model_classes:
         return None
     import transformers
@@ -122,7 +123,7 @@ def _pooling(folder: ModelFolder) -> str | None:
 
 
 def _pooling_modes(folder: ModelFolder) -> list[str]:
-    """Return the names of the poolings in a folder's pooling module."""
+    """Return the names of the poolings in the pooling module of a sentence-transformers folder."""
     if folder.model_classes and folder.classifies:
         return []
     modules = (
@@ -139,10 +140,10 @@ def _pooling_modes(folder: ModelFolder) -> list[str]:
 
 
 def with_sentence_settings(described: Described, folder: ModelFolder) -> Described:
-    """Return a text encoder that reads texts as sentence-transformers does: its pooling, its longest text, lowercased or not.
+    """Return the description with pooling, maximum length and lowercasing of sentence-transformers.
 
     Raises:
-        CheckpointError: If `sentence_bert_config.json` has a value of another type.
+        CheckpointError: If `sentence_bert_config.json` has a value of the wrong type.
     """
     texts = described.preprocess
     if not isinstance(texts, Tokenization):
@@ -168,7 +169,7 @@ def with_sentence_settings(described: Described, folder: ModelFolder) -> Describ
 
 
 def _sentence_limits(folder: ModelFolder) -> tuple[int | None, bool]:
-    """Return the most tokens of a text, and whether texts are lowercased, as `sentence_bert_config.json` says."""
+    """Return the maximum number of tokens (or None) and lowercasing in `sentence_bert_config.json`."""
     settings = folder.read("sentence_bert_config.json") if folder.sentence_modules else {}
     length, lowercase = settings.get("max_seq_length"), settings.get("do_lower_case") or False
     if not (length is None or (type(length) is int and length > 0)) or not isinstance(lowercase, bool):
@@ -179,7 +180,7 @@ def _sentence_limits(folder: ModelFolder) -> tuple[int | None, bool]:
 
 
 def _lowercased(tokenizer: str) -> str:
-    """Return the text of a tokenizer that lowercases texts before all else."""
+    """Return a tokenizer's JSON with lowercasing before all other normalization."""
     settings = parse(tokenizer)
     steps = [{"type": "Lowercase"}, settings.get("normalizer")]
     settings["normalizer"] = {"type": "Sequence", "normalizers": [step for step in steps if step]}
@@ -302,7 +303,7 @@ RULES = (
         ),
     ),
 )
-"""Files and fields in folders of transformers other than options of a configuration."""
+"""Rules for files and fields in folders of transformers, except options of configurations."""
 
 
 LIBRARY = "transformers"
@@ -312,22 +313,23 @@ NOT_WRITTEN = {*hf_models.NOT_ARCHITECTURE, "num_labels"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyRow:
-    """The models of transformers that one family reads: classifiers with one tower, or zero-shot ones with two.
+    """The models of transformers that one family reads.
 
-    What differs between texts, images and pairs of both is in its subclasses.
+    The models are classifiers with one tower, or zero-shot models with two. Subclasses implement texts,
+    images, and pairs of both.
 
     Attributes:
-        title: The family's name, without the library's.
-        classes: For each architecture name the class. The name is a `model_type`, or, for another class of a type, that class's
-            own.
-        types: The `model_type` of names that are none.
-        others: Other model types whose encoder is the same, and the name of the architecture that has a classifier for it.
-        bare: Patterns in the names of encoders that were stored alone, and what stands for them in memory.
-        remark: What the table of families says of the classes.
-        refusal: Why heads cannot be cut in a model with this configuration, or None.
+        title: Name of the family without `transformers-`.
+        classes: Class of the library, by architecture name. The name is the `model_type`, or the class name
+            if the type has several classes.
+        types: The `model_type` of architecture names that are class names.
+        others: Architecture name, by other model types with the same encoder.
+        bare: Regular expressions and replacements for tensor names of encoders that were saved alone.
+        remark: Text after the classes in the table of families.
+        refusal: Function from a configuration to the reason why heads cannot be removed, or None.
         refuses: See `Family`.
-        padding: To what length texts are padded.
-        on_disk: As `scalars` and `exact` see `Family`.
+        padding: `longest` pads texts to the longest of a batch, `max_length` to the maximum length.
+        on_disk: See `Family`, also for `scalars` and `exact`.
     """
 
     title: str
@@ -345,17 +347,17 @@ class FamilyRow:
 
     @property
     def name(self) -> str:
-        """The family's."""
+        """Name of the family."""
         return f"{LIBRARY}-{self.title}"
 
     @property
     def towers(self) -> Mapping[str, TowerLayout]:
-        """Where heads and MLPs lie in memory, by `text` or `vision`; names on disk may differ."""
+        """Layout of each tower in memory, by `text` or `vision`. Names on disk may differ."""
         raise NotImplementedError
 
     @property
     def nested(self) -> Mapping[str, str]:
-        """For each tower the configuration within that tells of it; empty where the configuration is the tower's."""
+        """Name of each tower's nested configuration. Empty if the configuration is that of the only tower."""
         return {}
 
     def parts_of(self, config: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as above
@@ -365,35 +367,50 @@ class FamilyRow:
         }
 
     def refused(self, config: Any) -> str | None:  # noqa: ANN401 - transformers is untyped
-        """Return why heads cannot be cut in a model with this configuration, or None."""
+        """Return why heads cannot be removed from a model with this configuration, or None."""
         return self.refusal(config)
 
     def of(self, architecture: Architecture) -> FamilyRow:  # noqa: ARG002 - as above
-        """Return the row of models whose classifier reads and answers what an architecture says."""
+        """Return the row for the task and pooling of an architecture."""
         return self
 
     def by_token(self) -> FamilyRow | None:
-        """Return the row of the same encoders under classifiers of tokens, if there are any."""
+        """Return the row of the same encoders with token classifiers, or None."""
         return None
 
     def spared(self, architecture: Architecture) -> tuple[str, ...]:  # noqa: ARG002 - as above
-        """Return paths of the modules that such a model does without."""
+        """Return paths of the library's modules that a model with this architecture does not need."""
         return ()
 
     def wrap(self, library: Any, head_numbers: Mapping[str, HeadNumbers]) -> Model:  # noqa: ANN401 - as above
-        """Make the model out of the library's modules, given each tower's and layer's kept heads."""
+        """Build the model from the library's modules.
+
+        Args:
+            library: The library's model, with its tensors cut.
+            head_numbers: Kept heads of each layer, by tower.
+        """
         raise NotImplementedError
 
     def images(self, config: Any, folder: Path | None) -> Preprocess | None:  # noqa: ANN401, ARG002 - as above
-        """Return how images are read, if any are, by a configuration of a tower and the folder it stands in, if any."""
+        """Return the preprocessing of images, or None for text models.
+
+        Args:
+            config: Configuration of the image tower.
+            folder: Folder of the model, or None.
+        """
         return None
 
     def texts(self, config: Any, source: Path | None) -> Tokenization | None:  # noqa: ANN401, ARG002 - as above
-        """Return how texts are read, if any are, by a configuration of a tower and what holds the tokenizer, if any."""
+        """Return the tokenization of texts, or None for image models.
+
+        Args:
+            config: Configuration of the text tower.
+            source: Folder or file with the tokenizer, or None.
+        """
         return None
 
     def text_sizes(self, architecture: Architecture) -> tuple[int, int]:
-        """Return how many tokens of a text, and how many different ones, a model takes."""
+        """Return the maximum number of tokens of a text, and the vocabulary size."""
         config = hf_models.configured(self.model_type(architecture.name), architecture.config)
         text_config = getattr(config, self.nested["text"]) if self.nested else config
         how = cast("Tokenization", self.texts(text_config, None))
@@ -401,14 +418,15 @@ class FamilyRow:
 
     @property
     def zero_shot(self) -> bool:
-        """Whether classes are named by texts, and are no part of the model."""
+        """Whether classes are given as texts instead of being part of the model."""
         return len(self.towers) > 1
 
     def class_of(self, architecture: Architecture) -> str:
-        """Return the library's class of an architecture, whose name a file may have made up.
+        """Return the name of the library's class for an architecture.
 
         Raises:
-            UnsupportedModelError: If there is none.
+            UnsupportedModelError: If the family does not have the architecture. An edited file may contain
+                any name.
         """
         if architecture.name not in self.classes:
             raise UnsupportedModelError(f"{self.name} has no architecture `{architecture.name}`")
@@ -419,13 +437,13 @@ class FamilyRow:
         return self.types.get(name, name)
 
     def name_of(self, config: Mapping[str, object], *, backbone: bool = False) -> str | None:
-        """Return the architecture name of a `config.json`, or None if it is of another family.
+        """Return the architecture name of a `config.json`, or None for another family.
 
-        A model that was trained as another class is of a family of classifiers all the same, which then says so.
+        A model of a type with a classifier belongs to the family even if it was trained as another class.
 
         Args:
-            config: What it says.
-            backbone: Whether it is enough that the model has the encoder of an architecture.
+            config: Content of the file.
+            backbone: Whether the encoder of an architecture is enough.
         """
         trained, kind = config.get("architectures"), config.get("model_type")
         names = [name for name in self.classes if self.model_type(name) == kind]
@@ -435,7 +453,7 @@ class FamilyRow:
         return next(iter((*trained_as, *(() if self.zero_shot and trained else others))), None)
 
     def architecture_options(self, config: Mapping[str, object], name: str) -> dict[str, object]:
-        """Return what a `config.json` says as the configuration of an architecture; another type's is brought into its form."""
+        """Return the options in a `config.json`, converted to the model type of the architecture."""
         options = {k: v for k, v in config.items() if k != "model_type"}
         if config.get("model_type") not in self.others:
             return options
@@ -445,12 +463,12 @@ class FamilyRow:
         return {k: v for k, v in options.items() if k in known_keys}
 
     def backbone_options(self, options: dict[str, object], folder: Path) -> dict[str, object]:  # noqa: ARG002 - as above
-        """Return the options of an architecture whose folder has no classifier yet."""
+        """Return the options of an architecture for a folder without a classifier."""
         return options
 
 
 def family_of_row(row: FamilyRow) -> Family:
-    """Return the family."""
+    """Return the family of a row."""
 
     def describe(name: str, options: Mapping[str, object]) -> Described:
         config_options = dict(options)
@@ -488,7 +506,7 @@ def family_of_row(row: FamilyRow) -> Family:
         model = row.of(architecture).wrap(library, {tower: keep.keep for tower, keep in mask.items()}).eval()
         model.answer.multi_label = architecture.task.by_label
         if state is not None and CLASS_EMBEDDINGS in state and isinstance(model.answer, Contrast):
-            # never a parameter: classes are not trained
+            # not a parameter, because class embeddings are not trained
             model.answer.settle(state[CLASS_EMBEDDINGS].detach())
         return model
 
@@ -525,18 +543,18 @@ def family_of_row(row: FamilyRow) -> Family:
 def _adopted_state(
     row: FamilyRow, family: Family, where: str, architecture: Architecture, state: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors of a folder under the names that they have in memory.
+    """Return the tensors of a folder under their names in memory.
 
     Args:
-        row: The row of the family. Its class need not be the one that the folder is of: the encoder must be the same.
+        row: The row of the family. The folder may be of another class with the same encoder.
         family: The family.
-        where: Name of the folder in messages.
-        architecture: Architecture that the tensors should become.
-        state: The tensors, as they are stored.
+        where: Name of the folder, for messages.
+        architecture: Architecture of the result.
+        state: The stored tensors.
 
     Raises:
-        CheckpointError: If tensors that cannot be drawn anew are missing, or of another shape than the configuration says, or blocks
-            hold more, or the library cannot convert them.
+        CheckpointError: If the library cannot convert the tensors, tensors are missing or of another shape
+            and not replaceable, or blocks have additional tensors.
     """
     model_class = row.class_of(architecture)
     config = hf_models.configured(
@@ -550,10 +568,10 @@ def _adopted_state(
                 state_dict=dict(state),
                 dtype=common_dtype(tensor for name, tensor in state.items() if name not in row.exact),
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # or else its error does not say which
+                ignore_mismatched_sizes=True,  # The library's error would not name the tensors.
                 **({"key_mapping": dict(row.bare)} if row.bare else {}),
             )
-    except Exception as error:  # the library raises whatever its converters do
+    except Exception as error:  # converters of the library may raise any error
         raise CheckpointError(f"{where}: transformers cannot read its weights: {reason_of(error)}") from error
     if missing := sorted(name for name in report["missing_keys"] if not is_replaceable(family, name)):
         raise CheckpointError(
@@ -593,7 +611,7 @@ def _read_config(row: FamilyRow, config: Mapping[str, object], folder: Path) -> 
         return described
     if (by_token := row.by_token()) is not None and by_token.classes[name] in trained:
         return answering(described, TOKENS)
-    # a classifier of tokens or of choices has tensors of the same names
+    # Token and multiple-choice classifiers have tensors of the same names.
     may_classify = not (row.zero_shot or trained[0].endswith(("Classification", "MultipleChoice")))
     described = replace(
         described, lacks=f"is a {trained[0]}, which is not a classifier", may_classify=may_classify
@@ -607,10 +625,10 @@ def _read_config(row: FamilyRow, config: Mapping[str, object], folder: Path) -> 
 
 def _write_config(row: FamilyRow, described: Described) -> dict[str, Mapping[str, object]] | None:
     architecture, how = described.architecture, described.preprocess
-    # files of image processors cannot select Pillow
+    # Files of image processors cannot select Pillow.
     if architecture.pooling is not None or getattr(how, "resize_backend", None) == "pillow":
         return None
-    # a single logit is that of the second class
+    # A single logit belongs to the second class.
     logits = cast("int", architecture.config.get("num_labels", 0))
     config: dict[str, object] = {
         "architectures": [row.class_of(architecture)],
@@ -624,12 +642,12 @@ def _write_config(row: FamilyRow, described: Described) -> dict[str, Mapping[str
 
 
 def named(labels: Sequence[str], count: int) -> tuple[str, ...]:
-    """Return the names of classes, the library's own where there are none."""
+    """Return class names, or the library's default names `LABEL_0`, `LABEL_1`, ... if there are none."""
     return tuple(labels) or tuple(f"LABEL_{i}" for i in range(count))
 
 
 def _unfolded(row: FamilyRow, options: Mapping[str, object]) -> dict[str, object]:
-    """Return options with those of a configuration within, `vision.x=1`, in their place."""
+    """Return options with `vision.x=1` moved into the nested configuration of the tower."""
     unfolded = dict(options)
     for tower, nested in row.nested.items():
         tower_config, prefix = unfolded.pop(nested, None), f"{tower}."
@@ -641,7 +659,7 @@ def _unfolded(row: FamilyRow, options: Mapping[str, object]) -> dict[str, object
 
 
 def _architecture_options(row: FamilyRow, config: Any) -> dict[str, object]:  # noqa: ANN401 - untyped
-    """Return what of a configuration makes the architecture."""
+    """Return the fields of a configuration that define the architecture."""
     full_config: dict[str, Any] = config.to_dict()
     options = {k: v for k, v in full_config.items() if k not in {*hf_models.NOT_ARCHITECTURE, "model_type"}}
     if row.nested:
@@ -688,7 +706,7 @@ def _described(
 
 
 def _check(row: FamilyRow, config: Any, parts: Sequence[Any]) -> None:  # noqa: ANN401 - as above
-    """Refuse what no heads can be cut in, or what is no classifier."""
+    """Raise if heads cannot be removed, or the model has no classifier or no layers."""
     if reason := row.refused(config):
         raise UnsupportedModelError(f"`{config.model_type}` is not supported: {reason}")
     classless = not row.zero_shot and config.num_labels < 1

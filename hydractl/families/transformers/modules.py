@@ -1,4 +1,4 @@
-"""Modules of transformers' encoders as towers: common blocks, CLIP, DeBERTa, and text models."""
+"""Towers built from the modules of transformers: blocks, CLIP, DeBERTa, and text models."""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ FULL, LOCAL = "full_attention", "sliding_attention"
 
 
 class EncoderBlock(Block):
-    """What blocks have in common whatever the order of their norms.
+    """A transformer block with norms in any order.
 
     Attributes:
-        kind: Which tokens the block's look at; the stream holds angles by it, and a mask where not all look at all.
+        kind: Layer type. The stream stores rotary angles under this key, and the mask if attention is
+            limited.
     """
 
     kind = FULL
@@ -64,7 +65,7 @@ class EncoderBlock(Block):
         self.drop_path = layer.get_submodule("drop_path") if encoder.drop_path else nn.Identity()
 
     def side(self, stream: Stream) -> AttentionExtras:
-        """Return what attention needs beside the tokens, of what the stream has: mask, angles, bias, positions."""
+        """Return the mask, rotary angles, bias and positions in the stream, as inputs of attention."""
         context, constants = stream.context, stream.constants
         mask = context.get(self.kind, context.get("mask"))
         if not constants:
@@ -75,7 +76,7 @@ class EncoderBlock(Block):
 
 
 class PostNormBlock(EncoderBlock):
-    """Attention, residual, norm; MLP, residual, norm (Vaswani et al. 2017)."""
+    """A block with attention, residual, norm; MLP, residual, norm (Vaswani et al. 2017)."""
 
     @override
     def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
@@ -88,7 +89,7 @@ class PostNormBlock(EncoderBlock):
 
 
 class PreNormBlock(EncoderBlock):
-    """Norm, attention, scale, residual; norm, MLP, scale, residual."""
+    """A block with norm, attention, scale, residual; norm, MLP, scale, residual."""
 
     feeds = PRE_NORM
 
@@ -110,11 +111,11 @@ class PreNormBlock(EncoderBlock):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """What stands before and after the blocks of a tower.
+    """The functions before and after the blocks of a tower.
 
     Attributes:
-        embed: Make a `Stream` of inputs, given the library's model.
-        read: Make the tower's output (N, F) of a `Stream`, given the library's model.
+        embed: Function from the library's model and inputs to a `Stream`.
+        read: Function from the library's model and a `Stream` to the tower's output (N, F).
         reads: See `Tower`.
     """
 
@@ -132,20 +133,21 @@ def tower(
     group: Callable[[HeadParts, Any], HeadGroup] = lambda parts, _: HeadGroup(parts),
     block: type[EncoderBlock] | None = None,
 ) -> Tower:
-    """Return a tower whose parts are the library model's own modules.
+    """Return a tower built from the library model's own modules.
 
     Args:
-        library: The model, its tensors cut to the heads that are kept.
-        encoder: What it calls its parts.
-        head_numbers: Each layer's heads.
-        ends: What stands around the blocks.
-        group: Make a layer's heads of what all have and the library's layer.
-        block: What blocks are, where that is more than the order of their norms tells.
+        library: The model, with its tensors cut to the kept heads.
+        encoder: Names of its parts.
+        head_numbers: Kept heads of each layer.
+        ends: Functions before and after the blocks.
+        group: Function from the common head parts and the library's layer to a head group.
+        block: Class of the blocks. By default the position of the norms decides.
     """
     config: Any = library.get_submodule(encoder.model).config
     make = block or (PostNormBlock if encoder.post_norm else PreNormBlock)
     if (shared := _optional_part(library.get_submodule(encoder.model), encoder.shared_bias)) is not None:
-        shared.register_buffer("index", _index(shared), persistent=False)  # to be where the table is
+        # a buffer moves to the device of the table
+        shared.register_buffer("index", _index(shared), persistent=False)
     before, after = encoder.before, (*encoder.after, *encoder.classifier)
     layers: Any = library.get_submodule(encoder.blocks)
     return Tower(
@@ -163,7 +165,7 @@ def tower(
 def embed_images(host: nn.Module, images: torch.Tensor, encoder: EncoderNames) -> Stream:
     """Return the stream of images (B, C, height, width): patches, prefix tokens, positions, norm.
 
-    A bias that all layers share is a constant `bias` (1, H, T, T).
+    A position bias shared by all layers is the constant `bias` (1, H, T, T).
     """
     model = host.get_submodule(encoder.model)
     parts, shared = dict(model.named_children()), _optional_part(model, encoder.shared_bias)
@@ -171,7 +173,7 @@ def embed_images(host: nn.Module, images: torch.Tensor, encoder: EncoderNames) -
     for name in encoder.embed:
         tokens = parts[name](tokens) if name in parts else tokens
     return Stream(
-        tokens[0] if isinstance(tokens, tuple) else tokens,  # data2vec's tells the grid, too
+        tokens[0] if isinstance(tokens, tuple) else tokens,  # data2vec also returns the grid
         constants={}
         if shared is None
         else {"bias": looked_up(shared.relative_position_bias_table, shared.index)},
@@ -179,7 +181,7 @@ def embed_images(host: nn.Module, images: torch.Tensor, encoder: EncoderNames) -
 
 
 def key_mask(texts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return which keys are tokens and not padding, (B, 1, 1, T); all are where no mask is given, as in the library."""
+    """Return the mask (B, 1, 1, T) of keys, False for padding. Without an attention mask all tokens count."""
     mask = texts.get("attention_mask")
     token_mask = torch.ones_like(texts["input_ids"]) if mask is None else mask
     return token_mask.bool()[:, None, None, :]
@@ -216,14 +218,14 @@ def _head_parts(
 
 
 def _optional_part(holder: nn.Module, name: str) -> Any:  # noqa: ANN401 - as above
-    """Return a part that not all models have, None if it is not there."""
+    """Return a submodule, or None if the model does not have it."""
     return dict(holder.named_modules()).get(name) if name else None
 
 
 def _index(bias: Any) -> torch.Tensor:  # noqa: ANN401 - as above
-    """Return what the library's bias of relative positions looks up, (T, T), for images of the size that it was made for.
+    """Return the index (T, T) of the library's relative position bias, for images of the model's size.
 
-    A copy, as the library keeps its own for all who ask, which may have been made where nothing is trained.
+    Cloned, because the library caches its index, which may have been created in inference mode.
     """
     index: torch.Tensor = bias.generate_relative_position_index(bias.window_size)
     return index.clone()
@@ -235,14 +237,19 @@ def _drop(layer: nn.Module, encoder: EncoderNames, after: int) -> nn.Module:
 
 
 def _scale(layer: nn.Module, name: str) -> nn.Module:
-    gamma = attrgetter(name)(layer) if name else None  # BEiT has the number 1 for none, data2vec has None
+    # a missing scale is the number 1 in BEiT, and None in data2vec
+    gamma = attrgetter(name)(layer) if name else None
     return LayerScale(gamma) if isinstance(gamma, nn.Parameter) else nn.Identity()
 
 
 def set_aside(library: nn.Module, prefixes: tuple[str, ...]) -> None:
-    """Keep parameters that nothing depends on as buffers, which have no gradient and which training must not move.
+    """Turn parameters without effect on the outputs into buffers, so that training does not change them.
 
-    Members that differ in them alone are the same.
+    `all_same` ignores these tensors when it compares members.
+
+    Args:
+        library: The model.
+        prefixes: Prefixes of the parameters' names.
     """
     for path, module in library.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -266,7 +273,7 @@ READS: Mapping[str, slice | None] = MappingProxyType({"first": slice(0, 1), "las
 
 
 def _embed_texts(host: nn.Module, texts: Mapping[str, torch.Tensor], paired: Paired) -> Stream:
-    """Return the stream of texts (B, T): tokens and positions, who may look at whom, and where texts end."""
+    """Return the stream of texts (B, T): embeddings, attention mask, and the end of each text."""
     model: Any = host.get_submodule(paired.encoder.model)
     ids, context = texts["input_ids"], {}
     if "attention_mask" in texts or paired.causal:
@@ -281,9 +288,10 @@ def _embed_texts(host: nn.Module, texts: Mapping[str, torch.Tensor], paired: Pai
 
 
 def _ends(config: Any, ids: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - transformers is untyped
-    """Return where each text of ids (B, T) ends, (B,).
+    """Return the position (B,) of the token that ends each text of ids (B, T).
 
-    That its end is token 2 means the highest id of a text, as in checkpoints of old; MetaCLIP 2 really ends with 2.
+    As in transformers, an `eos_token_id` of 2 means the highest id of a text, for old CLIP checkpoints.
+    MetaCLIP 2 does end texts with token 2.
     """
     end = config.eos_token_id
     highest = end == 2 and config.model_type != "metaclip_2_text_model"
@@ -291,7 +299,7 @@ def _ends(config: Any, ids: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - tra
 
 
 def _read_pair(host: nn.Module, stream: Stream, paired: Paired) -> torch.Tensor:
-    """Return embeddings (N, F) of length one of a stream."""
+    """Return embeddings (N, F) of length 1."""
     x = PICKS[paired.pick](stream)
     for name in paired.encoder.after:
         x = host.get_submodule(name.removesuffix("."))(x)
@@ -299,7 +307,13 @@ def _read_pair(host: nn.Module, stream: Stream, paired: Paired) -> torch.Tensor:
 
 
 def wrap(library: Any, towers: Mapping[str, Paired], head_numbers: Mapping[str, HeadNumbers]) -> Model:  # noqa: ANN401 - as above
-    """Return the model whose parts are the library model's own modules; `head_numbers` are each tower's and layer's heads."""
+    """Return a two-tower model built from the library model's own modules.
+
+    Args:
+        library: The model, with its tensors cut to the kept heads.
+        towers: Names of the parts, by tower.
+        head_numbers: Kept heads of each layer, by tower.
+    """
     towers_by_name = {}
     for name, paired in towers.items():
         ends = Ends(
@@ -322,12 +336,12 @@ def wrap(library: Any, towers: Mapping[str, Paired], head_numbers: Mapping[str, 
 
 
 class DisentangledGroup(HeadGroup):
-    """Heads whose scores are three products: of words, of a word and a relative position, and the other way round."""
+    """Heads with DeBERTa's scores: content to content, content to position, and position to content."""
 
     along_heads: ClassVar[tuple[str, ...]] = (*HeadGroup.along_heads, "pos_key", "pos_query")
 
     def __init__(self, parts: HeadParts, layer: Any) -> None:  # noqa: ANN401 - transformers is untyped
-        """Take what relative positions need from the library's layer."""
+        """Add the position projections of the library's layer."""
         attention = layer.attention.self
         super().__init__(replace(parts, scale=_score_scale(attention)))
         self.share = attention.share_att_key
@@ -342,7 +356,7 @@ class DisentangledGroup(HeadGroup):
     def scores_bias(
         self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: AttentionExtras
     ) -> torch.Tensor | None:
-        """Return the products with relative positions, scaled as the one of words is."""
+        """Return the scaled products with relative positions, as a bias of the scores."""
         if side.table is None or not self.kinds:
             return super().scores_bias(q, k, queries, side)
         table = self.pos_drop(side.table)
@@ -365,23 +379,23 @@ class DisentangledGroup(HeadGroup):
     def _heads_of(
         self, layer: Projection | nn.Linear | StackedLinear | None, table: torch.Tensor
     ) -> torch.Tensor:
-        """Return (G, H, P, K) of the relative positions (1 or M, P, D)."""
+        """Project relative positions (1 or M, P, D) to (G, H, P, K)."""
         assert layer is not None  # noqa: S101 - the library makes what its configuration asks for
         members = self.members if len(table) == 1 else len(table)
         return Projection(layer.weight, layer.bias).of(table.expand(members, -1, -1), self.heads)
 
 
 class ConvStep(Hosted):
-    """A convolution over neighbouring tokens of the embedding, added to what the first block makes of it."""
+    """A convolution over the embeddings of neighbouring tokens, added to the output of the first block."""
 
     @override
     def forward(self, x: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return tokens (N, T, D) of `embedded` and `tokens` (N, T, D) and the padding `mask` (N, 1, 1, T)."""
+        """Return tokens (N, T, D) for `embedded` and `tokens` (N, T, D) and the padding `mask` (N, 1, 1, T)."""
         return cast("torch.Tensor", self.host(x["embedded"], x["tokens"], x["mask"][:, 0, 0].long()))
 
 
 class DebertaBlock(PostNormBlock):
-    """BERT's block; the first may be followed by a convolution."""
+    """BERT's block. A convolution may follow the first block."""
 
     conv: nn.Module
 
@@ -397,16 +411,16 @@ class DebertaBlock(PostNormBlock):
 def _multiply_by_member(
     multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, by_member: torch.Tensor
 ) -> torch.Tensor:
-    """Return the products (N, H, ...) of x (N, H, ...) and what is a member's own, (G, H, ...)."""
+    """Return products of x (N, H, ...) with tensors (G, H, ...), one per member or shared."""
     if len(by_member) == 1:
         return multiply(x, by_member)
     return multiply(x.unflatten(0, (len(by_member), -1)), by_member.unsqueeze(1)).flatten(0, 1)
 
 
 def embed(host: Any, texts: Mapping[str, torch.Tensor], encoder: TextEncoderNames) -> Stream:  # noqa: ANN401 - as above
-    """Return the stream of texts (B, T) and their padding mask.
+    """Return the stream of texts (B, T), with their padding mask.
 
-    Constants are the relative positions (1, P, D), and which of them each query and key look up, (1, T, T).
+    Constants are the relative positions (1, P, D), and the row of each query and key, (1, T, T).
     """
     deberta = host.get_submodule(encoder.model)
     mask = key_mask(texts)
@@ -419,12 +433,15 @@ def embed(host: Any, texts: Mapping[str, torch.Tensor], encoder: TextEncoderName
     if table is None:
         return Stream(tokens, {"mask": mask})
     rows = (deberta.encoder.get_rel_pos(tokens) + len(table) // 2).clamp(0, len(table) - 1)
-    # a view of a parameter passes for one that wants a gradient even where none is computed
+    # A view of a parameter has `requires_grad` set even if gradients are off.
     return Stream(tokens, {"mask": mask}, {"positions": table.clone().unsqueeze(0), "rows": rows})
 
 
 def convolve(tower: Tower, library: Any) -> None:  # noqa: ANN401 - as above
-    """Give the first block the convolution that follows it, if there is one; alone, it needs all tokens."""
+    """Give the first block its convolution, if the model has one.
+
+    If the model has no other block, the convolution needs all tokens of the first block.
+    """
     conv, (first, *others) = library.deberta.encoder.conv, tower.layers()
     if conv is not None and isinstance(first, DebertaBlock):
         first.conv, first.tokenwise = ConvStep(conv), False
@@ -432,7 +449,10 @@ def convolve(tower: Tower, library: Any) -> None:  # noqa: ANN401 - as above
 
 
 def _score_scale(attention: Any) -> float:  # noqa: ANN401 - as above
-    """Return 1 / sqrt(K times the products that are summed), the root rounded to single precision as the library's is."""
+    """Return 1 / sqrt(K times the number of summed products).
+
+    The root is rounded to float32, as in the library.
+    """
     products = 1 + sum(kind in attention.pos_att_type for kind in ("c2p", "p2c"))
     with torch.device("cpu"):
         return 1 / torch.tensor(attention.attention_head_size * products, dtype=torch.float32).sqrt().item()
@@ -442,7 +462,7 @@ Texts = Mapping[str, torch.Tensor]
 
 
 class RotatedGroup(HeadGroup):
-    """Heads whose queries and keys go through single precision on their way to be rotated, as the library has it."""
+    """Heads whose queries and keys are cast to float32 for the rotation, as in the library."""
 
     @override
     def positioned(
@@ -454,7 +474,7 @@ class RotatedGroup(HeadGroup):
 
 
 class ScaledGroup(RotatedGroup):
-    """Heads whose queries are scaled before they are rotated."""
+    """Heads with queries scaled before the rotation."""
 
     def __init__(self, parts: HeadParts) -> None:
         super().__init__(replace(parts, scale=1.0))
@@ -468,10 +488,10 @@ class ScaledGroup(RotatedGroup):
 
 
 def _embed(host: nn.Module, texts: Texts, encoder: TextEncoderNames) -> Stream:
-    """Return the stream of texts (B, T), their padding mask, and what else blocks need of positions.
+    """Return the stream of texts (B, T), with padding mask and rotary angles.
 
-    Constants are by the kind of layer its angles (1, 2, 1, T, K). In the context is, for all layers in which tokens look at
-    their neighbours only, one mask (N, 1, T, T).
+    The constants hold angles (1, 2, 1, T, K) by layer type. The context holds a mask (N, 1, T, T) shared by
+    all layers with local attention.
     """
     model: Any = host.get_submodule(encoder.model)
     first, *next_modules = encoder.embed
@@ -495,23 +515,23 @@ def _embed(host: nn.Module, texts: Texts, encoder: TextEncoderNames) -> Stream:
 
 
 def _last(texts: Texts, mask: torch.Tensor, pad: int) -> torch.Tensor:
-    """Return where the last token of each text is, (N,), of the `mask` (N, 1, 1, T).
+    """Return the position (N,) of the last token of each text that is neither masked nor the padding token.
 
-    As in the library, the padding token does not count, which may also end a text.
+    As in the library, a padding token does not count even if it also ends texts.
     """
     tokens = mask[:, 0, 0] & (texts["input_ids"] != pad)
     return (torch.arange(tokens.shape[1], device=tokens.device) * tokens).argmax(-1)
 
 
 def kinds_of(config: Any) -> Sequence[str]:  # noqa: ANN401 - transformers is untyped
-    """Return the kind of each layer, none where all look at all tokens."""
+    """Return the type of each layer; empty if all layers attend to all tokens."""
     if kinds := getattr(config, "layer_types", None):
         return tuple(kinds)
     return (LOCAL,) * config.num_hidden_layers if getattr(config, "sliding_window", None) else ()
 
 
 def _angles(model: Any, tokens: torch.Tensor, encoder: TextEncoderNames) -> dict[str, torch.Tensor]:  # noqa: ANN401 - transformers is untyped
-    """Return the angles of `_embed`."""
+    """Return the rotary angles of `_embed`."""
     rotary, at = model.get_submodule(encoder.rotary), torch.arange(tokens.shape[1], device=tokens.device)
     kinds = kinds_of(model.config)
     angles = (
@@ -523,9 +543,10 @@ def _angles(model: Any, tokens: torch.Tensor, encoder: TextEncoderNames) -> dict
 
 
 def _near(mask: torch.Tensor, behind: int, *, ahead: int) -> torch.Tensor:
-    """Return which keys a query may look at, (N, 1, T, T): tokens of the `mask` (N, 1, 1, T) that are no further away.
+    """Return the mask (N, 1, T, T) of a causal or local attention.
 
-    And itself, or a padded query far from the text would look at nothing.
+    A query attends to unmasked keys at most `behind` tokens before and `ahead` tokens after it, and always to
+    itself. Otherwise a padded query far from the text would attend to no key.
     """
     at = torch.arange(mask.shape[-1], device=mask.device)
     distance = at[:, None] - at
@@ -533,17 +554,18 @@ def _near(mask: torch.Tensor, behind: int, *, ahead: int) -> torch.Tensor:
 
 
 def _embed_biased(host: nn.Module, texts: Texts, encoder: TextEncoderNames) -> Stream:
-    """Return the stream of `_embed` with the bias of relative positions (1, H, T, T) of all heads of the base."""
+    """Return the stream of `_embed`, with the position bias (1, H, T, T) of all heads of the base."""
     stream = _embed(host, texts, encoder)
     model: Any = host.get_submodule(encoder.model)
-    shape_probe = stream.tokens.new_empty(
-        1, stream.tokens.shape[1], 0
-    )  # no more is looked at than sizes and device
+    shape_probe = stream.tokens.new_empty(1, stream.tokens.shape[1], 0)  # only sizes and device matter
     return Stream(stream.tokens, stream.context, {"bias": model.encoder.compute_position_bias(shape_probe)})
 
 
 def _embed_paired(host: nn.Module, texts: Texts, encoder: TextEncoderNames) -> Stream:
-    """Return the stream of `_embed` with the angles of neighbouring features, which the library has as sines and cosines."""
+    """Return the stream of `_embed`, with angles for neighbouring features.
+
+    The library stores them as sines and cosines.
+    """
     stream = _embed(host, texts, encoder)
     model: Any = host.get_submodule(encoder.model)
     sines, cosines = model.encoder.embed_positions(stream.tokens.shape[:2]).chunk(2, dim=-1)
@@ -554,14 +576,17 @@ def _embed_paired(host: nn.Module, texts: Texts, encoder: TextEncoderNames) -> S
 def _embed_words(
     host: nn.Module, texts: Texts, encoder: TextEncoderNames, embed: Callable[..., Stream]
 ) -> Stream:
-    """Return the stream of another `embed`, with the first token of each word (N, Q) where that is given, -1 for none."""
+    """Return the stream of another `embed`, with the first token (N, Q) of each word if given.
+
+    Missing words have the value -1.
+    """
     stream = embed(host, texts, encoder)
     words = texts.get(WORDS)
     return stream if words is None else replace(stream, context={**stream.context, WORDS: words})
 
 
 def _read(host: nn.Module, stream: Stream, encoder: TextEncoderNames, pooling: str) -> torch.Tensor:
-    """Return logits of what stands after the blocks, run in turn: (N, C), or of each word or token (N, Q or T, C)."""
+    """Apply the modules after the blocks. Return logits (N, C), or (N, Q or T, C) for words or tokens."""
     x = stream.tokens
     for name in encoder.final:
         x = host.get_submodule(f"{encoder.model}.{name}")(x)
@@ -580,10 +605,10 @@ def _read(host: nn.Module, stream: Stream, encoder: TextEncoderNames, pooling: s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """What of an encoder is code.
+    """Special behaviour of an encoder.
 
     Attributes:
-        embed: Make a `Stream` of texts, given the library's model, the texts and the `encoder`.
+        embed: Function from the library's model, texts and `encoder` to a `Stream`.
         group: See `tower`.
         block: See `tower`.
     """
@@ -598,7 +623,7 @@ CODE: Mapping[str, Code] = MappingProxyType(
         "": Code(),
         "shared bias": Code(embed=_embed_biased),
         "rotated in single precision": Code(group=lambda parts, _: RotatedGroup(parts)),
-        # rotary embeddings are an option of these models
+        # These models may have other position embeddings.
         "scaled before": Code(
             group=lambda parts, layer: (
                 ScaledGroup(parts)
@@ -615,7 +640,13 @@ CODE: Mapping[str, Code] = MappingProxyType(
 
 
 def wrap_text(library: nn.Module, head_numbers: HeadNumbers, encoder: TextEncoderNames) -> Model:
-    """Return the model whose parts are the library model's own modules; `head_numbers` are each layer's heads."""
+    """Return a text model built from the library model's own modules.
+
+    Args:
+        library: The model, with its tensors cut to the kept heads.
+        head_numbers: Kept heads of each layer.
+        encoder: Names of its parts.
+    """
     config: Any = library.config
     set_aside(library, tuple(f"{encoder.model}.{name}." for name in encoder.unread))
     encoder = _without_absent(library, encoder)
@@ -637,7 +668,7 @@ def wrap_text(library: nn.Module, head_numbers: HeadNumbers, encoder: TextEncode
 
 
 def _without_absent(library: nn.Module, encoder: TextEncoderNames) -> TextEncoderNames:
-    """Return the encoder without what a configuration may leave out: a projection of embeddings, rotary angles."""
+    """Return the names without optional parts that the model lacks: projections of embeddings, rotary angles."""
     module_names = {name for name, _ in library.get_submodule(encoder.model).named_modules()}
     embed = tuple(name for name in encoder.embed if name in module_names)
     return replace(encoder, embed=embed, rotary=encoder.rotary if encoder.rotary in module_names else "")

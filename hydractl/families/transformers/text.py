@@ -30,16 +30,17 @@ COMPLETE_TOKENIZERS = ("tokenizer.json", "tokenizer.*.json")
 TOKENIZER_FILES = (*COMPLETE_TOKENIZERS, "vocab.*", "merges.txt", "bpe.codes", "*.model")
 """Tokenizer files in folders of text models."""
 NOTES = ("config.json", SETTINGS, "special_tokens_map.json", "added_tokens.json")
-"""Settings files that the library reads with them."""
+"""Settings files that the library reads with the tokenizer files."""
 BESIDE = (
     "a text model needs `tokenizer.json` or its vocabulary in the folder of its weights: "
     "`tokenizer.save_pretrained(FOLDER)`"
 )
+"""Hint for a folder without a tokenizer."""
 
 
 Padding = Literal["longest", "max_length"]
 UNLISTED = ("token_type_ids",)
-"""Default input names of a model without a library tokenizer that lists them."""
+"""Input names of a model without a library tokenizer, which would list them."""
 
 
 def read_tokenizer(
@@ -49,19 +50,19 @@ def read_tokenizer(
     max_length: int,
     padding: Padding,
 ) -> Tokenization:
-    """Return the tokenizer of a model's folder, or the one that a `tokenizer.json` holds.
+    """Return the tokenization of a model from a folder or a `tokenizer.json`.
 
     Args:
-        source: A folder, or a file.
-        config: The model's; says how many tokens it knows and which one pads.
-        max_length: Tokens that the model can take at most.
-        padding: To what length texts are padded.
+        source: A folder or a file.
+        config: Configuration of the model, with vocabulary size and padding token.
+        max_length: Maximum number of tokens of the model.
+        padding: `longest` pads texts to the longest of a batch, `max_length` to `max_length`.
 
     Raises:
-        CheckpointError: If there is none, or it cannot be read. The library itself makes up a tokenizer of a few special
-            tokens for a folder without one, to which every word is unknown.
+        CheckpointError: If there is no tokenizer, or it cannot be read.
     """
     tokenizer, backend = _opened(source)
+    # The library returns a tokenizer of a few special tokens for a folder without files, which knows no word.
     if (
         tokenizer is not None
         and backend is not None
@@ -76,7 +77,7 @@ def read_tokenizer(
         tokenizer=_text_of(tokenizer, backend, source),
         names=_input_names(config, padding, getattr(tokenizer, "model_input_names", UNLISTED)),
         max_length=int(limit),
-        pad_id=max(0, int(pad or 0)),  # some configurations have -1 for none
+        pad_id=max(0, int(pad or 0)),  # some configurations have -1 for a missing padding token
         vocab_size=int(config.vocab_size),
         padding=padding,
         padding_side="left" if getattr(tokenizer, "padding_side", None) == "left" else "right",
@@ -85,7 +86,7 @@ def read_tokenizer(
 
 
 def padding_token(folder: Path) -> int | None:
-    """Return the token that the tokenizer of a folder pads with, the one that ends a text where it has none; None without either.
+    """Return the padding token of a folder's tokenizer, else the token that ends a text. None without both.
 
     Raises:
         CheckpointError: As `read_tokenizer`.
@@ -96,7 +97,10 @@ def padding_token(folder: Path) -> int | None:
 
 
 def _opened(source: Path) -> tuple[Any, Any]:
-    """Return the library's tokenizer of a folder, or None for a file, and its backend, or None where it is in Python only."""
+    """Load a tokenizer as (library tokenizer, backend).
+
+    The library tokenizer is None for a file. The backend is None for tokenizers that exist only in Python.
+    """
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
@@ -113,7 +117,7 @@ def _opened(source: Path) -> tuple[Any, Any]:
                 backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
             else:
                 tokenizer, backend = None, Tokenizer.from_file(str(source))
-    except Exception as error:  # the library raises whatever its parsers do
+    except Exception as error:  # the library may raise any error of its parsers
         if source.is_dir() and not any(_files(source, TOKENIZER_FILES)):
             raise _no_tokenizer(source) from error
         if any(_files(source, ("*.model",))) and find_spec("sentencepiece") is None:
@@ -128,7 +132,7 @@ def _opened(source: Path) -> tuple[Any, Any]:
 
 
 def _text_of(tokenizer: Any, backend: Any, source: Path) -> str:  # noqa: ANN401 - untyped
-    """Return a tokenizer as a checkpoint holds it; those in Python only have no backend."""
+    """Return a tokenizer in the form that a checkpoint stores."""
     if backend is None:
         with quiet():
             return to_text(tokenizer, source)
@@ -140,14 +144,15 @@ def _text_of(tokenizer: Any, backend: Any, source: Path) -> str:  # noqa: ANN401
 
 
 def _input_names(config: Any, padding: Padding, listed: Sequence[str]) -> tuple[InputName, ...]:  # noqa: ANN401 - untyped
-    """Return what a model gets beside the tokens.
+    """Return the inputs of a model besides the tokens.
 
-    Where batches have any length, that is always the mask: without it the padding changes the answer. All else is what the
-    tokenizer returns: a model that gets no token types takes all of them for 0, also those of a pair's second text.
+    With batches of different lengths the mask is always an input, because padding would change the outputs.
+    Token types are an input if the tokenizer returns them: without them, a model takes all types as 0, even
+    in the second text of a pair.
 
     Args:
-        config: The model's.
-        padding: To what length texts are padded.
+        config: Configuration of the model.
+        padding: See `read_tokenizer`.
         listed: The tokenizer's `model_input_names`.
     """
     mask = padding == "longest" or "attention_mask" in listed
@@ -160,7 +165,7 @@ def _no_tokenizer(folder: Path) -> CheckpointError:
 
 
 def _is_stored(folder: Path, names: Mapping[str, str]) -> bool:
-    """Return whether a folder holds a tokenizer whole, or all files of the vocabulary that its class makes one of."""
+    """Return whether a folder has a complete tokenizer, or all vocabulary files of the tokenizer's class."""
     parts = [name for kind, name in names.items() if kind != "tokenizer_file"]
     return any(_files(folder, COMPLETE_TOKENIZERS)) or (
         bool(parts) and all((folder / name).is_file() for name in parts)
@@ -172,13 +177,13 @@ def _files(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
 
 
 def read_texts(config: Any, source: Path | None, *, unused: int, padding: Padding) -> Tokenization:  # noqa: ANN401 - untyped
-    """Return how a model's texts are read.
+    """Return the tokenization of a model.
 
     Args:
-        config: The model's.
-        source: What holds its tokenizer, if it has one yet.
-        unused: Positions that no token takes.
-        padding: To what length texts are padded.
+        config: Configuration of the model.
+        source: Folder or file with the tokenizer, or None.
+        unused: Number of positions that no token takes.
+        padding: See `read_tokenizer`.
     """
     length = config.max_position_embeddings - unused
     if source is not None:
@@ -195,7 +200,7 @@ def read_texts(config: Any, source: Path | None, *, unused: int, padding: Paddin
 ROTATIONS = ("default", "linear", "yarn", "llama3")
 """Types of rotary embeddings with angles that do not depend on the length of the batch."""
 MPNET_PADDING, MPNET_BUCKETS = 1, 32
-"""Constant of the library's code, independent of the configuration."""
+"""Padding token and number of relative positions in transformers' code, independent of the configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,8 +208,8 @@ class TextRow(FamilyRow):
     """The text classifiers of one encoder.
 
     Attributes:
-        encoder: What its parts are called.
-        unused: Positions that no token takes, given the configuration.
+        encoder: Names of the encoder's parts.
+        unused: Function from the configuration to the number of positions that no token takes.
     """
 
     encoder: TextEncoderNames
@@ -259,7 +264,7 @@ def _other_width(config: Any) -> str | None:  # noqa: ANN401 - as above
 
 
 def changing_angles(config: Any) -> str | None:  # noqa: ANN401 - as above
-    """Return why angles of a configuration cannot be had once for all batches, or None."""
+    """Return why the rotary angles of a configuration depend on the batch, or None."""
     rope_parameters = config.rope_parameters
     for kind in sorted(set(getattr(config, "layer_types", None) or ())) or [None]:
         parameters = rope_parameters if "rope_type" in rope_parameters else rope_parameters.get(kind)
@@ -280,7 +285,7 @@ def _unpadded(config: Any) -> str | None:  # noqa: ANN401 - as above
 
 
 def _behind_padding(config: Any) -> int:  # noqa: ANN401 - as above
-    """Return how many positions no token takes where they are counted from behind the padding token."""
+    """Return the number of unused positions if positions start after the id of the padding token."""
     return int(config.pad_token_id) + 1
 
 
@@ -587,11 +592,11 @@ def _refusal(config: Any) -> str | None:  # noqa: ANN401 - transformers is untyp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderRow(TextRow):
-    """Decoders of one shape."""
+    """Decoders of the same structure as Llama."""
 
     @override
     def backbone_options(self, options: dict[str, object], folder: Path) -> dict[str, object]:
-        pad = options.get("pad_token_id")  # language models need none, and many have none
+        pad = options.get("pad_token_id")  # language models need no padding token, and many have none
         return options | {"pad_token_id": padding_token(folder) if pad is None else pad}
 
 

@@ -53,9 +53,9 @@ class PairRow(FamilyRow):
     """The two-tower models of transformers that one family reads.
 
     Attributes:
-        text: The tower of texts.
-        vision: The tower of images.
-        unused: Positions that no token takes, given the configuration of the tower of texts.
+        text: The text tower.
+        vision: The image tower.
+        unused: Function from the text tower's configuration to the number of positions that no token takes.
     """
 
     text: Paired
@@ -132,7 +132,7 @@ _PAIR_ROWS = (
             extra_inputs=BERT.extra_inputs,
         ),
         vision=_CLIP_VISION,
-        unused=lambda config: config.pad_token_id + 1,  # positions are counted from behind the padding token
+        unused=lambda config: config.pad_token_id + 1,  # positions start after the id of the padding token
         on_disk=((r"\.encoder\.layer\.", ".encoder.layers."),),
     ),
     PairRow(
@@ -154,12 +154,13 @@ OBLONG = "non-square images: the library resizes only square position embeddings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readout:
-    """How a class of the library classifies.
+    """The classification of a class of the library.
 
     Attributes:
-        logits: Of the library's model, what it holds but the classifier, and tokens (N, T, D); shape (N, C).
-        reads: The tokens that it reads, given the configuration; None for all.
-        unread: Prefixes, relative to the encoder's model, of tensors that no answer depends on.
+        logits: Function from the library's classifier model, its encoder and tokens (N, T, D) to logits (N,
+            C).
+        reads: Function from the configuration to the tokens that are read, or None for all.
+        unread: Prefixes of tensors without effect on the outputs, relative to the encoder.
     """
 
     logits: Callable[[Any, Any, torch.Tensor], Any]
@@ -176,28 +177,28 @@ def _mean(host: Any, model: Any, x: torch.Tensor) -> Any:  # noqa: ANN401 - as a
 
 
 def _pooled(host: Any, model: Any, x: torch.Tensor) -> Any:  # noqa: ANN401 - as above
-    """Return logits (N, C) of the mean of the patches, normed, or of the normed class token."""
+    """Return logits (N, C) of the normed mean of the patches, or of the normed class token."""
     return host.classifier(model.pooler(model.layernorm(x)))
 
 
 def _mean_of_patches(host: Any, model: Any, x: torch.Tensor) -> Any:  # noqa: ANN401 - as above
-    """Return SigLIP's logits (N, C), which has patches only, and leaves its own pooling out."""
+    """Return SigLIP's logits (N, C) without its attention pooling. All tokens are patches."""
     return host.classifier(model.post_layernorm(x).mean(dim=1))
 
 
 def _mean_without_norm(host: Any, _: Any, x: torch.Tensor) -> Any:  # noqa: ANN401 - as above
-    """Return CLIP's logits (N, C), which leaves its norm out."""
+    """Return CLIP's logits (N, C), without its final norm."""
     return host.classifier(x[:, 1:].mean(dim=1))
 
 
 def _two_tokens(host: Any, model: Any, x: torch.Tensor) -> Any:  # noqa: ANN401 - as above
-    """Return the mean (N, C) of the logits of class and distillation token, with a classifier each."""
+    """Return the mean (N, C) of the logits of class token and distillation token."""
     by_class, by_teacher = model.layernorm(x[:, :2]).unbind(dim=1)
     return (host.cls_classifier(by_class) + host.distillation_classifier(by_teacher)) / 2
 
 
 def _class_token_and_mean(host: Any, model: Any, x: torch.Tensor) -> Any:  # noqa: ANN401 - as above
-    """Return logits (N, C) of the class token beside the mean of the patches, normed; registers count for nothing."""
+    """Return logits (N, C) of the normed class token and the mean of the patches, without registers."""
     import torch
 
     normed, prefix = model.layernorm(x), 1 + getattr(host.config, "num_register_tokens", 0)
@@ -217,12 +218,13 @@ class ImageRow(FamilyRow):
     """The image classifiers of one encoder.
 
     Attributes:
-        encoder: What its parts are called.
-        readout: How its classes classify.
-        otherwise: How some of them do, if they do not so.
-        within: The configuration within that tells of images, where there are several.
-        resizes: Whether the library resizes positions, which it does for squares only.
-        one_size: Whether a model takes no images of another size than it was made for nevertheless, given the configuration.
+        encoder: Names of the encoder's parts.
+        readout: Classification of the library's classes.
+        otherwise: Other classifications, by class name.
+        within: Name of the nested configuration of the image tower; empty if the configuration is not nested.
+        resizes: Whether the library resizes position embeddings. It can only resize square ones.
+        one_size: Function from the configuration to whether a model with `resizes` still accepts no other
+            size.
     """
 
     encoder: EncoderNames
@@ -335,9 +337,11 @@ _ROWS = (
         title="vit",
         encoder=_VIT,
         classes={"vit": "ViTForImageClassification", "vit_msn": "ViTMSNForImageClassification"},
-        others={"vit_mae": "vit"},  # its encoder sees some of the patches in training, and all of them here
+        # in pretraining, the encoder reads only a part of the patches; in classification it reads all
+        others={"vit_mae": "vit"},
         readout=_CLASS_TOKEN,
-        on_disk=((r"^encoder\.", "vit.encoder."), *_BLOCK_ON_DISK),  # so the library writes ViT-MSN
+        # names in which the library stores ViT-MSN
+        on_disk=((r"^encoder\.", "vit.encoder."), *_BLOCK_ON_DISK),
     ),
     ImageRow(
         title="deit",
