@@ -1,1 +1,1 @@
-"""Architectures: one family per group of models, and the table of all families."""
+"""Families of architectures, and the table of all families."""

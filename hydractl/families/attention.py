@@ -98,7 +98,7 @@ class SharedDropout(nn.Dropout):
 
 
 class HeadBias(nn.Module):
-    """A bias of a layer, added to the scaled scores. Its heads are pruned with those of the attention."""
+    """A bias of a layer, added to the scaled scores. Pruning removes heads of the bias, too."""
 
     def forward(self) -> torch.Tensor:
         """Return the bias (G, H, T, T) of the kept heads; G is 1, or M for stacked members."""
@@ -134,7 +134,7 @@ class PositionBias(HeadBias):
 
 
 class StackedBias(HeadBias):
-    """The biases (M, H, T, T) of M members. Biases depend on weights only, so they are computed once."""
+    """The biases (M, H, T, T) of M members. Computed once, because biases depend on weights only."""
 
     def __init__(self, biases: torch.Tensor) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ def _by_heads(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 class HeadGroup(nn.Module):
-    """The heads that one member keeps in one layer, or the heads of M stacked members.
+    """The kept heads of a member in a layer, or the heads of M stacked members.
 
     Supported: fused or separate q, k and v with or without biases, q/k norms of width K, rotary embeddings,
     padding masks, biases per head, an elementwise output gate, and grouped-query attention. A stacked group
@@ -317,8 +317,8 @@ class HeadGroup(nn.Module):
     def weights(self, x: torch.Tensor, side: AttentionExtras = NOTHING) -> torch.Tensor:
         """Return the attention weights (B, H, T, T) of every head for x (B, T, D), without dropout.
 
-        Rows sum to 1. Computed by attention whose value of token t is the t-th unit vector, so scores of
-        every family are covered.
+        Rows sum to 1. Computed by attention with the t-th unit vector as value of token t, which covers the
+        scores of every family.
         """
         batch, tokens = x.shape[:2]
         if self.heads == 0:
@@ -350,7 +350,7 @@ class HeadGroup(nn.Module):
         return (q, k) if len(rope) == 1 else (q.flatten(0, 1), k.flatten(0, 1))
 
     def kept_of(self, x: torch.Tensor, axis: int) -> torch.Tensor:
-        """Return the kept heads of x, whose axis `axis` has all heads before pruning.
+        """Select the kept heads of x along an axis with all heads before pruning.
 
         Args:
             x: Shape (G, ..., H, ...).
@@ -388,8 +388,8 @@ class HeadGroup(nn.Module):
     def _can_fold(self, query_tokens: torch.Tensor, queries: slice | None, side: AttentionExtras) -> bool:
         """Return whether attention can skip keys and values: few queries, and no operation on single keys.
 
-        With gradients, a separate key projection needs its bias in the graph. With dropout, attention weights
-        do not sum to 1, which the bias of the values requires.
+        With gradients, a separate key projection needs its bias in the graph. The bias of the values requires
+        attention weights with sum 1, which dropout changes.
         """
         return (
             queries is not None
@@ -449,7 +449,7 @@ class HeadGroup(nn.Module):
         """Attend from tokens (B, T', D) to all of x (B, T, D) without computing keys or values.
 
         q·(W_k x + b_k) = (W_kᵀ q)·x + q·b_k: the second term is equal for all tokens and drops out of the
-        softmax. Attention weights sum to 1, so Σ a (W_v x + b_v) = W_v (Σ a x) + b_v.
+        softmax. Attention weights sum to 1: Σ a (W_v x + b_v) = W_v (Σ a x) + b_v.
         """
         of_q, of_k, of_v = self.projections()
         q = self.q_norm(of_q.of(query_tokens, self.heads))
@@ -492,7 +492,7 @@ class HeadGroup(nn.Module):
         return selected
 
     def head_term(self, z: torch.Tensor, head: int) -> torch.Tensor:
-        """Return the summand (B, T', D) of one head in `project`. All summands plus the bias equal `project`."""
+        """Return the summand (B, T', D) of a head in `project`. All summands plus the bias equal `project`."""
         columns = slice(head * self.head_dim, (head + 1) * self.head_dim)
         return F.linear(z[..., head, :], self.proj.weight[:, columns])
 
@@ -506,8 +506,8 @@ def _of_samples(bias: torch.Tensor, samples: int, mask: torch.Tensor | None) -> 
     """Return biases (G, 1 or B, H, T', T) in the shape (1 or N, H, T', T) that fused attention accepts.
 
     Masked entries get the lowest number of the dtype. Biases of several members are copied for each sample:
-    fused attention needs four axes, and torch uses a slower kernel for five. Members side by side on the head
-    axis would instead need copies of queries, keys and values, together as large as the bias if T is 3 K.
+    fused attention needs four axes, and torch uses a slower kernel for five. Members on the head axis would
+    instead need copies of queries, keys and values, together as large at T = 3 K.
 
     Args:
         bias: Biases of one or all members.
@@ -531,7 +531,7 @@ def _rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 
 
 def stack_head_groups(groups: Sequence[HeadGroup]) -> HeadGroup | None:
-    """Return one group that computes the heads of M members at once, or None if this is not possible.
+    """Return a group that computes the heads of M members at once, or None if impossible.
 
     Queries, keys and values become a fused projection. Shared keys are repeated per head, because gathering
     them would take two more calls.
@@ -592,7 +592,7 @@ def on_one_stream(stacked_group: HeadGroup, groups: Sequence[HeadGroup]) -> Head
 
 
 def _as_one(layer: nn.Linear, parts: int) -> nn.Linear:
-    """Return layers (parts, H, K) of M members as one layer with outputs (parts, M, H, K)."""
+    """Merge layers (parts, H, K) of M members into a layer with outputs (parts, M, H, K)."""
     weight, bias = layer.weight.unflatten(1, (parts, -1)).transpose(0, 1).flatten(0, 2), layer.bias
     joint = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     joint.weight = fixed(weight)
@@ -610,7 +610,7 @@ def _stacked_bias(groups: Sequence[HeadGroup], heads: int) -> StackedBias:
 
 
 def _stacked_projections(members: Sequence[Sequence[Projection]], width: int) -> nn.Linear:
-    """Return the projections of all members as one layer, each padded to `width` output features."""
+    """Stack the projections of all members, each padded to `width` output features."""
     weights, biases = [], []
     for projections in members:
         weights.append(torch.cat([F.pad(p.weight, (0, 0, 0, width - len(p.weight))) for p in projections]))
@@ -621,7 +621,7 @@ def _stacked_projections(members: Sequence[Sequence[Projection]], width: int) ->
 
 
 def _as_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
-    """Return a `StackedLinear`, typed as the linear layer that it replaces."""
+    """Return a `StackedLinear`, typed as the linear layer in its place."""
     return cast("nn.Linear", StackedLinear(weight, bias))
 
 
@@ -633,7 +633,7 @@ class Attention(MemberParallel):
     (M B, T, H, K).
 
     Attributes:
-        projects_for: Number of member streams computed from the one stream that is read.
+        projects_for: Number of member streams computed from the input stream.
     """
 
     projects_for = 1
@@ -698,7 +698,7 @@ class Attention(MemberParallel):
     def project(self, z: torch.Tensor) -> torch.Tensor | Product:
         """Return the attention outputs (M B, T', D) for head outputs z.
 
-        The output is a `Product` if stacked, and the block adds it to the stream later (`Block.adds`).
+        The output is a `Product` for stacked members if `Block.adds` is set.
         """
         if (group := self.joint_group) is not None:
             return group.project(z)

@@ -68,13 +68,13 @@ class ModelFolder:
 
     @property
     def model_classes(self) -> tuple[str, ...]:
-        """Class names in `architectures`; empty if the configuration has no such list."""
+        """Class names in `architectures`; empty without a list."""
         names = self.config.get("architectures")
         return tuple(map(str, names)) if isinstance(names, list) else ()
 
     @property
     def classifies(self) -> bool:
-        """Whether the model is a classifier. A folder without `architectures` counts as one."""
+        """Whether the model is a classifier. True without `architectures`."""
         return not self.model_classes or any("Classification" in name for name in self.model_classes)
 
     @property
@@ -105,17 +105,16 @@ class ModelFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Treatment of one field or file of a library's folder.
+    """Treatment of a field or file in a library's folder.
 
     Attributes:
         library: The library whose folders have the field, or `all`.
         name: The field or file, for the table in the documentation.
         effect: The treatment in words, for the same table.
-        problem: Function that returns the reason to refuse a folder, or None. The attribute is None if
+        problem: Function from a folder to the reason for a refusal, or None. The attribute is None if
             `check_folder` has nothing to check.
         hint: Next step for the user if the folder is refused.
-        as_backbone: Whether `finetune` accepts a folder with this problem as a backbone and gives it a new
-            classifier.
+        as_backbone: Whether `finetune` accepts a folder with this problem as a backbone for a new classifier.
     """
 
     library: str
@@ -131,7 +130,7 @@ def check_folder(folder: ModelFolder, rules: Sequence[Rule]) -> str:
 
     Returns:
         The first problem of a rule with `as_backbone`: the folder is a backbone, not a supported classifier.
-        Empty if there is no problem.
+        Empty without a problem.
 
     Raises:
         UnsupportedModelError: If a rule without `as_backbone` has a problem. The message has the reason.
@@ -182,7 +181,7 @@ def answer_problem(config: Mapping[str, object], supported: Iterable[Task] = (SI
 def problem_type_of(architecture: Architecture) -> dict[str, object]:
     """Return the `problem_type` field for a library's `config.json`. Empty except for multi-label models.
 
-    The library's default means one label, and transformers derives token classification from the model class.
+    A missing field means a single label, and transformers derives token classification from the model class.
     """
     return {"problem_type": architecture.problem_type} if architecture.task.by_label else {}
 
@@ -194,10 +193,10 @@ def logits_of(architecture: Architecture) -> int:
 
 
 def class_names_of(logit_names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return class names, one per class, from the names of logits.
+    """Return class names from the names of logits.
 
-    A single logit is the log odds of its class. It becomes two classes, `not NAME` and `NAME`, or `0` and `1`
-    if its name is `1`.
+    A single logit, the log odds of class NAME, yields two classes: `not NAME` and `NAME`, or `0` and `1` for
+    the name `1`.
     """
     if len(logit_names) != 1:
         return logit_names
@@ -262,11 +261,10 @@ class Described:
         preprocess: Preprocessing of its images or texts.
         labels: Class names; empty if the configuration has none.
         prompting: Prompts and tokenization of class names, for zero-shot models; else None.
-        assumed: Whether the preprocessing is the usual one for such models because the folder does not define
-            it.
+        assumed: Whether the folder lacks a preprocessing, and the default of the model type is used.
         lacks: Why the model does not classify, for messages. Empty for a classifier.
-        may_classify: Whether a model with `lacks` counts as a classifier if its weights hold one.
-            transformers loads the classifier in that case, although the class in `architectures` has none.
+        may_classify: Whether a classifier in the weights makes a model with `lacks` a classifier.
+            transformers loads the classifier too, although the class in `architectures` has no classifier.
         pools: Pooling for a new classifier if the folder defines mean pooling; else None.
         notes: Remarks about the folder, for the user.
     """
@@ -288,43 +286,43 @@ SCALE = ("logit_scale", "logit_bias")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A group of architectures that one adapter can read.
+    """A group of architectures read by a common adapter.
 
     Attributes:
         name: Name stored in checkpoints.
         library: Python distribution whose version is recorded.
         covers: Supported classes or architectures, for a table.
-        refuses: Related models that are refused, with reasons, for a table. Empty if there are none.
+        refuses: Refused related models with reasons, for a table; may be empty.
         towers: Layout of each tower, by `text` or `vision`.
-        read_config: Function from a folder's configuration and path to the description of its model.
+        read_config: Function from a folder's configuration and path to the description of the model.
         write_config: Inverse of `read_config` for a model with all heads. Returns the library's configuration
-            files (JSON objects by file name) except weights and tokenizer, or None if the library would build
-            another model from them.
-        names: Names of the architectures, if they are few.
-        claims: Whether an architecture name belongs to the family. The first family in the table that claims
-            a name has it.
-        describe: Function from an architecture name and its options to the description of a model.
-        build: Function that builds a model with a head mask. Parameters are on the meta device if the state
-            dict is None.
+            files (JSON objects by file name), or None if the library would build another model from the
+            files.
+        names: Names of the architectures, for families with few.
+        claims: Whether an architecture name belongs to the family. The first claim in the table of families
+            counts.
+        describe: Function from an architecture name and options to the description of a model.
+        build: Function from architecture, head mask and state dict to a model. Without a state dict (None),
+            parameters are on the meta device.
         initialise: Function from an architecture and a seed to random weights, drawn by the library's own
             rules.
-        evaluation_config: Normalized options of an architecture that change the outputs of trained weights.
-            Options for training are left out and defaults are filled in.
+        evaluation_config: Function from an architecture to normalized options with effect on the outputs of
+            trained weights: without options for training, with defaults.
         matches: Whether a configuration belongs to a model of the family.
         matches_encoder: Whether a configuration belongs to a model of any class whose encoder a classifier of
             the family has.
         texts: Function from an architecture to the maximum number of tokens and the vocabulary size. None if
             the family reads no texts.
-        scalars: Tensors without axes. A hydra stores each as a vector of M.
-        exact: Tensors that are stored and loaded in float32 at least, for any dtype of the others. In bf16
-            CLIP's scale would change by 1 %.
+        scalars: Tensors without axes, stored in a hydra as vectors of M.
+        exact: Tensors stored and loaded in float32 at least, for any dtype of the model. In bf16 CLIP's scale
+            would change by 1 %.
         adopt: Function from the folder's name (for messages), the architecture and the stored tensors to
             tensors under their names in memory. Replaceable tensors may be missing or of another shape. None
-            if the library renames no tensors.
+            for libraries without renamed tensors.
         rules: Treatment of fields and files of the library's folders.
-        on_disk: Regular expressions and replacements, applied in order, that turn a tensor name on disk into
-            the name in memory. If the library also splits or joins tensors, the result only names the right
-            part of the model. Used for headers, not for loading.
+        on_disk: Regular expressions and replacements, applied in order, from a tensor name on disk to the
+            name in memory. If the library also splits or joins tensors, the result only names the right part
+            of the model. Used for headers, not for loading.
     """
 
     name: str
@@ -368,7 +366,7 @@ class Place:
 
 
 def with_pooling(architecture: Architecture, pooling: str) -> Architecture:
-    """Return an architecture with another pooling before the classifier (one of `POOLINGS`)."""
+    """Return an architecture with another pooling before the classifier, from `POOLINGS`."""
     return architecture.model_copy(update={"pooling": None if pooling == DEFAULT_POOLING else pooling})
 
 
@@ -394,7 +392,7 @@ def answering(described: Described, task: Task) -> Described:
 
 
 def is_replaceable(family: Family, name: str) -> bool:
-    """Return whether a tensor belongs to the classifier or pooler, so that random weights can replace it."""
+    """Return whether a tensor belongs to the classifier or pooler, and random weights can replace it."""
     return name.startswith(
         tuple(p for layout in family.towers.values() for p in (*layout.head, *layout.pooler))
     )
@@ -408,7 +406,7 @@ def name_in_memory(family: Family, name: str) -> str:
 
 
 def without_wrapper(family: Family, names: Iterable[str], expected: Collection[str]) -> dict[str, str] | None:
-    """Remove the prefixes that wrappers such as DataParallel or torch.compile added to tensor names.
+    """Remove the prefixes of wrappers (DataParallel, torch.compile) from tensor names.
 
     Args:
         family: The family that reads the folder.
@@ -416,8 +414,8 @@ def without_wrapper(family: Family, names: Iterable[str], expected: Collection[s
         expected: Names of the architecture's tensors in memory.
 
     Returns:
-        Each stored name with its name without prefixes. None if there is no prefix, or the remaining names
-        are not those of the architecture.
+        The name without prefixes, by stored name. None without a prefix, or if the remaining names do not fit
+        the architecture.
     """
     plain = {name: name.replace(COMPILED, "") for name in names}
     first = next(iter(plain.values()), "")
@@ -432,7 +430,7 @@ def without_wrapper(family: Family, names: Iterable[str], expected: Collection[s
 
 
 def place_of(family: Family, name: str) -> Place:
-    """Return the position of a tensor from its state-dict name.
+    """Return the position of a tensor, given by state-dict name.
 
     Unknown names belong to the embedding of the first tower.
     """

@@ -1,7 +1,7 @@
 """Checks of architecture options from files and users, before a library sees them.
 
 Constructors of libraries take more than shapes: timm's open a checkpoint, transformers' download the code of
-an attention, open_clip's download weights. So each library has a list of allowed options, strings in their
+an attention, open_clip's download weights. Therefore each library has a list of allowed options, strings in
 values must be plain names, and sizes are limited.
 """
 
@@ -36,7 +36,7 @@ short; a larger value only lengthens messages."""
 
 
 class OptionsError(UnsupportedModelError):
-    """An architecture has an unknown option, or a value that its library cannot build."""
+    """An architecture has an unknown option, or a value unsupported by the library."""
 
 
 def check_options(

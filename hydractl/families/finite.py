@@ -1,4 +1,4 @@
-"""Checks for NaN and infinite weights, and warnings about stored settings that new weights invalidate."""
+"""Checks for NaN and infinite weights, and warnings about settings invalidated by new weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_finite(tensors: Mapping[str, torch.Tensor], *, where: str, dtype: str 
             dtype may be too small.
 
     Raises:
-        CheckpointError: With the name of the first such tensor.
+        CheckpointError: With the name of the first NaN or infinite tensor.
     """
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not (finite := _finite(tensor)).all():
@@ -39,20 +39,20 @@ def check_finite(tensors: Mapping[str, torch.Tensor], *, where: str, dtype: str 
 def _finite(tensor: torch.Tensor) -> torch.Tensor:
     """Return which entries are finite, as a boolean tensor.
 
-    Entries of 8 bits are cast first, because older releases of torch have no `isfinite` for them.
+    8-bit tensors are cast first, because older releases of torch lack `isfinite` for 8 bits.
     """
     return (tensor.half() if tensor.element_size() == 1 else tensor).isfinite()
 
 
 def check_weights(opened: OpenModel, names: Iterable[str] | None = None) -> None:
-    """Raise if a stored weight of a model is NaN or infinite. Holds one tensor in memory at a time.
+    """Raise if a stored weight of a model is NaN or infinite. Loads tensors singly.
 
     Args:
         opened: The model.
         names: Names of the tensors to check; None for all.
 
     Raises:
-        CheckpointError: With the name of the first such tensor.
+        CheckpointError: With the name of the first NaN or infinite tensor.
     """
     stored = opened.checkpoint
     for name in stored.specs if names is None else names:
@@ -70,7 +70,7 @@ def as_stored(name: str, tensor: torch.Tensor, spec: TensorSpec, *, hint: str) -
         hint: Hint for the user if the dtype is too small.
 
     Raises:
-        CheckFailed: If the conversion turns a finite number into an infinite one.
+        CheckFailed: If the conversion turns a finite number into infinity.
     """
     converted = tensor.to(spec.torch_dtype)
     if converted.dtype != tensor.dtype and not _finite(converted).all():
@@ -87,7 +87,7 @@ def as_stored(name: str, tensor: torch.Tensor, spec: TensorSpec, *, hint: str) -
 def stored_tensors(
     checkpoint: Checkpoint, state: Mapping[str, torch.Tensor], *, trained: Container[str], hint: str
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors of a trained model in the dtypes of its checkpoint.
+    """Return the tensors of a trained model in the dtypes of the checkpoint.
 
     Args:
         checkpoint: Checkpoint of the model before training.
@@ -96,7 +96,7 @@ def stored_tensors(
         hint: Hint for the user if training diverged.
 
     Raises:
-        CheckFailed: If a weight overflows in its stored dtype, or a trained weight is NaN or infinite.
+        CheckFailed: If a weight overflows in the stored dtype, or a trained weight is NaN or infinite.
     """
     tensors = {}
     for name, spec in checkpoint.specs.items():

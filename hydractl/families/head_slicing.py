@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class HeadSizes(Protocol):
-    """Heads of a layer: those of a tower before pruning, or those that a member keeps.
+    """Heads of a layer: all heads of a tower before pruning, or the kept heads of a member.
 
     Attributes:
         head_numbers: Numbers of the query heads, counted before pruning.
@@ -36,7 +36,7 @@ class HeadSizes(Protocol):
 
 
 def shared_keys(heads: Iterable[int], sharing: int) -> list[int]:
-    """Return the numbers of the key heads that some query heads use, in order and without repetition.
+    """Return the numbers of the key heads used by query heads, in order, without repetition.
 
     Args:
         heads: Numbers of the query heads.
@@ -59,17 +59,18 @@ class HeadTensor:
     """A tensor of a block with a head axis.
 
     The head axis is `(copies H K)`: contiguous heads of width K, repeated `copies` times. A fused qkv weight
-    has axis 0 and three copies. The weight of an output projection has axis 1 and one copy. With `one_entry`
-    the axis is `(copies H)`: a table of position biases with one column per head has axis 1 and one copy.
+    has axis 0 and three copies. The weight of an output projection has axis 1 and a single copy. With
+    `one_entry` the axis is `(copies H)`, for example axis 1 of a table of position biases with a column per
+    head.
 
     Attributes:
         name: Name relative to the block.
         axis: The head axis.
         copies: How often the heads follow each other along the axis.
         role: Role of the tensor in attention.
-        one_entry: Whether a head has one entry along the axis instead of K.
-        shared: Whether the heads are key or value heads, which several query heads may share. A shared head
-            is removed together with its last query head.
+        one_entry: Whether a head has a single entry along the axis instead of K.
+        shared: Whether the heads are key or value heads, possibly shared by several query heads. A shared
+            head is removed together with its last query head.
     """
 
     name: str
@@ -105,11 +106,11 @@ class HeadTensor:
         ]
 
     def select(self, tensor: torch.Tensor, heads: Iterable[int], tower: HeadSizes) -> torch.Tensor:
-        """Return the tensor with only some of its heads. All pruning uses this function.
+        """Return the tensor with only the given heads. All pruning uses this function.
 
-        Removing a head removes its K rows of q, k and v (weights and biases) and its K columns of the output
-        projection; the bias of the output projection stays (Hydra Ensembles, Algorithm 1). Shared rows of k
-        and v are removed with their last query head.
+        Removing a head removes K rows of q, k and v (weights and biases) and K columns of the output
+        projection. The bias of the output projection stays (Hydra Ensembles, Algorithm 1). Shared rows of k
+        and v are removed with the last query head.
         """
         import torch
 
@@ -124,13 +125,13 @@ class HeadTensor:
 def projections_apart(
     name: str, parts: Sequence[str], *, copies: int = 1, shared: Collection[str] = ()
 ) -> tuple[HeadTensor, ...]:
-    """Return weights and biases of separate projections, each with its heads along the first axis.
+    """Return weights and biases of separate projections, with heads along the first axis.
 
     Args:
         name: Name of a layer, with the placeholder `{part}`.
         parts: Values of `{part}`, for example `q`, `k` and `v`.
-        copies: Number of copies, as in `HeadTensor`.
-        shared: The parts with shared heads, as in `HeadTensor`.
+        copies: Number of copies; see `HeadTensor`.
+        shared: The parts with shared heads; see `HeadTensor`.
     """
     return tuple(
         HeadTensor(
@@ -147,15 +148,15 @@ class TowerLayout:
 
     Attributes:
         block: Prefix of a block's tensors, with the placeholder `{layer}`.
-        heads: Tensors with a head axis, relative to the block. The state dict of a model may lack some of
-            them.
-        attention: Prefixes of the attention and its norm, relative to the block.
-        mlp: Prefixes of the tensors that the Hydra Ensembles paper averages over members, relative to the
+        heads: Tensors with a head axis, relative to the block. A model may lack tensors of this list.
+        attention: Prefixes of attention and preceding norm, relative to the block.
+        mlp: Prefixes of the tensors averaged over members in the Hydra Ensembles paper, relative to the
             block.
         readout: Prefixes of the layers between the blocks and the classifier.
         head: Prefixes of the classifier.
-        pooler: Prefixes of the part of the readout that a model without a classifier may lack.
-        embed: Prefixes of the embedding. In a model with one tower, all other tensors count as embedding too.
+        pooler: Prefixes of the part of the readout which a model without a classifier may lack.
+        embed: Prefixes of the embedding. In a model with a single tower, all other tensors count as embedding
+            too.
         last_norm: The prefixes in `readout` of the norm after pre-norm blocks.
     """
 
@@ -181,7 +182,7 @@ class TowerLayout:
 def select_heads(
     library: nn.Module, prefix: str, tensor: HeadTensor, head_numbers: Sequence[int], heads: HeadSizes
 ) -> None:
-    """Replace a parameter by a copy with only some heads. Does nothing if the module has no such parameter.
+    """Remove heads from a parameter. Does nothing if the module lacks the parameter.
 
     Args:
         library: The module.

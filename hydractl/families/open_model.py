@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 def naming_import(
     located: Located, family: Family, names: Iterable[str], expected: Collection[str]
 ) -> Iterator[None]:
-    """Point errors about a folder to `hydractl import` if all its tensors have an additional prefix.
+    """Point errors about a folder to `hydractl import` if all tensors have an additional prefix.
 
     Raises:
         CheckpointError: The error raised inside the block, with another hint.
@@ -107,12 +107,12 @@ def convert(
 
     Args:
         family: The family that reads the architecture.
-        architecture: The architecture for which the tensors are renamed.
+        architecture: The target architecture.
         state: Tensors under other names.
 
     Returns:
-        Renamed tensors, which may still not fit the architecture. None if the library cannot convert them or
-        leaves weights out.
+        Renamed tensors, which may still not fit the architecture. None if the library cannot convert the
+        tensors or leaves weights out.
     """
     if family.library == "timm":
         from hydractl.families.timm.models import filtered
@@ -127,7 +127,7 @@ def encoder_of(
 ) -> dict[str, torch.Tensor] | None:
     """Rename tensors like `convert`, but accept a result that leaves weights out.
 
-    The file of an encoder may contain weights that no classifier has, such as a language modelling head.
+    The file of an encoder may contain other weights, for example a language modelling head.
     """
     return convert(family, architecture, state) or _read(family, architecture, state)
 
@@ -135,7 +135,7 @@ def encoder_of(
 def _read(
     family: Family, architecture: Architecture, state: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor] | None:
-    """Return the tensors that the library loads from a folder with these weights, or None if loading fails."""
+    """Load the tensors of a folder with the library. None if loading fails."""
     if family.adopt is None:
         return None
     try:
@@ -151,18 +151,18 @@ def _elements(state: Mapping[str, torch.Tensor]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenModel:
-    """A model on disk: the checkpoint and the family that reads it. Random weights are in memory.
+    """A model on disk or with random weights: header, checkpoint and family.
 
     Attributes:
-        reference: The MODEL reference that the user typed.
-        checkpoint: Its tensors.
-        header: Its header.
+        reference: The MODEL reference typed by the user.
+        checkpoint: The tensors.
+        header: The header.
         family: The family that reads the architecture.
-        beside: Files that are read in addition to the weights.
+        beside: Files read in addition to the weights.
         lacks: Why a backbone is not a classifier; empty for other models. The header of a backbone counts an
-            arbitrary number of classes, and its tensors lack the classifier and perhaps the pooler.
-            `with_classifier` completes it.
-        pools: Pooling for a new classifier, as in `Described`.
+            arbitrary number of classes, and classifier and perhaps pooler are missing. `with_classifier`
+            completes the model.
+        pools: Pooling for a new classifier; see `Described`.
         notes: Remarks about the folder, for the user.
     """
 
@@ -187,13 +187,13 @@ class OpenModel:
 
     @property
     def base(self) -> str | None:
-        """Digest of the model's base, or None if unknown. A base in a file is its own base."""
+        """Digest of the model's base, or None if unknown. For a base in a file, the digest of the file."""
         is_base_file = self.header.kind == Kind.BASE and not self.is_random
         return self.header.base or (self.checkpoint.digest if is_base_file else None)
 
     @property
     def name(self) -> str:
-        """Short name for tables: the file name without suffix, or the reference if it is not a file."""
+        """Short name for tables: the file name without suffix, or the reference of other models."""
         if self.is_random:
             return without_folders(self.reference)
         return named(Path(self.reference)).stem if self.checkpoint.paths[0].is_file() else self.reference
@@ -281,13 +281,13 @@ def open_model(
 
 
 def _of_header(reference: str, checkpoint: Checkpoint, header: Header, *, backbone: bool) -> OpenModel:
-    """Return the model in one of hydractl's own files.
+    """Return the model in a file of hydractl.
 
-    A model trained by `finetune` is a classifier, even if its configuration still has the `problem_type` of
+    A model trained by `finetune` is a classifier, even if the configuration still has the `problem_type` of
     the original model.
 
     Raises:
-        UnsupportedModelError: If its `problem_type` is not supported, unless `backbone` is set.
+        UnsupportedModelError: If the `problem_type` is not supported, unless `backbone` is set.
     """
     opened = OpenModel(
         reference=reference,
@@ -315,9 +315,9 @@ def classifier_hint(reference: str) -> str:
 def _without_classifier(
     family: Family, checkpoint: Checkpoint, expected: Mapping[str, TensorSpec]
 ) -> tuple[Checkpoint, dict[str, TensorSpec]]:
-    """Return a backbone's checkpoint without classifier, and the tensors that it must have.
+    """Return a backbone's checkpoint without classifier, and the required tensors.
 
-    A pooler of the architecture is kept if the checkpoint has it. Other poolers are dropped.
+    A stored pooler is kept if the architecture has a pooler.
     """
     kept_specs = {
         name: spec
@@ -373,9 +373,9 @@ def in_one_dtype(
     """Return a state dict with one floating-point dtype, because models compute in a single dtype.
 
     Args:
-        family: The family; its `exact` tensors keep float32 at least.
+        family: The family. The `exact` tensors of the family keep float32 at least.
         state: The state dict.
-        dtype: The dtype. By default the smallest dtype that represents all weights.
+        dtype: The dtype. By default the smallest dtype for all weights.
     """
     floating = {k: v for k, v in state.items() if v.is_floating_point()}
     target = dtype or common_dtype(v for k, v in floating.items() if k not in family.exact)
@@ -488,7 +488,7 @@ def _describe(
 
 
 def _adopted(state: Mapping[str, torch.Tensor], original: Checkpoint, header: Header) -> Checkpoint:
-    """Return a checkpoint with converted tensors. It keeps the name and the files of the original."""
+    """Return a checkpoint with converted tensors, and with the name and files of the original."""
     return replace(Checkpoint.of(state, header=header), name=original.name, stands_for=original)
 
 
@@ -509,10 +509,10 @@ def _fresh(located: Located, seed: int) -> OpenModel:
 
 
 def digest_weights(checkpoint: Checkpoint, header: Header) -> str:
-    """Return `sha256:...` of a model's tensors and of all settings that determine the logits.
+    """Return `sha256:...` of all tensors and settings that determine a model's logits.
 
     The temperature, threshold, prediction sets, OOD scores, class names, lineage and sharding of files do not
-    change the digest. Class names of a zero-shot model count, because they determine the logits.
+    change the digest. Class names of a zero-shot model count, because logits depend on the names.
     """
     settings = {"architecture", "masks", "plan", "preprocess", "prompting"} | (
         {"labels"} if header.prompting else set()
@@ -548,16 +548,16 @@ def with_classifier(
     head_seed: int | None = None,
     pooling: str = DEFAULT_POOLING,
 ) -> OpenModel:
-    """Return a base or member with a new random classifier, and with a pooler if it lacks one.
+    """Return a base or member with a new random classifier, and a new pooler if the pooler is missing.
 
     Args:
-        opened: The model. Its other tensors are kept, except for random weights, which are drawn again for
-            the new classifier.
+        opened: The model. Other tensors are kept, except for random weights, which are drawn again for the
+            new classifier.
         number: Number of logits, at least 1.
-        labels: Class names, one per class, or empty.
+        labels: Class names; may be empty.
         seed: Seed of random weights, and of the classifier if `head_seed` is None.
         head_seed: Seed of the classifier.
-        pooling: Pooling before the classifier, one of `POOLINGS`.
+        pooling: Pooling before the classifier, from `POOLINGS`.
     """
     family, before = opened.family, opened.header.architecture
     architecture = with_pooling(resized(before, number, family.library), pooling)
@@ -585,14 +585,14 @@ def drawn_for(
     *,
     seed: int,
 ) -> dict[str, torch.Tensor]:
-    """Return random tensors for the missing ones, drawn by the library's own rules.
+    """Return random tensors in place of missing tensors, drawn by the library's own rules.
 
     Args:
         family: The family.
         architecture: The architecture with all tensors.
         expected: Names of all tensors.
-        kept_specs: Dtypes and shapes of the present tensors, at least one. New tensors have the dtype of the
-            largest.
+        kept_specs: Dtypes and shapes of the present tensors; not empty. New tensors have the dtype of the
+            largest present tensor.
         seed: Seed of the random generator.
     """
     initial_state = family.initialise(architecture, seed)

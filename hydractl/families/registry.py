@@ -85,14 +85,14 @@ def family_of(architecture: Architecture) -> Family:
 
 
 def architecture_differences(ours: Architecture, theirs: Architecture) -> tuple[str, ...]:
-    """Return the options in which two architectures differ, if they affect the outputs of trained weights.
+    """Return the differing options of two architectures with effect on the outputs of trained weights.
 
-    Options for training, defaults that only one architecture spells out, and equivalent spellings are no
-    differences. Names of architectures count only if the models differ.
+    Options for training, explicit defaults and equivalent spellings are no differences. Names of
+    architectures count only if the models differ.
 
     Returns:
-        Options with the values of `ours`, such as `heads=8`; `of another shape` if no single option explains
-        the difference; empty without a difference.
+        Options with the values of `ours`, for example `heads=8`; `of another shape` if no single option
+        explains the difference; empty without a difference.
     """
     differing_parts = tuple(
         f"{part}={getattr(ours, part)}"
@@ -127,7 +127,7 @@ def family_for_name(name: str) -> Family:
     timm's plain vision transformers come last in the table and claim every name.
 
     Raises:
-        UnsupportedModelError: If no library has the architecture, or its heads cannot be removed.
+        UnsupportedModelError: If no library has the architecture, or heads cannot be removed.
     """
     _refuse(name, where=name)
     _refuse_path(name)
@@ -138,7 +138,7 @@ def family_for_name(name: str) -> Family:
 
 
 def described_as(name: str, options: Mapping[str, object]) -> Described:
-    """Describe an architecture from the name and options that a user typed.
+    """Describe an architecture from a typed name and options.
 
     Raises:
         UsageError: If an option is unknown, or the library cannot build the architecture with the options.
@@ -154,7 +154,7 @@ def described_as(name: str, options: Mapping[str, object]) -> Described:
 def describe_weights(name: str, options: Mapping[str, object]) -> Described:
     """Describe bare weights from a typed architecture. Raises the errors of `described_as`.
 
-    The image preprocessing is assumed. The crop fraction is the published one for images of any size, as in
+    The image preprocessing is assumed. The published crop fraction is used for images of any size, like in
     timm's scripts.
     """
     described = described_as(name, options)
@@ -171,9 +171,9 @@ def describe_weights(name: str, options: Mapping[str, object]) -> Described:
 
 @contextmanager
 def as_typed(options: Mapping[str, object]) -> Iterator[None]:
-    """Turn an `OptionsError` into a `UsageError` about the options that a user typed.
+    """Turn an `OptionsError` into a `UsageError` about typed options.
 
-    If the message comes from a library, which does not name the options, the hint lists all of them.
+    Messages of libraries do not name options; the hint then lists all options.
 
     Raises:
         UsageError: In place of an `OptionsError`.
@@ -188,7 +188,7 @@ def as_typed(options: Mapping[str, object]) -> Iterator[None]:
 
 
 def architecture_called(text: str) -> str | None:
-    """Return hydractl's name of an architecture that timm, transformers or open_clip calls `text`, or None."""
+    """Return hydractl's name for an architecture name of timm, transformers or open_clip, or None."""
     import timm
 
     if timm.is_model(text) or is_architecture(text):
@@ -220,8 +220,8 @@ def family_for_config(config: Mapping[str, object], *, where: str, backbone: boo
     Args:
         config: Content of the file.
         where: Its folder, for messages.
-        backbone: Whether a family whose classifiers have the same encoder is preferred to a family that reads
-            the model as it is.
+        backbone: Whether families of classifiers with the same encoder are preferred to families for the
+            whole model.
 
     Raises:
         UnsupportedModelError: If no family reads it.
@@ -273,8 +273,8 @@ def describe_folder(
 
     Args:
         path: The folder.
-        config: Content of its `config.json` or `open_clip_config.json`.
-        specs: Dtypes and shapes of its tensors, by name on disk; empty if the weights come from elsewhere.
+        config: Content of `config.json` or `open_clip_config.json`.
+        specs: Dtypes and shapes of the tensors, by name on disk; empty if the weights come from elsewhere.
         backbone: Whether a model without a classifier is accepted.
 
     Raises:
@@ -303,7 +303,7 @@ def describe_folder(
 
 
 def _holds_classifier(family: Family, described: Described, specs: Mapping[str, TensorSpec]) -> bool:
-    """Return whether stored weights hold every tensor of a classifier in its shape."""
+    """Return whether stored weights hold every tensor of a classifier in the right shape."""
     stored = {name_in_memory(family, name): spec.shape for name, spec in specs.items()}
     expected = expected_specs(family, base_header(described))
     return all(stored.get(n) == spec.shape for n, spec in expected.items() if is_replaceable(family, n))
@@ -312,7 +312,7 @@ def _holds_classifier(family: Family, described: Described, specs: Mapping[str, 
 def with_problem_type(described: Described, config: Mapping[str, object]) -> Described:
     """Return the description with the task in the `problem_type` of a configuration.
 
-    A single logit of a multi-label model separates two classes, so the model counts as a single-label model.
+    A multi-label model with a single logit separates two classes, and counts as a single-label model.
 
     Raises:
         UnsupportedModelError: As `answering`.
@@ -328,7 +328,7 @@ def with_problem_type(described: Described, config: Mapping[str, object]) -> Des
 def base_header(described: Described) -> Header:
     """Return the header of a base of a described architecture.
 
-    Rerankers (one logit) and NLI models (classes such as `entailment`) read pairs of texts.
+    Rerankers (a single logit) and NLI models (with a class like `entailment`) read pairs of texts.
     """
     architecture, preprocess = described.architecture, described.preprocess
     is_reranker = logits_of(architecture) == 1 or any(map(_PAIR_CLASS.search, described.labels))
@@ -346,7 +346,7 @@ def base_header(described: Described) -> Header:
 
 
 def expected_specs(family: Family, header: Header) -> dict[str, TensorSpec]:
-    """Return dtype and shape of every tensor that the architecture has under the header's first mask."""
+    """Return dtype and shape of every tensor of the architecture, under the header's first mask."""
     with building(header.architecture.library, header.architecture.name):
         model = family.build(header.architecture, header.masks[0], None)
     model.answer.expect(len(header.labels))

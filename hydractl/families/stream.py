@@ -1,9 +1,9 @@
 """Residual streams, and parts of M members that compute all members at once.
 
-Each operator runs once for all members. A device that waits for calls longer than it computes, such as a GPU
-with few samples, is then as fast with a hydra as with a single model. Stacked weights have a leading member
-axis. Streams of members are concatenated along the batch axis, N = M B. Parts without weights, or with equal
-weights, are the library's modules.
+Each operator runs once for all members. Calls take longer than computation on a GPU with few samples; a hydra
+is then as fast as a single model. Stacked weights have a leading member axis. Streams of members are
+concatenated along the batch axis, N = M B. Parts without weights, or with equal weights, are the library's
+modules.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Stream:
 
     Attributes:
         tokens: Shape (N, T, D).
-        context: Further inputs of blocks per sample, (N, ...), such as a padding mask.
-        constants: Inputs of blocks that are equal for all samples, (1, ...) or (M, ...) with one per member,
-            such as rotary angles.
+        context: Further inputs of blocks per sample, (N, ...), for example a padding mask.
+        constants: Inputs of blocks shared by all samples, (1, ...), or (M, ...) per member, for example
+            rotary angles.
     """
 
     tokens: torch.Tensor
@@ -107,7 +107,7 @@ def computed(x: torch.Tensor | Product) -> torch.Tensor:
 def applied(module: nn.Module, x: Value) -> Value:
     """Return `module(x)`. `nn.Identity` is not called, because a call takes as long as a small operator.
 
-    A `Product` is computed first, except for dropout, which returns it unchanged in evaluation.
+    A `Product` is computed first, except for dropout, which returns the `Product` unchanged in evaluation.
     """
     if type(module) is nn.Identity:
         return x
@@ -118,8 +118,8 @@ def applied(module: nn.Module, x: Value) -> Value:
 def residual(x: torch.Tensor, y: torch.Tensor | Product, *modules: nn.Module) -> torch.Tensor:
     """Return x + y, both (N, T, O), after applying modules to y. A `Product` takes two calls.
 
-    The two calls are the addition of the bias, and one multiplication with addition. In the first block with
-    separate members, x is a view (M, B, T, O) of the shared stream, and y has the same shape.
+    The two calls add the bias, and multiply with addition. In the first block with separate members, x is a
+    view (M, B, T, O) of the shared stream, and y has the same shape.
     """
     for module in modules:
         if type(module) is not nn.Identity:
@@ -142,7 +142,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 
     Args:
         x: Input.
-        weight: Shape (O, D), or (M, O, D) with one weight per member.
+        weight: Shape (O, D), or (M, O, D) for M members.
         bias: Shape (O) or (M, O), or None.
     """
     if weight.ndim < 3:
@@ -160,7 +160,7 @@ def products_of(
         weight: Weights of the members, (M, D, O).
         bias: Biases of the members, (M, 1, O), or None.
         fusible: Whether a compiler can fuse the addition of the bias with the next operation. Not true for
-            attention: queries, keys and values would each add their bias in a separate kernel.
+            attention: queries, keys and values would each add the bias in a separate kernel.
     """
     members, compiles = weight.shape[0], torch.compiler.is_dynamo_compiling()
     # Inductor copies the operand of the product after a `reshape` with a symbolic batch size.
@@ -181,7 +181,7 @@ def products_of(
 def one_by_one(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Return whether a GPU computes this product faster with one call per member.
 
-    A single product (`addmm`) adds the bias while it writes the output. A batched product (`baddbmm`) first
+    A single product (`addmm`) adds the bias while writing the output. A batched product (`baddbmm`) first
     copies the bias to every row, which takes longer than the additional calls if the output is large.
     """
     large = x.is_cuda and bias is not None and weight.shape[-1] * x.numel() >= LARGE * x.shape[-1]
@@ -196,10 +196,10 @@ _VERSION, _TRAINING = operator.attrgetter("_version"), operator.attrgetter("trai
 
 
 class Sources:
-    """A snapshot of tensors that were copied, to detect changes.
+    """A snapshot of copied tensors, to detect changes.
 
-    Runs before every forward pass on hundreds of tensors, so it uses C-level iteration (`map`, `chain`)
-    instead of loops.
+    Checked before every forward pass, on hundreds of tensors, with C-level iteration (`map`, `chain`) instead
+    of loops.
     """
 
     def __init__(self, modules: Iterable[nn.Module], *, within: Iterable[nn.Module] = ()) -> None:
@@ -235,9 +235,9 @@ class Sources:
 class MemberParallel(nn.Module):
     """The same part of M members.
 
-    Members run in turn, or stacked: one copy with the weights of all members. The tower decides, and copies
-    again after weights changed. Stacking needs parts that can be stacked, evaluation mode and no gradients,
-    which only the members' own weights have.
+    Members run in turn, or stacked, in a module with copied weights of all members. The tower decides, and
+    copies again after weights changed. Stacking is possible in evaluation mode without gradients, because
+    only the members' own weights have gradients.
 
     Attributes:
         members: The members' modules.
@@ -254,8 +254,8 @@ class MemberParallel(nn.Module):
     def stack(self, on: bool) -> None:
         """Copy the members' current weights, to run all members at once, or discard the copy.
 
-        In training mode there is no copy: it holds the members' own modules without weights, and switching it
-        to evaluation mode would end their dropout.
+        In training mode nothing is copied: a copy shares the members' modules without weights, and in
+        evaluation mode would end the dropout of the members.
         """
         self._stack = ()
         if on and not self.training:
@@ -264,14 +264,14 @@ class MemberParallel(nn.Module):
             self._stack = (None if stacked_copy is None else stacked_copy.eval(),)
 
     def restack(self) -> None:
-        """Copy the members' current weights again, if they are stacked."""
+        """Copy the members' current weights again, if stacked."""
         if self._stack:
             self.stack(on=True)
 
     def fold_into(self, reader: MemberParallel) -> bool:
         """Fold the weights of stacked norms into the linear layers that read them.
 
-        W (x g + b) + c = (W g) x + (W b + c) saves one call per norm. Only possible if stacked linear layers
+        W (x g + b) + c = (W g) x + (W b + c) saves a call per norm. Only possible if stacked linear layers
         alone read the norms.
 
         Args:
@@ -292,7 +292,7 @@ class MemberParallel(nn.Module):
         return bool(layers)
 
     def delay(self, width: int) -> None:
-        """Let the stacked copy return its last linear layer as a `Product`, if the copy ends with one.
+        """Let a stacked copy that ends with a linear layer return a `Product`.
 
         Args:
             width: Number of input features of the copy.
@@ -301,7 +301,7 @@ class MemberParallel(nn.Module):
             layer.delays = True
 
     def first_layers(self, norm: StackedNorm) -> Sequence[StackedLinear]:
-        """Return the stacked layers of this part that read `norm`; empty if other operators read `norm` too."""
+        """Return the stacked layers of this part which read `norm`; empty if other operators read `norm` too."""
         return [] if self._copy is None else readers(self._copy, norm)
 
     @contextmanager
@@ -319,7 +319,7 @@ class MemberParallel(nn.Module):
         return self.__dict__ | {"_stack": ()}
 
     def at_once(self) -> nn.Module | None:
-        """Return a module that computes all members at once, or None if this is not possible."""
+        """Return a module that computes all members at once, or None if impossible."""
         raise NotImplementedError
 
     @property
@@ -341,12 +341,12 @@ class MemberParallel(nn.Module):
 
 
 def fixed(tensor: torch.Tensor) -> nn.Parameter:
-    """Return a parameter that is not trained. As a parameter its size is static for torch.compile."""
+    """Return a parameter without gradient. torch.compile takes the sizes of parameters as static."""
     return nn.Parameter(tensor, requires_grad=False)
 
 
 class StackedLinear(nn.Module):
-    """Linear layers of M members in one module. Smaller layers are padded with zero weights.
+    """Linear layers of M members. Smaller layers are padded with zero weights.
 
     Attributes:
         weight: Shape (M, O, D).
@@ -382,18 +382,18 @@ class StackedLinear(nn.Module):
 
     @override
     def forward(self, x: torch.Tensor) -> torch.Tensor | Product:
-        """Return (N, ..., O) for x (N, ..., D), as a `Product` if `delays` is set."""
+        """Return (N, ..., O) for x (N, ..., D); a `Product` if `delays` is set."""
         return (x, *self._operands) if self.delays else products_of(x, *self._operands, fusible=True)
 
 
 class FeatureLinear(nn.Linear):
     """The last layer of a classifier that returns logits and input features.
 
-    Inputs have shape (..., D), outputs (..., C + P D).
-    The library's operations on the output are linear: a mean over tokens, or over P classifiers. They average
-    logits and features alike, so no library head needs special code, and features pass through stacked,
-    compiled and exported graphs like logits. Each of P classifiers writes its features to a separate slot,
-    multiplied by P, so their mean holds all features side by side.
+    Inputs have shape (..., D), outputs (..., C + P D). The library's operations on the output are linear: a
+    mean over tokens, or over P classifiers. Logits and features are averaged in the same way, so no library
+    head needs special code, and features pass through stacked, compiled and exported graphs like logits. Each
+    of P classifiers writes P times the features to a separate slot, and the mean over classifiers holds all
+    features.
 
     Attributes:
         place: Index of the classifier, from 0 to P - 1.
@@ -419,7 +419,7 @@ class FeatureLinear(nn.Linear):
 def placed_features(x: torch.Tensor, place: int, places: int) -> list[torch.Tensor]:
     """Return P tensors: P x at index `place`, zeros elsewhere.
 
-    The mean over the lists of P classifiers has the x of each classifier at its index.
+    The mean over the lists of P classifiers has the x of each classifier.
     """
     parts = [torch.zeros_like(x)] * places
     parts[place] = x if places == 1 else x * places
@@ -484,7 +484,7 @@ class _Reads(TorchDispatchMode):
 
 
 def readers(module: nn.Module, norm: StackedNorm) -> list[StackedLinear]:
-    """Return the stacked linear layers that read the inputs of a stacked module.
+    """Return the stacked linear layers which read the inputs of a stacked module.
 
     Empty if other operators read the inputs too.
 
@@ -492,7 +492,7 @@ def readers(module: nn.Module, norm: StackedNorm) -> list[StackedLinear]:
 
     Args:
         module: The stacked module.
-        norm: The norms whose outputs the module reads.
+        norm: The norms before the module.
     """
     x = torch.zeros_like(norm.affine[0])
     layers: list[StackedLinear] = []
@@ -531,11 +531,11 @@ def last_layer(module: nn.Module, width: int) -> StackedLinear | None:
 
 
 def stacked(members: Sequence[nn.Module]) -> nn.Module | None:
-    """Return one module that computes the modules of M members, each on its share of the batch axis.
+    """Return a module that computes the modules of M members, each on a share of the batch axis.
 
-    The module is a copy of the first member's. Linear layers, norms and scales with different weights are
-    replaced by stacked ones at any depth; the library's other code runs unchanged on the longer batch. None
-    if any other tensor differs.
+    The module is a copy of the first member's. Stacked modules replace linear layers, norms and scales with
+    different weights, at any depth. The library's other code runs unchanged on the longer batch. None if any
+    other tensor differs.
     """
     first = members[0]
     if all_same(members):
@@ -557,7 +557,7 @@ def stacked(members: Sequence[nn.Module]) -> nn.Module | None:
 
 
 def _leaf(members: Sequence[nn.Module]) -> nn.Module | None:
-    """Return the stacked version of modules without children, or None if there is no rule for their type."""
+    """Return the stacked version of modules without children, or None for unknown types."""
     first = members[0]
     names = [name for name, tensor in first._parameters.items() if tensor is not None]
     tensors = {name: torch.stack([getattr(m, name) for m in members]) for name in names}
@@ -588,7 +588,7 @@ def all_same(modules: Sequence[nn.Module]) -> bool:
 
 
 def _read(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters and persistent buffers that a module reads, by dotted name."""
+    """Return the parameters and persistent buffers read by a module, by dotted name."""
     return {
         f"{path}.{name}": tensor
         for path, part in module.named_modules()
@@ -598,7 +598,7 @@ def _read(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def shallow_copy(module: AnyModule) -> AnyModule:
-    """Return a copy with the same children and parameters. Replacing them does not change the original."""
+    """Return a copy with the same children and parameters. Replacements do not change the original."""
     copied = copy.copy(module)
     for parts in ("_modules", "_parameters"):
         copied.__dict__[parts] = dict(getattr(module, parts))
@@ -606,7 +606,7 @@ def shallow_copy(module: AnyModule) -> AnyModule:
 
 
 def only_rows(layer: nn.Linear, rows: torch.Tensor) -> nn.Linear:
-    """Return a linear layer with only some output features."""
+    """Return a linear layer with a selection of output features."""
     sliced = shallow_copy(layer)
     sliced.out_features = len(rows)
     sliced.weight = nn.Parameter(layer.weight.detach()[rows])

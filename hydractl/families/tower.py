@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Block(nn.Module):
-    """A transformer block. Members share or replace its direct children.
+    """A transformer block. Members share or replace direct children of the block.
 
     Attributes:
         attn: The attention.
@@ -71,7 +71,7 @@ class Block(nn.Module):
         return self.join(stream, y)
 
     def fold(self) -> bool:
-        """Fold the weights of stacked norms into their readers, and return whether any norm was folded.
+        """Fold the weights of stacked norms into the readers, and return whether any norm was folded.
 
         See `MemberParallel.fold_into`.
         """
@@ -112,7 +112,7 @@ class Tower(nn.Module):
 
     Attributes:
         members: M.
-        fork: Step before which the stream is repeated for each member: 0 is the embedding, i + 1 block i, L +
+        fork: The stream is repeated for each member before this step: 0 is the embedding, i + 1 block i, L +
             1 the readout. None if no part differs among members.
     """
 
@@ -149,9 +149,9 @@ class Tower(nn.Module):
         self._branch: tuple[Block, ...] = ()
 
     def stack(self, on: bool) -> None:
-        """Stack the parts that differ among members if possible and in evaluation mode, or run them in turn.
+        """Stack parts with differences among members if possible and in evaluation mode, or run them in turn.
 
-        Stacked copies that are still valid are kept, because a captured CUDA graph may use their memory.
+        Valid stacked copies are kept, because a captured CUDA graph may use the memory.
         """
         self._asked = on
         if on and not self.training and self._copied is not None and not self._copied.changed:
@@ -205,7 +205,7 @@ class Tower(nn.Module):
         return cast("list[Block]", list(self.blocks))
 
     def forward(self, inputs: Inputs) -> torch.Tensor:
-        """Return logits (N, C): N = M B, one member after another, or N = B if no part differs among members."""
+        """Return logits (N, C): N = M B, member after member, or N = B if no part differs among members."""
         self._keep_up()
         if self.fork == 0:
             inputs = map_inputs(lambda x: repeat_batch(x, self.members), inputs)
@@ -237,7 +237,7 @@ class Tower(nn.Module):
         return cast("torch.Tensor", self.readout(forked))
 
     def queries(self, layer: int) -> slice | None:
-        """Return the tokens that block `layer` must compute: None for all, except in the last block."""
+        """Return the tokens to compute in block `layer`: None (all), except in the last block."""
         return self.reads if layer == len(self.blocks) - 1 else None
 
     def library_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -285,7 +285,7 @@ class OutputHead(nn.Module):
     def class_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """Return logits (..., C) for a classifier's outputs, or (..., Q, 2) for Q labels.
 
-        A single logit z, of the classifier or of a label, is the log odds of the second of two classes, so it
+        A single logit z, of the classifier or of a label, is the log odds of the second of two classes, and
         becomes (0, z).
         """
         logits = logits.unsqueeze(-1) if self.multi_label else logits
@@ -293,7 +293,7 @@ class OutputHead(nn.Module):
 
 
 class Towers(nn.Module):
-    """Named towers with one dtype and one device: the common base of members and hydras.
+    """Named towers with a common dtype and device: the base class of members and hydras.
 
     Attributes:
         towers: Towers by `text` or `vision`.
@@ -346,7 +346,7 @@ class Towers(nn.Module):
         model.encode(images)} | model.encode(texts)`.
 
         Args:
-            items: At least one item, all of the same type.
+            items: Items of the same type; not empty.
 
         Raises:
             TypeError: If the items are not of the type that the model reads, or the model does not come from
@@ -402,7 +402,7 @@ class Towers(nn.Module):
         )
 
     def adapted(self, inputs: Inputs) -> Inputs:
-        """Return inputs in the dtype of the weights. Integer tensors such as token ids are unchanged."""
+        """Return inputs in the dtype of the weights. Integer tensors (token ids) are unchanged."""
         dtype = self.dtype
         return map_inputs(lambda x: x.to(dtype) if x.is_floating_point() else x, inputs)
 
@@ -427,16 +427,16 @@ def _first_floating(module: nn.Module) -> torch.Tensor | None:
 
 
 class Model(Towers):
-    """A base or a member. Its forward pass equals the library's own."""
+    """A base or a member. The forward pass equals the library's own."""
 
     def __init__(self, towers: Mapping[str, Tower], answer: OutputHead | None = None) -> None:
         super().__init__(towers, [OutputHead() if answer is None else answer])
 
     def forward(self, inputs: Inputs | None = None, **named: torch.Tensor) -> torch.Tensor:
-        """Return logits (B, C). Inputs, in one argument or by keyword, are cast to the dtype of the weights.
+        """Return logits (B, C). Inputs, by position or keyword, are cast to the dtype of the weights.
 
         Raises:
-            TypeError: If the model does not read such inputs; see `checked_inputs`.
+            TypeError: If the model does not read these inputs; see `checked_inputs`.
         """
         return self.member_logits(checked_inputs(inputs, named, self.towers.keys())).squeeze(0)
 
@@ -453,7 +453,7 @@ HeadNumbers = Sequence[tuple[int, ...]]
 
 
 def without_weights() -> AbstractContextManager[None]:
-    """Return a context in which new modules have parameters on the meta device, and buffers as usual.
+    """Return a context for new modules with parameters on the meta device, and real buffers.
 
     Non-persistent buffers, for example rotary angles, are computed in constructors only.
     """
@@ -501,12 +501,12 @@ def fill(library: nn.Module, state: Mapping[str, torch.Tensor] | None) -> None:
 
 
 def part(library: nn.Module, keep: Callable[[str], bool], path: str = "") -> Any:  # noqa: ANN401 - libraries are untyped
-    """Return a copy of a library model with only some children, parameters and buffers.
+    """Return a copy of a library model with a selection of children, parameters and buffers.
 
     The methods of the copy run unchanged.
 
     Args:
-        library: The model, or a module in it.
+        library: The model, or a module of a model.
         keep: Predicate of dotted names, called for tensors and for modules without children.
         path: Prefix of the names, for a module in a model.
     """
@@ -523,7 +523,7 @@ def part(library: nn.Module, keep: Callable[[str], bool], path: str = "") -> Any
 
 
 def _kept_child(child: nn.Module, path: str, keep: Callable[[str], bool]) -> nn.Module | None:
-    """Return the child itself if all of it is kept, a copy with the kept parts, or None."""
+    """Return the child if kept completely, a copy with the kept parts, or None."""
     inner = [
         *(n for n, m in child.named_modules() if n and not m._modules),
         *(n for n, _ in (*child.named_parameters(), *child.named_buffers())),
@@ -542,7 +542,7 @@ def _submodule(library: nn.Module, path: str) -> nn.Module | None:
 
 
 class Hosted(nn.Module):
-    """A part of a library's model that runs the library's modules, with their state-dict names."""
+    """A part of a library's model that runs library modules under the library's state-dict names."""
 
     def __init__(self, host: nn.Module) -> None:
         super().__init__()
@@ -563,7 +563,7 @@ class FunctionModule(Hosted):
 
 
 class LayerScale(nn.Module):
-    """A scale per feature, for libraries whose blocks hold the scale as a parameter."""
+    """A scale per feature, for libraries with scales as parameters of blocks."""
 
     def __init__(self, gamma: nn.Parameter) -> None:
         super().__init__()
@@ -644,7 +644,7 @@ class Contrast(OutputHead):
         """Return the inputs of each tower, for images, or images and texts.
 
         Raises:
-            CheckpointError: If there are no texts, and the classes have no names.
+            CheckpointError: If texts are missing, and the classes have no names.
         """
         del towers
         if isinstance(inputs, Mapping):
@@ -684,13 +684,13 @@ class Contrast(OutputHead):
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:
-    """Return vectors (..., F) divided by their length."""
+    """Divide vectors (..., F) by their length."""
     length: torch.Tensor = x.norm(dim=-1, keepdim=True)
     return x / length
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context that ends autocast if it is on.
+    """Return a context that ends active autocast.
 
     Otherwise the context does nothing: `torch.autocast` would be a node of an exported graph.
     """
@@ -733,8 +733,8 @@ def probe_inputs(header: Header, *, batch: int = 2, seed: int = 0) -> Inputs:
     """Return random inputs for a model, determined by the seed.
 
     Images are standard normal (B, C, height, width), float32. Texts are random tokens (B, T) with at most
-    `PROBE_TOKENS` tokens; all but the first have random lengths, so that the comparison covers padding. A
-    second segment begins halfway. Zero-shot models get images (B, ...) and texts (B, ...), for logits (B, B).
+    `PROBE_TOKENS` tokens. All but the first have random lengths, and the comparison covers padding. A second
+    segment begins halfway. Zero-shot models get images (B, ...) and texts (B, ...), for logits (B, B).
     """
     from hydractl.manifest.header import Tokenization
 
@@ -785,7 +785,7 @@ def _named(
 def largest_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return max |actual - expected| / max(1, max |expected|); infinite if a number is not finite.
 
-    Rounding errors grow with the logits, so the scale is that of the expected logits.
+    Rounding errors grow with the logits. Therefore the size of the expected logits is the unit.
     """
     if not (actual.isfinite().all() and expected.isfinite().all()):
         return float("inf")

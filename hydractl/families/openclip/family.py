@@ -114,7 +114,7 @@ def registered(name: str, options: Mapping[str, object]) -> dict[str, Any]:
 
 
 def name_of(config: Mapping[str, object]) -> str:
-    """Return the registry's name of a configuration, or `openclip` if the registry does not have it."""
+    """Return the registry's name of a configuration, or `openclip` for other configurations."""
     open_clip = library()
     named = (PREFIX + n for n in open_clip.list_models() if open_clip.get_model_config(n) == config)
     return next(named, ANY)
@@ -345,7 +345,7 @@ def clip_tokenizer(clean: str = "lower") -> str:
 
 
 def _vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
-    """Return the symbols of the 256 bytes in the order of their ids, and the merges in order."""
+    """Return the symbols of the 256 bytes in the order of ids, and the merges in order."""
     shipped = library().tokenizer
     with gzip.open(shipped.default_bpe(), "rt", encoding="utf-8") as file:
         lines = file.read().split("\n")
@@ -385,7 +385,7 @@ def _cleaned(text: str, clean: str) -> str:
 
 
 def _without_separator(text: str) -> str:
-    """Return a `tokenizer.json` that ends texts with token 0 instead of `[SEP]`.
+    """Change a `tokenizer.json` to end texts with token 0 instead of `[SEP]`.
 
     Raises:
         UnsupportedModelError: If the tokenizer does not add `[SEP]`.
@@ -493,14 +493,14 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
 
 
 def describe(name: str, options: Mapping[str, object]) -> Described:
-    """Describe a model of open_clip's registry, such as `openclip:ViT-B-32`.
+    """Describe a model of open_clip's registry, for example `openclip:ViT-B-32`.
 
     Args:
         name: Name with the prefix `openclip:`.
         options: Options of the model; `tokenizer` is a file or folder.
 
     Raises:
-        UnsupportedModelError: If the registry does not have the model, or heads cannot be removed from it.
+        UnsupportedModelError: If the registry does not have the model, or heads cannot be removed.
     """
     config_options = dict(options)
     tokenizer = config_options.pop("tokenizer", None)

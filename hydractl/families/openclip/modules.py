@@ -104,7 +104,7 @@ def wrap(
     """Return a model built from the library model's own modules.
 
     Args:
-        library: The model, with its heads already cut.
+        library: The model, with heads already cut.
         head_numbers: Kept heads of each layer, by tower.
         class_embeddings: Shape (C, F), or None.
         width: F.
@@ -157,12 +157,12 @@ def _embed_texts(
 ) -> Stream:
     """Return the stream of texts (B, T): embeddings, causal mask, and position of the token to read.
 
-    Padding is attended to like any other token, because the library has no mask for it.
+    Padding is attended to like any other token, because the library has no padding mask.
 
     Args:
         host: Part of the model.
         texts: `input_ids` (B, T).
-        prefix: Prefix of the text tower's tensors if the tower is a separate module, else empty.
+        prefix: Prefix of the text tower's tensors; empty unless the tower is a separate module.
         read: Pooling, and the id of the end token: `first`, `last`, `argmax` (the highest id of a text), or
             `eos` (the first end token).
         causal: Whether a token attends only to itself and earlier tokens.

@@ -114,22 +114,21 @@ LAYOUT = TowerLayout(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimmRow:
-    """The models of timm that one family reads.
+    """The models of timm in a family.
 
     Attributes:
         name: Name of the family.
         covers: See `Family`.
         refuses: See `Family`.
-        module: Module of `timm.models` with the family's architectures. Empty for the family that claims all
-            other names.
+        module: Module of `timm.models` with the family's architectures. Empty for the family of all other
+            names.
         classes: Class names of the models, from any module.
         blocks: Class names of their blocks.
         attentions: Class names of their attentions.
         otherwise: Reason to refuse a model of another class.
         refusal: Function that returns why heads cannot be removed from a model of these classes, or None.
         build_options: Options that only make construction faster.
-        adopts: Whether a folder may have the tensor names of the original authors, which timm's filter
-            translates.
+        adopts: Whether timm's filter translates folders with tensor names of the original authors.
         on_disk: See `Family.on_disk`.
     """
 
@@ -170,7 +169,7 @@ def check_known(name: str, others: Iterable[str] = ()) -> None:
 
 
 def untagged(name: str) -> str:
-    """Return an architecture name without timm's tag of pretrained weights, such as `.augreg_in1k`."""
+    """Return an architecture name without timm's tag of pretrained weights, like `.augreg_in1k`."""
     return name.partition(".")[0]
 
 
@@ -186,7 +185,7 @@ def create(
         source: `local-dir:FOLDER`. timm then reads architecture and options from the folder instead.
 
     Raises:
-        UnsupportedModelError: If timm has no such architecture, or cannot build it with these options.
+        UnsupportedModelError: If timm lacks the architecture, or cannot build the model with these options.
     """
     import timm
     import torch
@@ -222,16 +221,16 @@ def initialise(architecture: Architecture, seed: int) -> dict[str, torch.Tensor]
 
 
 def covered(row: TimmRow, name: str, library: Any) -> Any:  # noqa: ANN401 - timm is untyped
-    """Return `library`, or raise UnsupportedModelError with the reason if heads cannot be removed from it."""
+    """Return `library`, or raise UnsupportedModelError if heads cannot be removed."""
     if (reason := refusal(row, library)) is not None:
         raise UnsupportedModelError(f"`{name}` is not supported: {reason}", hint=SUPPORTED)
     return library
 
 
 def evaluation_config(row: TimmRow, name: str, options: Mapping[str, object]) -> dict[str, object]:
-    """Return all settings that affect the outputs of trained weights, by path of the module.
+    """Return all settings with effect on the outputs of trained weights, by path of the module.
 
-    timm has no table of an architecture's settings, so they are read from the modules, including defaults.
+    timm has no table of an architecture's settings, so the settings of modules are read, including defaults.
     """
     library = create(
         name, {k: v for k, v in options.items() if k not in TRAINING_ONLY} | {**row.build_options}
@@ -293,7 +292,7 @@ def tower_heads(library: Any) -> TowerHeads:  # noqa: ANN401 - as above
 
 
 def filtered(architecture: Architecture, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-    """Apply timm's filter for pretrained weights to tensors. None if there is no filter, or the filter fails."""
+    """Apply timm's filter for pretrained weights to tensors. None if the filter is missing or fails."""
     library = create(architecture.name, architecture.config)
     filter_fn: Callable[..., Any] | None = vars(sys.modules[type(library).__module__]).get(
         "checkpoint_filter_fn"
@@ -317,10 +316,10 @@ def filtered(architecture: Architecture, state: Mapping[str, torch.Tensor]) -> d
 
 
 def describe(row: TimmRow, name: str, options: Mapping[str, object]) -> Described:
-    """Build an architecture on the meta device, check that it is supported, and describe it.
+    """Describe an architecture, after a check on the meta device.
 
     Raises:
-        UnsupportedModelError: If timm has no such architecture, or heads cannot be removed from it.
+        UnsupportedModelError: If timm lacks the architecture, or heads cannot be removed.
     """
     import timm
 
@@ -340,7 +339,7 @@ def architecture_of(
     options: Mapping[str, object],
     library: Any,  # noqa: ANN401 - as above
 ) -> Architecture:
-    """Return the architecture of a timm model, with the options that build it again.
+    """Return the architecture of a timm model, with the options to build the model again.
 
     Raises:
         UnsupportedModelError: If images are smaller than a patch, or the number of classes is invalid.
@@ -393,7 +392,7 @@ TO_THE_MODEL = ("input_size", "num_classes")
 
 
 def read_config(row: TimmRow, config: Mapping[str, object], folder: Path) -> Described:
-    """Read a timm `config.json` as `timm.create_model("local-dir:FOLDER")` and `resolve_data_config` do.
+    """Read a timm `config.json` like `timm.create_model("local-dir:FOLDER")` and `resolve_data_config`.
 
     Raises:
         UnsupportedModelError: If the file is not a timm configuration, contradicts itself, or describes an
@@ -460,7 +459,7 @@ def write_config(described: Described) -> dict[str, Mapping[str, object]] | None
 def _sections(config: Mapping[str, object], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return `model_args`, and `pretrained_cfg` merged with the fields at the top level, both without nulls.
 
-    An older `config.json` has no `pretrained_cfg`; the whole file then counts as one.
+    In an older `config.json` without `pretrained_cfg`, the whole file counts as `pretrained_cfg`.
 
     Args:
         config: Content of the file.
@@ -542,7 +541,7 @@ def _class_names(options: Mapping[str, Any], pretrained: Mapping[str, Any]) -> t
 
 
 def _check_pooling(where: str, config: Mapping[str, object], library: Any, *, lacks: bool) -> None:  # noqa: ANN401 - as above
-    """Raise if the model has another pooling than the top level states. timm does not read the pooling there."""
+    """Raise if the pooling differs from the field at the top level, which timm ignores."""
     stated = config.get("global_pool")
     if stated and not lacks and stated != library.global_pool:
         raise UnsupportedModelError(

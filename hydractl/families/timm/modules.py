@@ -55,7 +55,7 @@ OWN_SCALES = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
 class TimmBlock(Block):
     """A block of timm: norm, attention, scale, residual; norm, MLP, scale, residual.
 
-    Classes in `NORMS_LAST` have their norms in place of the scales, before the residual. All modules are the
+    Classes in `NORMS_LAST` have norms in place of the scales, before the residual. All modules are the
     library's; missing ones are identities.
     """
 
@@ -129,7 +129,7 @@ def wrap(library: Any, head_numbers: HeadNumbers) -> Model:  # noqa: ANN401 - ti
     """Return a model built from the library model's own modules.
 
     Args:
-        library: The model, with its tensors already cut.
+        library: The model, with tensors already cut.
         head_numbers: Kept heads of each layer.
     """
     complete(library)
@@ -151,8 +151,7 @@ def wrap(library: Any, head_numbers: HeadNumbers) -> Model:  # noqa: ANN401 - ti
 def embed(library: Any, images: torch.Tensor) -> Stream:  # noqa: ANN401 - as above
     """Return the stream of images (B, C, height, width): patches, prefix tokens, position embedding.
 
-    Constants of the stream, if the model has them: `rope` (1, L or 1, 2, H or 1, T, K) and `bias` (1, H, T,
-    T).
+    Optional constants of the stream: `rope` (1, L or 1, 2, H or 1, T, K) and `bias` (1, H, T, T).
     """
     tokens = library.patch_embed(images)
     if isinstance(library, vision_transformer.VisionTransformer):
@@ -177,7 +176,7 @@ def read(library: Any, stream: Stream) -> torch.Tensor:  # noqa: ANN401 - as abo
 
 
 def blocks(library: Any, head_numbers: HeadNumbers) -> list[TimmBlock]:  # noqa: ANN401 - as above
-    """Return the blocks of a timm model whose tensors are already cut."""
+    """Return the blocks of a timm model with tensors already cut."""
     return [
         TimmBlock(block, heads, layer=i)
         for i, (block, heads) in enumerate(zip(library.blocks, head_numbers, strict=True))
@@ -199,10 +198,9 @@ def tokens_read(library: Any) -> slice | None:  # noqa: ANN401 - as above
 
 
 def head_group(attention: Any, head_numbers: tuple[int, ...]) -> HeadGroup:  # noqa: ANN401 - as above
-    """Return the kept heads of an attention of timm, whose tensors are already cut.
+    """Return the kept heads of an attention of timm with tensors already cut.
 
-    The bias of keys that some attentions store next to those of queries and values is always zero, so it is
-    left out.
+    A stored bias of keys next to biases of queries and values is always zero, and is left out.
     """
     modules, parameters = attention._modules, attention._parameters
     return HeadGroup(
@@ -258,8 +256,8 @@ def _for_heads(rope: torch.Tensor, prefix: int) -> torch.Tensor:
 def complete(library: Any) -> None:  # noqa: ANN401 - timm is untyped
     """Prepare a library model for `part`: compute missing buffers, and mark dropout without a sample axis.
 
-    Non-persistent buffers are computed as the library does, unless the weights are on the meta device.
-    Networks that produce tables of biases share their dropout among all samples.
+    Non-persistent buffers are computed by the library's code, unless the weights are on the meta device. In
+    networks for tables of biases, all samples share the dropout mask.
     """
     for module in library.modules():
         if isinstance(module, RelPosMlp):

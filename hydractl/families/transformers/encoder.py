@@ -34,8 +34,7 @@ class EncoderNames:
     Attributes:
         model: The module with the encoder.
         layers: The list of blocks, relative to `model`.
-        embed: Modules before the blocks, applied in order, relative to `model`. Modules that a model lacks
-            are skipped.
+        embed: Modules before the blocks, applied in order, relative to `model`. Missing modules are skipped.
         rotary: The module of rotary embeddings, relative to `model`; empty without rotary embeddings.
         beside: Further modules of the embedding, relative to `model`.
         unread: Modules without effect on the outputs, relative to `model`. They count as embedding.
@@ -44,7 +43,7 @@ class EncoderNames:
         head: The classifier, outside of `model`.
         qkv: Projections of queries, keys and values, or one fused projection.
         head_norms: Norms of queries and keys per head; empty without norms.
-        further: Other projections with a head axis, as (attribute of the head group, name in the library).
+        further: Other projections with a head axis: (attribute of the head group, name in the library).
         output: Output projection of the attention.
         bias: Bias of relative positions, with a column per head; empty without a bias.
         shared_bias: Bias of relative positions shared by all layers, relative to `model`; empty without a
@@ -56,8 +55,7 @@ class EncoderNames:
         drops: Dropout after output projection and MLP, or None.
         drop_path: Whether blocks apply `drop_path` before both residuals.
         attention_dropout: Configuration option with the dropout probability of attention weights.
-        outside: Parts of blocks that the library stores elsewhere, as (attribute of the block, path in
-            `model`).
+        outside: Parts of blocks stored elsewhere in the library: (attribute of the block, path in `model`).
     """
 
     model: str
@@ -188,7 +186,7 @@ class TextEncoderNames(EncoderNames):
     ] = ""
 
     def averaged(self) -> TextEncoderNames:
-        """Return the names of the encoder with mean pooling instead of its own pooler."""
+        """Return the names of the encoder with mean pooling instead of the pooler."""
         return self._without_pooler("mean", self.on_mean)
 
     def by_token(self) -> TextEncoderNames:

@@ -120,8 +120,8 @@ OLD_ROPE = ("partial_rotary_factor", "rope_scaling", "rope_theta")
 def configured(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - untyped
     """Return the library's configuration of a `model_type`, with the allowed options only.
 
-    Other fields of files are dropped. The library would otherwise keep them, and look there for attention
-    code, the location of weights, and quantization.
+    Other fields of files are dropped. The library would otherwise read the location of attention code and
+    weights, and the quantization, from these fields.
 
     Raises:
         OptionsError: If the configuration does not accept the options.
@@ -139,7 +139,7 @@ def configured(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401
 
 
 def _with_real_angles(options: Mapping[str, object]) -> dict[str, object]:
-    """Return options with `rope_theta` as a float, because it may exceed the limit of integers."""
+    """Return options with `rope_theta` as a float, because the base may exceed the limit of integers."""
     return {
         key: float(value)
         if key == "rope_theta" and isinstance(value, int)
@@ -151,10 +151,10 @@ def _with_real_angles(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def checked(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - untyped
-    """Return the configuration for options that a user typed.
+    """Return the configuration for typed options.
 
     Raises:
-        OptionsError: If an option is unknown, or the configuration does not accept its value.
+        OptionsError: If an option is unknown, or the configuration does not accept a value.
     """
     config_class = _config_class(name)
     within = _within(config_class)
@@ -166,7 +166,7 @@ def checked(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - 
 
 
 def evaluation_config(model_class: str, options: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the options that affect the outputs of trained weights, with defaults."""
+    """Return the options with effect on the outputs of trained weights, with defaults."""
     unread = {*NOT_ARCHITECTURE, *TRAINING_ONLY, "text_config_dict", "vision_config_dict"}
 
     def filtered(config: Mapping[str, Any]) -> dict[str, object]:
@@ -198,7 +198,7 @@ def _allowed(config_class: Any, options: Mapping[str, object]) -> dict[str, obje
 
 @cache
 def _known_keys(config_class: Any) -> frozenset[str]:  # noqa: ANN401 - untyped
-    """Return the names of allowed options: those that the configuration declares, and those in `UNDECLARED`."""
+    """Return the names of allowed options: declared by the configuration, or in `UNDECLARED`."""
     with quiet():
         declared = config_class().to_dict().keys()
     names = {
@@ -219,7 +219,7 @@ def _within(config_class: Any) -> Mapping[str, Any]:  # noqa: ANN401 - untyped
 
 
 def blank(model_class: str, architecture: Architecture, spared: Sequence[str] = ()) -> Any:  # noqa: ANN401 - untyped
-    """Return the library's model with parameters on the meta device, and buffers as usual.
+    """Return the library's model with parameters on the meta device, and real buffers.
 
     Args:
         model_class: Name of the library's class.
@@ -264,10 +264,10 @@ def _build_library_model(model_class: str, architecture: Architecture) -> Any:  
 
 
 def check_small(folder: Path, patterns: Iterable[str]) -> None:
-    """Raise if a file that the library reads into memory is larger than `MAX_BYTES`.
+    """Raise if a file for the library is larger than `MAX_BYTES`, because the library reads whole files.
 
     Raises:
-        CheckpointError: With the name of the first such file.
+        CheckpointError: With the name of the first larger file.
     """
     for path in (match for pattern in patterns for match in sorted(folder.glob(pattern))):
         if path.stat().st_size > MAX_BYTES:
@@ -275,7 +275,7 @@ def check_small(folder: Path, patterns: Iterable[str]) -> None:
 
 
 def classes_of(config: Mapping[str, object], default: str) -> list[str]:
-    """Return the class names in a `config.json`, or `default` in a list if the file has none."""
+    """Return the class names in a `config.json`, by default `[default]`."""
     trained = config.get("architectures")
     return [str(name) for name in trained] if isinstance(trained, list) and trained else [default]
 
@@ -412,7 +412,7 @@ def usual_preprocess(config: Any, size: tuple[int, int, int]) -> Preprocess:  # 
     """Return the library's default preprocessing for a type of model, with images of `size`.
 
     Raises:
-        UnsupportedModelError: If images have neither one channel nor three.
+        UnsupportedModelError: If images have neither 1 nor 3 channels.
     """
     import transformers
     from transformers.models.auto import image_processing_auto
@@ -438,7 +438,7 @@ def _preprocess(
     """Return the preprocessing for the settings of an image processor.
 
     Raises:
-        UnsupportedModelError: If a setting is not supported, or not a number in its range.
+        UnsupportedModelError: If a setting is not supported or out of range.
     """
     try:
         cropped, resized, mode = _sizes(settings, where)
@@ -476,7 +476,7 @@ def default_preprocess(
     """Return the preprocessing of a model without a folder: pixels in -1..1, and torchvision's resizing.
 
     Raises:
-        UnsupportedModelError: If images have neither one channel nor three.
+        UnsupportedModelError: If images have neither 1 nor 3 channels.
     """
     half = (0.5,) * size[0]
     try:
@@ -500,7 +500,7 @@ def image_size(config: Any) -> tuple[int, int, int]:  # noqa: ANN401 - transform
 
 
 def _image_processor(folder: Path) -> dict[str, Any]:
-    """Return the settings of a folder's image processor, with the defaults of its class."""
+    """Return the settings of a folder's image processor, with class defaults."""
     from transformers import AutoImageProcessor
 
     check_small(folder, FILES)
@@ -524,7 +524,7 @@ def _image_processor(folder: Path) -> dict[str, Any]:
 
 
 def _settings(processor: Any) -> dict[str, Any]:  # noqa: ANN401 - transformers is untyped
-    """Return the settings of an image processor, and its backend: `torchvision` or `pillow`."""
+    """Return the settings of an image processor, and `backend`: `torchvision` or `pillow`."""
     return cast("dict[str, Any]", processor.to_dict()) | {
         "backend": processor.backend.replace("pil", "pillow")
     }
@@ -550,7 +550,7 @@ def _sizes(settings: Mapping[str, Any], where: str) -> tuple[tuple[int, int], tu
 
 
 def _crop_fraction(cropped: tuple[int, int], resized: tuple[int, int], where: str) -> float:
-    """Return the fraction of a side that the crop keeps, exact enough to recover `resized` from it."""
+    """Return the fraction of a side kept by the crop, exact enough to recover `resized`."""
     for slack in (0.0, 0.5):  # the resized side is rounded down after an inexact division
         fraction = cropped[0] / (resized[0] + slack)
         if (
@@ -567,7 +567,7 @@ def _crop_fraction(cropped: tuple[int, int], resized: tuple[int, int], where: st
 def _statistics(
     settings: Mapping[str, Any], channels: int, where: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return means and standard deviations, on the scale where white is 1."""
+    """Return means and standard deviations, for pixels in 0..1."""
     white = WHITE * float(settings["rescale_factor"] if settings.get("do_rescale") else 1)
     if math.isclose(white, 1.0, rel_tol=1e-6):
         white = 1.0

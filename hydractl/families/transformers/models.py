@@ -313,18 +313,17 @@ NOT_WRITTEN = {*hf_models.NOT_ARCHITECTURE, "num_labels"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyRow:
-    """The models of transformers that one family reads.
+    """The models of transformers in a family: classifiers, or zero-shot models with two towers.
 
-    The models are classifiers with one tower, or zero-shot models with two. Subclasses implement texts,
-    images, and pairs of both.
+    Subclasses implement texts, images, and pairs of both.
 
     Attributes:
         title: Name of the family without `transformers-`.
         classes: Class of the library, by architecture name. The name is the `model_type`, or the class name
             if the type has several classes.
-        types: The `model_type` of architecture names that are class names.
+        types: The `model_type`, for architecture names with the name of a class.
         others: Architecture name, by other model types with the same encoder.
-        bare: Regular expressions and replacements for tensor names of encoders that were saved alone.
+        bare: Regular expressions and replacements for tensor names of encoders saved without classifier.
         remark: Text after the classes in the table of families.
         refusal: Function from a configuration to the reason why heads cannot be removed, or None.
         refuses: See `Family`.
@@ -357,7 +356,7 @@ class FamilyRow:
 
     @property
     def nested(self) -> Mapping[str, str]:
-        """Name of each tower's nested configuration. Empty if the configuration is that of the only tower."""
+        """Name of each tower's nested configuration. Empty without nested configurations."""
         return {}
 
     def parts_of(self, config: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as above
@@ -379,14 +378,14 @@ class FamilyRow:
         return None
 
     def spared(self, architecture: Architecture) -> tuple[str, ...]:  # noqa: ARG002 - as above
-        """Return paths of the library's modules that a model with this architecture does not need."""
+        """Return paths of library modules without use in a model of this architecture."""
         return ()
 
     def wrap(self, library: Any, head_numbers: Mapping[str, HeadNumbers]) -> Model:  # noqa: ANN401 - as above
         """Build the model from the library's modules.
 
         Args:
-            library: The library's model, with its tensors cut.
+            library: The library's model, with tensors cut.
             head_numbers: Kept heads of each layer, by tower.
         """
         raise NotImplementedError
@@ -418,7 +417,7 @@ class FamilyRow:
 
     @property
     def zero_shot(self) -> bool:
-        """Whether classes are given as texts instead of being part of the model."""
+        """Whether classes are given by texts instead of a classifier."""
         return len(self.towers) > 1
 
     def class_of(self, architecture: Architecture) -> str:
@@ -439,7 +438,7 @@ class FamilyRow:
     def name_of(self, config: Mapping[str, object], *, backbone: bool = False) -> str | None:
         """Return the architecture name of a `config.json`, or None for another family.
 
-        A model of a type with a classifier belongs to the family even if it was trained as another class.
+        A `model_type` with a classifier is enough, even if the model was trained with another class.
 
         Args:
             config: Content of the file.
@@ -659,7 +658,7 @@ def _unfolded(row: FamilyRow, options: Mapping[str, object]) -> dict[str, object
 
 
 def _architecture_options(row: FamilyRow, config: Any) -> dict[str, object]:  # noqa: ANN401 - untyped
-    """Return the fields of a configuration that define the architecture."""
+    """Return the fields of a configuration for the architecture."""
     full_config: dict[str, Any] = config.to_dict()
     options = {k: v for k, v in full_config.items() if k not in {*hf_models.NOT_ARCHITECTURE, "model_type"}}
     if row.nested:

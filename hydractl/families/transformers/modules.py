@@ -65,7 +65,7 @@ class EncoderBlock(Block):
         self.drop_path = layer.get_submodule("drop_path") if encoder.drop_path else nn.Identity()
 
     def side(self, stream: Stream) -> AttentionExtras:
-        """Return the mask, rotary angles, bias and positions in the stream, as inputs of attention."""
+        """Return the inputs of attention in the stream: mask, rotary angles, bias, positions."""
         context, constants = stream.context, stream.constants
         mask = context.get(self.kind, context.get("mask"))
         if not constants:
@@ -136,7 +136,7 @@ def tower(
     """Return a tower built from the library model's own modules.
 
     Args:
-        library: The model, with its tensors cut to the kept heads.
+        library: The model, with tensors cut to the kept heads.
         encoder: Names of its parts.
         head_numbers: Kept heads of each layer.
         ends: Functions before and after the blocks.
@@ -225,7 +225,7 @@ def _optional_part(holder: nn.Module, name: str) -> Any:  # noqa: ANN401 - as ab
 def _index(bias: Any) -> torch.Tensor:  # noqa: ANN401 - as above
     """Return the index (T, T) of the library's relative position bias, for images of the model's size.
 
-    Cloned, because the library caches its index, which may have been created in inference mode.
+    Cloned, because the library's cached index may have been created in inference mode.
     """
     index: torch.Tensor = bias.generate_relative_position_index(bias.window_size)
     return index.clone()
@@ -243,9 +243,9 @@ def _scale(layer: nn.Module, name: str) -> nn.Module:
 
 
 def set_aside(library: nn.Module, prefixes: tuple[str, ...]) -> None:
-    """Turn parameters without effect on the outputs into buffers, so that training does not change them.
+    """Turn parameters without effect on the outputs into buffers, unchanged by training.
 
-    `all_same` ignores these tensors when it compares members.
+    `all_same` ignores these tensors in comparisons of members.
 
     Args:
         library: The model.
@@ -290,7 +290,7 @@ def _embed_texts(host: nn.Module, texts: Mapping[str, torch.Tensor], paired: Pai
 def _ends(config: Any, ids: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - transformers is untyped
     """Return the position (B,) of the token that ends each text of ids (B, T).
 
-    As in transformers, an `eos_token_id` of 2 means the highest id of a text, for old CLIP checkpoints.
+    Like in transformers, an `eos_token_id` of 2 means the highest id of a text, for old CLIP checkpoints.
     MetaCLIP 2 does end texts with token 2.
     """
     end = config.eos_token_id
@@ -310,7 +310,7 @@ def wrap(library: Any, towers: Mapping[str, Paired], head_numbers: Mapping[str, 
     """Return a two-tower model built from the library model's own modules.
 
     Args:
-        library: The model, with its tensors cut to the kept heads.
+        library: The model, with tensors cut to the kept heads.
         towers: Names of the parts, by tower.
         head_numbers: Kept heads of each layer, by tower.
     """
@@ -356,7 +356,7 @@ class DisentangledGroup(HeadGroup):
     def scores_bias(
         self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: AttentionExtras
     ) -> torch.Tensor | None:
-        """Return the scaled products with relative positions, as a bias of the scores."""
+        """Return the bias of the scores: the scaled products with relative positions."""
         if side.table is None or not self.kinds:
             return super().scores_bias(q, k, queries, side)
         table = self.pos_drop(side.table)
@@ -411,14 +411,14 @@ class DebertaBlock(PostNormBlock):
 def _multiply_by_member(
     multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, by_member: torch.Tensor
 ) -> torch.Tensor:
-    """Return products of x (N, H, ...) with tensors (G, H, ...), one per member or shared."""
+    """Return products of x (N, H, ...) with tensors (G, H, ...), separate for members or shared."""
     if len(by_member) == 1:
         return multiply(x, by_member)
     return multiply(x.unflatten(0, (len(by_member), -1)), by_member.unsqueeze(1)).flatten(0, 1)
 
 
 def embed(host: Any, texts: Mapping[str, torch.Tensor], encoder: TextEncoderNames) -> Stream:  # noqa: ANN401 - as above
-    """Return the stream of texts (B, T), with their padding mask.
+    """Return the stream of texts (B, T), with padding mask.
 
     Constants are the relative positions (1, P, D), and the row of each query and key, (1, T, T).
     """
@@ -438,7 +438,7 @@ def embed(host: Any, texts: Mapping[str, torch.Tensor], encoder: TextEncoderName
 
 
 def convolve(tower: Tower, library: Any) -> None:  # noqa: ANN401 - as above
-    """Give the first block its convolution, if the model has one.
+    """Give the first block the convolution of the model, if any.
 
     If the model has no other block, the convolution needs all tokens of the first block.
     """
@@ -462,7 +462,7 @@ Texts = Mapping[str, torch.Tensor]
 
 
 class RotatedGroup(HeadGroup):
-    """Heads whose queries and keys are cast to float32 for the rotation, as in the library."""
+    """Heads with queries and keys cast to float32 for the rotation, like in the library."""
 
     @override
     def positioned(
@@ -517,7 +517,7 @@ def _embed(host: nn.Module, texts: Texts, encoder: TextEncoderNames) -> Stream:
 def _last(texts: Texts, mask: torch.Tensor, pad: int) -> torch.Tensor:
     """Return the position (N,) of the last token of each text that is neither masked nor the padding token.
 
-    As in the library, a padding token does not count even if it also ends texts.
+    Like in the library, a padding token never counts, even if the same token ends texts.
     """
     tokens = mask[:, 0, 0] & (texts["input_ids"] != pad)
     return (torch.arange(tokens.shape[1], device=tokens.device) * tokens).argmax(-1)
@@ -564,7 +564,7 @@ def _embed_biased(host: nn.Module, texts: Texts, encoder: TextEncoderNames) -> S
 def _embed_paired(host: nn.Module, texts: Texts, encoder: TextEncoderNames) -> Stream:
     """Return the stream of `_embed`, with angles for neighbouring features.
 
-    The library stores them as sines and cosines.
+    The library stores sines and cosines.
     """
     stream = _embed(host, texts, encoder)
     model: Any = host.get_submodule(encoder.model)
@@ -643,7 +643,7 @@ def wrap_text(library: nn.Module, head_numbers: HeadNumbers, encoder: TextEncode
     """Return a text model built from the library model's own modules.
 
     Args:
-        library: The model, with its tensors cut to the kept heads.
+        library: The model, with tensors cut to the kept heads.
         head_numbers: Kept heads of each layer.
         encoder: Names of its parts.
     """
@@ -668,7 +668,7 @@ def wrap_text(library: nn.Module, head_numbers: HeadNumbers, encoder: TextEncode
 
 
 def _without_absent(library: nn.Module, encoder: TextEncoderNames) -> TextEncoderNames:
-    """Return the names without optional parts that the model lacks: projections of embeddings, rotary angles."""
+    """Return the names without missing optional parts: projections of embeddings, rotary angles."""
     module_names = {name for name, _ in library.get_submodule(encoder.model).named_modules()}
     embed = tuple(name for name in encoder.embed if name in module_names)
     return replace(encoder, embed=embed, rotary=encoder.rotary if encoder.rotary in module_names else "")

@@ -1,4 +1,4 @@
-"""Text encoders and decoders of transformers, and their tokenizers."""
+"""Text encoders, decoders and tokenizers of transformers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def read_tokenizer(
         padding: `longest` pads texts to the longest of a batch, `max_length` to `max_length`.
 
     Raises:
-        CheckpointError: If there is no tokenizer, or it cannot be read.
+        CheckpointError: If the tokenizer is missing or cannot be read.
     """
     tokenizer, backend = _opened(source)
     # The library returns a tokenizer of a few special tokens for a folder without files, which knows no word.
@@ -97,9 +97,9 @@ def padding_token(folder: Path) -> int | None:
 
 
 def _opened(source: Path) -> tuple[Any, Any]:
-    """Load a tokenizer as (library tokenizer, backend).
+    """Load a tokenizer. Return the library's tokenizer and the backend.
 
-    The library tokenizer is None for a file. The backend is None for tokenizers that exist only in Python.
+    The library's tokenizer is None for a file. The backend is None for tokenizers in Python only.
     """
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
@@ -132,7 +132,7 @@ def _opened(source: Path) -> tuple[Any, Any]:
 
 
 def _text_of(tokenizer: Any, backend: Any, source: Path) -> str:  # noqa: ANN401 - untyped
-    """Return a tokenizer in the form that a checkpoint stores."""
+    """Return a tokenizer in the form stored in checkpoints."""
     if backend is None:
         with quiet():
             return to_text(tokenizer, source)
@@ -147,8 +147,8 @@ def _input_names(config: Any, padding: Padding, listed: Sequence[str]) -> tuple[
     """Return the inputs of a model besides the tokens.
 
     With batches of different lengths the mask is always an input, because padding would change the outputs.
-    Token types are an input if the tokenizer returns them: without them, a model takes all types as 0, even
-    in the second text of a pair.
+    Token types are an input if the tokenizer returns token types. Otherwise a model uses type 0 everywhere,
+    even in the second text of a pair.
 
     Args:
         config: Configuration of the model.
@@ -182,7 +182,7 @@ def read_texts(config: Any, source: Path | None, *, unused: int, padding: Paddin
     Args:
         config: Configuration of the model.
         source: Folder or file with the tokenizer, or None.
-        unused: Number of positions that no token takes.
+        unused: Number of unused positions.
         padding: See `read_tokenizer`.
     """
     length = config.max_position_embeddings - unused
@@ -209,7 +209,7 @@ class TextRow(FamilyRow):
 
     Attributes:
         encoder: Names of the encoder's parts.
-        unused: Function from the configuration to the number of positions that no token takes.
+        unused: Function from the configuration to the number of unused positions.
     """
 
     encoder: TextEncoderNames
@@ -592,7 +592,7 @@ def _refusal(config: Any) -> str | None:  # noqa: ANN401 - transformers is untyp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderRow(TextRow):
-    """Decoders of the same structure as Llama."""
+    """Decoders with the structure of Llama."""
 
     @override
     def backbone_options(self, options: dict[str, object], folder: Path) -> dict[str, object]:

@@ -50,12 +50,12 @@ _BERT = replace(BERT, model="text_model", final=(), projection=("text_projection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRow(FamilyRow):
-    """The two-tower models of transformers that one family reads.
+    """The two-tower models of transformers in a family.
 
     Attributes:
         text: The text tower.
         vision: The image tower.
-        unused: Function from the text tower's configuration to the number of positions that no token takes.
+        unused: Function from the text tower's configuration to the number of unused positions.
     """
 
     text: Paired
@@ -157,9 +157,9 @@ class Readout:
     """The classification of a class of the library.
 
     Attributes:
-        logits: Function from the library's classifier model, its encoder and tokens (N, T, D) to logits (N,
+        logits: Function from the library's classifier model, the encoder and tokens (N, T, D) to logits (N,
             C).
-        reads: Function from the configuration to the tokens that are read, or None for all.
+        reads: Function from the configuration to the tokens to read, or None for all.
         unread: Prefixes of tensors without effect on the outputs, relative to the encoder.
     """
 
@@ -182,12 +182,12 @@ def _pooled(host: Any, model: Any, x: torch.Tensor) -> Any:  # noqa: ANN401 - as
 
 
 def _mean_of_patches(host: Any, model: Any, x: torch.Tensor) -> Any:  # noqa: ANN401 - as above
-    """Return SigLIP's logits (N, C) without its attention pooling. All tokens are patches."""
+    """Return SigLIP's logits (N, C) without attention pooling. All tokens are patches."""
     return host.classifier(model.post_layernorm(x).mean(dim=1))
 
 
 def _mean_without_norm(host: Any, _: Any, x: torch.Tensor) -> Any:  # noqa: ANN401 - as above
-    """Return CLIP's logits (N, C), without its final norm."""
+    """Return CLIP's logits (N, C), without the final norm."""
     return host.classifier(x[:, 1:].mean(dim=1))
 
 
