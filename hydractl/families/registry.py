@@ -117,7 +117,7 @@ def _matters(architecture: Architecture, option: str, value: object) -> bool:
     changed = architecture.model_copy(update={"config": architecture.config | {option: value}})
     try:
         return config(changed) != config(architecture)
-    except UnsupportedModelError:  # some options are only valid together with others
+    except UnsupportedModelError:  # options that are only valid in combination
         return True
 
 

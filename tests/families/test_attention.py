@@ -1,4 +1,4 @@
-"""The attention module: ragged heads, some or all queries, one or several members."""
+"""The attention module: ragged heads, all or few queries, a single member or several."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ flags = st.fixed_dictionaries({k: st.booleans() for k in ("bias", "norm", "gated
 @settings(max_examples=60)
 @torch.inference_mode()
 def test_any_queries_give_those_rows_of_the_library_s_answer(flags, tokens, begin, count, batch):
-    """Few or many asking tokens go different ways through the algebra; the answer is one."""
+    """Few queries use another formula than many (`_attend_folded`), with the same result."""
     made = library(**flags)
     group = head_group(made, ALL)
     x = torch.randn(batch, tokens, 24, dtype=torch.float64)
@@ -95,7 +95,7 @@ def test_no_heads_leave_the_bias_alone():
 
 
 def biased(*, tokens=5, positions=7, seed=0):
-    """Return four heads with a table of relative positions, and what stands in the table for each two tokens (H, T, T)."""
+    """Return four heads with a table of relative positions, and the bias (H, T, T) from the table."""
     made = library(seed=seed)
     table = nn.Parameter(torch.randn(positions, 4, dtype=torch.float64))
     index = torch.randint(positions, (tokens, tokens))
@@ -111,7 +111,7 @@ def biased(*, tokens=5, positions=7, seed=0):
 
 
 def with_scores(group, x, bias):
-    """Return every head's output (B, T, H, K), of scores that a bias (H, T, T) is added to; written out."""
+    """Compute every head's output (B, T, H, K) with a bias (H, T, T) of the scores, step by step."""
     q, k, v = group.qkv(x).unflatten(-1, (3, 4, 6)).permute(2, 0, 3, 1, 4)
     scores = q @ k.transpose(-1, -2) * 6**-0.5 + bias
     return (scores.softmax(-1) @ v).transpose(1, 2)
@@ -150,7 +150,7 @@ def test_attention_weights_know_the_table():
 
 
 def test_sides_are_never_sliced(monkeypatch):
-    """Dynamo of torch 2.7 and 2.8 cannot: a hydra would not compile there."""
+    """Dynamo of torch 2.7 and 2.8 cannot slice a NamedTuple, and could not compile a hydra."""
 
     def refuse(side, index):
         raise TypeError(f"side[{index}]")

@@ -1,4 +1,4 @@
-"""Models without a classifier, family by family: their encoder as it was, and a classifier drawn by the library's rules."""
+"""Models without a classifier, by family: unchanged encoder, and a classifier drawn by the library's rules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def taken(folder, *, number=5, seed=3):
 
 
 def check(found, library, encoder):
-    """All of the encoder is in the model, and the model is the library's with the same tensors."""
+    """Check that the model has all encoder tensors, and that the library's class accepts the state dict."""
     state = found.checkpoint.tensors()
     library.load_state_dict(state, strict=True)
     values = {tuple(t.flatten()[:7].tolist()) for t in state.values() if t.is_floating_point()}
@@ -50,7 +50,7 @@ def check(found, library, encoder):
     assert all(torch.equal(state[n], fresh[n]) for n in head)
 
 
-# base models of vision towers are of other types, further below
+# base models of vision towers have other model types; tested below
 @pytest.mark.spread(cases=10)
 @pytest.mark.parametrize("variant", [v for v in ONE_EACH if v.family != "transformers-vision-tower"], ids=str)
 @torch.inference_mode()
@@ -68,7 +68,7 @@ def test_a_base_model_s_folder(tmp_path, variant):
 
     assert found.checkpoint.digest == digest_files(
         [tmp_path / "model.safetensors"]
-    )  # of what there is, not of the copy
+    )  # of the existing files, not of a copy
     fitted = type(library).from_pretrained(tmp_path, num_labels=5).eval()
     check(found, fitted, kept)
     inputs = sample.inputs()
@@ -80,7 +80,7 @@ def test_a_base_model_s_folder(tmp_path, variant):
 @pytest.mark.parametrize("variant", TEXTS, ids=str)
 @torch.inference_mode()
 def test_any_text_encoder_s_mean_is_read_by_a_linear_classifier(variant):
-    """The reference is the library's base model, the masked mean and one layer, written down in `support.variants`."""
+    """The reference in `support.variants` is the library's base model, a masked mean and a linear layer."""
     sample = base(Variant(variant.family, "mean", variant.arch, variant.options | {"pooling": "mean"}))
     inputs = sample.inputs(batch=3)
     library = sample.library()
@@ -96,7 +96,7 @@ def test_any_text_encoder_s_mean_is_read_by_a_linear_classifier(variant):
     ],
 )  # fmt: skip
 def test_other_heads_are_left_behind(tmp_path, kind, options):
-    """That of a model of choices, too, though it has the classifier's name."""
+    """Also the head of a multiple-choice model, although the name is the same as for a classifier."""
     made = getattr(transformers, kind)
     sizes = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48} if "Distil" in kind else SIZES
     torch.manual_seed(0)
@@ -188,7 +188,7 @@ def test_timm_s_feature_extractors(tmp_path, name, options):
 
 
 def bert(folder, change):
-    """Write a BertModel whose tensors were changed, and return its folder."""
+    """Write a BertModel with changed tensors, and return the folder."""
     config = transformers.BertConfig(**SIZES, vocab_size=61, max_position_embeddings=20)
     transformers.BertModel(config).save_pretrained(folder)
     save_tokenizer(folder)

@@ -1,4 +1,4 @@
-"""What is looked at before each forward pass, and what is left out of one: both for speed, and neither may be seen."""
+"""Checks before each forward pass, and calls saved in a forward pass: neither may change results."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_stacked_layers_are_the_members_own(bias, shape):
 
 
 class Mlp(nn.Module):
-    """Two layers, the first of which may not be all that reads the inputs."""
+    """Two layers; in most variants other operators also read the inputs of the first."""
 
     def __init__(self, how):
         super().__init__()

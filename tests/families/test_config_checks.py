@@ -1,4 +1,4 @@
-"""What an architecture may be told, by files and references alike: names and numbers, whatever a library's constructor would take."""
+"""Options of architectures are only names and numbers, although constructors accept more."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ from support.variants import VARIANTS
 FILE, MARK = "evil.pth", "evil"
 WHOLE = {"timm-vit", "timm-eva", "timm-beit", "timm-relpos", "transformers-bert", "transformers-vit", "transformers-clip",
          "openclip", "openclip-timm"}  # fmt: skip
-"""Families of which every option is tried, also what is beside an architecture; of the others each that may be a text."""
+"""Families tested with all options, including options outside of the architecture. Other families are tested
+with string options."""
 TIMM = (Beit, Eva, VisionTransformer, VisionTransformerRelPos)
 TEXTS = {
     "timm": """act_layer attn_layer attn_type embed_norm_layer global_pool norm_layer pos_embed rel_pos_type rope_grid_indexing
@@ -49,8 +50,8 @@ TEXTS = {
         text_config_dict vision_config_dict vocab_list""",
     "open_clip_torch": "block_type pool_type pos_embed_type proj_type timm_model_name timm_pool timm_proj",
 }
-"""What takes a text, or does not say what it takes, among all that architectures are told: each was looked up in its library, and
-is compared with names or looked up in a table of them."""
+"""Options that accept strings or have no type. In the libraries' code, all values are only compared or used
+as dictionary keys."""
 LIBRARY_OPTIONS = {
     "timm": {
         *inspect.signature(timm.create_model).parameters,
@@ -109,12 +110,15 @@ def _watch(event, arguments):
 
 @pytest.fixture(scope="module", autouse=True)
 def _audit():
-    sys.addaudithook(_watch)  # for good: Python has no way to take one away
+    sys.addaudithook(_watch)  # permanent: Python cannot remove an audit hook
 
 
 @pytest.fixture
 def touched(tmp_path, monkeypatch):
-    """Return what is opened, imported, run or asked of the network that a hostile option names; a pickle lies in reach."""
+    """Record the files, imports, processes and network accesses caused by a hostile option.
+
+    A pickle is in the current folder.
+    """
     global watching  # noqa: PLW0603 - an audit hook has no other place to look
     torch.save({"a": torch.ones(1)}, tmp_path / FILE)
     monkeypatch.chdir(tmp_path)
@@ -132,7 +136,7 @@ def described(family):
 
 
 def hints(kind):
-    """Return what a constructor, or a configuration, says of its options; those of which it says nothing are left out."""
+    """Return the type annotations of the options of a constructor or configuration."""
     if issubclass(kind, PreTrainedConfig) or is_dataclass(kind):
         return {
             n: h for base in reversed(kind.__mro__) for n, h in getattr(base, "__annotations__", {}).items()
@@ -142,13 +146,13 @@ def hints(kind):
 
 
 def texts(kind, names):
-    """Return which of some options may be texts."""
+    """Return the options that accept strings, or have no type."""
     said = hints(kind)
     return {n for n in names if re.search("str|Literal|Any", str(said.get(n, "str")))}
 
 
 def kinds_of(library):
-    """Return the classes that say what architectures of a library are told, and what they may be told."""
+    """Return the classes that define the options of a library's architectures, with the allowed options."""
     if library == "timm":
         return [(kind, known_options() & inspect.signature(kind).parameters.keys()) for kind in TIMM]
     if library == "transformers":
@@ -167,14 +171,14 @@ def kinds_of(library):
 @pytest.mark.newer
 @pytest.mark.parametrize("library", TEXTS)
 def test_every_option_that_may_be_a_text_was_looked_at(library):
-    """A new one, which a new version of a library brings, is not believed: find out what is done with it, then list it."""
+    """If a release adds an option, find out how the library uses the value, then extend `TEXTS`."""
     assert {name for kind, known in kinds_of(library) for name in texts(kind, known)} == {
         *TEXTS[library].split()
     }
 
 
 def parts_of(family, architecture):
-    """Return the place of each configuration within one, and the options that are tried there."""
+    """Return the options to test, by path of the configuration."""
     config, whole = architecture.config, family.name in WHOLE
     if family.library == "timm":
         kind = type(timm.create_model(architecture.name))
@@ -194,11 +198,9 @@ def parts_of(family, architecture):
 
 
 @pytest.mark.spread(cases=14)
-@pytest.mark.parametrize(
-    "name", {v.family: v for v in VARIANTS}
-)  # of families that the installed libraries know
+@pytest.mark.parametrize("name", {v.family: v for v in VARIANTS})  # families of the installed libraries
 def test_no_option_opens_or_fetches_anything(name, touched):
-    """A file's name is a plain name, so that the constructor itself is asked; an id of the Hub is refused before."""
+    """A file name is a plain name and reaches the constructor. An id of the Hub is refused earlier."""
     family, architecture = described(name)
     mask, tried, built = full_mask(architecture.towers), 0, 0
     for place, known in parts_of(family, architecture).items():
@@ -251,7 +253,7 @@ def test_layers_without_end_are_not_made(name, place, option, monkeypatch):
 
 
 def test_what_a_configuration_says_besides_reaches_no_library():
-    """Files of all ages say more than makes a model: it is left out, and so is never looked for."""
+    """Other fields of a configuration are dropped, so no library reads them."""
     config = configured(
         "clip",
         {"_attn_implementation": f"org/{MARK}", "vision_config_dict": {"attn_implementation": f"org/{MARK}"}},

@@ -1,4 +1,7 @@
-"""Architectures are compared by what changes the answers of trained weights, which the models themselves decide."""
+"""Comparison of architectures by options with effect on the outputs of trained weights.
+
+The outputs of models are the reference.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ TRAINING_ONLY = {
 
 
 def reconfigured(sample, path, value):
-    """Return a sample with another value at a path of its configuration, and the same weights."""
+    """Return a sample with another option at a path of the configuration, and the same weights."""
     config = {**sample.header.architecture.config}
     *outer, last = path
     place = config
@@ -44,7 +47,7 @@ def reconfigured(sample, path, value):
 
 
 def options_of(config, known, path=()):
-    """Yield the paths and values of options, with None for those that a configuration leaves to its library."""
+    """Yield paths and values of options; None for options that a configuration does not set."""
     for key in sorted(known - config.keys()):
         yield (*path, key), None
     for key, value in config.items():
@@ -55,7 +58,7 @@ def options_of(config, known, path=()):
 
 
 def other(library, name, value):
-    """Return another value for an option, None where there is none at hand."""
+    """Return another value for an option, or None if no value is known."""
     if (declared := TRAINING_ONLY[library].get(name)) is not None:
         return declared
     if name in TRAINING_ONLY[library] and value is None:
@@ -68,7 +71,7 @@ def other(library, name, value):
 
 
 def same_answers(one, other):
-    """Return whether two samples answer alike; None where the second is no model of the first's tensors."""
+    """Return whether two samples have equal logits. None if the weights do not fit the second architecture."""
     try:
         with torch.inference_mode():
             return largest_difference(*(sample.model()(one.inputs()) for sample in (one, other))) == 0
@@ -166,8 +169,8 @@ def test_what_a_user_says_of_the_problem_is_no_architecture():
 @pytest.mark.parametrize(
     ("changes", "fields"),
     [
-        ({"crop_mode": "squash", "crop_offset": "before"}, ()),  # no margin is odd
-        ({"crop_mode": "squash", "crop_pct": 0.99}, ()),  # no pixel more or less
+        ({"crop_mode": "squash", "crop_offset": "before"}, ()),  # no odd margin
+        ({"crop_mode": "squash", "crop_pct": 0.99}, ()),  # same number of pixels
         ({"crop_mode": "squash", "crop_pct": 0.9}, ("crop_pct",)),
         ({"crop_mode": "center"}, ("crop_mode",)),
         ({"crop_mode": "squash", "mean": (0.5,)}, ("mean",)),
@@ -184,10 +187,10 @@ def test_ways_to_read_an_image_that_make_the_same_input_are_one(changes, fields)
 
 
 def test_every_option_that_sounds_like_training_was_looked_at():
-    """A new one of a new release: find out what it does, then list it."""
+    """If a release adds an option, find out the effect, then add the option to `TRAINING_ONLY`."""
     words = ("drop", "init", "jitter")
     listed = {*TRAINING_ONLY["timm"], *TRAINING_ONLY["transformers"]}
-    answer = {"token_dropout"}  # ESM scales its embeddings by it
+    answer = {"token_dropout"}  # ESM scales embeddings by this option
     for name in sorted({name for v in FIRST for name in options_names(v)}):
         assert not any(word in name for word in words) or name in listed | answer, name
 

@@ -1,4 +1,4 @@
-"""The probe batch is a function of the seed, and the difference is relative to the logits' size."""
+"""Probe inputs depend on the seed only, and differences are relative to the size of the logits."""
 
 from __future__ import annotations
 

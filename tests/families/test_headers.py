@@ -1,4 +1,4 @@
-"""What a header says is held against its architecture before memory is taken or a library is asked."""
+"""Headers are compared with their architecture before memory is allocated or a library builds a model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def loaded(tmp_path, found, **update):
 
 
 def reading(header, **update):
-    """Return what a header with other images or texts says of them."""
+    """Return the changed fields of a header with other images or texts."""
     if header.prompting and "input_size" not in update:
         how = header.prompting.tokenization.model_copy(update=update)
         return {"prompting": header.prompting.model_copy(update={"tokenization": how})}
@@ -61,7 +61,7 @@ def test_inputs_that_an_architecture_does_not_take(tmp_path, name, update, messa
 
 
 def test_a_size_that_an_architecture_takes_is_asked_of_the_library_once_and_without_memory():
-    """On the meta device: attention to a million patches would take terabytes."""
+    """On the meta device, because attention over a million patches would need terabytes."""
     _accepts_images.cache_clear()
     found = sample("transformers-dinov2-plain")
     how = found.header.preprocess.model_copy(update={"input_size": (1, 4096, 4096)})

@@ -1,4 +1,4 @@
-"""Taking a library's model apart."""
+"""Parts of library models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The digest of a model's weights: equal for copies with another header, different for models with other logits."""
+"""The digest of a model's weights: equal for copies with another header, different for other logits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_shards_have_the_weights_of_the_file(tmp_path):
 
 
 def test_other_logits_are_other_weights():
-    """One bit of one tensor, a name, another head of the same shape, another crop."""
+    """Change a single number, a tensor name, the kept heads at equal shapes, and the crop."""
     header, (first, *_) = SAMPLE.header, sorted(SAMPLE.state)
     bit = SAMPLE.state | {first: SAMPLE.state[first].clone()}
     bit[first].view(-1)[0] += 1

@@ -1,4 +1,4 @@
-"""Folders whose tensors a wrapper renamed are read as what they are, and those that have more are not."""
+"""Folders with tensor names of a wrapper are loaded. Folders with additional tensors are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logits of cosines, beside those that float64 gives."""
+"""Zero-shot logits, compared with float64."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch._dynamo.testing import CompileCounter
 
 from hydractl.families.tower import Contrast, unit
 
-SCALE = 64.0  # whose logarithm is nearly the same in all dtypes
+SCALE = 64.0  # the logarithm is nearly the same in all dtypes
 LOW = [torch.bfloat16, torch.float16]
 
 
 def asked(dtype, *, bias=None, classes=200, samples=300):
-    """Return an answer of classes, and images as their tower gives them, (1, N, F)."""
+    """Return an output head with classes, and image embeddings (1, N, F)."""
     draw = torch.Generator().manual_seed(0)
     texts = unit(torch.randn(classes, 32, generator=draw) + 2).to(dtype)
     images = unit(torch.randn(1, samples, 32, generator=draw) + 2).to(dtype)
@@ -27,7 +27,7 @@ def asked(dtype, *, bias=None, classes=200, samples=300):
 
 
 def exact(answer, images):
-    """Return the logits of the numbers that there are."""
+    """Return the logits in float64."""
     found = answer.logit_scale.double().exp() * images.double() @ answer.class_embeddings.double().T
     return found if answer.logit_bias is None else found + answer.logit_bias.double()
 
@@ -52,7 +52,7 @@ def test_logits_of_doubles_are_doubles():
 
 @pytest.mark.parametrize("embedded", [torch.bfloat16, torch.float32])
 def test_autocast_rounds_no_logit(embedded):
-    """Towers under autocast may give either."""
+    """Under autocast, towers may return bf16 or float32."""
     answer, images = asked(torch.float32)
     images = images.to(embedded).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,4 +1,4 @@
-"""The greedy choice of diverse candidates: none below the median, and each step the best there is."""
+"""Greedy choice of diverse candidates: none below the median, and each step adds the best candidate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hydractl.heads.masks import choose_diverse, eligible
 
 @st.composite
 def tasks(draw):
-    """Objectives with ties, and for each candidate a set of points: a set's diversity is how many it covers."""
+    """Objectives with ties, and a set of points per candidate. Diversity is the number of covered points."""
     values = draw(st.lists(st.integers(0, 5).map(float), min_size=1, max_size=12))
     covers = [draw(st.frozensets(st.integers(0, 9))) for _ in values]
     members = draw(st.integers(1, len(values)))

@@ -1,4 +1,4 @@
-"""Where a curve of objectives falls off: known knees, noise, and what has none."""
+"""The knee of a curve of objectives: known knees, noise, and curves without a knee."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VALUES = st.lists(st.floats(-3, 3).map(lambda x: round(x, 3)), min_size=1, max_s
 def bent(
     *, heads: int, rise: int, knee: int, noise: float = 0.0, seed: int = 0, flat: int = 0
 ) -> list[float]:
-    """Rise by 0.05 to `rise`, stay until `knee`, fall by 0.4 in a line, stay at the bottom for `flat` removals."""
+    """Rise by 0.05 until `rise`, stay until `knee`, fall by 0.4, and stay for the last `flat` removals."""
     draw = random.Random(seed)  # noqa: S311 - noise
     bottom = heads - flat
     levels = [

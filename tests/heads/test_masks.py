@@ -1,4 +1,4 @@
-"""Masks and budgets: counts that add up, complements, the prefix law, ties, and refusals that name layer and head."""
+"""Masks and budgets: counts, complements, prefixes, ties, and refusals that name layer and head."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ CLIP = {"vision": TowerShape(12, 12), "text": TowerShape(12, 8)}
 
 @st.composite
 def score_tables(draw) -> dict[str, list[list[float]]]:
-    """Scores of one or two towers, coarse enough to tie."""
+    """Importance of heads of 1 or 2 towers, on a coarse scale with ties."""
     table = {}
     for tower in draw(st.sampled_from([["vision"], ["vision", "text"]])):
         layers, num_heads = draw(st.integers(1, 4)), draw(st.integers(1, 5))
@@ -167,7 +167,7 @@ def test_layers_that_keep_equally_many_are_as_near_the_budget_as_that_goes(sizes
     keep = budget.kept_a_layer(shape)
 
     assert 2 * abs(keep * layers - stay) <= layers
-    assert keep % 2 == 0 or 2 * abs(keep * layers - stay) < layers  # a half goes to the even number
+    assert keep % 2 == 0 or 2 * abs(keep * layers - stay) < layers  # halves are rounded to the even number
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Members, sampled or out of clusters: exact counts, the pool, seeds, and what is shared before the trunk ends."""
+"""Masks of members, sampled or from clusters: counts, pool, seeds, and equal heads before the trunk ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from support.masks import agree_before
 
 @st.composite
 def sampling_tasks(draw):
-    """An order of all heads of one or two towers, a number of removals, and a sampling that is possible."""
+    """An order of all heads of 1 or 2 towers, a number of removals, and a possible sampling."""
     shape = {"vision": TowerShape(draw(st.integers(1, 4)), draw(st.integers(1, 4)))}
     if draw(st.booleans()):
         shape["text"] = TowerShape(draw(st.integers(1, 3)), draw(st.integers(1, 3)))
@@ -137,7 +137,7 @@ def test_heads_are_drawn_evenly():
         for head in dropped(mask):
             counts[head.head] += 1
 
-    # Each head goes in 2 of 5 draws: 160 of 400, with a standard deviation of 10.
+    # Each head is removed in 2 of 5 draws: 160 of 400, with a standard deviation of 10.
     assert all(abs(count - 160) < 40 for count in counts.values())
 
 
@@ -240,7 +240,7 @@ def test_random_masks_are_drawn_as_evenly_as_random_scores_would():
         for head in dropped(mask):
             counts[head] += 1
 
-    # Each head goes in 2 of 6 draws: 133 of 400, with a standard deviation of 9.4.
+    # Each head is removed in 2 of 6 draws: 133 of 400, with a standard deviation of 9.4.
     assert all(abs(count - 400 / 3) < 38 for count in counts.values())
 
 
@@ -276,7 +276,7 @@ def test_as_many_masks_as_there_are_may_be_drawn():
 
 @st.composite
 def clustered(draw):
-    """A partition of all heads of one or two towers, each cluster in some order, and distinct scores."""
+    """A partition of all heads of 1 or 2 towers, each cluster in any order, and distinct importance."""
     shape = {"vision": TowerShape(draw(st.integers(1, 4)), draw(st.integers(1, 4)))}
     if draw(st.booleans()):
         shape["text"] = TowerShape(draw(st.integers(1, 3)), draw(st.integers(1, 3)))

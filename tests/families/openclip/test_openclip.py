@@ -1,4 +1,4 @@
-"""OpenCLIP models as files and names: what open_clip wrote is read, its own answers are ours, what is not covered says why."""
+"""OpenCLIP models in files and by name: weights, logits and tokens equal open_clip's."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ MEAN, STD = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
 
 
 class NoTokenizer:
-    """open_clip's own tokenizer is not among a folder's files."""
+    """A tokenizer that saves no files, like open_clip's own tokenizer."""
 
     def save_pretrained(self, folder):
         pass
 
 
 def save(sample: Sample, folder: Path, **preprocess: object) -> Path:
-    """Write a folder as open_clip's own `save_for_hf` does."""
+    """Write a folder like open_clip's `save_for_hf`."""
     library = sample.library()
     set_model_preprocess_cfg(library, {"mean": MEAN, "std": STD} | preprocess)
     config = dict(sample.header.architecture.config)
@@ -62,7 +62,7 @@ def save(sample: Sample, folder: Path, **preprocess: object) -> Path:
 
 
 def edit(folder: Path, **changes: object) -> None:
-    """Change `model_cfg`: `text.layers` in `text_cfg`, `embed_dim` in itself; `...` removes."""
+    """Change `model_cfg`: `text__layers` is in `text_cfg`, `embed_dim` at the top. `...` removes an option."""
     path = folder / "open_clip_config.json"
     raw = json.loads(path.read_text())
     for key, value in changes.items():
@@ -131,7 +131,7 @@ def test_shards_are_read(tmp_path):
 
 
 def test_a_model_in_two_layouts_is_read_as_transformers_own(tmp_path):
-    """As laion's are on the Hub; that way nobody needs to install open_clip for them."""
+    """LAION's folders on the Hub have both layouts. With transformers', users do not need open_clip."""
     clip = base(next(v for v in VARIANTS if v.family == "transformers-clip"))
     folder = save(base(PLAIN), tmp_path / "m")
     clip.library().save_pretrained(folder)
@@ -143,7 +143,7 @@ def test_a_model_in_two_layouts_is_read_as_transformers_own(tmp_path):
 
 
 def test_a_text_tower_named_as_of_old_is_read(tmp_path):
-    """open_clip reads a `CustomTextCLIP` from names without the prefix `text.` too."""
+    """open_clip also loads a `CustomTextCLIP` without the prefix `text.` in tensor names."""
     sample = base(CUSTOM)
     folder = save(sample, tmp_path / "m")
     path = folder / "open_clip_model.safetensors"
@@ -166,7 +166,7 @@ def test_a_configuration_of_the_registry_has_its_name(tmp_path):
 
 @torch.inference_mode()
 def test_zero_shot_logits_are_open_clip_s(tmp_path):
-    """Its own loading, tokenizer, preprocessing and mean over templates, on images and class names."""
+    """Compare with open_clip's loading, tokenizer, preprocessing and mean over templates."""
     folder = save(base(READABLE), tmp_path / "m")
     names, templates = ["cat", "hot dog", "São Paulo's café"], ("a photo of a {}.", "{}, 3 of them!")
     library, transform = open_clip.create_model_from_pretrained(f"local-dir:{folder}")
@@ -205,7 +205,7 @@ def test_images_are_prepared_as_by_open_clip(tmp_path, mode, interpolation):
 
 
 def test_the_paper_s_model_has_the_paper_s_heads():
-    """ViT-B-32 (laion2b_s34b_b79k): 12 layers of 12 heads, and 12 of 8."""
+    """ViT-B-32 (laion2b_s34b_b79k): 12 layers with 12 heads, and 12 layers with 8 heads."""
     towers = describe("openclip:ViT-B-32", {}).architecture.towers
     assert {k: (t.layers, t.num_heads, t.head_dim) for k, t in towers.items()} == {
         "vision": (12, 12, 64),
@@ -220,7 +220,8 @@ def test_each_model_of_the_registry_is_described_or_refused_with_a_reason():
         supported += [name] if reason is None else []
         assert reason is None or len(reason) > 20
     own = [name for name in supported if not timm_name(open_clip.get_model_config(name))]
-    assert (len(own), len(supported)) == (45, 45 + 76)  # the others depend on what timm's model is
+    # support for the other architectures depends on timm's model
+    assert (len(own), len(supported)) == (45, 45 + 76)
     assert {"ViT-B-32", "ViT-L-14", "ViT-H-14", "ViT-bigG-14", "ViT-B-16-quickgelu"} <= {*supported}
     for name in own[::6]:
         described = describe(f"openclip:{name}", {})
@@ -241,7 +242,7 @@ def test_each_model_of_the_registry_is_described_or_refused_with_a_reason():
             "ViTamin-XL-384",
             "openclip-timm-custom-text",
             (32, 16, 72),
-        ),  # made for 384 pixels, and asked about 256
+        ),  # built for 384 pixels, configured with 256
         ("MobileCLIP-B", "openclip-timm-custom-text", (12, 12, 64)),
     ],
 )
@@ -401,7 +402,8 @@ TEXTS = (
     "golf ball " * 60, "x" * 300, "é" * 100,
 )  # fmt: skip
 OTHER = ("ＦＵＬＬ width", "&eacute;", "ΟΔΟΣ", "l’humanitÃ©")
-"""What differs: full-width letters, entities without ASCII, the Greek sigma that ends a word, mojibake."""
+"""Texts with other tokens than open_clip's: full-width letters, entities without ASCII, a final Greek sigma,
+mojibake."""
 
 
 def ids_of(text: str, texts, length: int = 77) -> torch.Tensor:
@@ -415,11 +417,11 @@ def test_ids_are_open_clip_s():
     found = ids_of(clip_tokenizer(), TEXTS)
     expected = open_clip.tokenize(list(TEXTS))
     assert [t for t, a, b in zip(TEXTS, found, expected, strict=True) if not torch.equal(a, b)] == []
-    assert found[-1, -1] == found[-2, -1] == 49407  # a text that was cut has its end
+    assert found[-1, -1] == found[-2, -1] == 49407  # truncated texts keep the end token
 
 
 def test_what_differs_from_open_clip_is_known():
-    """Whoever repairs one of these will find the note in the module's docstring out of date."""
+    """If a text becomes equal, move the text from `OTHER` to `TEXTS`."""
     found, expected = ids_of(clip_tokenizer(), OTHER), open_clip.tokenize(list(OTHER))
     assert not any(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
@@ -459,7 +461,7 @@ def test_a_model_with_other_tokens_has_no_tokenizer_yet(tmp_path):
 
 @pytest.mark.parametrize("strip", [False, True])
 def test_a_folder_s_own_tokenizer_is_used_where_the_configuration_names_one(tmp_path, strip):
-    """As CLIPA's BERT tokenizer, whose `[SEP]` open_clip replaces by 0."""
+    """Like CLIPA's BERT tokenizer, in which open_clip replaces `[SEP]` by 0."""
     folder = save(base(PLAIN), tmp_path / "m")
     save_tokenizer(folder)
     edit(
@@ -509,7 +511,7 @@ def test_a_header_alone_needs_no_library(tmp_path, monkeypatch):
 
 
 def test_noise_reaches_every_tensor_of_a_variant():
-    """The parity tests compare nothing where weights are zero or one by initialisation."""
+    """The parity tests would prove nothing for weights initialized with 0 or 1."""
     state = base(OURS[-1]).state
     other = perturbed(state, seed=1)
     assert all(not torch.equal(state[k], other[k]) for k in state)

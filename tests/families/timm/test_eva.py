@@ -1,4 +1,4 @@
-"""timm's Eva: what is described, what is refused in words, what no state dict holds, folders of the library."""
+"""timm's Eva: descriptions, refusals, buffers outside of state dicts, and library folders."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KEEP = ((0, 2, 3), (), (1,))
         ("vit_small_patch16_dinov3", TIMM_EVA),
         ("vit_pe_core_tiny_patch16_384", TIMM_EVA),
         ("vit_tiny_patch16_224", TIMM_VIT),
-        ("eva_large_patch14_196", TIMM_VIT),  # called EVA, and yet a plain vision transformer
+        ("eva_large_patch14_196", TIMM_VIT),  # a plain vision transformer in spite of the name
     ],
 )
 def test_the_class_of_a_model_decides_which_family_reads_it(name, family):
@@ -117,12 +117,12 @@ def test_every_tensor_has_a_place():
 
 
 def test_heads_of_their_own_angles_are_picked_by_number():
-    """Frequencies stay whole in a member: pruning moves no head to another's angles."""
+    """Members keep the frequencies of all heads: pruning gives no head the angles of another."""
     sample = base(EVA["rope-mixed"])
     member = sample.pruned(*KEEP)
     assert torch.equal(member.state["rope.freqs"], sample.state["rope.freqs"])
     turned = {**member.state, "rope.freqs": member.state["rope.freqs"].clone()}
-    turned["rope.freqs"][:, 0, 1] += 1.0  # of a head that layer 0 has lost
+    turned["rope.freqs"][:, 0, 1] += 1.0  # a head that layer 0 does not have
     with torch.inference_mode():
         found = load_state(member, turned)(member.inputs())
         assert torch.equal(found, member.model()(member.inputs()))
@@ -178,7 +178,7 @@ def test_angles_shaken_in_training_are_the_library_s(name):
 
 
 def saved(folder, name):
-    """Write a folder as timm does, and return it with the model."""
+    """Write a folder like timm, and return the sample and timm's model."""
     from timm.models import save_for_hf
 
     sample = base(EVA[name])
@@ -214,7 +214,7 @@ def as_eva02(state):
 
 
 def as_dinov3(state):
-    """Return tensors under the names of DINOv3's authors: one bias for q, k and v, and what only pretraining needs."""
+    """Return tensors under the names of DINOv3's authors, with a fused bias and tensors for pretraining."""
     renamed = {"gamma_1": "ls1.gamma", "gamma_2": "ls2.gamma", "reg_token": "storage_tokens"}
     found = {_replaced(n, renamed): t for n, t in state.items() if not n.endswith(("q_bias", "v_bias"))}
     for layer in range(3):

@@ -1,4 +1,4 @@
-"""timm's models whose forward pass asks most of torch's compiler and of its exports: positions that turn, or that are learnt."""
+"""torch.compile and export of timm models with rotary or learned positions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = (
 @pytest.mark.parametrize(
     "name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.more) for name in NAMES[1:])]
 )
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch
 def test_compiles_and_exports(name):
     sample = base(variant(name))
     hydra = Hydra([sample.model(), sample.pruned(*KEEP).model()])

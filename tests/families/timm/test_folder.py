@@ -1,6 +1,6 @@
-"""Every field of timm's `config.json` that changes inputs or answers: honoured as timm does, or refused.
+"""Fields of timm's `config.json` that change inputs or outputs are honoured like in timm, or refused.
 
-A folder is made for each rule, in which it alone is set.
+Each rule is tested with a folder that sets only this field.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from hydractl.families.timm.models import RULES
 from hydractl.families.tower import largest_difference
 from support.builders import over_classes
 
-ARCH = "vit_tiny_patch16_384"  # whose own images are of another size than timm's default
+ARCH = "vit_tiny_patch16_384"  # the images of this architecture have another size than timm's default
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
 CLASSES = "abcde"
 PICTURES = [Image.effect_noise((70, 47), 90).convert("RGB"), Image.effect_noise((33, 64), 40).convert("RGB")]
 LIBRARY = None
-"""The answer must be the library's."""
+"""Expected result: the library's logits."""
 BACKBONE = "backbone: "
-"""So begin reasons for which `finetune` alone takes a folder."""
+"""Prefix of reasons for folders that only `finetune` accepts."""
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A folder as timm writes it, of a model with a head of its own."""
+    """A folder written by timm, of a model with a random classifier."""
     folder = tmp_path_factory.mktemp("saved")
     torch.manual_seed(0)
     model = timm.create_model(ARCH, num_classes=5, **TINY)
@@ -57,7 +57,7 @@ def arguments(**changes):
 
 
 def flat(**changes):
-    """The older form, which has no arguments: of an architecture whose own are those of the weights."""
+    """Return a change to the older form: `pretrained_cfg` is the whole file, without `model_args`."""
     return lambda config: {**config["pretrained_cfg"], "architecture": ARCH, "num_classes": 5, **changes}
 
 
@@ -95,7 +95,7 @@ CASES = {
         (preprocessing(mean="dark"), "invalid mean"),
     ],
     "`input_size`, `fixed_input_size`": [
-        (preprocessing(input_size=[3, 48, 48]), LIBRARY),  # `img_size` of `model_args` goes before
+        (preprocessing(input_size=[3, 48, 48]), LIBRARY),  # `img_size` in `model_args` has precedence
         (preprocessing(input_size=[3, 48, 48], fixed_input_size=False), "builds a model for \\(3, 32, 32\\)"),
         (preprocessing(fixed_input_size=False), LIBRARY),
         (lambda c: arguments(dynamic_img_size=True)(preprocessing(input_size=[3, 48, 64])(c)), LIBRARY),
@@ -119,7 +119,7 @@ CASES = {
     ],
     "`num_classes`": [
         (configured(num_classes=...), LIBRARY),
-        (preprocessing(num_classes=9), LIBRARY),  # the top level goes before
+        (preprocessing(num_classes=9), LIBRARY),  # the top level has precedence
         (configured(num_classes=6), f"{BACKBONE}`num_classes` is 6, but 5"),
         (lambda c: configured(num_classes=1)(arguments(num_classes=1)(c)), r"`head.bias` has shape \(5,\)"),
         (lambda c: configured(num_classes=0)(arguments(num_classes=0)(c)), f"{BACKBONE}has no classifier"),
@@ -191,7 +191,7 @@ def test_a_folder_of_another_class_is_refused_by_the_name_of_its_class(saved, tm
 
 
 def check_answers(folder):
-    """Compare class names, inputs and logits with timm's own."""
+    """Compare class names, inputs and logits with timm's."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         library = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
@@ -202,7 +202,7 @@ def check_answers(folder):
         expected = torch.stack([transform(picture) for picture in PICTURES])
         with torch.inference_mode():
             logits = library(expected)
-    except AssertionError:  # timm's default size, which its model does not take
+    except AssertionError:  # timm's default size, which the model does not accept
         assert how.input_size == (3, 32, 32)
         transform = create_transform(**resolve_data_config({"input_size": how.input_size}, model=library))
         expected = torch.stack([transform(picture) for picture in PICTURES])
@@ -223,7 +223,7 @@ def check_answers(folder):
     ids=str,
 )  # fmt: skip
 def test_the_older_form_is_read_as_timm_does(monkeypatch, saved, tmp_path, changes):
-    """Fields of `pretrained_cfg` at the top level; it has no arguments, so the architecture itself is tiny here."""
+    """Without `model_args`, the architecture itself must be tiny."""
     from timm.models import vision_transformer
 
     whole = vision_transformer._create_vision_transformer
@@ -234,6 +234,6 @@ def test_the_older_form_is_read_as_timm_does(monkeypatch, saved, tmp_path, chang
 
 
 def test_a_number_is_the_lesser_word(tmp_path, saved):
-    """timm draws a new classifier where its number differs from that of `pretrained_cfg`, which nothing says here."""
+    """Only `model_args` has the number of classes. timm would draw a new classifier."""
     change = lambda c: configured(num_classes=...)(preprocessing(num_classes=...)(c))
     assert open_model(str(edited(saved, tmp_path, change))).header.num_classes == 5

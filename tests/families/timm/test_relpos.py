@@ -1,4 +1,4 @@
-"""timm's models with relative positions: tables and networks with a column a head, a layer's own or one for all layers."""
+"""timm's models with relative positions: tables and networks with a column per head, per layer or shared."""
 
 from __future__ import annotations
 
@@ -82,9 +82,7 @@ def test_what_layers_share_stays_whole_and_heads_are_picked_by_number(variant, n
     member = base(variant).pruned((0, 2, 3), (0,), (0, 2))
     assert torch.equal(member.state[name], base(variant).state[name])
     before = member.model()(member.inputs())
-    assert torch.equal(
-        moved(member, name, axis, 1)(member.inputs()), before
-    )  # no layer has this head any more
+    assert torch.equal(moved(member, name, axis, 1)(member.inputs()), before)  # no layer has this head
     assert largest_difference(moved(member, name, axis, 2)(member.inputs()), before) > 1e-4
 
 
@@ -118,7 +116,7 @@ def test_biases_follow_the_model_into_half_precision_and_back(variant, name, axi
 @own
 @torch.inference_mode()
 def test_heads_cut_while_scoring_leave_the_others_as_they_were(variant, name, axis):
-    """The group of a loaded model, cut again: names stay, and the base is not touched."""
+    """Pruning a loaded model keeps names, and does not change the base."""
     del axis
     sample = base(variant)
     model, cut = sample.model(), sample.model()
@@ -132,7 +130,7 @@ def test_heads_cut_while_scoring_leave_the_others_as_they_were(variant, name, ax
 
 @torch.inference_mode()
 def test_a_folder_with_the_names_of_beit_s_authors_is_read(tmp_path):
-    """They store the index that each table is read with, which timm computes."""
+    """The authors also store the index of each table, which timm computes."""
     from timm.models import save_for_hf
 
     sample = base(BEIT["tables"])

@@ -1,4 +1,4 @@
-"""timm's vision transformers: what is described, and what is refused in words."""
+"""timm's vision transformers: descriptions and refusals."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_near_name_is_offered():
 
 
 def test_every_tensor_has_a_place():
-    """Each family says of each tensor what it belongs to; what is in a block has a layer."""
+    """Every tensor has a part, and a layer if the tensor is in a block."""
     from hydractl.families.base import place_of
 
     places = {n: place_of(TIMM_VIT, n) for n in base(variant("distilled")).state}

@@ -1,4 +1,4 @@
-"""transformers' two-tower models: what their rows say that no contract asks for."""
+"""transformers' two-tower models: properties of single rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_an_option_of_no_configuration_is_refused(option):
 @pytest.mark.parametrize(("name", "longest"), [("clip-plain", 20), ("altclip-plain", 18)])
 @torch.inference_mode()
 def test_texts_are_as_long_as_there_are_positions(name, longest):
-    """AltCLIP counts positions from behind the padding token."""
+    """AltCLIP's positions start after the id of the padding token."""
     sample = base(named(name))
     how = sample.header.prompting.tokenization
     assert how.max_length == longest

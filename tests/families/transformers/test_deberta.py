@@ -1,4 +1,4 @@
-"""DeBERTa-v2 and v3: relative positions as keys and as queries, the convolution of the largest."""
+"""DeBERTa-v2 and v3: relative positions as keys and queries, and the convolution of the largest model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DOUBLE = torch.float64
 
 
 def library_of(variant, *, seed=3):
-    """Return the library's model and ours with the same random weights."""
+    """Return the library's model and hydractl's, with the same random weights."""
     sample = base(variant)
     state = perturbed(sample.state, seed=seed)
     library = sample.library(DOUBLE)
@@ -34,7 +34,7 @@ def library_of(variant, *, seed=3):
 @pytest.mark.parametrize("tokens", [1, 2, 9, 17, 40])
 @torch.inference_mode()
 def test_distances_beyond_the_furthest_are_those_of_the_library(tokens):
-    """Position buckets are exact near by and logarithmic further off; beyond the furthest all are one."""
+    """Position buckets are exact for near tokens, logarithmic for far tokens, and equal beyond a maximum."""
     for name in ("v3", "own-projections", "words-to-positions", "positions-to-words"):
         library, model = library_of(OURS[name])
         texts = {
@@ -47,7 +47,7 @@ def test_distances_beyond_the_furthest_are_those_of_the_library(tokens):
 @pytest.mark.parametrize("name", ["v3", "own-projections", "absolute"])
 @torch.inference_mode()
 def test_heads_taken_out_in_memory_are_those_taken_out_of_the_file(name):
-    """Position projections lose their rows with the heads that they belong to."""
+    """Position projections lose the rows of removed heads."""
     sample = base(OURS[name])
     inputs = sample.inputs(dtype=DOUBLE)
     model = sample.model(DOUBLE)
@@ -77,7 +77,7 @@ def test_the_convolution_and_the_relative_positions_are_outside_the_blocks():
 
 @pytest.mark.parametrize("name", ["v3", "own-projections", "absolute"])
 def test_taylor_scores_count_the_projections_of_positions(name):
-    """The mean over all matrices that make queries, keys and values, those of positions with them."""
+    """Taylor importance is the mean over all projections, including those of positions."""
     sample = base(OURS[name])
     texts = sample.inputs(batch=6, seed=1)
     labels = torch.randint(0, 7, (6,), generator=torch.Generator().manual_seed(2))

@@ -1,4 +1,4 @@
-"""Decoders of transformers: what `save_pretrained` wrote answers as the library does, wherever padding stands."""
+"""Decoders of transformers: saved folders give the library's logits, for padding on either side."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PAD = 0
 
 
 def texts(lengths, *, left=False, ends_with_pad=False):
-    """Return texts (B, T) of these lengths; their last token may be the one that pads."""
+    """Return texts (B, T) of these lengths. The last token may be the padding token."""
     width = max(lengths) + 2
     ids = torch.randint(1, 61, (len(lengths), width), generator=torch.Generator().manual_seed(3))
     mask = torch.arange(width) < torch.tensor(lengths)[:, None]
@@ -56,7 +56,7 @@ def texts(lengths, *, left=False, ends_with_pad=False):
 
 
 def folder_model(one, folder, dtype):
-    """Return the library's model of a folder in a dtype, and ours."""
+    """Return the library's model of a folder and hydractl's, in a dtype."""
     save_text_model(one, folder)
     kind = "Token" if one.name == "tokens" else "Sequence"
     library = getattr(transformers, f"AutoModelFor{kind}Classification").from_pretrained(folder, dtype=dtype)
@@ -81,7 +81,10 @@ def test_equals_the_library_to_the_last_bit(tmp_path, one, dtype):
 
 @torch.inference_mode()
 def test_the_last_token_is_found_where_the_library_takes_padding_for_text():
-    """Another token pads than the configuration's: the library answers such a text rightly when it is asked alone."""
+    """Texts are padded with another token than the configuration's.
+
+    The library is right only for single texts without padding.
+    """
     sample = base(LLAMA)
     inputs, lengths = texts((9, 3, 6)), (9, 3, 6)
     other = inputs["input_ids"].where(inputs["attention_mask"].bool(), 5)
@@ -103,7 +106,7 @@ def test_a_key_head_goes_with_its_last_query_head():
 
 
 def written_out(sample):
-    """Return the same model in which each head has keys and values of its own."""
+    """Return the same model with separate keys and values for each query head."""
     architecture = sample.header.architecture
     towers = {
         name: TowerHeads(**t.model_dump() | {"key_heads": None}) for name, t in architecture.towers.items()
@@ -134,7 +137,7 @@ def test_keys_written_out_are_the_same_model():
 @pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("method", METHODS)
 def test_scores_are_those_of_the_model_with_its_keys_written_out(tmp_path, method):
-    """A tensor of shared keys has fewer numbers than heads times their width; its reshape to heads would not fail."""
+    """Importance equals that of the same model without shared keys."""
     save_tokenizer(tmp_path)
     data = tmp_path / "data.jsonl"
     words = WORDS[4:]
@@ -211,7 +214,7 @@ def test_headers_say_how_many_heads_keys_have():
 
 
 def language_model(folder, model_class, *, pads=True, tied=True):
-    """Write a language model in bf16 without `pad_token_id`, and return its tensors; its tokenizer ends texts with [SEP]."""
+    """Write a bf16 language model without `pad_token_id`, and return its tensors. Texts end with [SEP]."""
     config = transformers.LlamaConfig(
         vocab_size=10,
         hidden_size=32,
@@ -260,7 +263,7 @@ def test_a_language_model_is_a_backbone(tmp_path, options):
 @pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_weights_in_bf16_are_tuned_as_single_precision_and_stay_bf16(tmp_path, precision):
-    """Steps too small for bf16 add up in the master weights; and recomputed activations change nothing."""
+    """Steps too small for bf16 add up in float32 master weights. Recomputed activations change nothing."""
     language_model(tmp_path / "m", transformers.LlamaForCausalLM)
     data = tmp_path / "data.jsonl"
     lines = [{"text": " ".join(["cat" if i % 2 else "mat"] * (1 + i % 5)), "label": i % 2} for i in range(32)]
@@ -281,14 +284,17 @@ def test_weights_in_bf16_are_tuned_as_single_precision_and_stay_bf16(tmp_path, p
     assert all(torch.equal(plain[name], recomputed[name]) for name in plain)
     name = "model.layers.0.self_attn.k_proj.weight"
     before = load_file(tmp_path / "m" / "model.safetensors")[name]
-    large = before.abs() >= 2**-6  # of which half a unit in the last place is 6e-5, three steps of Adam
+    large = before.abs() >= 2**-6  # half a unit in the last place is 6e-5, three steps of Adam
     assert (plain[name] != before)[large].any()
     assert report.step == 64
 
 
 @pytest.fixture
 def scored(tmp_path):
-    """A saved model of four heads, two to a key, and scores by which the best heads of a layer are of two groups."""
+    """A saved model with two query heads per key head, and head importance.
+
+    The best heads of a layer are in different groups.
+    """
     model = base(LLAMA).save(tmp_path / "base.st")
     run_score(ScoreConfig(model=str(model), out=tmp_path / "s.json", method="random"))
     scores = HeadScores.read(tmp_path / "s.json")
@@ -309,7 +315,7 @@ def scored(tmp_path):
     ],
 )
 def test_whole_groups_go_by_their_mean_score(tmp_path, scored, options, keep):
-    """0.45 and 0.5; 0.15 and 0.4; 0.6 and 0.55."""
+    """Mean importance of the groups: 0.45 and 0.5; 0.15 and 0.4; 0.6 and 0.55."""
     run_prune(PruneConfig(out=tmp_path / "m.st", **scored, **options))
     mask = HeadMask.read(tmp_path / "m.mask.json")
     assert mask.towers["text"].keep == keep

@@ -1,6 +1,6 @@
-"""Every field and file of transformers' folders that changes answers: honoured as the library does, or refused.
+"""Fields and files of transformers' folders that change outputs are honoured like in the library, or refused.
 
-A folder is made for each rule, in which it alone is set.
+Each rule is tested with a folder that sets only this field.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def one_logit(name):
 
 
 def shard(folder):
-    """Beside the file, an index of a shard whose classifier is another."""
+    """Add an index with a shard in which the classifier differs."""
     tensors = load_file(folder / "model.safetensors")
     other = {k: v + k.startswith("classifier") for k, v in tensors.items()}
     save_file(other, folder / "model-00001-of-00001.safetensors", metadata={"format": "pt"})
@@ -94,9 +94,9 @@ def tokenizer(**changes):
 
 
 LIBRARY = None
-"""The answer must be the library's."""
+"""Expected result: the library's logits."""
 BACKBONE = "backbone: "
-"""So begin reasons for which `finetune` alone takes a folder."""
+"""Prefix of reasons for folders that only `finetune` accepts."""
 CLASSIFIERS = {
     "quantized weights: 8-bit tensors, integers, scales": [
         (change_weights(lambda t: {f"{BLOCK}.weight": t[f"{BLOCK}.weight"].to(torch.int8)}), "has dtype I8"),
@@ -178,7 +178,7 @@ CASES = [
 
 
 def test_every_rule_has_a_folder():
-    elsewhere = {"`preprocessor_config.json`"}  # `test_vision.py` has a folder for each of its fields
+    elsewhere = {"`preprocessor_config.json`"}  # `test_vision.py` tests the fields of this file
     assert {rule.name for rule in RULES} == CLASSIFIERS.keys() | elsewhere
 
 
@@ -203,7 +203,7 @@ def test_a_field_alone_is_honoured_as_the_library_does_or_refused(tmp_path, chan
 
 
 def check_answers(folder):
-    """Compare classes and probabilities with the library's own, asked one text at a time."""
+    """Compare class names and logits with the library's, computed for single texts."""
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokens = transformers.AutoTokenizer.from_pretrained(folder)
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""What is kept here of what the library says only in its source."""
+"""Tables of facts that are only in the library's source."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIGS = {
 
 
 def looked_for(config):
-    """Return the options that the sources of a configuration and its model look for by name."""
+    """Return the options that the sources of a configuration and its model read by name."""
     own = sys.modules[config.__module__]
     model = import_module(config.__module__.replace("configuration_", "modeling_"))
     return {
@@ -36,7 +36,7 @@ def looked_for(config):
 @pytest.mark.newer
 @pytest.mark.parametrize("config", sorted(CONFIGS, key=str), ids=lambda config: config.model_type)
 def test_undeclared_options_are_those_that_the_library_looks_for(config):
-    """A newer library that looks for another would refuse it by our words without this."""
+    """Fails if a newer release of the library reads another option, which hydractl would refuse."""
     declared = {*config().to_dict(), *config.attribute_map, "num_labels"}
     assert {*UNDECLARED.get(config.model_type, ())} == looked_for(config) - declared
 
@@ -55,7 +55,7 @@ def test_no_list_is_of_a_model_that_is_not_read():
     ],
 )  # fmt: skip
 def test_an_option_that_there_is_not(name, option, said, hint):
-    """The library itself keeps whatever it is given."""
+    """The library itself accepts any option."""
     with pytest.raises(UnsupportedModelError) as caught:
         family_for_name(name).describe(name, option)
     assert (str(caught.value), caught.value.hint) == (said, hint)
@@ -69,7 +69,7 @@ def test_a_class_that_the_release_lacks_is_said():
 
 @pytest.mark.parametrize("off", [True, False])
 def test_bars_of_the_hub_are_as_they_were_after_the_library_was_kept_quiet(off):
-    """It turns them on with its own."""
+    """transformers switches the Hub's progress bars on together with its own."""
     from huggingface_hub.utils.tqdm import (
         are_progress_bars_disabled,
         disable_progress_bars,

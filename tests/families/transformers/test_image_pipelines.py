@@ -22,13 +22,13 @@ MODELS = {
     "dinov2": ("Dinov2", "BitImageProcessor"),
     "siglip": ("Siglip", "SiglipImageProcessor"),
 }
-"""Classes of models, and of their image processors: ViT's does not convert to RGB, the others do."""
+"""Class prefixes of models, and image processors. ViT's processor does not convert to RGB, the others do."""
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 NAMES = dict(enumerate("abcde"))
 
 
 def png(width, height, depth, color, rows, chunks=()):
-    """Return a PNG file as specified, because Pillow writes neither low depths nor 16 bits with a `tRNS` chunk."""
+    """Write a PNG file byte by byte. Pillow writes neither low depths nor 16 bits with a `tRNS` chunk."""
     header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
     data = zlib.compress(b"".join(b"\0" + row for row in rows))
     parts = [(b"IHDR", header), *chunks, (b"IDAT", data), (b"IEND", b"")]
@@ -40,7 +40,7 @@ def png(width, height, depth, color, rows, chunks=()):
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """Write images of all modes in two sizes, by their paths."""
+    """Write images of all modes in two sizes. Return the paths."""
     root = tmp_path_factory.mktemp("pictures")
     random = np.random.default_rng(0)
     for size in ((9, 14), (57, 40)):
@@ -100,7 +100,7 @@ def model_folder(folder, kind, converts):
 
 
 def probabilities(path):
-    """Return the probabilities of each class by file."""
+    """Return the probabilities of classes, by file."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return {row["path"]: {top["label"]: top["probability"] for top in row["top"]} for row in rows}
 

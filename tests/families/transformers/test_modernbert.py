@@ -1,4 +1,4 @@
-"""ModernBERT: local and global layers, each with its own angles."""
+"""ModernBERT: local and global layers with separate rotary angles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OURS = {v.name: v for v in VARIANTS if v.family == MODERNBERT.name}
 
 @torch.inference_mode()
 def test_a_local_layer_sees_its_neighbours_and_a_global_one_everything():
-    """The window is half of `local_attention` to either side, itself with it."""
+    """The window has half of `local_attention` on each side, plus the token itself."""
     sample = base(OURS["plain"])
     tower = sample.model().tower()
     stream = tower.embed(sample.inputs(batch=1))
@@ -35,7 +35,7 @@ def test_a_local_layer_sees_its_neighbours_and_a_global_one_everything():
 
 
 def test_local_layers_share_a_mask():
-    """It is as large as the scores of a head: as many are made with three local layers as with one."""
+    """The mask is as large as the scores of a head, so three local layers must not create three masks."""
     made = []
     for local in (1, 3):
         options = OURS["plain"].options | {

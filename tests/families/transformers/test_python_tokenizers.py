@@ -1,4 +1,4 @@
-"""Tokenizers that transformers has in Python only: transformers' own tokens at every stage, and what a checkpoint cannot hold."""
+"""Tokenizers in Python only: tokens equal transformers' at every stage, and others are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def save_model(name, folder, **settings):
 
 
 def check_tokens(how, folder, *, max_length):
-    """Compare with the library, asked one text at a time; texts are cut on the side that the settings say."""
+    """Compare with the library for single texts. Truncation is on the side in the tokenizer's settings."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for text in TEXTS:
         parts = [text] if isinstance(text, str) else text

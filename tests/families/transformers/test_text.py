@@ -1,4 +1,4 @@
-"""Text models of transformers as files: what `save_pretrained` wrote is read, what is not covered is refused in words."""
+"""Folders of transformers' text models: loading of `save_pretrained`, and refusals with a reason."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_saved_folder_is_the_model(tmp_path, variant, options):
 
 @every_family
 def test_names_on_disk_tell_the_parts(tmp_path, variant):
-    """Whatever older names the library writes: `inspect` tells the parts by them."""
+    """`inspect` derives the parts of a model from names on disk, including older names."""
     sample = save_text_model(variant, tmp_path)
     family = sample.family
     found = {
@@ -143,7 +143,7 @@ def test_a_refused_configuration_says_why(name, options, reason):
 @pytest.mark.spread(alike=True)
 @every_text
 def test_every_tensor_has_a_place(variant):
-    """Of each layer its heads and MLP, and outside an embedding and a classifier; norms are in neither."""
+    """Blocks have heads, MLP and norms; outside are embedding, readout and classifier."""
     sample = base(variant)
     places = {name: place_of(sample.family, name) for name in sample.state}
     assert {p.part for p in places.values()} >= {"embed", "head", "attention", "mlp", "norm"}
@@ -161,7 +161,7 @@ def test_every_tensor_has_a_place(variant):
 @pytest.mark.spread(alike=True)
 @every_text
 def test_costs_are_counted_without_weights(variant):
-    """On the meta device, and with parameters that want gradients."""
+    """On the meta device, with parameters that require gradients."""
     header, family = base(variant).header, base(variant).family
     empty = family.build(header.architecture, header.masks[0], None).to("meta")
     found = count_macs(empty, blank_inputs(header.preprocess, 2, device="meta"))
@@ -177,7 +177,7 @@ def test_costs_are_counted_without_weights(variant):
     ],
 )
 def test_what_the_library_cannot_build_is_said_in_words(reference):
-    """A token that pads beyond the vocabulary, an activation that there is not."""
+    """A padding token outside the vocabulary, and an unknown activation."""
     small = ",hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=16"
     with pytest.raises(UsageError, match="transformers cannot build `") as caught:
         open_model(reference + small)
@@ -197,7 +197,7 @@ def test_what_the_library_cannot_build_is_said_in_words(reference):
 @pytest.mark.parametrize("part", ["embed", "attention", "norm", "mlp"])
 @torch.inference_mode()
 def test_a_hydra_of_members_that_differ_in_one_part(tmp_path, variant, part):
-    """Heads that members share get what the embedding makes for each member: its relative positions, its bias."""
+    """Shared heads receive the embedding's output for each member: relative positions and bias."""
     sample = base(variant)
     samples = [
         sample.pruned((0, 2, 3), (1,), (0, 1)).tuned(
@@ -217,9 +217,9 @@ def test_a_hydra_of_members_that_differ_in_one_part(tmp_path, variant, part):
 @pytest.mark.newer
 @every_family
 @pytest.mark.spread(families=["transformers-deberta"])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch
 def test_compiles(variant):
-    """With two layers: tracing costs by the layer."""
+    """With two layers, because tracing takes time per layer."""
     options = variant.options | {"num_hidden_layers": 2}
     sample = base(Variant(variant.family, variant.name, variant.arch, options))
     hydra = Hydra([sample.pruned((0, 2), ()).model(), sample.model()]).eval()

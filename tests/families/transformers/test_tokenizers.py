@@ -1,4 +1,4 @@
-"""Tokenizers beside a model: found or missed, and texts padded and cut where the library pads and cuts them."""
+"""Tokenizers in folders: present or missing, and padding and truncation on the library's side."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SENTENCES = [
     "left", [(), ("tokenizer_config.json", "special_tokens_map.json")], ids=["nothing", "settings"]
 )
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path, variant, left):
-    """The library makes one up, to which every word is unknown."""
+    """The library would build a tokenizer without any words."""
     save_tokenizer(tmp_path / "t")
     base(variant).library().save_pretrained(tmp_path / "m")
     for name in left:
@@ -79,7 +79,7 @@ def test_a_vocabulary_is_enough(tmp_path):
 
 
 def test_half_a_vocabulary_is_not(tmp_path):
-    """A byte-pair encoding needs its merges."""
+    """Byte-pair encoding needs a file of merges."""
     base(variant("transformers-roberta-plain")).library().save_pretrained(tmp_path)
     vocabulary = {word: i for i, word in enumerate(("<s>", "<pad>", "</s>", "<unk>", "<mask>", "a"))}
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
@@ -107,7 +107,7 @@ def test_a_tokenizer_that_panics_is_one_error(tmp_path, capfd):
 @pytest.mark.parametrize("variant", TEXTS, ids=str)
 @torch.inference_mode()
 def test_batches_are_answered_as_the_library_answers_one_text_at_a_time(tmp_path, variant):
-    """Whatever side the tokenizer pads, and whether it returns the token types of pairs or not."""
+    """For each padding side of the tokenizer, with and without token types."""
     save_text_model(variant, tmp_path)
     library = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
     has_types = getattr(library.config, "type_vocab_size", 0) > 1
@@ -136,7 +136,7 @@ def test_batches_are_answered_as_the_library_answers_one_text_at_a_time(tmp_path
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_texts_of_one_length_are_padded_where_the_tokenizer_pads(tmp_path, listed):
-    """One side for all texts: the answer depends on no batch. Only such tokenizers leave out the mask."""
+    """At a fixed length, outputs do not depend on the batch. Only such tokenizers may return no mask."""
     save_text_model(variant("transformers-siglip-plain"), tmp_path)
     names = ["input_ids", *(["attention_mask"] if listed else [])]
     change_tokenizer(tmp_path, padding_side="left", model_input_names=names)

@@ -1,4 +1,4 @@
-"""`preprocessor_config.json`: an image becomes what the library makes of it."""
+"""`preprocessor_config.json`: inputs equal the library's."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def folder_of(tmp_path, settings, name="preprocessor_config.json", model_type="v
 
 
 def picture(width, height, mode="RGB"):
-    """Return a smooth random picture, as photographs are."""
+    """Return a smooth random image, similar to a photograph."""
     noise = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC).convert(mode)
 
 
 def difference(preprocess, image, library):
-    """Return how far apart the two are, on the scale where white is 1."""
+    """Return absolute differences of pixels, on the scale of 0..1."""
     found, expected = eval_transform(preprocess)(image), library(image).pixel_values[0]
     expected = torch.as_tensor(np.asarray(expected))
     assert found.shape == expected.shape == preprocess.input_size
@@ -60,7 +60,7 @@ def difference(preprocess, image, library):
     ids=["squash", "raw", "not-rescaled", "minus-one", "shortest", "odd", "both", "no-crop"],
 )
 def test_images_are_what_the_library_makes_of_them(tmp_path, settings, size, resample, backend):
-    """A folder is read with the backend that the library selects: torchvision. Headers without a backend mean Pillow."""
+    """Folders use the library's default backend, torchvision. Headers without a backend mean Pillow."""
     from transformers import AutoImageProcessor
 
     folder = folder_of(tmp_path, settings | {"resample": resample})
@@ -86,7 +86,7 @@ def test_filters_that_torchvision_lacks_are_pillows(tmp_path, resample):
 
 @pytest.mark.parametrize("settings", [SHORTEST, BOTH], ids=["shortest", "both"])
 def test_crops_of_odd_margins_are_the_librarys(tmp_path, settings):
-    """Of a margin of 3 pixels the library leaves out 1 on the left, where torchvision leaves out 2."""
+    """With a margin of 3 pixels, the library removes 1 on the left, and torchvision removes 2."""
     from transformers import AutoImageProcessor
 
     folder = folder_of(tmp_path, settings | {"resample": 3})

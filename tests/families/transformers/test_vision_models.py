@@ -1,4 +1,4 @@
-"""transformers' image classifiers as files: what the library saved, and what we did."""
+"""transformers' image classifiers in files, saved by the library or by hydractl."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def named(name):
 
 
 def saved(folder, variant, size=None, **options):
-    """Write a base as the library does, an image processor beside it; return the base and the library's model."""
+    """Write a base like the library, with an image processor. Return the base and the library's model."""
     sample = base(variant)
     library = sample.library()
     library.config.id2label = dict(enumerate(LABELS))
@@ -91,7 +91,7 @@ def test_a_checkpoint_of_ours_is_the_same_model(tmp_path, variant):
     ],
 )
 def test_names_on_disk_are_not_those_in_memory(tmp_path, name):
-    """The reason for `Family.adopt`: were this to change, it could go."""
+    """The reason for `Family.adopt`. If the names become equal, `adopt` can be removed."""
     sample, _ = saved(tmp_path, named(name))
     assert load_file(tmp_path / "model.safetensors").keys() != sample.state.keys()
 
@@ -102,7 +102,7 @@ def test_names_on_disk_are_not_those_in_memory(tmp_path, name):
 )
 @torch.inference_mode()
 def test_images_of_another_size_than_the_model_was_made_for(tmp_path, name):
-    """As DINOv2 is published: made for 518 pixels, used with 224."""
+    """DINOv2 is published this way: trained with 518 pixels, used with 224."""
     _, library = saved(tmp_path, named(name), size=(12, 16))
     opened = open_model(str(tmp_path))
     assert opened.header.preprocess.input_size == (1, 12, 16)
@@ -114,7 +114,7 @@ def test_images_of_another_size_than_the_model_was_made_for(tmp_path, name):
     "name", ["vit-plain", "beit-relative", "beit-shared-relative", "data2vec-vision-relative"]
 )
 def test_a_model_of_one_size_needs_images_of_that_size(tmp_path, name):
-    """Biases of relative positions are for the size that the model was made for."""
+    """Relative position biases have the size of the model's images."""
     saved(tmp_path, named(name), size=(12, 16))
     with pytest.raises(UnsupportedModelError, match="makes images of 12x16 pixels, but the model takes 8x8"):
         open_model(str(tmp_path))
@@ -122,7 +122,7 @@ def test_a_model_of_one_size_needs_images_of_that_size(tmp_path, name):
 
 @torch.inference_mode()
 def test_heads_may_be_of_a_width_of_their_own(tmp_path):
-    """As the library's own pruned models are: fewer heads than the width divides into."""
+    """Like models pruned by the library: fewer heads than the width divided by the head width."""
     config = transformers.ViTConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16, image_size=8, patch_size=4,
         num_channels=1, head_dim=8, num_labels=3,
@@ -140,7 +140,7 @@ def test_heads_may_be_of_a_width_of_their_own(tmp_path):
 
 
 def test_weights_beside_the_classifier_are_left_out(tmp_path):
-    """Published folders may hold a pooler that no classifier reads."""
+    """Published folders may contain a pooler without use in the classifier."""
     saved(tmp_path, named("vit-plain"))
     path = tmp_path / "model.safetensors"
     extra = {f"vit.pooler.dense.{k}": torch.zeros(n) for k, n in (("weight", (32, 32)), ("bias", (32,)))}
@@ -168,7 +168,7 @@ def test_the_class_that_was_trained_tells_families_apart(model_type, trained, fa
 
 @every_variant
 def test_what_nothing_reads_is_no_parameter(variant):
-    """Tokens for pre-training and poolers that are left out stay in the file, and out of training's reach."""
+    """Mask tokens and unused poolers stay in the file, but are not trained."""
     sample = base(variant)
     model = sample.model()
     trained = {id(p) for p in model.parameters()}
