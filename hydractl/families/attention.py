@@ -178,7 +178,7 @@ class HeadParts:
         gate: Projection to H K for an elementwise gate of the heads' outputs, before the sigmoid.
         bias: Bias added to the scaled scores of the heads.
         dropout: Dropout probability of attention weights in training.
-        proj_drop: Dropout or norm after the output projection.
+        proj_drop: Dropout after the output projection.
         rotation: Pairs of features in a rotary embedding: the halves of a head, or neighbouring features.
         sharing: Number of query heads per key head before pruning. With more than 1, `k` and `v` are separate
             layers.

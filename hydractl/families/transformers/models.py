@@ -438,7 +438,7 @@ class FamilyRow:
     def name_of(self, config: Mapping[str, object], *, backbone: bool = False) -> str | None:
         """Return the architecture name of a `config.json`, or None for another family.
 
-        A `model_type` with a classifier is enough, even if the model was trained with another class.
+        For classifiers the `model_type` is enough, even if the model was trained with another class.
 
         Args:
             config: Content of the file.
