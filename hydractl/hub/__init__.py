@@ -1,1 +1,1 @@
-"""The layout that libraries share: folders, the Hub, Auto classes."""
+"""Folders and repositories that transformers, timm and the Hub can read, and the model card."""

@@ -1,7 +1,8 @@
-"""A model's card: its README on the Hub, made from its header, a report and the user's own text.
+"""The model card: the README of a repository, from the header, a report and the user's own text.
 
-The text that hydractl writes is between two comments, and in metadata keys about measurements. Text before and after the comments, other keys,
-and a licence or a base model that a push does not name stay. Texts from files are shown as code, in which nothing is markup.
+hydractl writes the text between two comments and the metadata keys about measurements. Text outside the
+comments and other metadata keys are kept. License and base model are kept unless the push names new ones.
+Text from files is shown as code, so its Markdown has no effect.
 """
 
 from __future__ import annotations
@@ -38,24 +39,25 @@ BEGIN = (
 )
 END = "<!-- hydractl:end -->"
 TAGS = ("hydractl", "base", "member", "hydra", "ensemble", "uncertainty")
-"""Tags that hydractl may add."""
+"""Tags that hydractl may add to the metadata."""
 OURS = ("library_name", "metrics", "model-index", "model_name", "pipeline_tag")
-"""Metadata keys that describe this model; values of an earlier push are dropped."""
+"""Metadata keys that describe this model. Their values of an earlier push are dropped."""
 _LONGEST = 300
-"""Maximum number of characters of foreign text in a message."""
+"""Maximum number of characters of text from files, per table cell or code span. Chosen by hand; twice the
+value allows twice as wide cells."""
 _FRONT = re.compile(r"\A\s*---[ \t]*\r?\n(?:(.*?)\r?\n)??---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _MARK = re.compile(r"^<!-- hydractl:(begin|end)\b[^\n]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readme:
-    """A README in its parts.
+    """A README, split into metadata, hydractl's part and the user's text.
 
     Attributes:
-        front: The metadata as they are written, YAML.
-        metadata: What they say.
+        front: YAML of the metadata, as written.
+        metadata: Parsed metadata.
         before: Text before hydractl's part.
-        after: Text after it.
+        after: Text after hydractl's part.
     """
 
     front: str = ""
@@ -65,10 +67,11 @@ class Readme:
 
     @classmethod
     def read(cls, content: bytes | None) -> Readme:
-        """Take a README apart; None where there is none.
+        """Parse a README; None is an empty README.
 
         Raises:
-            HubError: If it is not UTF-8, its metadata are no YAML, or one of the comments is gone.
+            HubError: If the content is not UTF-8, the metadata are not valid YAML, or the comments around
+                hydractl's part are incomplete.
         """
         try:
             text = (content or b"").decode("utf-8-sig")
@@ -90,17 +93,18 @@ class Readme:
         )
 
     def text_field(self, key: str) -> str | None:
-        """Return what the metadata say under a key, if that is a text."""
+        """Return the value of a metadata key, or None if it is missing, empty or not text."""
         value = self.metadata.get(key)
         return value if isinstance(value, str) and value else None
 
     def with_part(self, name: str, metadata: Mapping[str, Any], text: str) -> str:
-        """Return the README with another part of ours, under metadata that are theirs but for what ours say.
+        """Return the text of the README with a new part and new metadata.
 
         Args:
-            name: Of the model, as results call it.
-            metadata: Ours.
-            text: Ours too.
+            name: Name of the model in `model-index`. Results of other models are kept.
+            metadata: hydractl's metadata. Keys in `OURS` replace the old ones; other keys of the README are
+                kept.
+            text: Markdown of hydractl's part.
         """
         front, before = self._front(name, metadata), self.before.strip("\r\n")
         after = self.after.strip("\r\n")
@@ -108,7 +112,7 @@ class Readme:
         return "\n\n".join(filter(None, parts)) + "\n"
 
     def _front(self, name: str, ours: Mapping[str, Any]) -> str:
-        """Return the metadata as they are to be written: to the letter as they were if they say the same."""
+        """Return the merged metadata as YAML. If nothing changed, the old text is returned byte for byte."""
         import yaml  # type: ignore[import-untyped]  # noqa: PLC0415 - loads when it is wanted
 
         merged = {key: value for key, value in self.metadata.items() if key not in OURS or key in ours}
@@ -158,12 +162,15 @@ def _unreadable(why: str) -> HubError:
 
 
 def code(text: str) -> str:
-    """Return somebody else's text as code, in which nothing is markup, nor ends a cell of a table."""
+    """Return text from a file as a Markdown code span of at most `_LONGEST` characters.
+
+    The result is safe in a table cell: `|` is replaced.
+    """
     return f"`{plain(shortened(text, _LONGEST)).replace('|', '¦')}`"
 
 
 def plain(text: str) -> str:
-    """Return somebody else's text as one line that ends no code."""
+    """Return text from a file on one line and without backticks, so that it cannot end a code span."""
     return re.sub(r"\s+", " ", harmless(text)).replace("`", "'")
 
 
@@ -172,11 +179,14 @@ NUMBERED = ("finetune", "prune")
 
 
 def making(header: Header, reference: str) -> str:
-    """Return how a model was made, as a section of its card: commands to paste, and every step with its inputs and settings.
+    """Return the section "How it was made": the commands, and inputs and settings of each step.
 
     Args:
-        header: Of the model; nothing is returned where it does not say what made it.
-        reference: What hydractl calls the model.
+        header: Header of the model.
+        reference: Model reference for `hydractl inspect`.
+
+    Returns:
+        Markdown, or an empty string if the header has no provenance.
     """
     steps = steps_to(header.made_by)
     if not steps:
@@ -196,9 +206,9 @@ def making(header: Header, reference: str) -> str:
 
 
 def _commands(header: Header, steps: Sequence[Step]) -> Iterator[str]:
-    """Yield the lines of a block of commands to paste, none where a step does not say what was typed.
+    """Yield the lines of a shell block with the commands; nothing if a step has no stored command line.
 
-    Steps of one command, which wrote several files, have the same words and inputs of the same digests.
+    Steps with equal arguments and equal input digests are one command that wrote several files.
     """
     groups: dict[tuple[object, ...], list[Step]] = {}
     for step in steps:
@@ -224,7 +234,11 @@ def _commands(header: Header, steps: Sequence[Step]) -> Iterator[str]:
 
 
 def _output(header: Header, group: Sequence[Step], steps: Sequence[Step]) -> str | None:
-    """Return what `-o` names of a command that wrote the files of some steps, None where one name cannot say them."""
+    """Return the value of `-o` for a command that wrote the files of `group`.
+
+    The file names are the ones under which later steps read the files. None if no pattern with `{i}` matches
+    all names.
+    """
     numbers: dict[str, int] = {}
     for step in group:
         read = (source.name for reader in steps for source in reader.inputs if source.made_by == step)
@@ -252,11 +266,12 @@ def _written(value: OptionValue) -> str:
 
 
 PICTURE, REPORT = "heads.png", "report.json"
+"""File names in the repository."""
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 _LIBRARIES = {"timm": "timm", "transformers": "transformers", "openclip": "open_clip"}
 _IMAGES, _ZERO_SHOT = "image-classification", "zero-shot-image-classification"
 _RANKING = "text-ranking"
-"""What the Hub calls models whose order of passages was measured; transformers has no pipeline for it."""
+"""Pipeline tag for models with ranking metrics. transformers has no pipeline for it."""
 _KIND_DESCRIPTIONS = {
     Kind.BASE: "A classifier that `hydractl` has prepared for pruning of attention heads.",
     Kind.MEMBER: "A classifier with some attention heads removed.",
@@ -272,18 +287,18 @@ _UNFAIR = "Some of these models store a temperature and others do not, so their 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a card is made of.
+    """Content of a card.
 
     Attributes:
         name: `org/name`.
-        revision: The branch that it stands on.
-        header: What the model is.
-        specs: Its tensors.
-        report: What was measured of it, and maybe of others.
-        row: The report's row that is of this model.
-        base_model: Hub id of what it was made from.
-        license: As the Hub calls it; None where nobody has said.
-        pictured: Whether `heads.png` lies beside the card.
+        revision: Branch of the repository.
+        header: Header of the model.
+        specs: Shape and dtype of each tensor.
+        report: Report with a row of the model, possibly with rows of other models.
+        row: The model's row in the report.
+        base_model: Hub id of the base model.
+        license: License identifier of the Hub; None to keep the license of the existing README.
+        pictured: Whether the repository has `heads.png`.
     """
 
     name: str
@@ -298,26 +313,26 @@ class Facts:
 
     @property
     def reference(self) -> str:
-        """The model as a reference of hydractl."""
+        """Model reference: `org/name`, with `@revision` for other branches than main."""
         return self.name if self.revision == MAIN else f"{self.name}@{self.revision}"
 
     @property
     def task(self) -> str:
-        """What the Hub calls what it does."""
+        """Pipeline tag of the Hub."""
         if not isinstance(self.header.preprocess, Preprocess):
             return self.header.architecture.task.pipeline
         return _IMAGES if self.header.num_classes else _ZERO_SHOT
 
 
 def card_of(facts: Facts, existing: bytes | None = None) -> bytes:
-    """Return the text of a card.
+    """Return the card as UTF-8 bytes.
 
     Args:
-        facts: What it tells; a licence and a base model that they do not name are those that the README there names.
-        existing: The README that it takes the place of, in which stays what somebody else has written.
+        facts: Content of the card. A missing license or base model is taken from the existing README.
+        existing: README in the repository, or None. Text of the user is kept.
 
     Raises:
-        HubError: If that README cannot be read.
+        HubError: If the existing README cannot be parsed.
     """
     readme = Readme.read(existing)
     base = readme.text_field("base_model")
@@ -330,7 +345,7 @@ def card_of(facts: Facts, existing: bytes | None = None) -> bytes:
 
 
 def _text(facts: Facts) -> str:
-    """Return the part of the card that hydractl writes, from its template."""
+    """Return hydractl's part of the card, rendered from the template."""
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - loads when it is wanted
 
     environment = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)  # noqa: S701 - Markdown
@@ -393,7 +408,10 @@ def _metadata(facts: Facts) -> dict[str, Any]:
 
 
 def _eval_results(facts: Facts) -> Iterator[EvalResult]:
-    """Yield what was measured of the model on data, as the Hub's metadata have it, intervals in `args`."""
+    """Yield the model's metrics in the format of `model-index`, with confidence intervals in `args`.
+
+    Costs are left out.
+    """
     from huggingface_hub import EvalResult  # noqa: PLC0415 - as above
 
     if facts.report is None or facts.row is None:
@@ -429,7 +447,10 @@ def _eval_results(facts: Facts) -> Iterator[EvalResult]:
 
 
 def _results(facts: Facts) -> str:
-    """Return a table of everything that was measured, a column a model, this one first."""
+    """Return the Markdown table of all metrics, or an empty string without a report.
+
+    The table has one column per row of the report, this model first.
+    """
     report, model_row = facts.report, facts.row
     if report is None or model_row is None:
         return ""
@@ -472,7 +493,7 @@ def _results(facts: Facts) -> str:
 
 
 def _measured(report: Report, rows: Sequence[Row]) -> Iterator[tuple[str, list[Value | None]]]:
-    """Yield what the lines of the table are called, and what they hold of each row."""
+    """Yield the name of each line of the table, with one value per model (None if not measured)."""
     order = list(METRICS)
 
     def sorted_names(tables: Iterable[Iterable[str]]) -> list[str]:
@@ -488,7 +509,7 @@ def _measured(report: Report, rows: Sequence[Row]) -> Iterator[tuple[str, list[V
 
 
 def _named(metric: str) -> str:
-    """Return what a metric is called in a table, and its unit where it has one."""
+    """Return the metric's name for a table, with unit and OOD score if it has them."""
     name, _, score = metric.partition("@")
     units = {Unit.NATS: " (nats)", Unit.MS: ""}
     return f"{name}{units.get(METRICS[name].unit, '')}" + (f" by {score}" if score else "")

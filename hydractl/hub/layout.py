@@ -1,8 +1,8 @@
-"""What lies in a model's folder besides its weights, all of it made of the checkpoint's header.
+"""Files of a model's folder besides the weights, all derived from the header of the checkpoint.
 
-A base with the library's own shapes is a folder of that library, which needs no hydractl to read it. Members and hydras
-are of a type of their own, `hydractl`, which `hydractl.auto` teaches transformers and timm. Whichever it is,
-`model.safetensors` alone says all, so it is the file that hydractl reads.
+A base that the library itself can load is written in the library's own format and needs no hydractl. Members
+and hydras have the type `hydractl`, which `hydractl.auto` registers with transformers and timm. hydractl
+itself reads only `model.safetensors`.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ OURS = (
     "model-*-of-*.safetensors",
     *OPEN_CLIP_WEIGHTS,
 )
-"""Files of a model in a folder; another model replaces all of them together."""
+"""File names and patterns of a model in a folder. Writing another model replaces all of them."""
 
 
 def files_of(header: Header) -> dict[str, bytes]:
-    """Return the files of a model's folder by name, without its weights."""
+    """Return the files of a model's folder by name, without the weights."""
     documents = _stock(header)
     if documents is None:
         documents = {CONFIG: _config(header)}
@@ -65,18 +65,18 @@ def files_of(header: Header) -> dict[str, bytes]:
 
 
 def is_stock(header: Header) -> bool:
-    """Return whether the library's own loader makes the very same model of the weights."""
+    """Return whether the library's own loader builds exactly this model from the weights."""
     return _stock(header) is not None
 
 
 def _stock(header: Header) -> dict[str, Mapping[str, object]] | None:
-    """Return the library's own files of a model; None where its loader would make another one of the weights, or none."""
+    """Return the library's configuration files by name, or None if its loader cannot build this model."""
     all_heads = full_mask(header.architecture.towers)
     if (
         header.kind == Kind.HYDRA
         or any(mask != all_heads for mask in header.masks)
         or header.scale != Temperature()
-        or header.fitted  # libraries neither know nor apply these three
+        or header.fitted  # Libraries ignore fitted OOD scores, thresholds and prediction sets.
         or header.threshold
         or header.prediction_sets
     ):
@@ -91,18 +91,18 @@ def _stock(header: Header) -> dict[str, Mapping[str, object]] | None:
 
 
 def of_model(folder: Path) -> tuple[Path, ...]:
-    """Return the files of a folder that make up the model in it."""
+    """Return the files in a folder that belong to its model, sorted. Empty if the folder does not exist."""
     names = sorted(folder.iterdir()) if folder.is_dir() else ()
     return tuple(path for path in names if is_ours(path.name))
 
 
 def is_ours(name: str) -> bool:
-    """Return whether a file of a model's folder is one that hydractl may have written."""
+    """Return whether hydractl may have written a file with this name."""
     return any(fnmatch(name, pattern) for pattern in OURS)
 
 
 def texts_of(header: Header) -> Tokenization | None:
-    """Return how a model reads texts; None where it reads none."""
+    """Return the tokenization of a text or zero-shot model, or None if the model reads no text."""
     how = header.preprocess
     if isinstance(how, Tokenization):
         return how
@@ -110,7 +110,7 @@ def texts_of(header: Header) -> Tokenization | None:
 
 
 def labels_of(header: Header) -> tuple[str, ...]:
-    """Return the names of a model's classes, made up where it has none."""
+    """Return the class names of a model, with generated names if the header has none."""
     return named(header.labels, header.num_classes)
 
 
@@ -144,7 +144,8 @@ def _config(header: Header) -> dict[str, object]:
 
 
 def _without_bulk(header: Header) -> dict[str, object]:
-    """Return what a header says of the model itself: no lineage, no samples, no tokenizer, which has a file of its own."""
+    """Return the header as JSON, without provenance, sample digests and tokenizer (which has its own file).
+    """
     fields = header.model_dump(mode="json", by_alias=True, exclude={"made_by", "samples"})
     for how in (fields["preprocess"], (fields.get("prompting") or {}).get("tokenization", {})):
         how.pop("tokenizer", None)
@@ -175,7 +176,7 @@ def _tokenizer(how: Tokenization | None) -> Iterator[tuple[str, bytes]]:
 
 
 def _settings(how: Tokenization) -> dict[str, object]:
-    """Return how transformers reads a `tokenizer.json`."""
+    """Return the `tokenizer_config.json` that makes transformers load a `tokenizer.json` unchanged."""
     from tokenizers import Tokenizer  # noqa: PLC0415 - models of images need none
 
     tokenizer = Tokenizer.from_str(how.tokenizer or "")
@@ -184,7 +185,7 @@ def _settings(how: Tokenization) -> dict[str, object]:
     return (
         settings
         | ({} if pad is None else {"pad_token": pad})
-        # by which the pipeline tells words
+        # The pipeline for tokens compares word pieces with the unknown token to find the words.
         | ({"unk_token": unknown} if how.by_word and unknown else {})
     )
 

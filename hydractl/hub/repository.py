@@ -1,4 +1,4 @@
-"""A repository of the Hub, and how files get into it: in one commit, again and again until they are there or it is said why not."""
+"""Upload to a repository of the Hub: one commit per push, with retries of temporary failures."""
 
 from __future__ import annotations
 
@@ -26,29 +26,34 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Content: TypeAlias = "Path | bytes | Callable[[bytes | None], bytes]"
-"""Content of a file: a path, bytes, or a function of the present content in the repository (None if there is none)."""
+"""Content of a file: a path, bytes, or a function of the present content in the repository (None if the file
+is new)."""
 TRIES = 8
+"""Attempts per request. Chosen by hand; the waits of 1, 2, 4, 8, 16, 30 and 30 s add up to 91 s. With 16
+attempts they would add up to 331 s."""
 MAIN = "main"
 TOO_MANY = 429
 _PASSING = frozenset({408, 425, TOO_MANY, 500, 502, 503, 504})
-"""Failures that are worth a retry."""
+"""HTTP statuses of temporary failures, which are retried."""
 _MEANWHILE = frozenset({409, 412})
+"""HTTP statuses if the branch has changed during the push."""
 _STATUS = re.compile(r"HTTP status \w+ error \((\d{3})\b")
-"""Message of the client of the Hub's Xet storage, which has one exception class for all responses."""
+"""Pattern of an HTTP status in a message of the Hub's Xet storage client, which has one exception class for
+all responses."""
 _PUSH_AGAIN = "the same command pushes only the missing files"
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token with write access"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where to push to.
+    """Destination of a push.
 
     Attributes:
         name: `org/name`.
-        revision: The branch; made where there is none.
+        revision: Branch. A missing branch is created.
         private: Whether the repository must be private.
-        create_pr: Whether to open a pull request, and leave the branch as it is.
-        message: Of the commit.
+        create_pr: Whether to open a pull request instead of changing the branch.
+        message: Commit message.
     """
 
     name: str
@@ -60,15 +65,15 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed:
-    """What a push did.
+    """Result of a push.
 
     Attributes:
-        commit: The commit that holds the files; the one that held them already where nothing had changed.
-        url: Where it can be seen.
-        pull_request: Likewise the pull request, if one was opened.
-        files: What was pushed, by its name.
-        written: Names of the files that were added or changed.
-        deleted: Names of those of a former model that went.
+        commit: Hash of the commit with the files. If nothing changed, the commit that already had them.
+        url: Web address of the commit.
+        pull_request: Web address of the pull request, if the push opened one.
+        files: Pushed files by name.
+        written: Names of new and changed files.
+        deleted: Names of deleted files of an earlier model.
     """
 
     commit: str
@@ -80,15 +85,15 @@ class Pushed:
 
     @property
     def unchanged(self) -> bool:
-        """Whether everything was there already."""
+        """Whether the repository already had all files."""
         return not self.written and not self.deleted
 
 
 def require_token() -> None:
-    """Refuse to begin without a token.
+    """Raise if no Hub token is configured.
 
     Raises:
-        HubError: If there is none.
+        HubError: If no token is found.
     """
     from huggingface_hub import get_token  # noqa: PLC0415 - the Hub's client loads when it is asked
 
@@ -97,16 +102,16 @@ def require_token() -> None:
 
 
 def push(files: Mapping[str, Content], target: Target) -> Pushed:
-    """Put files into a repository, in one commit; what of a former model is not among them goes with the same one.
+    """Upload files in one commit, which also deletes files of an earlier model that are not among them.
 
-    Pushing what is there already makes no commit. A commit whose answer got lost is recognised.
+    If the repository already has all files, no commit is made.
 
     Args:
-        files: By their name in the repository.
-        target: Where.
+        files: Contents by name in the repository.
+        target: Destination.
 
     Raises:
-        HubError: With what to do; the branch is then as it was, or the commit is there as a whole.
+        HubError: If the push fails. The commit is then complete or absent, never partial.
     """
     from huggingface_hub import HfApi  # noqa: PLC0415 - as above
 
@@ -115,13 +120,14 @@ def push(files: Mapping[str, Content], target: Target) -> Pushed:
     sent: list[Pushed] = []
     with asking(target.name):
         _prepare(api, target, patience)
+        # A retry could open a second pull request if only the response to the first attempt was lost.
         return patience.lasts(
             lambda: _commit(api, files, target, patience, sent), retries_lost_answers=not target.create_pr
         )
 
 
 def _prepare(api: HfApi, target: Target, patience: _Patience) -> None:
-    """Make the repository and the branch, where they are missing."""
+    """Create the repository and the branch if they are missing."""
     patience.lasts(lambda: api.create_repo(target.name, private=target.private or None, exist_ok=True))
     if target.private and not patience.lasts(lambda: api.repo_info(target.name)).private:
         raise HubError(
@@ -144,7 +150,16 @@ def _make_branch(api: HfApi, target: Target) -> None:
 def _commit(
     api: HfApi, contents: Mapping[str, Content], target: Target, patience: _Patience, sent: list[Pushed]
 ) -> Pushed:
-    """Make one commit of what is not there yet, if anything; `sent` are those whose answers got lost."""
+    """Commit the files that differ from the repository, if any.
+
+    Args:
+        api: Client of the Hub.
+        contents: Contents by name.
+        target: Destination.
+        patience: Retries of single requests.
+        sent: Commits of earlier attempts with a lost response. If the repository has all files now, the last
+            one succeeded, and its result is returned.
+    """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, RepoFile  # noqa: PLC0415 - as above
 
     head = patience.lasts(lambda: api.repo_info(target.name, revision=target.revision).sha) or target.revision
@@ -160,6 +175,8 @@ def _commit(
     sent.append(replace(pushed, written=tuple(changed), deleted=tuple(stale)))
     size = sum(_size(files[name]) for name in changed)
     progress.step(f"Uploading {counted(len(changed), 'file')}, {size / 1e6:.1f} MB")
+    # `parent_commit` makes the Hub reject the commit if another push has changed the branch since `head` was
+    # read.
     commit = api.create_commit(
         target.name,
         [
@@ -177,7 +194,7 @@ def _commit(
 def settled(
     contents: Mapping[str, Content], remote_content: Callable[[str], bytes | None]
 ) -> dict[str, Path | bytes]:
-    """Return files of which nothing hangs on the repository any more; `remote_content` tells what it has under a name."""
+    """Return the content of each file; functions are called with `remote_content(name)`."""
     return {
         name: source(remote_content(name)) if callable(source) else source
         for name, source in contents.items()
@@ -185,7 +202,7 @@ def settled(
 
 
 def _read(api: HfApi, name: str, revision: str, entry: RepoFile | None) -> bytes | None:
-    """Return the content of a small file of a repository; None where it is not there."""
+    """Download a small file of a repository into memory; None if it does not exist."""
     if entry is None:
         return None
     if entry.size > MAX_BYTES:
@@ -200,7 +217,7 @@ def _read(api: HfApi, name: str, revision: str, entry: RepoFile | None) -> bytes
 
 
 def _is_uploaded(content: Path | bytes, remote_file: RepoFile | None) -> bool:
-    """Return whether a file is there already, by the digest that the Hub keeps of it."""
+    """Return whether the repository has a file with this content, by size and digest."""
     if remote_file is None or remote_file.size != _size(content):
         return False
     if remote_file.lfs is not None:
@@ -212,8 +229,8 @@ def _is_uploaded(content: Path | bytes, remote_file: RepoFile | None) -> bool:
         return local_digest == remote_file.lfs.sha256
     stored = (
         content if isinstance(content, bytes) else content.read_bytes()
-    )  # the Hub stores large files in LFS
-    blob = f"blob {len(stored)}\0".encode() + stored  # as git hashes it
+    )  # The Hub stores large files in LFS, so this file fits in memory.
+    blob = f"blob {len(stored)}\0".encode() + stored  # Git hashes this header together with the content.
     return hashlib.sha1(blob, usedforsecurity=False).hexdigest() == remote_file.blob_id
 
 
@@ -223,24 +240,27 @@ def _size(content: Path | bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Patience:
-    """Tries again what may go well in a moment, and says of anything else what to do."""
+    """A retry policy: repeats requests after temporary failures, and turns other failures into a `HubError`.
+    """
 
     target: Target
 
     def lasts(self, work: Callable[[], T], *, retries_lost_answers: bool = True) -> T:
-        """Return what some work returns.
+        """Call a function until it succeeds, at most `TRIES` times, and return its result.
 
         Args:
-            work: May be done again where it was refused.
-            retries_lost_answers: Whether also where its answer got lost.
+            work: Function to call. A rejected request must be repeatable.
+            retries_lost_answers: Whether to repeat a request if the connection failed, so that its outcome is
+                unknown.
 
         Raises:
-            HubError: If it fails for good, or too often.
+            HubError: If the failure is permanent, or the last attempt fails.
         """
         import httpx2  # noqa: PLC0415 - as above
         from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415 - as above
 
-        # the client takes an answer for what it should be, so a page to log in to a network is an error of any kind
+        # The client does not validate responses. The login page of a network instead of JSON can raise any of
+        # these.
         kinds = (
             httpx2.HTTPError,
             httpx2.InvalidURL,
@@ -256,7 +276,7 @@ class _Patience:
                 return work()
             except kinds as error:
                 if isinstance(error, OSError) and error.filename is not None:
-                    raise  # about a file of ours
+                    raise  # The error concerns a local file, so a retry cannot help.
                 failure = _failure(error, self.target)
                 lost = not retries_lost_answers and not isinstance(error, HfHubHTTPError)
                 if lost or not failure.passing or attempt == TRIES - 1:
@@ -273,7 +293,14 @@ class _Patience:
 
 
 class _Failure(NamedTuple):
-    """Why something failed, what to do, and whether and when it may go well by itself."""
+    """A failed request.
+
+    Attributes:
+        reason: Reason for the message.
+        hint: Advice for the user.
+        passing: Whether a retry may succeed.
+        wait_s: Seconds to wait before the retry, from the response; 0 if the response has no number.
+    """
 
     reason: str
     hint: str
@@ -289,7 +316,8 @@ def _failure(error: Exception, target: Target) -> _Failure:
         return _Failure("HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE")
     if isinstance(error, errors.HfHubHTTPError):
         seconds = error.response.headers.get("Retry-After", "")
-        wait = float(seconds) if seconds.isascii() and seconds.isdigit() else 0.0  # dates are ignored
+        # HTTP also permits dates in this field; they are ignored.
+        wait = float(seconds) if seconds.isascii() and seconds.isdigit() else 0.0
         return _answered(error.response.status_code, target, _reason(error), wait)
     if isinstance(error, OSError | RuntimeError) and (status := _STATUS.search(str(error))):
         return _answered(int(status[1]), target, _reason(error))
@@ -303,7 +331,14 @@ def _failure(error: Exception, target: Target) -> _Failure:
 
 
 def _answered(status: int, target: Target, response_text: str, wait: float = 0.0) -> _Failure:
-    """Return what an answer of the Hub means that is no success; `wait` are the seconds that it asks for."""
+    """Return the failure for an HTTP status other than success.
+
+    Args:
+        status: HTTP status.
+        target: Destination of the push.
+        response_text: Message of the response.
+        wait: Seconds from the header `Retry-After`.
+    """
     owner = target.name.partition("/")[0]
     if status in _PASSING:
         reason = "too many requests" if status == TOO_MANY else "the Hub has a server error"
@@ -329,5 +364,5 @@ def _answered(status: int, target: Target, response_text: str, wait: float = 0.0
 
 def _reason(error: BaseException) -> str:
     if error.__cause__ is not None and isinstance(error, RuntimeError):
-        return _reason(error.__cause__)  # of an upload in a thread of its own
+        return _reason(error.__cause__)  # Uploads in other threads raise a RuntimeError from the real error.
     return reason_of(error)

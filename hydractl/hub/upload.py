@@ -1,4 +1,4 @@
-"""Everything of a model that goes into a repository: weights, what libraries read, its report, its picture, its card."""
+"""Files that a push uploads: weights, configuration files, report, picture and card."""
 
 from __future__ import annotations
 
@@ -24,21 +24,24 @@ from hydractl.strict_json import canonical
 
 CARD = "README.md"
 SHARD_BYTES = 5_000_000_000
+"""Default size limit of a weight file: that of `huggingface_hub`. Twice the limit halves the number of
+files."""
 MOST_PICTURED = 40
-"""Limit of members in the picture of a card."""
+"""Maximum number of members in the picture of a card. Chosen by hand; twice the limit allows a picture twice
+as large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """Where a model goes, and what is told of it there.
+    """A model to be published, with the options of the push.
 
     Attributes:
         name: `org/name`.
-        revision: The branch.
-        report: What `eval` measured of it.
-        base_model: Hub id of what it was made from.
-        license: Of the base, as the Hub calls it.
-        max_shard_size: The most bytes of a file of weights.
+        revision: Branch.
+        report: Path of a report of `eval` with a row of the model.
+        base_model: Hub id of the base model.
+        license: License identifier of the Hub.
+        max_shard_size: Maximum size of the tensors in a weight file, in bytes.
     """
 
     name: str
@@ -51,16 +54,17 @@ class Publication:
     def files(
         self, checkpoint: Checkpoint, header: Header, *, scratch: ScratchFolder, where: str
     ) -> dict[str, Content]:
-        """Return the files by their names there; what becomes of the card hangs on what people have written into it.
+        """Return the files by name in the repository. The card is a function of the README in the repository.
 
         Args:
-            checkpoint: The model's tensors.
-            header: What it is.
-            scratch: For weights that are written anew; goes when they have been pushed.
-            where: What to call the model in messages.
+            checkpoint: Tensors of the model.
+            header: Header of the model.
+            scratch: Temporary folder for weights that have to be rewritten. It must exist until the push has
+                ended.
+            where: Model reference for messages.
 
         Raises:
-            InputError: If the report is of other models.
+            InputError: If the report has no row of the model.
         """
         report, row = self._measured(checkpoint, header, where)
         files: dict[str, Content] = {
@@ -88,7 +92,7 @@ class Publication:
     def _measured(
         self, checkpoint: Checkpoint, header: Header, where: str
     ) -> tuple[Report | None, Row | None]:
-        """Return the report, and its row that is of the model."""
+        """Return the report and the model's row in it, or (None, None) without a report."""
         if self.report is None:
             return None, None
         report = Report.read(self.report)
@@ -103,12 +107,13 @@ class Publication:
 
 
 def usual_message(header: Header) -> str:
-    """Return what a commit says where nobody says otherwise."""
+    """Return the default commit message."""
     return f"{header.kind.value.capitalize()} made by hydractl"
 
 
 def _picture(header: Header) -> bytes | None:
-    """Return a picture of the heads that members keep; None for a base and for many members."""
+    """Return the heads that members keep as a PNG; None for a base and for more than `MOST_PICTURED` members.
+    """
     if header.kind == Kind.BASE or len(header.masks) > MOST_PICTURED:
         return None
     maps = [
@@ -127,15 +132,16 @@ def _picture(header: Header) -> bytes | None:
 def weights_of(
     checkpoint: Checkpoint, header: Header, *, limit: int, scratch: ScratchFolder
 ) -> dict[str, Path | bytes]:
-    """Return the files that hold a model's weights, by the name that they go by.
+    """Return the weight files by name, with an index if there are several.
 
-    A checkpoint of ours is taken as it lies; anything else is written anew, with its header, in each shard.
+    A single checkpoint file of hydractl is uploaded unchanged. Other weights are written to `scratch`, with
+    the header in each shard.
 
     Args:
-        checkpoint: Its tensors.
-        header: What the files say of themselves.
-        limit: The most bytes of a file's tensors; a tensor is never cut.
-        scratch: Where files are written that are not there yet.
+        checkpoint: Tensors of the model.
+        header: Header to write.
+        limit: Maximum size of the tensors in a file, in bytes. A larger single tensor has its own file.
+        scratch: Temporary folder for rewritten files.
     """
     specs = checkpoint.specs | checkpoint.beside
     total = sum(spec.size_bytes for spec in specs.values())
@@ -160,7 +166,7 @@ def weights_of(
 
 
 def _parts(specs: Mapping[str, TensorSpec], limit: int) -> Iterator[list[str]]:
-    """Yield the names of a shard's tensors, as many in turn as fit."""
+    """Yield the tensor names of each shard, in the order of names, as many as fit."""
     part: list[str] = []
     room = limit
     for name, spec in sorted(specs.items()):
