@@ -144,8 +144,7 @@ def _config(header: Header) -> dict[str, object]:
 
 
 def _without_bulk(header: Header) -> dict[str, object]:
-    """Return the header as JSON, without provenance, sample digests and tokenizer (which has its own file).
-    """
+    """Return the header as JSON, without provenance, sample digests and tokenizer (which has its own file)."""
     fields = header.model_dump(mode="json", by_alias=True, exclude={"made_by", "samples"})
     for how in (fields["preprocess"], (fields.get("prompting") or {}).get("tokenization", {})):
         how.pop("tokenizer", None)

@@ -240,8 +240,7 @@ def _size(content: Path | bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Patience:
-    """A retry policy: repeats requests after temporary failures, and turns other failures into a `HubError`.
-    """
+    """A retry policy: repeats requests after temporary failures, and turns other failures into a `HubError`."""
 
     target: Target
 

@@ -112,8 +112,7 @@ def usual_message(header: Header) -> str:
 
 
 def _picture(header: Header) -> bytes | None:
-    """Return the heads that members keep as a PNG; None for a base and for more than `MOST_PICTURED` members.
-    """
+    """Return the heads that members keep as a PNG; None for a base and for more than `MOST_PICTURED` members."""
     if header.kind == Kind.BASE or len(header.masks) > MOST_PICTURED:
         return None
     maps = [
