@@ -1,4 +1,4 @@
-"""The configuration of members and hydras in transformers."""
+"""Configuration of members and hydras in transformers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from hydractl.runtime import DTYPES
 
 
 class HydraConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]  # transformers is untyped here
-    """Configuration of a member or a hydra; its key `hydractl` is the header of the checkpoint."""
+    """Configuration of a member or a hydra. Its key `hydractl` has the header of the checkpoint."""
 
     model_type = TYPE
-    # what has members first cannot be joined batch after batch, and `compute_metrics` wants the logits alone
+    # `Trainer` concatenates outputs along the first axis, but the first axis of member logits is the member.
+    # `compute_metrics` expects logits only.
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         "member_logits",
         "entropy",
@@ -37,13 +38,13 @@ class HydraConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]  # transfo
 
 
 def floating(dtype: Any) -> torch.dtype | None:  # noqa: ANN401 - a dtype, or the name of one
-    """Return the dtype of weights, None for that of the checkpoint.
+    """Return a floating-point dtype, or None for the dtype of the checkpoint.
 
     Args:
-        dtype: A dtype, its name or `bf16`, `fp16`, `fp32`; `auto` or None for that of the checkpoint.
+        dtype: A dtype, its name or `bf16`, `fp16`, `fp32`; `auto` or None for the dtype of the checkpoint.
 
     Raises:
-        UsageError: If it is not a floating-point dtype.
+        UsageError: If the dtype is not floating-point.
     """
     if dtype is None or dtype == "auto":
         return None

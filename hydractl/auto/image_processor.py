@@ -1,4 +1,4 @@
-"""Image processor for pipelines of transformers; its outputs are bit-identical to those of `encode`."""
+"""Image processor for pipelines of transformers. Its outputs are bit-identical to those of `encode`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hydractl.strict_json import compact
 
 
 class HydraImageProcessor(BaseImageProcessor):
-    """Image processor with the preprocessing of the checkpoint; its settings are those of `Preprocess`."""
+    """Image processor with the preprocessing of the checkpoint. Its settings are the fields of `Preprocess`."""
 
     def __call__(  # type: ignore[override]  # it has no settings a call
         self,
@@ -21,7 +21,7 @@ class HydraImageProcessor(BaseImageProcessor):
         return_tensors: str | None = None,
         **_: Any,  # noqa: ANN401 - as above
     ) -> BatchFeature:
-        """Return one or several images (Pillow images, paths or arrays) as `pixel_values` (B, channels, height, width)."""
+        """Return one or several Pillow images, paths or arrays as `pixel_values` (B, C, height, width)."""
         settings = {name: getattr(self, name) for name in Preprocess.model_fields if hasattr(self, name)}
         encoder = Encoder(images=Preprocess.model_validate_json(compact(settings)), texts=None)
         image_list = list(images) if isinstance(images, list | tuple) else [images]

@@ -1,7 +1,7 @@
 """Members and hydras as models of transformers, for `from_pretrained`, pipelines and trainers.
 
-Axes: M members, B batch, T tokens, C classes. What is (B,) or (B, C) is (B, T) or (B, T, C) of a classifier of tokens.
-Each argument of transformers is honoured or refused; none is ignored silently.
+Axes: M members, B batch, T tokens, C classes. For classification of tokens, shapes (B,) and (B, C) become (B,
+T) and (B, T, C). Every argument of transformers either works or raises; none is ignored silently.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from hydractl.strict_json import parse
 from hydractl.tasks import SINGLE_LABEL
 
 NAMES = frozenset({"id2label", "label2id"})
-"""Settings of a configuration that rename classes, which `relabelled` checks."""
+"""Configuration settings that rename classes. `relabelled` checks them."""
 ACCEPTED_SETTINGS = frozenset({*NAMES, "dtype", "return_dict", "transformers_version"})
-"""Settings of a configuration that are honoured elsewhere or have no effect."""
+"""Configuration settings that work elsewhere or have no effect."""
 ATTENTION = (None, "sdpa")
 
 
 def check_settings(config: HydraConfig, folder: str, model_config: HydraConfig) -> None:
-    """Refuse settings of a configuration that the model's own configuration lacks and that have no effect.
+    """Raise for configuration settings that differ from the model's and have no effect.
 
     Args:
-        config: Configuration from the caller, possibly a modified one of the folder.
+        config: Configuration of the caller, for example a modified configuration of the folder.
         folder: Folder of the model.
-        model_config: Source of the configuration if the folder has none.
+        model_config: Replaces the folder's configuration if the folder has none.
 
     Raises:
-        UsageError: If a setting has no effect; the message names it.
+        UsageError: If a setting has no effect. The message names the setting.
     """
     stored = HydraConfig.from_pretrained(folder) if (Path(folder) / CONFIG).is_file() else model_config
     before, settings = stored.to_dict(), config.to_dict()
     if settings.get("problem_type") == SINGLE_LABEL.problem_type and not before.get(
         "problem_type"
-    ):  # which is what there is
+    ):  # The default problem type changes nothing.
         del settings["problem_type"]
     changed = (
         name
@@ -94,7 +94,7 @@ def relabelled(header: Header, config: PreTrainedConfig) -> Header:
             hint="`hydractl finetune --num-classes N` replaces the classifier of a base",
         )
     names = tuple(config_labels[i] for i in range(len(model_labels)))
-    if names in {model_labels, named((), len(names))}:  # placeholders of a configuration without names
+    if names in {model_labels, named((), len(names))}:  # A configuration without names has placeholders.
         return header
     if header.prompting is not None:
         raise UsageError(
@@ -105,10 +105,10 @@ def relabelled(header: Header, config: PreTrainedConfig) -> Header:
 
 
 def device_of(device_map: Any) -> torch.device | str:  # noqa: ANN401 - a device, or a map to one
-    """Return the single device of a `device_map`; an integer is the index of a CUDA device.
+    """Return the single device of a `device_map`. An integer is the index of a CUDA device.
 
     Raises:
-        UsageError: If it has several devices.
+        UsageError: If the map has several devices.
     """
     if isinstance(device_map, dict):
         if len({*map(str, device_map.values())}) != 1:
@@ -131,7 +131,7 @@ OF_NO_CONCERN = frozenset(
 NOT_SAVED = frozenset(
     {"safe_serialization", "save_function", "save_original_format", "save_peft_format", "token"}
 )
-"""Arguments that the library passes in the same way when a model is saved."""
+"""Arguments that the library passes to `save_pretrained` of every model and that have no effect here."""
 
 
 @dataclass
@@ -140,18 +140,18 @@ class HydraClassifierOutput(ModelOutput):
 
     Attributes:
         loss: Mean of the members' cross-entropies, if labels are given.
-        logits: `log mean_m softmax(z_m)`, (B, C): their softmax is the ensemble's mean probability.
-        member_logits: Logits z_m of each member, (M, B, C), divided by the stored temperature, in the dtype of the
-            weights; all other fields have at least float32.
+        logits: `log mean_m softmax(z_m)`, (B, C). Their softmax is the mean probability of the ensemble.
+        member_logits: Logits z_m of each member, (M, B, C), divided by the stored temperature, in the dtype
+            of the weights. All other fields have at least float32.
         entropy: Entropy of the mean probabilities, in nats, (B,).
         mutual_information: Disagreement of the members, in nats, (B,).
-        ood_score: OOD score, (B,), higher for inputs unlike the training data: `energy+density` if the model stores it,
-            else `msp`.
-        sets: Whether each class is in the prediction set of each input, (B, C), boolean; None in training mode, and if the model
-            stores no sets.
-        accepted: Whether the stored threshold accepts each input, (B,), boolean; an OOD score that is not finite is not accepted.
-            None in training mode, without a stored threshold, for tokens, and for a threshold on a feature-based score other than
-            `ood_score`.
+        ood_score: OOD score, (B,), higher for inputs unlike the training data: `energy+density` if stored in
+            the model, otherwise `msp`.
+        sets: Whether each class is in the prediction set of each input, (B, C), boolean. None in training
+            mode, or if the model has no prediction sets.
+        accepted: Whether the stored threshold accepts each input, (B,), boolean. A non-finite OOD score is
+            not accepted. None in training mode, without a stored threshold, for tokens, and for a threshold
+            on another feature-based score than `ood_score`.
     """
 
     loss: torch.Tensor | None = None
@@ -165,7 +165,7 @@ class HydraClassifierOutput(ModelOutput):
 
 
 class Stated(NamedTuple):
-    """A stand-in for a member, with the weights of a state dict."""
+    """A stand-in for a member with the weights of a state dict."""
 
     state: Mapping[str, torch.Tensor]
 
@@ -175,7 +175,7 @@ class Stated(NamedTuple):
 
 
 class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transformers is untyped here
-    """A checkpoint of hydractl as a model of transformers; `loaded` is what `hydractl.load` returns."""
+    """A checkpoint of hydractl as a model of transformers. `loaded` is the result of `hydractl.load`."""
 
     config_class = HydraConfig
     _supports_sdpa = True
@@ -185,7 +185,7 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         """Wrap a loaded model.
 
         Raises:
-            ValueError: If it is None, because members and hydras exist only with their weights.
+            ValueError: If `loaded` is None. Members and hydras exist only with their weights.
         """
         super().__init__(config)
         if loaded is None:
@@ -207,12 +207,13 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
 
         Args:
             pretrained_model_name_or_path: Folder or Hub id.
-            kwargs: `dtype`, `device_map` (one device), `id2label`, `output_loading_info`, and arguments for the Hub and
-                its cache.
+            kwargs: `dtype`, `device_map` (one device), `id2label`, `output_loading_info`, and arguments for
+                the Hub and its cache.
 
         Raises:
             TypeError: If any other argument is given.
-            UsageError: If an argument does not fit the model: other classes, an invalid dtype, several devices.
+            UsageError: If an argument does not fit the model: other classes, an invalid dtype, several
+                devices.
         """
         user_config = kwargs.pop("config", None)
         dtype, device = (
@@ -256,12 +257,13 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         push_to_hub: bool = False,
         **kwargs: Any,  # noqa: ANN401 - as above
     ) -> None:
-        """Write the present weights to a folder, as `-o folder/` does; a model in it is replaced.
+        """Write the present weights to a folder, as `-o folder/` does. A model in the folder is replaced.
 
         Args:
             save_directory: The folder.
             is_main_process: Whether this process writes.
-            state_dict: Weights to write instead of the model's, of which a process may hold only a part.
+            state_dict: Weights to write instead of the model's own, for example gathered from several
+                processes.
             push_to_hub: Not supported.
             kwargs: Arguments of the library without effect on members and hydras.
 
@@ -288,16 +290,16 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load a state dict with the names of this module, or with those of a checkpoint as written by `save_pretrained`.
+        """Load a state dict with the names of this module or of a checkpoint written by `save_pretrained`.
 
         Raises:
             CheckpointError: If a tensor belongs to a hydra with other heads.
-            RuntimeError: As for any module: if names (with `strict`) or shapes do not fit.
+            RuntimeError: As in torch, if names (with `strict`) or shapes do not fit.
         """
         return super().load_state_dict(self._by_own_names(state_dict), strict, assign)
 
     def _by_own_names(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a state dict by this module's names, of one that may have a checkpoint's; names of neither stay."""
+        """Rename the tensors of a checkpoint to the names of this module. Unknown names are unchanged."""
         header, library = self.loaded.header, {name for _, name in self._places.values()}
         theirs = {name: tensor for name, tensor in state.items() if name in library}
         if not theirs:
@@ -313,14 +315,15 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
                 f"the state dict: {error}", hint="it belongs to a hydra with other heads"
             ) from error
         tensors = {name: tensor for name, tensor in state.items() if name not in library}
-        if self.loaded.scores is not None:  # weights have no part in them, so they are what they were
+        # Trainers do not change stored OOD scores, so equal tensors can be dropped.
+        if self.loaded.scores is not None:
             for name, tensor in self.loaded.scores.tensors().items():
                 if name in tensors and torch.equal(tensors[name].cpu(), tensor.cpu()):
                     del tensors[name]
         return tensors | {key: parts[m][name] for key, (m, name) in self._places.items() if name in parts[m]}
 
     def _stated(self, state: Mapping[str, torch.Tensor]) -> tuple[Stated, ...]:
-        """Return stand-ins for the parts, with the weights of a state dict."""
+        """Return stand-ins for the members, with the weights of a state dict."""
         tensors = self._by_own_names(state)
         if odd := sorted(tensors.keys() ^ self._places.keys()):
             problem = "lacks the tensor" if odd[0] in self._places else "has the unexpected tensor"
@@ -331,14 +334,14 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         parts: list[dict[str, torch.Tensor]] = [{} for _ in self.loaded.parts]
         for key, (m, name) in self._places.items():
             parts[m][name] = tensors[key]
-        return tuple(Stated(parts[0] | part) for part in parts)  # what all share is the first's
+        return tuple(Stated(parts[0] | part) for part in parts)  # Shared tensors belong to the first part.
 
     def _answer(self, inputs: Inputs, labels: torch.Tensor | None, return_dict: bool | None) -> Any:  # noqa: ANN401 - an output or a tuple
         logits, ood_score = self.with_score(inputs)
         member_opinions, several = opinions(logits), self.loaded.header.architecture.task.by_label
         loss = None
         if labels is not None:
-            # the library's labels of several are floating-point
+            # transformers passes floating-point labels for models with several labels.
             loss = question_losses(logits.to(member_opinions.members.dtype), labels.long()).mean()
         model_output = HydraClassifierOutput(
             loss=loss,
@@ -356,7 +359,7 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         return model_output if named else model_output.to_tuple()
 
     def _accepted(self, logits: torch.Tensor, ood_score: torch.Tensor) -> torch.Tensor | None:
-        """Return whether the stored threshold accepts each input (B,); see `HydraClassifierOutput`."""
+        """Return whether the stored threshold accepts each input (B,), or None; see `HydraClassifierOutput`."""
         rule, task = self.loaded.header.threshold, self.loaded.header.architecture.task
         if (
             rule is None
@@ -372,7 +375,7 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
 
 
 class HydraForImageClassification(HydraModel):  # type: ignore[no-untyped-call]  # as above
-    """A classifier of images."""
+    """Image classifier."""
 
     main_input_name = "pixel_values"
 
@@ -382,12 +385,12 @@ class HydraForImageClassification(HydraModel):  # type: ignore[no-untyped-call] 
         labels: torch.Tensor | None = None,
         return_dict: bool | None = None,
     ) -> Any:  # noqa: ANN401 - an output or a tuple
-        """Return the ensemble's log-probabilities and the members' outputs for images (B, channels, height, width)."""
+        """Return log-probabilities and the members' outputs for images (B, channels, height, width)."""
         return self._answer(pixel_values, labels, return_dict)
 
 
 class HydraForSequenceClassification(HydraModel):  # type: ignore[no-untyped-call]  # as above
-    """A classifier of texts."""
+    """Text classifier."""
 
     main_input_name = "input_ids"
 
@@ -407,14 +410,15 @@ class HydraForSequenceClassification(HydraModel):  # type: ignore[no-untyped-cal
 
 
 class HydraForTokenClassification(HydraForSequenceClassification):  # type: ignore[no-untyped-call]  # as above
-    """A classifier of tokens."""
+    """Token classifier."""
 
 
 def _places(model: HydraModel) -> dict[str, tuple[int, str]]:
-    """Return the part and the library's name of each tensor of a model's state dict."""
+    """Return the part and the library's name of each tensor in a model's state dict."""
     named = {
         id(tensor): (m, name)
-        for m, part in reversed([*enumerate(model.loaded.parts)])  # what all share is the first's
+        # Reversed, so that shared tensors belong to the first part.
+        for m, part in reversed([*enumerate(model.loaded.parts)])
         for name, tensor in part.library_state().items()
     }
     return {

@@ -1,8 +1,8 @@
-"""Registers the models of hydractl with Auto classes and timm as soon as both are imported, in any order, without import cost.
+"""Registration of the models with Auto classes and timm once these are imported, at no import cost.
 
-`import hydractl` loads neither torch nor transformers. If the Auto classes of transformers or the registry of timm are
-already loaded, the models are registered at once, otherwise when they are loaded. Python offers only a module finder to
-detect that; this one handles a few names and ignores all others.
+`import hydractl` loads neither torch nor transformers. If the Auto classes of transformers or the registry of
+timm are already loaded, the models are registered at once, otherwise when they are loaded. Python can report
+a later import only to a module finder. This finder handles a few names and ignores all others.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ HEARD = [
 
 
 class ImportHook:
-    """A module finder that makes the loaders of certain modules register the models after it."""
+    """A module finder that registers the models after certain modules are loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module after which models are registered, None for any other."""
+        """Return the spec of a module in `HEARD`, with a loader for it and the registration; else None."""
         if name not in HEARD:
             return None
         for finder in sys.meta_path:
@@ -44,7 +44,7 @@ class ImportHook:
 
 
 def _register_after(loader: Loader, name: str) -> None:
-    """Have a loader register the models after the execution of its module."""
+    """Make a loader register the models after the execution of its module."""
 
     def exec_module(module: ModuleType) -> None:
         del vars(loader)["exec_module"]
@@ -55,7 +55,7 @@ def _register_after(loader: Loader, name: str) -> None:
 
 
 def listen() -> None:
-    """Register the models with loaded modules, and with others once they are loaded."""
+    """Register the models with all modules in `HEARD`: loaded modules now, others when they are loaded."""
     sys.meta_path.insert(0, ImportHook())
     for name in HEARD:
         if name in sys.modules:

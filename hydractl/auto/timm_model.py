@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class TimmHydra(nn.Module):
-    """A member or a hydra with the interface of timm's models, from images to logits; `loaded` gives the members' outputs."""
+    """A member or a hydra with the interface of timm's models, from images to logits.
+
+    `loaded` returns member outputs.
+    """
 
     def __init__(self, loaded: LoadedModel | LoadedHydra, pretrained_cfg: dict[str, Any]) -> None:
         super().__init__()
@@ -24,16 +27,18 @@ class TimmHydra(nn.Module):
         self.num_classes = loaded.header.num_classes
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `log mean_m softmax(z_m)` (B, C), in float32 at least, for images (B, channels, height, width).
+        """Return `log mean_m softmax(z_m)` (B, C), float32 or float64, for images (B, channels, H, W).
 
-        Of a model for Q labels, the log odds of the mean of the members' sigmoids (B, Q).
+        For a model with Q labels, the log odds of the members' mean sigmoids (B, Q).
         """
         several = self.loaded.header.architecture.task.by_label
         return opinions(self.loaded.member_logits(x)).logits(multi_label=several)
 
 
 def hydractl(*, pretrained: bool = False, **kwargs: Any) -> TimmHydra:  # noqa: ANN401 - as timm calls it
-    """Load a member or a hydra: `timm.create_model("hf-hub:org/name", pretrained=True)`, or `local-dir:folder`.
+    """Load a member or a hydra for `timm.create_model("hf-hub:org/name", pretrained=True)`.
+
+    The name `local-dir:folder` loads a folder.
 
     Raises:
         RuntimeError: Without `pretrained=True`, or without a source of the weights.

@@ -1,1 +1,1 @@
-"""Models as files of other runtimes: ONNX, torch.export, and a script that runs them."""
+"""Export to ONNX and torch.export, with a script for running the exported model."""

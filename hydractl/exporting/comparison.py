@@ -34,12 +34,16 @@ from hydractl.runtime import versions
 from hydractl.version import __version__
 
 BATCHES = (1, 2, 5)
+"""Batch sizes of random inputs. The example for tracing has two samples, so 1 and 5 test the dynamic batch
+axis."""
 SIZES = ((1.0, 1.0), (0.6, 0.8), (1.7, 2.3), (3.1, 1.3))
-"""Heights and widths of random images, relative to the model's."""
+"""Heights and widths of random images, relative to the model's: equal, smaller, larger, and one side much
+larger. Pillow filters differently when it shrinks an image, so both directions are tested."""
 OOD = "ood"
 RANDOM = "random inputs"
 PREPARED = "random pixels with the preprocessing of `eval`"
-"""Pillow resizes one axis after the other and rounds in between. It chooses the order of the axes itself."""
+"""Name of the second comparison, whose difference is only reported. Pillow resizes one axis after the other,
+rounds in between, and chooses the order of the axes itself, so single pixels may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +63,21 @@ class Runner:
 
 
 def samples(header: Header, *, batch: int, seed: int) -> dict[str, torch.Tensor]:
-    """Return random inputs by name; of a zero-shot model only images."""
+    """Return random inputs by name. For a zero-shot model, only images."""
     inputs = named(probe_inputs(header, batch=batch, seed=seed))
     texts = isinstance(header.preprocess, Tokenization)
     return {name: x for name, x in inputs.items() if texts or name == PIXELS}
 
 
 def pictures(how: Preprocess, *, size: tuple[float, float], batch: int, seed: int) -> torch.Tensor:
-    """Return random pixels (B, H, W, C) of a size relative to the model's, uint8."""
+    """Return random pixels (B, H, W, C), uint8.
+
+    Args:
+        how: Preprocessing of the model.
+        size: Height and width relative to the model's.
+        batch: Number of images B.
+        seed: Seed of the pixels.
+    """
     channels, height, width = how.input_size
     shape = (batch, max(2, round(height * size[0])), max(2, round(width * size[1])), channels)
     return torch.randint(256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
@@ -79,7 +90,7 @@ def prepared(how: Preprocess, pixels: torch.Tensor) -> torch.Tensor:
 
 
 def trials(header: Header, *, with_pixels: bool, seed: int) -> Iterator[Named]:
-    """Yield random inputs with several batch sizes; texts of two lengths, pixels of several sizes."""
+    """Yield random inputs of several batch sizes: texts of two lengths, or pixels of several sizes."""
     how = header.preprocess
     if with_pixels and isinstance(how, Preprocess):
         for i, size in enumerate(SIZES):
@@ -89,25 +100,29 @@ def trials(header: Header, *, with_pixels: bool, seed: int) -> Iterator[Named]:
         inputs = samples(header, batch=batch, seed=seed + i)
         yield inputs
         if isinstance(how, Tokenization) and how.padding == "longest":
-            # texts are padded on the right, so no row of their first half is all padding
+            # Texts are padded on the right, so every row keeps tokens in its first half.
             yield {name: x[:, : max(1, x.shape[1] // 2)] for name, x in inputs.items()}
 
 
 def random_differences(
     program: Program, module: ExportModule, header: Header, *, tolerance: float, seed: int
 ) -> dict[str, float]:
-    """Return the largest difference of any output on random inputs, by the name of these inputs; see `largest_difference`.
+    """Return the largest differences of outputs on random inputs; see `largest_difference`.
 
     Args:
         program: The exported model.
         module: The original.
         header: Header of the model.
-        tolerance: Largest accepted difference.
+        tolerance: Largest accepted difference for the model itself.
         seed: Seed of the inputs.
 
+    Returns:
+        Differences by kind of inputs: `RANDOM`, and `PREPARED` if the exported model contains the
+            preprocessing.
+
     Raises:
-        CheckFailed: If the difference is too large.
-        InputError: If the program does not run.
+        CheckFailed: If the difference for `RANDOM` is too large.
+        InputError: If the exported model does not run.
     """
     how, with_pixels = header.preprocess, module.pixels is not None
     inputs = list(trials(header, with_pixels=with_pixels, seed=seed))
@@ -126,7 +141,7 @@ def _difference(exported: Program, expected: Program, trial_inputs: Iterable[Nam
     for inputs in trial_inputs:
         try:
             answer = exported(inputs)
-        except Exception as error:  # runtimes raise private classes
+        except Exception as error:  # Runtimes raise private classes.
             shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in inputs.items())
             raise InputError(f"the exported model fails on {shapes}: {reason_of(error)}") from error
         reference = expected(inputs)
@@ -135,10 +150,10 @@ def _difference(exported: Program, expected: Program, trial_inputs: Iterable[Nam
 
 
 def require_near(difference: float, tolerance: float, *, inputs_name: str) -> None:
-    """Raise if an exported model differs too much from the model.
+    """Raise if an exported model differs too much from the original.
 
     Raises:
-        CheckFailed: The message has both numbers.
+        CheckFailed: The message has both numbers. Also raised for NaN.
     """
     if not difference <= tolerance:
         raise CheckFailed(
@@ -151,7 +166,7 @@ def require_near(difference: float, tolerance: float, *, inputs_name: str) -> No
 
 
 def undecoded(dataset: ImageSet, how: Preprocess) -> Iterator[Batch[torch.Tensor]]:
-    """Yield images as pixels (1, H, W, C), uint8, one at a time because their sizes may differ."""
+    """Yield images as pixels (1, H, W, C), uint8, one at a time because sizes may differ."""
     for i in range(len(dataset)):
         pixels = np.array(to_channels(dataset.image(i), how.input_size[0], how.transparency))
         yield Batch(torch.from_numpy(pixels).reshape(1, *pixels.shape[:2], -1), torch.tensor([i]))
@@ -159,12 +174,12 @@ def undecoded(dataset: ImageSet, how: Preprocess) -> Iterator[Batch[torch.Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Data for the comparison.
+    """Data for the comparison of an exported model with the original.
 
     Attributes:
-        opened: The model.
-        sets: Data by role, `id` and perhaps `ood`.
-        labels: Labels of `id`, (N,), as classes of the model.
+        opened: The original model.
+        sets: Data sets by role: `id`, and `ood` if given.
+        labels: Labels of `id`, shape (N,), as classes of the model.
         batch_size: At least 1.
     """
 
@@ -174,7 +189,13 @@ class Trial:
     batch_size: int
 
     def responses(self, model: Runnable, *, name: str, pixels: bool = False) -> dict[str, Responses]:
-        """Return the predictions on each set; `pixels` if the model prepares images itself."""
+        """Return the predictions of a model on each set.
+
+        Args:
+            model: The original or the exported model.
+            name: Name for progress and messages.
+            pixels: Whether the model contains the preprocessing of images.
+        """
         how, predictions = self.opened.header.preprocess, {}
         for role, dataset in self.sets.items():
             total = len(dataset) if pixels else -(-len(dataset) // self.batch_size)
@@ -191,10 +212,10 @@ class Trial:
     def report(
         self, responses_by_row: Mapping[str, dict[str, Responses]], options: Mapping[str, OptionValue]
     ) -> Report:
-        """Return a report like that of `eval`, without costs and intervals.
+        """Return a report as `eval` writes it, without costs and confidence intervals.
 
         Args:
-            responses_by_row: Predictions on each set, for each row.
+            responses_by_row: Predictions on each set, by row name.
             options: Options of the export.
         """
         chosen = choose_metrics(None, ood=OOD in self.sets, latency=False)

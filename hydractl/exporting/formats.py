@@ -1,4 +1,4 @@
-"""Exported models: the exported module, preprocessing in its graph, the files of each format, and the script that runs them."""
+"""Export formats: the exported module, image preprocessing in its graph, files and the script."""
 
 from __future__ import annotations
 
@@ -36,31 +36,38 @@ from hydractl.prediction.feature_ood import WithDefaultScore
 from hydractl.version import __version__
 
 IMAGES = "images"
-"""What uint8 pixels (B, height, width, channels) are called; prepared ones are `pixel_values`."""
+"""Input name of uint8 pixels (B, height, width, channels). Preprocessed images have the name
+`pixel_values`."""
 OUTPUTS = ("probabilities", "logits", "member_logits", "entropy", "mutual_information", "ood_score")
 
 
 class ExportModule(nn.Module):
-    """A model, asked by name."""
+    """The module to export: a model with named inputs and outputs."""
 
     def __init__(self, with_score: WithDefaultScore, pixels: nn.Module | None = None) -> None:
-        """Take a model over.
+        """Wrap a model.
 
         Args:
-            with_score: The model with its default OOD score, in evaluation mode. A zero-shot one knows its classes.
-            pixels: What makes its inputs of uint8 pixels; None where they come prepared.
+            with_score: The model with its default OOD score, in evaluation mode. A zero-shot model must have
+                its classes.
+            pixels: Preprocessing of uint8 pixels; None if inputs are preprocessed.
         """
         super().__init__()
         self.model, self.with_score, self.pixels = with_score.model, with_score, pixels
         self.eval()
 
     def forward(self, inputs: dict[str, torch.Tensor], exact: bool = False) -> dict[str, torch.Tensor]:
-        """Return what `OUTPUTS` names: (B, C), (B, C), (M, B, C), (B,), (B,) and (B,); of Q labels (B, Q), (B, Q) and (M, B, Q, 2).
+        """Return the outputs named by `OUTPUTS`.
 
-        Of a classifier of tokens they have an axis T after B, padding and special tokens included.
+        Args:
+            inputs: Inputs by name.
+            exact: Whether to compute the OOD score in float64, as `predict` does.
 
-        `logits` are what the model itself answers with, entropy and mutual information are in nats, and the OOD score is the model's
-        default; `exact` in float64, as `predict`.
+        Returns:
+            Probabilities (B, C), logits (B, C), member logits (M, B, C), and entropy, mutual information
+            (both in nats) and OOD score (B,). Logits of a single model are its own logits. For several
+            labels: (B, Q), (B, Q) and (M, B, Q, 2) instead. For classification of tokens: an axis T follows
+            B, with padding and special tokens.
         """
         if self.pixels is not None:
             inputs = {PIXELS: self.pixels(inputs[IMAGES])}
@@ -82,14 +89,14 @@ class ExportModule(nn.Module):
         return dict(zip(OUTPUTS, outputs_in_order, strict=True))
 
     def answer(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the same, without gradients, with the OOD score as `predict` computes it."""
+        """Return the outputs without gradients, with the OOD score in float64 as in `predict`."""
         with torch.inference_mode():
             outputs: dict[str, torch.Tensor] = self(dict(inputs), exact=True)
         return outputs
 
 
 BITS = 1 << 22
-"""Pillow's weights are multiples of 1 / BITS."""
+"""Pillow rounds filter weights to multiples of 1 / BITS."""
 LARGEST_INT16 = (1 << 15) - 0.5
 """Upper bound of a weight in torchvision, before rounding to 16 bits."""
 
@@ -106,7 +113,7 @@ def _sinc(x: Tensor) -> Tensor:
 
 
 class Filter(NamedTuple):
-    """How Pillow weighs pixels: by a function of the distance that is 0 beyond `support`."""
+    """A resampling filter of Pillow: a weight function of the distance in pixels, zero beyond `support`."""
 
     weigh: Callable[[Tensor], Tensor]
     support: float
@@ -123,18 +130,22 @@ FILTERS: Mapping[str, Filter] = MappingProxyType(
         "lanczos": Filter(lambda x: torch.where((x >= -3) & (x < 3), _sinc(x) * _sinc(x / 3), 0.0), 3.0),
     }
 )
-"""Interpolations that are weighted sums. `nearest` is not: the pixel it takes depends on how Pillow's loop rounds."""
+"""Interpolations that are weighted sums. `nearest` is missing, because its pixel depends on rounding inside
+Pillow's loop."""
 
 
 class Pixels(nn.Module):
-    """Resize, crop and normalise, for images of any size: (B, H, W, C) uint8 to (B, C, h, w) float32."""
+    """Preprocessing as a module: resize, crop and normalize images of any size.
+
+    Inputs are (B, H, W, C) uint8, outputs (B, C, h, w) float32.
+    """
 
     mean: Tensor
     std: Tensor
     fill: Tensor
 
     def __init__(self, how: Preprocess) -> None:
-        """Take what a header says; its interpolation is one of `FILTERS`."""
+        """Store the preprocessing. Its interpolation must be in `FILTERS`."""
         super().__init__()
         self.how = how
         self.kept = how.input_size[1:]
@@ -148,6 +159,7 @@ class Pixels(nn.Module):
     @override
     def forward(self, images: Tensor) -> Tensor:
         x = images.movedim(-1, 1).double()
+        # Sizes as tensors, so that a traced graph computes with the sizes of its own input.
         height, width = (torch.ones_like(x[0, 0, 0, :] if along else x[0, 0, :, 0]).sum() for along in (0, 1))
         resized = self._resized(height, width)
         rows, columns = (
@@ -160,7 +172,7 @@ class Pixels(nn.Module):
         return (x.float() / 255 - self.mean) / self.std
 
     def _resized(self, height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the height and width that images are resized to, as timm and torchvision reckon them."""
+        """Return height and width after resizing, rounded as in timm and torchvision."""
         to_height, to_width = self.scaled
         if self.how.crop_mode == "squash":
             return torch.full_like(height, to_height), torch.full_like(width, to_width)
@@ -173,13 +185,17 @@ class Pixels(nn.Module):
         return (height / ratio).round(), (width / ratio).round()
 
     def _weights(self, count: int, side: Tensor, crop_size: int, resized: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what pixels along an axis of `count` weigh in each that is kept, (kept, count), and which of these are there.
+        """Return the weights of the input pixels for each output pixel along one axis.
 
         Args:
-            count: Of pixels, as a number.
-            side: The same as a tensor.
-            crop_size: How many remain after the crop.
-            resized: How many there are before it.
+            count: Number of input pixels.
+            side: The same number as a tensor.
+            crop_size: Number of output pixels, after the crop.
+            resized: Number of pixels between resize and crop.
+
+        Returns:
+            Weights (crop_size, count), rounded as in Pillow or torchvision, and whether each output pixel is
+            inside the image (crop_size,).
         """
         places = torch.arange(crop_size, dtype=torch.float64) + self._begin(resized, crop_size)
         inside = (places >= 0) & (places < resized)
@@ -202,7 +218,7 @@ class Pixels(nn.Module):
         return ((weights * scale).abs() + 0.5).floor() * weights.sign() / scale, inside
 
     def _begin(self, resized: Tensor, crop_size: int) -> Tensor:
-        """Return where a crop begins: before the first pixel where there are too few."""
+        """Return the position of the first cropped pixel, negative if the image is smaller than the crop."""
         margin = resized - crop_size
         if self.how.crop_offset == "before" and self.how.crop_mode != "border":
             return (margin / 2).floor()
@@ -210,13 +226,14 @@ class Pixels(nn.Module):
 
 
 def _resampled(x: Tensor, weights: Tensor) -> Tensor:
-    """Return x (..., n) resized along its last axis by weights (m, n), in whole numbers of 8 bits."""
+    """Resize x (..., n) along its last axis by weights (m, n), and round to integers in [0, 255]."""
     return (torch.matmul(x, weights.t()) + 0.5).floor().clamp(0, 255)
 
 
 Named: TypeAlias = "Mapping[str, torch.Tensor]"
+"""Inputs or outputs by name."""
 Program: TypeAlias = "Callable[[Named], dict[str, torch.Tensor]]"
-"""Maps inputs by name to outputs by name."""
+"""Function from inputs by name to outputs by name."""
 
 
 def named(inputs: Inputs) -> Named:
@@ -229,22 +246,22 @@ def named(inputs: Inputs) -> Named:
 
 
 OPSET = 20
-"""The first opset in which GELU is one operator. In 18, the first that PyTorch writes, GELU is five
-operators, which onnxruntime does not fuse.
-"""
+"""The first opset in which GELU is one operator. In opset 18, the oldest that PyTorch writes, GELU is five
+operators, which onnxruntime does not fuse."""
 TRACES = "2.8"
+"""The first release of torch that traces these models for any batch size."""
 LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
 MOST_BYTES = 2**31 - 1
 """Size limit of a protocol buffers file, in bytes."""
 
 
 class Source(NamedTuple):
-    """Module to export, with an example of its inputs.
+    """A module to export, with an example of its inputs.
 
     Attributes:
         module: The module.
         example: Inputs by name, with two samples.
-        axes: Names of the leading axes of every input that may have any length.
+        axes: Names of the leading axes of all inputs with dynamic length.
         most: Largest length of the axis `length`; None for no limit.
     """
 
@@ -255,10 +272,10 @@ class Source(NamedTuple):
 
 
 def require_torch() -> None:
-    """Refuse releases of torch that trace no model for any number of samples.
+    """Raise for releases of torch before `TRACES`.
 
     Raises:
-        UnsupportedModelError: If it is one.
+        UnsupportedModelError: If torch is too old.
     """
     if Version(torch.__version__) < Version(TRACES):
         raise UnsupportedModelError(
@@ -268,10 +285,10 @@ def require_torch() -> None:
 
 
 def onnx_libraries() -> tuple[Any, Any]:
-    """Return onnx and onnxruntime, which are untyped.
+    """Return the modules onnx and onnxruntime, which are untyped.
 
     Raises:
-        UnsupportedModelError: If one of what ONNX needs is not installed.
+        UnsupportedModelError: If a library for ONNX cannot be imported.
     """
     try:
         import onnx  # noqa: PLC0415 - an extra
@@ -289,7 +306,7 @@ def traced(source: Source, *, where: str) -> ExportedProgram:
     """Trace a module with torch.export; `where` names the model in messages.
 
     Raises:
-        UnsupportedModelError: If torch cannot trace it for any number of samples and tokens.
+        UnsupportedModelError: If torch cannot trace the module for any number of samples and tokens.
     """
     dims = {i: Dim(name, max=source.most if name == "length" else None) for i, name in enumerate(source.axes)}
     try:
@@ -299,17 +316,17 @@ def traced(source: Source, *, where: str) -> ExportedProgram:
                 (dict(source.example),),
                 dynamic_shapes={"inputs": dict.fromkeys(source.example, dims)},
             )
-    except Exception as error:  # torch documents no classes
+    except Exception as error:  # torch does not document the exception classes.
         raise UnsupportedModelError(f"{where}: torch.export cannot trace it: {_first(error)}") from error
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
-            for node in module.graph.nodes:  # paths of code on this machine
+            for node in module.graph.nodes:  # The trace contains paths of this machine.
                 node.meta.pop("stack_trace", None)
     return program
 
 
 def pt2(program: ExportedProgram, metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes of a `.pt2`; `torch.export.load(file, extra_files=...)` reads the metadata."""
+    """Return the bytes of a `.pt2`. `torch.export.load(file, extra_files=...)` reads the metadata."""
     file = io.BytesIO()
     with quiet():
         torch.export.save(program, file, extra_files=dict(metadata))
@@ -317,7 +334,7 @@ def pt2(program: ExportedProgram, metadata: Mapping[str, str]) -> bytes:
 
 
 def run_pt2(content: bytes) -> Program:
-    """Return what a `.pt2` computes."""
+    """Load a `.pt2` as a function."""
     with quiet():
         module = torch.export.load(io.BytesIO(content)).module()
 
@@ -330,14 +347,15 @@ def run_pt2(content: bytes) -> Program:
 
 
 def onnx(program: ExportedProgram, source: Source, *, where: str) -> Any:  # noqa: ANN401 - untyped
-    """Convert a traced module to a document of onnx; `where` names the model in messages.
+    """Convert a traced module to an ONNX model; `where` names the model in messages.
 
     Raises:
-        UnsupportedModelError: If torch cannot convert it.
+        UnsupportedModelError: If torch cannot convert the module.
     """
     names = list(source.example)
     try:
-        # the strides that flattening reads are those of the attention that is written: the one in plain operators
+        # ONNX has the math implementation of attention. The other implementations return other strides, and
+        # the strides decide how later flattening is written.
         with quiet(), sdpa_kernel(SDPBackend.MATH):
             written = torch.onnx.export(
                 program,
@@ -348,7 +366,7 @@ def onnx(program: ExportedProgram, source: Source, *, where: str) -> Any:  # noq
                 dynamo=True,
                 verbose=False,
             )
-    except Exception as error:  # torch promises no kind
+    except Exception as error:  # torch does not document the exception classes.
         raise UnsupportedModelError(f"{where}: torch.onnx cannot write it: {_first(error)}") from error
     if written is None:
         raise UnsupportedModelError(f"{where}: torch.onnx wrote nothing")
@@ -356,11 +374,11 @@ def onnx(program: ExportedProgram, source: Source, *, where: str) -> Any:  # noq
 
 
 def quantized(document: Any) -> Any:  # noqa: ANN401 - as above
-    """Return an ONNX document whose matrix products by weights are of whole numbers of 8 bits.
+    """Return an ONNX model with int8 weights in matrix products. Activations are quantized dynamically.
 
-    Weights have a scale a column, and 7 of the 8 bits: processors without instructions of their own for it add up two products
-    in 16 bits, which 8 overflow. What they are multiplied with is scaled as it comes. Weights that are stacks of matrices, as of heads
-    of which few tokens ask, stay as they are: onnxruntime has no such scales for them.
+    Weights have one scale per column and use 7 of 8 bits: processors without int8 instructions add two
+    products in 16 bits, which overflows with 8 bits. Stacked weights (products with a 3-dimensional weight)
+    stay in floating point, because onnxruntime has no scales for them.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic  # noqa: PLC0415 - an extra
 
@@ -369,7 +387,7 @@ def quantized(document: Any) -> Any:  # noqa: ANN401 - as above
     products = [node for node in document.graph.node if node.op_type == "MatMul"]
     del document.graph.value_info[
         :
-    ]  # shapes that torch inferred, and that no longer fit once products are taken apart
+    ]  # Shapes inferred by torch become wrong when quantization splits products.
     with tempfile.TemporaryDirectory() as folder, quiet():
         path = Path(folder) / "model.onnx"
         quantize_dynamic(
@@ -382,21 +400,21 @@ def quantized(document: Any) -> Any:  # noqa: ANN401 - as above
             weight_type=QuantType.QInt8,
             extra_options={
                 "DefaultTensorType": loaded.TensorProto.FLOAT
-            },  # of what shape inference does not tell
+            },  # The type of tensors for which shape inference fails.
         )
         return loaded.load(path)
 
 
 def onnx_bytes(document: Any, metadata: Mapping[str, str], *, where: str) -> bytes:  # noqa: ANN401 - as above
-    """Return the bytes of a `.onnx`, whose `metadata_props` hold the metadata, and nothing of this machine.
+    """Return the bytes of an `.onnx` with the metadata, and without paths of this machine.
 
     Raises:
-        UnsupportedModelError: If it is too large for one file.
+        UnsupportedModelError: If the model is too large for one file.
     """
     for graph in (document.graph, *document.functions):
         del graph.metadata_props[:]
         for entry in (*graph.node, *graph.value_info):
-            del entry.metadata_props[:]  # where lines of code stood
+            del entry.metadata_props[:]  # The metadata contain paths and code lines of this machine.
             entry.doc_string = ""
     del document.metadata_props[:]
     for key, value in metadata.items():
@@ -412,10 +430,10 @@ def onnx_bytes(document: Any, metadata: Mapping[str, str], *, where: str) -> byt
 
 
 def run_onnx(content: bytes) -> Program:
-    """Return what an `.onnx` computes, on as many threads as torch has.
+    """Load an `.onnx` as a function that runs on as many threads as torch.
 
     Raises:
-        UnsupportedModelError: If onnxruntime does not take it.
+        UnsupportedModelError: If onnxruntime rejects the model.
     """
     _, runtime = onnx_libraries()
     options = runtime.SessionOptions()
@@ -423,7 +441,7 @@ def run_onnx(content: bytes) -> Program:
     options.intra_op_num_threads = torch.get_num_threads()
     try:
         session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its own kinds are no public names
+    except Exception as error:  # Its exception classes are private.
         raise UnsupportedModelError(f"onnxruntime rejects the model: {reason_of(error)}") from error
 
     def run(inputs: Named) -> dict[str, torch.Tensor]:
@@ -434,7 +452,7 @@ def run_onnx(content: bytes) -> Program:
 
 
 def _first(error: BaseException) -> str:
-    """Return what the first of a chain of errors says: torch wraps it in advice to its own developers."""
+    """Return the message of the root cause. torch wraps errors in advice to its own developers."""
     while error.__cause__ is not None:
         error = error.__cause__
     return reason_of(error)
@@ -442,7 +460,7 @@ def _first(error: BaseException) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep to themselves what libraries say of their own workings while they trace and write."""
+    """Suppress warnings and log messages of libraries in a block."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -467,11 +485,11 @@ def script(
     """Return the source of a Python script that runs the exported model.
 
     Args:
-        header: Header of the model; of a zero-shot model with its classes.
+        header: Header of the model; for a zero-shot model with its classes.
         name: Name of the exported file.
-        onnx: Whether it is an ONNX file.
-        with_preprocess: Whether it takes pixels.
-        threshold: Threshold on its OOD score, if any.
+        onnx: Whether the file is ONNX.
+        with_preprocess: Whether the exported model contains the preprocessing.
+        threshold: Threshold on its OOD score, or None.
     """
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - `--help` does without
 
@@ -496,7 +514,10 @@ def script(
 
 
 def _of_images(how: Preprocess) -> dict[str, object]:
-    """Return sizes as (width, height): of the crop, and that images are resized to before it."""
+    """Return the template's values for images.
+
+    Sizes are (width, height): `size` after the crop, `scaled` before it.
+    """
     channels, height, width = how.input_size
     return {
         "images": True,

@@ -1,1 +1,1 @@
-"""Weights of training scripts: reading files, recognizing the architecture, and matching tensor names."""
+"""Import of weights of training scripts: files, recognition of the architecture, and tensor names."""

@@ -38,12 +38,12 @@ SQUARES = {"img_size", "patch_size", "image_size"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """Architecture of a file of weights.
+    """Architecture of a weight file, with options from the command line and from the file.
 
     Attributes:
-        reference: `--arch` as typed, else the saved name.
-        folder: Folder that defines the architecture; None if it has a name.
-        name: Name; empty for a folder.
+        reference: `--arch` as typed, or the saved name.
+        folder: Folder that defines the architecture; None if the architecture has a name.
+        name: Name of the architecture; empty for a folder.
         options: Options of the named architecture.
         images: Fields of a `Preprocess` that the file states.
         from_file: Values of the file that the user did not type, as text.
@@ -65,18 +65,18 @@ def resolve(
     image_options: Mapping[str, object],
     sets_classes: bool,
 ) -> Resolved:
-    """Combine typed options with those saved in the file.
+    """Combine typed options with options saved in the file.
 
     Args:
         arch: `NAME[::K=V,...]` or a folder; None for the saved architecture.
         metadata: Options that the training script saved.
         where: Name of the file in messages.
-        image_options: Typed options of images by name, for example `mean`.
+        image_options: Typed image options by name, for example `mean`.
         sets_classes: Whether the user typed the number or names of the classes.
 
     Raises:
         UsageError: If typed and saved options contradict each other.
-        CheckpointError: If neither names the architecture.
+        CheckpointError: If neither `arch` nor the file names a known architecture.
         UnsupportedModelError: If heads of the architecture cannot be pruned.
     """
     if arch is not None and (folder := arch_folder(arch)) is not None:
@@ -126,7 +126,7 @@ def _name(typed_name: str, metadata: Metadata, *, where: str) -> str:
 
 
 def _form(key: str, value: object) -> object:
-    """Return a value with lists for tuples, and both sides of a square."""
+    """Return a value in a comparable form: lists for tuples, [side, side] for the side of a square."""
     if isinstance(value, tuple):
         value = list(value)
     return [value, value] if key in SQUARES and isinstance(value, int) else value
@@ -151,11 +151,11 @@ def _check_heads(
     *,
     where: str,
 ) -> None:
-    """Raise if typed options change the heads of an architecture whose options the file states completely."""
+    """Raise if typed options change the heads of an architecture for which the file states all options."""
     try:
         theirs = described_as(name, saved).architecture.towers
         ours = described_as(name, options).architecture.towers
-    except HydraError:  # `describe` reports an architecture that cannot be built
+    except HydraError:  # `describe` reports architectures that cannot be built.
         return
     if theirs != ours:
         heads = ", ".join(f"{tower.num_heads} heads of {tower.head_dim}" for tower in theirs.values())
@@ -163,7 +163,10 @@ def _check_heads(
 
 
 def _check_statistics(key: str, statistics_given: object, saved: object, *, where: str) -> None:
-    """Raise if a typed mean or standard deviation differs from the saved one; one number stands for all channels."""
+    """Raise if a typed mean or standard deviation differs from the saved one.
+
+    A single number applies to all channels.
+    """
     numbers, saved_numbers = ([*x] if isinstance(x, list | tuple) else [x] for x in (statistics_given, saved))
     same_length = len(numbers) == len(saved_numbers)
     if {*numbers} != {*saved_numbers} or (same_length and numbers != saved_numbers):
@@ -184,12 +187,12 @@ def describe(
     Args:
         resolved: Folder, or name and options.
         num_classes: Typed number of classes.
-        label_count: Number of typed class names; used if nothing else states the number of classes.
+        label_count: Number of typed class names, used if nothing else states the number of classes.
         tokenizer: Tokenizer of a text model.
-        pooling: Typed pooling of a text classifier; None for the one of the folder.
+        pooling: Typed pooling of a text classifier; None for the pooling of the folder.
 
     Raises:
-        UsageError: If an option does not apply, or contradicts another.
+        UsageError: If an option does not apply, or contradicts another option.
         CheckpointError: If a folder is malformed, or has no classifier and no number of classes is given.
         UnsupportedModelError: If heads of the architecture cannot be pruned.
     """
@@ -258,12 +261,12 @@ def _of_folder(folder: Path, num_classes: int | None) -> Described:
 def with_preprocessing(
     header: Header, resolved: Resolved, image_options: Mapping[str, object], *, where: str
 ) -> Header:
-    """Set the image preprocessing that the file or the user states, and warn if the rest is assumed.
+    """Set the image preprocessing stated by the file or the user, and warn if the rest is assumed.
 
     Args:
         header: Header of the base.
-        resolved: Its architecture, with the preprocessing of the file.
-        image_options: Typed options of images by name.
+        resolved: Architecture of the base, with the preprocessing of the file.
+        image_options: Typed image options by name.
         where: Name of the file in messages.
 
     Raises:

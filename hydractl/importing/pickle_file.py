@@ -1,9 +1,10 @@
-"""Reading of a .pth: a pickle of torch is checked before torch loads it, and objects of other classes become records.
+"""Reading of `.pth` files: every pickle is checked before torch loads it.
 
-torch runs no code of a pickle, but lets it call functions that take memory, such as `bytearray(10**11)` or a storage of any
-length, and makes tensors longer than their file. So each pickle is first read with stand-ins: it may contain any name, call a
-few of them, and the arguments of these calls are compared with the size of the file. Objects of other classes, which training
-scripts save beside weights, are read as records of their arguments and state.
+`torch.load(weights_only=True)` runs no code of a pickle, but the pickle can call functions that allocate
+memory, such as `bytearray(10**11)` or a storage of any length, and can create tensors larger than the file.
+Therefore each pickle is read first with placeholders. The pickle may contain any class name and call a few
+functions, whose arguments are compared with the size of the file. Training scripts save objects of other
+classes together with weights. These objects are read as records of their arguments and state.
 """
 
 from __future__ import annotations
@@ -48,21 +49,26 @@ DATA = frozenset(
 """Data classes of the standard library and numpy."""
 NUMERIC = re.compile(r"b1|[iu][1248]|f[248]")
 CONTENT, VALUE = "_content", "_val"
-"""Attributes in which OmegaConf keeps the items of a dictionary and the value of an item."""
+"""Attributes in which OmegaConf stores the items of a dictionary and the value of an item."""
 DEEPEST, MOST_ITEMS = 3, 64
-"""Limit of converted objects: an object may contain itself, or others many times."""
+"""Limits of converted values: depth, and items per container. An object may contain itself, or contain
+another object many times. Chosen by hand: options of training scripts are smaller. Twice the depth squares
+the number of items in the worst case."""
 
 
 def is_data(name: str) -> bool:
-    """Return whether objects of a name are read as data: classes of scripts and of other packages, and those of `DATA`.
+    """Return whether objects of a class are read as data: classes in `DATA`, scripts and other packages.
 
-    All else of Python, numpy and torch runs code, or makes what a file of weights has no use for.
+    Everything else in Python, numpy and torch could run code, or has no use in a weight file.
     """
     return name in DATA or (may_be_named(name) and name.partition(".")[0] not in {"numpy", "torch"})
 
 
 def may_be_named(name: str) -> bool:
-    """Return whether a name may stand in a file, be it of a class that no object is made of: not those of Python, beside `DATA`."""
+    """Return whether a pickle may contain a name, even without creating an object.
+
+    Names of the standard library are rejected, except those in `DATA`.
+    """
     return name in DATA or name.partition(".")[0] not in sys.stdlib_module_names
 
 
@@ -70,8 +76,8 @@ class PickleRecord:
     """An object of a class that is not loaded.
 
     Attributes:
-        args: What it was made with.
-        state: What it was given then, None where nothing was.
+        args: Arguments of the constructor.
+        state: State set after construction, or None.
     """
 
     args: tuple[object, ...]
@@ -92,11 +98,12 @@ class PickleRecord:
 
 
 def record_class(name: str, container: type) -> type:
-    """Return what stands for a class that is not loaded.
+    """Return a class that replaces one that is not loaded.
 
     Args:
-        name: Module and name of the class.
-        container: `dict` or `list` where its objects are filled as such, else `object`; such objects become plain ones.
+        name: Module and name of the replaced class.
+        container: `dict` or `list` if the pickle fills the objects like a dictionary or list; they become an
+            OrderedDict or a list. Otherwise `object`; they become a `PickleRecord`.
     """
     module, _, last = name.rpartition(".")
     body: dict[str, Any] = {"__module__": module, "__qualname__": last}
@@ -106,7 +113,7 @@ def record_class(name: str, container: type) -> type:
 
 
 def attributes(value: object) -> Mapping[str, object]:
-    """Return the named values of a dictionary, a namespace, or an object of another class; of anything else none."""
+    """Return the named values of a dictionary, a namespace or a `PickleRecord`; empty for other objects."""
     if isinstance(value, argparse.Namespace):
         return vars(value)
     if isinstance(value, Mapping):
@@ -119,9 +126,10 @@ def attributes(value: object) -> Mapping[str, object]:
 
 
 def to_plain(value: object, *, depth: int = DEEPEST) -> object:
-    """Return a value as numbers, texts, lists and dictionaries: of numpy, of paths and of enumerations.
+    """Convert scalars and arrays of numpy, paths and enumerations to numbers, strings, lists and dicts.
 
-    A record that holds something else, and what is large or nested deep, is returned as it is.
+    Other records, containers with more than `MOST_ITEMS` items, and containers nested deeper than `depth` are
+    returned unchanged.
     """
     if isinstance(value, Mapping | list | tuple) and (not depth or len(value) > MOST_ITEMS):
         return value
@@ -146,7 +154,11 @@ def to_plain(value: object, *, depth: int = DEEPEST) -> object:
 
 
 def _numbers(parts: tuple[object, ...]) -> list[Any]:
-    """Return the numbers that bytes hold: `parts` are a dtype of numpy, as a record, and the bytes."""
+    """Decode the bytes of a numpy array; empty if the dtype is not numeric.
+
+    Args:
+        parts: The dtype as a record, and the bytes.
+    """
     match parts:
         case (PickleRecord(args=(str(code), *_), state=(_, str(order), *_)), bytes(raw)) if NUMERIC.fullmatch(
             code
@@ -160,35 +172,42 @@ def _numbers(parts: tuple[object, ...]) -> list[Any]:
 
 
 MOST_BYTES = 8_000_000
-"""Size limit of a pickle without its tensors, in bytes. Those of the largest models with their optimizers
-take a tenth of it.
-"""
+"""Size limit of a pickle without its tensors, in bytes. Pickles of the largest models with their optimizers
+need a tenth. Twice the limit doubles the time that a crafted pickle can take."""
 SPARE_BYTES = 64_000_000
 TIMES = 4
-"""Limit of the total size of tensors, as a multiple of the file size, plus `SPARE_BYTES`. Tensors may share storage."""
+"""Limit of the total size of tensors: this multiple of the file size, plus `SPARE_BYTES`. Tensors may share
+storage, so their total can exceed the file. Chosen by hand; twice the factor lets a crafted file claim twice
+the memory."""
 ZIP_START = b"PK\x03\x04"
 WIDTHS = {
     "ComplexDouble": 16, "Double": 8, "Long": 8, "ComplexFloat": 8, "Float": 4, "Int": 4, "QInt32": 4, "Half": 2, "BFloat16": 2,
     "Short": 2,
 }  # fmt: skip
-"""Bytes per element of a storage by the prefix of its class name; one for all others."""
+"""Bytes per element of a storage, by the prefix of its class name. All other storages have 1 byte per
+element."""
 MOST_CLASSES = 100
-"""Classes whose objects are read as records."""
+"""Maximum number of classes whose objects are read as records. Chosen by hand; each class creates a Python
+type, so twice the limit permits twice as many."""
 MAX_SHOWN_CHARACTERS = 80
 PICKLES = 5
-"""Pickles in a file of the format before archives: magic number, version, machine, object, names of storages."""
+"""Number of pickles in a file of torch's format before archives: magic number, version, machine, object,
+names of storages."""
 
 
 class NeedsCodeError(pickle.UnpicklingError):
-    """A pickle calls what it may not, or makes objects of classes; as a text it is what."""
+    """A pickle that calls a forbidden function or creates objects of a forbidden class.
+
+    The message is the name.
+    """
 
 
 class TooMuchError(pickle.UnpicklingError):
-    """A pickle asks for more memory than its file has bytes; as a text it says what for."""
+    """A pickle that requests more memory than its file has bytes. The message describes the request."""
 
 
 def most(size: int) -> int:
-    """Return how many bytes a file of `size` bytes may become."""
+    """Return the maximum size of the tensors of a file of `size` bytes."""
     return TIMES * size + SPARE_BYTES
 
 
@@ -199,12 +218,15 @@ class _Storage:
 
 
 class _Placeholder:
-    """What a call that was let through would have made."""
+    """The result of a permitted call."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Named:
-    """What a pickle has by a name, in the place of the thing itself."""
+    """A function or class that a pickle names.
+
+    It is never imported; calls are checked and return placeholders.
+    """
 
     name: str
     reader: _Rehearsal
@@ -221,8 +243,9 @@ class _Container(_Placeholder):
     name: str
 
 
-class _Rehearsal(pickle._Unpickler):  # C's own sizes its memory by numbers in the pickle
-    """Reads one pickle."""
+# The C implementation allocates memory by numbers in the pickle, before any check.
+class _Rehearsal(pickle._Unpickler):
+    """Dry run of one pickle: runs its operations with placeholders instead of objects."""
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
 
@@ -256,7 +279,18 @@ class _Rehearsal(pickle._Unpickler):  # C's own sizes its memory by numbers in t
         raise pickle.UnpicklingError
 
     def tensor(self, args: tuple[Any, ...]) -> bool:
-        """Return whether a tensor lies in its storage, and leaves room for others: storage, offset, shape, strides."""
+        """Check that a tensor fits into its storage, and all tensors together into the size limit.
+
+        Args:
+            args: Storage, offset, shape and strides.
+
+        Returns:
+            True.
+
+        Raises:
+            pickle.UnpicklingError: If an argument has the wrong type.
+            TooMuchError: If the tensor is too large.
+        """
         storage, offset, shape, strides = args[:4]
         numbers = (offset, *shape, *strides)
         if not isinstance(storage, _Storage) or any(type(n) is not int or n < 0 for n in numbers):
@@ -287,7 +321,7 @@ class _Rehearsal(pickle._Unpickler):  # C's own sizes its memory by numbers in t
         self._filled(holder, list)
 
     def _filled(self, holder: object, kind: type) -> None:
-        """Note that objects of a class are filled as dictionaries or lists are."""
+        """Remember that the pickle fills objects of this class like dictionaries or lists."""
         if isinstance(holder, _Container) and holder.name in self.classes:
             self.classes[holder.name] = kind
 
@@ -319,11 +353,12 @@ for _operation in (
     pickle.OBJ,
     pickle.INST,
 ):
-    del _Rehearsal.dispatch[_operation[0]]  # torch has none of them
+    # The unpickler of torch for weights does not have these operations.
+    del _Rehearsal.dispatch[_operation[0]]
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether a value can be a key in no time: the hash of tuples in tuples may take for ever."""
+    """Return whether a dictionary key can be hashed quickly. Nested tuples could take exponential time."""
     simple = (str, bytes, int, float, type(None), _Named, _Placeholder)
     return isinstance(value, simple) or (
         isinstance(value, tuple) and all(isinstance(item, simple) for item in value)
@@ -335,7 +370,7 @@ CONTAINERS = frozenset({"collections.OrderedDict", "collections.Counter", "argpa
 TENSORS = frozenset(f"torch._utils._rebuild_tensor{version}" for version in ("", "_v2", "_v3"))
 CALLS: Mapping[str, Callable[[_Rehearsal, tuple[Any, ...]], bool]] = {
     **dict.fromkeys(TENSORS, _Rehearsal.tensor),
-    # a tensor of a class of its own: function, class, arguments of the function
+    # A tensor subclass. The arguments are function, class, and arguments of the function.
     "torch._tensor._rebuild_from_type_v2": lambda _, args: (
         isinstance(args[0], _Named) and args[0].name in TENSORS and bool(args[0](*args[2]))
     ),
@@ -355,24 +390,24 @@ CALLS: Mapping[str, Callable[[_Rehearsal, tuple[Any, ...]], bool]] = {
     "collections.Counter": lambda _, args: not args or isinstance(args[0], dict),
     "argparse.Namespace": lambda _, args: not args,
 }  # fmt: skip
-"""Callables that a pickle may use, with their arguments."""
+"""Functions and classes that a pickle may call, with a check of the arguments."""
 
 
 def rehearse(begin: bytes, size: int, pickles: int) -> dict[str, type]:
-    """Go through a pickle, or several one after another.
+    """Check one or several consecutive pickles without creating objects.
 
     Args:
-        begin: The first `MOST_BYTES` of the pickles, and of what follows them.
-        size: How many bytes there are for tensors.
-        pickles: How many.
+        begin: The first `MOST_BYTES` bytes of the pickles, perhaps followed by other data.
+        size: Bytes available for tensors.
+        pickles: Number of pickles.
 
     Returns:
-        The classes whose objects become records, by module and name, and how these are filled; see `record_class`.
+        The classes whose objects become records: module and name, and the container for `record_class`.
 
     Raises:
-        NeedsCodeError: If it calls what it may not.
-        TooMuchError: If it asks for more than there is, or is too long itself.
-        ValueError: If it is no pickle, or is cut off.
+        NeedsCodeError: If a pickle calls a forbidden function.
+        TooMuchError: If a pickle requests more memory than `size` permits, or is too long.
+        ValueError: If a pickle is malformed or truncated.
     """
     file = BytesIO(begin)
     classes: dict[str, type] = {}
@@ -383,7 +418,7 @@ def rehearse(begin: bytes, size: int, pickles: int) -> dict[str, type]:
             classes |= reader.classes
     except (NeedsCodeError, TooMuchError):
         raise
-    except Exception as error:  # a pickle is a program, and a broken one fails as it likes
+    except Exception as error:  # A pickle is a program, so a broken pickle can raise any error.
         if len(begin) == MOST_BYTES:
             raise TooMuchError(f"a pickle of more than {MOST_BYTES} bytes") from error
         raise ValueError("not a pickle, or truncated") from error
@@ -391,17 +426,19 @@ def rehearse(begin: bytes, size: int, pickles: int) -> dict[str, type]:
 
 
 def read_pickle(path: Path) -> object:
-    """Read a file of `torch.save` without running code in it.
+    """Read a file of `torch.save` without running code in the file.
 
-    `argparse.Namespace` is loaded, as timm does: most training scripts save their options in one, and it only holds
-    values. Objects of other classes become `PickleRecord`. Tensors of an uncompressed archive stay on disk.
+    `argparse.Namespace` is loaded, as in timm: most training scripts save their options in a namespace, which
+    only holds values. Objects of other classes become `PickleRecord`. Tensors of an uncompressed archive stay
+    on disk.
 
     Raises:
-        CheckpointError: If it is no such file, is malformed, or can only be read by running code.
+        CheckpointError: If the file was not written by `torch.save`, is malformed, or can only be read by
+            running code.
     """
     with path.open("rb") as file:
         is_archive = file.read(len(ZIP_START)) == ZIP_START
-    # torch maps no file whose name is not UTF-8
+    # torch cannot memory-map a file whose name is not valid UTF-8.
     on_disk = is_archive and _is_plain_archive(path) and not NOT_UTF8.search(str(path))
     try:
         if is_archive:
@@ -415,7 +452,8 @@ def read_pickle(path: Path) -> object:
                 classes = rehearse(file.read(MOST_BYTES), path.stat().st_size, PICKLES)
         stand_ins = [record_class(name, container) for name, container in classes.items()]
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace, *stand_ins]):
-            warnings.simplefilter("ignore")  # about forms of files; errors report all that matters
+            # These warnings concern old file formats. Errors report all real problems.
+            warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=on_disk)  # noqa: TID251 - data only
     except TooMuchError as error:
         raise CheckpointError(
@@ -432,7 +470,7 @@ def read_pickle(path: Path) -> object:
         ) from error
     except MemoryError:
         raise
-    except Exception as error:  # a pickle is a program, and a broken one may raise anything
+    except Exception as error:  # A pickle is a program, so a broken pickle can raise any error.
         raise CheckpointError(
             f"{path}: is not a file of torch weights, or is truncated",
             hint="copy or download it again; `import` reads what `torch.save` writes, and safetensors",
@@ -443,7 +481,8 @@ def _is_plain_archive(path: Path) -> bool:
     """Return whether the records of an archive are uncompressed.
 
     Raises:
-        CheckpointError: If it is TorchScript, no archive, or decompresses to much more than its size.
+        CheckpointError: If the archive is unreadable, contains TorchScript, or decompresses to more than the
+            size limit.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -458,7 +497,7 @@ def _is_plain_archive(path: Path) -> bool:
             hint="if you trust the file: `torch.save(torch.jit.load(path).state_dict(), 'weights.pth')`",
         )
     names = [record.filename.casefold() for record in records]
-    if len({*names}) != len(names):  # readers differ in which of two equal names they read
+    if len({*names}) != len(names):  # Readers differ in which of two records with the same name they read.
         raise CheckpointError(f"{path}: has two records with the same name", hint="copy or download it again")
     if sum(record.file_size for record in records) > most(path.stat().st_size):
         raise CheckpointError(

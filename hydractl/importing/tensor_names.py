@@ -1,4 +1,4 @@
-"""Tensors of a file under the names of its architecture: prefixes, conversions of libraries, and new classifiers."""
+"""Matching of tensor names with an architecture: prefixes, conversions of libraries, and new classifiers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from hydractl.messages import counted, quoted
 
 WRAPPER_PREFIXES = ("module.", "model.", "net.")
 USUAL = {"module", "model", "net", "backbone", "encoder"}
-"""Prefixes that DataParallel, Lightning and training scripts add to tensor names. They are stripped before
-any other prefix.
-"""
+"""Prefixes that DataParallel, Lightning and training scripts add to tensor names. They are preferred to all
+other prefixes."""
 HEADS = {"fc", "classifier", "head", "heads", "linear"}
-"""Names of classifiers in training scripts, whatever the number of classes."""
+"""Names of classifiers in training scripts. A matrix with such a name is a classifier, whatever the number of
+classes."""
 DEEPEST = 4
+"""Maximum number of passes that strip wrapper prefixes. Chosen by hand: scripts nest two or three wrappers.
+Twice the number has no effect on usual files."""
 MAX_SHOWN = 3
 FLOATS = {"F64", "F32", "F16", "BF16"}
 CHECK_ARCH = "check `--arch`: the weights may be of another architecture, or need other options (`--arch NAME::key=value`)"
 
 
 class OtherClassesError(CheckpointError):
-    """Weights whose classifier has another number of classes than expected."""
+    """A classifier in the file with another number of classes than expected."""
 
     def __init__(self, where: str, number: int, reason: str) -> None:
         super().__init__(
@@ -40,7 +42,7 @@ class OtherClassesError(CheckpointError):
 
 
 class TrainedHeadError(CheckpointError):
-    """Weights with a trained classifier under a name that the architecture does not have."""
+    """A trained classifier in the file under a name that the architecture does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,20 +73,22 @@ def match_tensors(
     may_add_classifier: bool,
     seed: int,
 ) -> MatchedTensors:
-    """Bring tensors under the names of an architecture.
+    """Rename tensors to the names of an architecture.
 
-    A prefix is stripped if the tensors of the architecture remain; else the library's own conversion is tried.
+    A prefix is stripped if the remaining names are those of the architecture. Otherwise the library's own
+    conversion is tried.
 
     Args:
-        tensors: Tensors by the names of the file.
+        tensors: Tensors by the names in the file.
         header: Header of the base.
         where: Name of the file in messages.
-        new_classifier: Whether to draw a random classifier, in place of one in the file.
-        may_add_classifier: Whether to draw one if the file has none.
+        new_classifier: Whether to ignore a classifier in the file and draw a random one.
+        may_add_classifier: Whether to draw a random classifier if the file has none.
         seed: Seed of the random classifier.
 
     Raises:
-        CheckpointError: If they do not fit. The message has counts, the first few names, and the likely cause.
+        CheckpointError: If the tensors do not fit. The message has counts, the first few names, and the
+            likely cause.
     """
     family = FAMILIES[header.architecture.family]
     expected = expected_specs(family, header)
@@ -103,7 +107,7 @@ def match_tensors(
                 matched = _match_encoder(plain, expected, header, where=where, drops_classifier=False)
             except TrainedHeadError:
                 raise
-            except CheckpointError:  # the first error says more
+            except CheckpointError:  # The first error compares all tensors, so its message is more precise.
                 raise error from None
             if not may_add_classifier:
                 raise
@@ -136,20 +140,20 @@ def _match_encoder(
     where: str,
     drops_classifier: bool,
 ) -> MatchedTensors:
-    """Bring the tensors of an encoder under the names of an architecture, without a classifier and maybe a pooler.
+    """Rename the tensors of an encoder to the names of an architecture. Classifier and pooler may be missing.
 
-    Other heads of the library's own model, outside of blocks, are left out.
+    Other heads of the library's model, which are outside of blocks, are ignored.
 
     Args:
-        tensors: Tensors by the names of the file.
+        tensors: Tensors by the names in the file.
         expected: All tensors of the architecture.
         header: Header of the base.
         where: Name of the file in messages.
-        drops_classifier: Whether a classifier of the file is left out; otherwise it is an error.
+        drops_classifier: Whether to ignore a classifier in the file; otherwise a classifier is an error.
 
     Raises:
-        CheckpointError: If they do not fit.
-        TrainedHeadError: If a classifier under another name would be left out without `drops_classifier`.
+        CheckpointError: If the tensors do not fit.
+        TrainedHeadError: If a classifier under another name would be ignored without `drops_classifier`.
     """
     architecture = header.architecture
     family = FAMILIES[architecture.family]
@@ -188,7 +192,7 @@ def _on_disk(
     family: Family,
     fits: Callable[[KeysView[str]], bool],
 ) -> MatchedTensors:
-    """Strip the prefix that leaves the names of the library's files, or else a prefix that all names share."""
+    """Strip the prefix before the names of the library's files, or else common wrapper prefixes."""
     required = [name for name in expected if not is_replaceable(family, name)]
     in_memory = {name_in_memory(family, name): tensor for name, tensor in tensors.items()}
     matched = _without_prefix(where, in_memory, required, fits)
@@ -204,10 +208,10 @@ def _without_prefix(
     required: Collection[str],
     fits: Callable[[KeysView[str]], bool],
 ) -> MatchedTensors | None:
-    """Strip the prefix that leaves names that fit. None if no prefix does.
+    """Strip the prefix that leaves fitting names. None if no prefix does.
 
     Raises:
-        CheckpointError: If several prefixes do, and none of them is in `USUAL`.
+        CheckpointError: If several prefixes fit, and all of them have parts that are not in `USUAL`.
     """
     probe = max(required, key=len)
     prefixes = {name.removesuffix(probe) for name in tensors if name == probe or name.endswith(f".{probe}")}
@@ -240,6 +244,9 @@ def _check_head(
 ) -> None:
     """Raise if the file has a trained classifier under another name, which a random one would replace.
 
+    A classifier is a matrix outside of blocks, with one row per class or a name in `HEADS`, that was not
+    matched.
+
     Args:
         where: Name of the file in messages.
         tensors: All tensors of the file.
@@ -248,7 +255,7 @@ def _check_head(
         header: Header of the base.
 
     Raises:
-        TrainedHeadError: The hint has the `--rename` to use.
+        TrainedHeadError: The hint contains a `--rename` that imports the classifier.
     """
     family = FAMILIES[header.architecture.family]
     for name, tensor in tensors.items():
@@ -290,7 +297,7 @@ def _without_common(
 def _check(
     where: str, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, TensorSpec], header: Header
 ) -> None:
-    """Raise if names, shapes or types differ from those of the architecture."""
+    """Raise if names, shapes or dtypes differ from those of the architecture."""
     actual = {name: spec_of(tensor) for name, tensor in tensors.items()}
     architecture = header.architecture
     heads = tuple(

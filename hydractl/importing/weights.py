@@ -31,11 +31,11 @@ SIZES: Mapping[str, tuple[str, ...]] = {
         "hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "max_position_embeddings",
     ),
 }  # fmt: skip
-"""Options of architectures that scripts save among their own, and that tensor shapes confirm."""
+"""Options of architectures that scripts save among their own options, and that tensor shapes confirm."""
 UNSHAPED = {"timm": ("num_heads", "global_pool"), "transformers": ("num_attention_heads",)}
-"""Options of architectures that no tensor shape shows."""
+"""Options of architectures that tensor shapes do not reveal."""
 FILES = ("tokenizer",)
-"""Options that name files; a checkpoint may not set them."""
+"""Options that name files. A checkpoint may not set them."""
 TEXTS = {"global_pool", "interpolation", "crop_mode"}
 IMAGES = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
 OPEN_CLIP_RUN = re.compile(r"(?:^|-)model_(.+?)-lr_")
@@ -44,15 +44,16 @@ OPEN_CLIP_RUN = re.compile(r"(?:^|-)model_(.+?)-lr_")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
-    """Options of the model that a training script saved; all of them may be missing.
+    """Options of the model that a training script saved. Any of them may be missing.
 
     Attributes:
-        arch: Names that may name the architecture, the likeliest first.
+        arch: Possible names of the architecture, the likeliest first.
         sizes: Options of the architecture that tensor shapes confirm, by library.
         options: Other options of the architecture, without the number of classes, by library.
         num_classes: Number of classes.
         images: Fields of a `Preprocess`.
-        complete: Whether all options of the architecture are saved; the others have their defaults.
+        complete: Whether the script saved all options of the architecture, so that missing options have their
+            defaults.
     """
 
     arch: tuple[str, ...] = ()
@@ -64,7 +65,7 @@ class Metadata:
 
 
 def metadata_of(saved: Mapping[object, object]) -> Metadata:
-    """Return the options that a file holds besides its tensors."""
+    """Return the options in a loaded file."""
     holders = list(_holders(saved))
     option_sets = (attributes(h.get(key)) for h in holders for key in KWARGS)
     kwargs = {key: to_plain(item) for key, item in next(filter(None, option_sets), {}).items()}
@@ -82,7 +83,7 @@ def metadata_of(saved: Mapping[object, object]) -> Metadata:
 
 
 def _holders(saved: Mapping[object, object]) -> Iterator[Mapping[str, object]]:
-    """Yield the file's own keys, its dictionaries and namespaces of options, and those within them."""
+    """Yield the mappings that may have options: the file, the values of `HOLDERS`, and their mappings."""
     outer = attributes(saved)
     yield outer
     for key in HOLDERS:
@@ -101,7 +102,7 @@ def _names(holders: list[Mapping[str, object]]) -> Iterator[str]:
 
 
 def _first(holders: list[Mapping[str, object]], keys: tuple[str, ...]) -> object:
-    """Return the first value that is a number, a text, or a list of numbers, and not empty; else None."""
+    """Return the first value that is a number, a non-empty string or a non-empty list of numbers, else None."""
     values = (to_plain(h.get(key)) for h in holders for key in keys)
     return next(
         (
@@ -117,7 +118,7 @@ def _first(holders: list[Mapping[str, object]], keys: tuple[str, ...]) -> object
 
 
 def _values(holders: list[Mapping[str, object]], keys: tuple[str, ...]) -> dict[str, object]:
-    """Return the values of the keys: texts for options in `TEXTS`, else numbers."""
+    """Return the values of the keys: strings for options in `TEXTS`, else numbers."""
     by_key = {key: _first(holders, (key,)) for key in keys}
     return {
         key: value
@@ -127,7 +128,7 @@ def _values(holders: list[Mapping[str, object]], keys: tuple[str, ...]) -> dict[
 
 
 def _synonyms(holders: list[Mapping[str, object]]) -> dict[str, object]:
-    """Return the pooling (`gp`) and the size of inputs: a side, or channels, height and width."""
+    """Return the pooling from `gp` and the input size from `input_size` (side, or channels, height, width)."""
     synonyms: dict[str, object] = {"global_pool": _first(holders, ("gp",))}
     match _first(holders, ("input_size",)):
         case int(side):
@@ -142,18 +143,21 @@ def _synonyms(holders: list[Mapping[str, object]]) -> dict[str, object]:
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
 EMA_WRAPPERS = ("state_dict_ema", "model_ema", "ema_state_dict")
 DEEPEST = 4
+"""Maximum number of nested wrappers. Chosen by hand: scripts nest two at most. The limit only bounds the
+search in crafted files."""
 MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Tensors of a file.
+    """Tensors of a file, or of the shards of a model.
 
     Attributes:
-        tensors: Tensors by the names of the file. Those of an uncompressed archive stay on disk until they are used.
+        tensors: Tensors by the names in the file. Tensors of an uncompressed archive stay on disk until they
+            are used.
         wrapper: Keys above the state dict, joined by dots; empty for a plain state dict.
         ema: Key of an exponential moving average that was not read, or None.
-        metadata: Options of the model that the file holds.
+        metadata: Options of the model in the file.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -163,11 +167,11 @@ class Weights:
 
 
 def weight_files(source: str) -> tuple[Path, ...]:
-    """Return the file, or the shards of an index.
+    """Return the file itself, or the shards of an index.
 
     Raises:
-        CheckpointError: If it is missing or a folder.
-        UsageError: If it is a stream.
+        CheckpointError: If the file is missing or a folder.
+        UsageError: If the file is a stream.
     """
     path = Path(source)
     if is_stream(path):
@@ -190,13 +194,13 @@ def read_weights(files: tuple[Path, ...], *, ema: bool, key: str | None = None) 
     """Read the tensors of a file, or of the shards of one model.
 
     Args:
-        files: Pickles of torch or safetensors, recognized by their content.
-        ema: Read the exponential moving average.
-        key: Keys above the weights, joined by dots, or a prefix of their names.
+        files: Pickles of torch or safetensors files, recognized by their content.
+        ema: Whether to read the exponential moving average.
+        key: Keys above the weights, joined by dots, or a prefix of tensor names.
 
     Raises:
-        CheckpointError: If a file does not hold weights, or reading it needs code.
-        UsageError: If there is no moving average, or no such key, or hydractl wrote the file.
+        CheckpointError: If a file has no weights, or reading it needs code.
+        UsageError: If the moving average or the key is missing, or hydractl wrote the file.
     """
     weights_of_files = [_read_one(path, ema=ema, key=key) for path in files]
     tensors: dict[str, torch.Tensor] = {}
@@ -214,11 +218,11 @@ def renamed(weights: Weights, renames: Iterable[tuple[str, str]], *, where: str)
 
     Args:
         weights: Weights of a file.
-        renames: Pairs of an old and a new beginning, whole parts between dots.
+        renames: Pairs of an old and a new beginning. Both consist of whole parts between dots.
         where: Name of the file in messages.
 
     Raises:
-        UsageError: If no tensor has the old beginning, or two tensors would have one name.
+        UsageError: If no tensor has the old beginning, or two tensors would have the same name.
     """
     tensors = weights.tensors
     for old, new in renames:
@@ -303,7 +307,7 @@ def _selected(
     """Return the tensors with `key` among the parts of their names.
 
     Raises:
-        UsageError: If there are none.
+        UsageError: If no tensor matches.
     """
     matching = {name: tensor for name, tensor in tensors.items() if f".{key}." in f".{name}"}
     if not matching:
@@ -316,7 +320,7 @@ def _selected(
 
 
 def _weights_hint(saved: Mapping[Any, object], wrapper: str) -> str:
-    """Return a hint that names the keys above tensors, or the expected keys."""
+    """Return a hint with the keys that have tensors, or with the expected keys."""
     keys = [
         f"{wrapper}.{key}".lstrip(".")
         for key, item in saved.items()
@@ -328,7 +332,7 @@ def _weights_hint(saved: Mapping[Any, object], wrapper: str) -> str:
 
 
 def _descend(saved: Mapping[object, object], wrapper: str) -> tuple[str, Mapping[object, object]]:
-    """Follow keys in `WRAPPERS` to the innermost mapping; return the path and the mapping."""
+    """Follow the keys in `WRAPPERS` to the innermost mapping. Return its path and the mapping."""
     for _ in range(DEEPEST):
         key = next((key for key in WRAPPERS if isinstance(saved.get(key), Mapping)), None)
         if key is None:
