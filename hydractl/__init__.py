@@ -1,4 +1,4 @@
-"""hydractl: one trained transformer in, a pruned and fused ensemble out."""
+"""hydractl prunes a trained transformer into members and fuses these into a single model, an ensemble."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from importlib import import_module
 from hydractl.auto.register import listen
 from hydractl.version import __version__
 
-TYPE_CHECKING = False  # as type checkers take it; `typing` takes longer to load than a signal to come
+# Type checkers treat this name as `typing.TYPE_CHECKING`. Importing `typing` would slow down `import
+# hydractl`.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hydractl.fusion.hydra import Hydra
     from hydractl.heads.budget import HeadBudget
@@ -101,7 +103,7 @@ _STAGES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import the public names when they are first asked for, so that `import hydractl` costs nothing."""
+    """Import public names on first access, to keep `import hydractl` fast."""
     if name in _STAGES:
         from hydractl.stage_functions import stage  # noqa: PLC0415 - as said
 
@@ -115,7 +117,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return what is public."""
+    """Return the public names."""
     return __all__
 
 

@@ -1,4 +1,4 @@
-"""`python -m hydractl` and the `hydractl` script."""
+"""Entry point of `python -m hydractl` and of the `hydractl` script."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ try:
     from typing import TYPE_CHECKING, TextIO
 
     from hydractl.processes.signals import ENDING, heed_no_more_signals, heed_signals, told_to_end
-except KeyboardInterrupt:  # nothing has begun
+except KeyboardInterrupt:  # An interrupt while these modules load leaves nothing to clean up.
     sys.stderr.write("interrupted\n")
     raise SystemExit(130) from None
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class _Unheard(io.FileIO):
-    """Standard error: what it cannot take is lost, for no work ends because nobody listens."""
+    """A standard error stream that ignores write errors, because a closed terminal must not end the work."""
 
     def write(self, data: Buffer, /) -> int:
-        """Write, or act as if."""
+        """Write the data, or drop the data if writing fails. Return the length."""
         try:
             return super().write(data)
         except OSError:
@@ -32,14 +32,15 @@ class _Unheard(io.FileIO):
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line and exit with its code."""
     launched = os.environ.get("WORLD_SIZE", "1") != "1"
     try:
         heed_signals(only_first=launched)
         code = _run()
-        _leave_signals(launched=launched)  # here too, for one may come at this very moment
+        _leave_signals(launched=launched)  # Also here, because a signal may arrive before the call below.
     except BaseException as error:
-        # before or after the command itself, or what was loading when the signal came has made another error of it
+        # The interrupt came outside of the command, or a loading module turned the interrupt into another
+        # error.
         if not (isinstance(error, KeyboardInterrupt) or told_to_end()):
             raise
         code = 130
@@ -50,7 +51,7 @@ def main() -> None:
 
 
 def _leave_signals(*, launched: bool) -> None:
-    """Let signals end the process, or pass: what is left to do is not worth a traceback."""
+    """Restore the default actions of signals. Nothing after this point needs cleanup."""
     heed_no_more_signals()
     if not launched:
         for number in filter(lambda number: callable(signal.getsignal(number)), ENDING):
@@ -58,25 +59,30 @@ def _leave_signals(*, launched: bool) -> None:
 
 
 def _run() -> int:
-    """Make the streams safe to print anything on, then run."""
-    if find_spec("fcntl") is None:  # outputs are locked with it, and renamed while they are open
+    """Prepare the standard streams and run the command. Return the exit code."""
+    if find_spec("fcntl") is None:  # Outputs are locked with fcntl, and renamed while open.
         sys.stderr.write(
             "error: hydractl runs only on Linux, macOS and similar systems\n\nhint: on Windows use WSL\n"
         )
         return 3
     while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass  # no file of ours may get the number of a standard stream that is closed
+        # Occupy closed standard streams. Otherwise a file opened later would have the number of a standard
+        # stream.
+        pass
     os.close(spare)
     sys.stdout = _writer(sys.stdout, io.FileIO(1, "w", closefd=False))
     sys.stderr = _writer(sys.stderr, _Unheard(2, "w", closefd=False))
-    os.environ["TYPER_USE_RICH"] = "0"  # typer would load rich for nothing
+    os.environ["TYPER_USE_RICH"] = "0"  # Otherwise typer loads rich for nothing.
     from hydractl.cli.app import main as run  # noqa: PLC0415 - keeps `import hydractl.__main__` free
 
     return run()
 
 
 def _writer(stream: TextIO | None, raw: io.FileIO) -> io.TextIOWrapper:
-    """Return a standard stream anew: a file name may hold what it cannot show, and writes are whole also with `python -u`."""
+    """Return a new standard stream with escapes for unencodable characters.
+
+    Each write is whole, even with `python -u`.
+    """
     encoding = "utf-8" if stream is None else stream.encoding
     return io.TextIOWrapper(
         io.BufferedWriter(raw), encoding, errors="backslashreplace", line_buffering=raw.isatty()

@@ -1,12 +1,12 @@
-"""The safetensors files: lazy keyed reads, a canonical header, streamed writes.
+"""Safetensors files: reading of single tensors, the canonical header, and streamed writing.
 
-The reader takes one file or the shards of one model, checks every header strictly (format specification of
-safetensors: 8 bytes of length, JSON, data without holes) and hands out tensors one at a time; nothing is unpickled.
-It is our own because `safetensors.safe_open` (0.8) tells no tensor's place in the file, by which prune and fuse copy bytes
-without loading them, so that the header would be parsed here all the same; lets a name stand twice; and maps the file into
-memory: a tensor changes when somebody writes to the file, and the process dies of a bus error when it is cut short.
-The writer is our own because the bytes must be a function of the content: safetensors 0.8 orders its metadata
-at random. Keys are sorted, tensors lie by element size and then by name, the header is padded to 8 bytes.
+The reader takes a file or the shards of a model, and checks every header strictly against the specification
+(8 bytes of length, JSON, data without gaps). `safetensors.safe_open` (0.8) is not used: the function hides
+the positions of tensors (prune and fuse copy bytes by position without loading tensors), accepts duplicate
+names, and memory-maps the file: tensors change if another process writes to the file, and a truncated file
+ends the process with a bus error. The writer is separate because equal content must give equal bytes, but
+safetensors 0.8 writes metadata in random order. Keys are sorted, tensors are ordered by element size and then
+by name, and the header is padded to 8 bytes.
 """
 
 from __future__ import annotations
@@ -51,36 +51,41 @@ TORCH_NAMES = {
 }  # fmt: skip
 DTYPE_NAMES = {value: key for key, value in TORCH_NAMES.items()}
 COPIED_AT_ONCE = 1 << 26
+"""Bytes per copy from a device. Chosen by hand: a copy of 64 MB takes much longer than waiting for the
+device. Twice the size doubles the buffer on the CPU."""
 Chunks = Iterable["bytes | memoryview | Span"]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor's safetensors dtype (`F32`, `BF16`, ...) and shape."""
+    """A tensor's dtype, in the notation of safetensors (`F32`, `BF16`, ...), and shape."""
 
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def size_bytes(self) -> int:
-        """The bytes that its elements take."""
+        """Size of the elements in bytes."""
         return ITEM_BYTES[self.dtype] * prod(self.shape)
 
     @property
     def is_floating(self) -> bool:
-        """Whether its elements are floating-point numbers."""
+        """Whether the dtype is floating-point."""
         return self.dtype.startswith(("F", "BF"))
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """What torch calls the dtype, one that it has."""
+        """The dtype in torch. The dtype must be in `TORCH_NAMES`."""
         import torch  # noqa: PLC0415 - inspecting a file must not load torch
 
         return cast("torch.dtype", getattr(torch, TORCH_NAMES[self.dtype]))
 
 
 def common_dtype(tensors: Iterable[torch.Tensor]) -> torch.dtype:
-    """Return the smallest dtype that holds every floating-point tensor; float32 for 8 bits, in which nothing is computed."""
+    """Return the smallest dtype for all floating-point tensors.
+
+    8-bit dtypes count like float32, because torch does not compute in 8 bits.
+    """
     import torch  # noqa: PLC0415 - as above
 
     dtypes = [t.dtype if t.itemsize > 1 else torch.float32 for t in tensors if t.is_floating_point()]
@@ -89,7 +94,7 @@ def common_dtype(tensors: Iterable[torch.Tensor]) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A tensor's bytes within a file."""
+    """A tensor's bytes in a file: the file, the position of the first byte and the number of bytes."""
 
     name: str
     path: Path
@@ -97,7 +102,10 @@ class Span:
     size: int
 
     def pieces(self) -> Iterator[memoryview]:
-        """Yield the bytes in pieces of `CHUNK_BYTES`; a piece is valid until the next one is asked for."""
+        """Yield the bytes in pieces of `CHUNK_BYTES`.
+
+        All pieces share a buffer: each is valid until the next.
+        """
         buffer = memoryview(bytearray(min(self.size, CHUNK_BYTES)))
         with self.path.open("rb", buffering=0) as file:
             file.seek(self.begin)
@@ -107,7 +115,7 @@ class Span:
                 yield piece
 
     def parts(self, size: int) -> list[Span]:
-        """Return the spans of at most `size` bytes that make up this one, in order."""
+        """Split the span into consecutive spans of at most `size` bytes."""
         return [
             Span(self.name, self.path, self.begin + offset, min(self.size - offset, size))
             for offset in range(0, self.size, size)
@@ -122,13 +130,16 @@ class Span:
         return buffer
 
     def copy_to(self, file: Sink) -> None:
-        """Append the bytes to a file: within the kernel where it can, which spares two copies."""
+        """Append the bytes to a file.
+
+        If possible, the kernel copies them without two copies through memory.
+        """
         if not self._copied_by_kernel(file):
             for piece in self.pieces():
                 file.write(piece)
 
     def _copied_by_kernel(self, file: Sink) -> bool:
-        """Copy everything and return True, or nothing and return False: pipes and some file systems cannot."""
+        """Copy everything and return True, or copy nothing and return False, for example for pipes."""
         if not hasattr(os, "copy_file_range"):
             return False
         copied_bytes = 0
@@ -168,7 +179,7 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
 
 
 def tensor_of(spec: TensorSpec, chunks: Chunks) -> torch.Tensor:
-    """Return the tensor whose raw bytes come as chunks, in memory of its own."""
+    """Return a new tensor from chunks of raw bytes."""
     import torch  # noqa: PLC0415 - as above
 
     raw = torch.empty(spec.size_bytes, dtype=torch.uint8)
@@ -181,12 +192,15 @@ def tensor_of(spec: TensorSpec, chunks: Chunks) -> torch.Tensor:
 
 
 def in_file_order(specs: Mapping[str, TensorSpec]) -> list[str]:
-    """Return tensors' names as they follow one another in a file: those of large elements first, so that each lies aligned."""
+    """Return tensor names in the order of a file: large elements first, for alignment."""
     return sorted(specs, key=lambda name: (-ITEM_BYTES[specs[name].dtype], name))
 
 
 def bytes_in_order(tensors: Iterable[torch.Tensor]) -> Iterator[memoryview | bytes]:
-    """Yield each tensor's elements as raw bytes, row-major; a device is waited for once in `COPIED_AT_ONCE` bytes."""
+    """Yield each tensor's raw bytes, row-major.
+
+    Tensors are copied from a device in groups of `COPIED_AT_ONCE` bytes.
+    """
     group: list[torch.Tensor] = []
     for tensor in (*tensors, None):
         if group and (tensor is None or sum(t.nbytes for t in group) >= COPIED_AT_ONCE):
@@ -197,7 +211,7 @@ def bytes_in_order(tensors: Iterable[torch.Tensor]) -> Iterator[memoryview | byt
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview | bytes:
-    """Return a tensor's elements as raw bytes, row-major."""
+    """Return a tensor's raw bytes, row-major."""
     import torch  # noqa: PLC0415 - as above
 
     flat = tensor.detach().cpu().contiguous().reshape(-1)
@@ -207,13 +221,19 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview | bytes:
 METADATA_KEY = "hydractl"
 BESIDE = "hydractl.ood/"
 """Prefix of the names of tensors that are not weights."""
-MOST_TENSORS = 50_000  # of a file; a large mixture of experts has some ten thousand
+MOST_TENSORS = 50_000
+"""Maximum number of tensors in a file. A large mixture of experts has about ten thousand. Twice the limit
+doubles the memory that a crafted header can take."""
 _SCRATCH = re.compile("hydractl-held-[0-9a-f]{16}")
-"""Prefix of locked temporary files. Files of earlier versions have other names and no lock, and are kept."""
+"""Pattern of the names of locked temporary folders. Folders of earlier versions have other names and no lock,
+and are kept."""
 
 
 class ScratchFolder:
-    """A temporary folder that lives as long as this object, at most until the process ends; those of killed ones go first."""
+    """A temporary folder that is deleted with this object, at the latest when the process ends.
+
+    The constructor also deletes the folders of killed processes.
+    """
 
     def __init__(self) -> None:
         place = Path(tempfile.gettempdir())
@@ -224,14 +244,16 @@ class ScratchFolder:
                 if _SCRATCH.fullmatch(path.name) and path.lstat().st_uid == os.geteuid()
             )
         while not self._made(place / f"hydractl-held-{secrets.token_hex(8)}"):
-            pass  # another process came before the lock, and took it for a dead one's
+            # Another process saw the folder before the lock, assumed a killed process and deleted the folder.
+            pass
 
     def _made(self, path: Path) -> bool:
-        """Make the folder and lock it; return False if it is gone again."""
+        """Create and lock the folder. Return False if another process has deleted the folder."""
         self.path = path
         weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
         with self._translated():
-            path.mkdir(mode=0o700)  # after the line before: a signal at any instant leaves nothing behind
+            # Only after the finalizer is registered: a signal at any moment leaves no folder behind.
+            path.mkdir(mode=0o700)
             try:
                 descriptor = os.open(path, os.O_RDONLY)
             except FileNotFoundError:
@@ -241,10 +263,10 @@ class ScratchFolder:
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[BinaryIO]:
-        """Open a file of that name in it for writing.
+        """Open a new file in the folder for writing.
 
         Raises:
-            OutputError: If there is no room for it.
+            OutputError: If the disk is full.
         """
         with self._translated(), (self.path / name).open("wb") as file:
             yield file
@@ -255,7 +277,7 @@ class ScratchFolder:
             yield
         except OSError as error:
             if error.errno not in FULL and not str(error.filename).startswith(str(self.path)):
-                raise  # about what is read meanwhile
+                raise  # The error concerns an input of the block.
             raise OutputError(
                 f"{self.path}: cannot write a temporary file: {error.strerror}",
                 hint="set TMPDIR to a folder on a disk with more space",
@@ -264,17 +286,17 @@ class ScratchFolder:
 
 @dataclass
 class Checkpoint:
-    """One model's tensors in one file, or in several shards. Opening reads headers only.
+    """Tensors of a model, in a file or several shards. Opening reads headers only.
 
     Attributes:
-        name: What messages call it.
+        name: Name in messages.
         paths: The file, or the shards.
-        specs: Of the weights.
-        metadata: The header's.
-        spans: Where each tensor's bytes lie.
-        scratch: The folder that goes with the object, where the file is a copy of a stream or was written for this run.
-        stands_for: The checkpoint whose tensors these are, in part or under other names.
-        beside: Specs of what OOD scores keep.
+        specs: Specs of the weights.
+        metadata: Metadata of the headers.
+        spans: Position of each tensor, by name.
+        scratch: Temporary folder of the file, for a copied stream or a file written for this run.
+        stands_for: Checkpoint named by the user, if this object renames or extends its tensors.
+        beside: Specs of the tensors of stored OOD scores.
     """
 
     name: str
@@ -289,9 +311,9 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: Path, *, shards: Sequence[Path] = ()) -> Checkpoint:
-        """Open a file, or the `shards` of a model that `path` names.
+        """Open a file, or the `shards` of the model at `path`.
 
-        A stream (`-`, a FIFO) is spooled to a temporary file first, since tensors are read by offset.
+        A stream (`-`, a FIFO) is first copied to a temporary file, because tensors are read by position.
 
         Raises:
             CheckpointError: If a file is missing or is not well-formed safetensors.
@@ -315,7 +337,7 @@ class Checkpoint:
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor], *, header: Header | None = None) -> Checkpoint:
-        """Write tensors to a temporary file, which goes with the checkpoint."""
+        """Write tensors to a temporary file. The file is deleted with the checkpoint."""
         folder = ScratchFolder()
         path = folder.path / "tensors.st"
         with folder.file(path.name) as file:
@@ -324,10 +346,10 @@ class Checkpoint:
 
     @cached_property
     def header(self) -> Header | None:
-        """What the file says of itself, or None where hydractl did not write it.
+        """The header written by hydractl, or None for files of other programs.
 
         Raises:
-            CheckpointError: If the entry is there but not valid.
+            CheckpointError: If the entry in the metadata is not valid.
         """
         text = self.metadata.get(METADATA_KEY)
         if text is None:
@@ -339,24 +361,32 @@ class Checkpoint:
 
     @property
     def original(self) -> Checkpoint:
-        """The checkpoint that the user named: this one, or the one whose tensors it has under other names, or with others."""
+        """The checkpoint named by the user; see `stands_for`."""
         return self if self.stands_for is None else self.stands_for.original
 
     @property
     def digest(self) -> str:
-        """`sha256:...` of the file that the user named, or of its shards' digests in order; computed once."""
+        """`sha256:...` of the file named by the user, or of the digests of all shards in order.
+
+        Computed once.
+        """
         original = self.original
-        if original._digest is None:  # not a cached_property: before Python 3.12 those hold one lock for all
+        # Not a cached_property: before Python 3.12, a cached_property holds a lock for all objects, and files
+        # would be hashed in turn.
+        if original._digest is None:
             original._digest = digest_files(original.paths)
         return original._digest
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all weights together."""
+        """Size of all weights in bytes."""
         return sum(spec.size_bytes for spec in self.specs.values())
 
     def joined(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Return a checkpoint with another's tensors and scratch folder too; it goes by its own name and digest still."""
+        """Return a checkpoint with the tensors of both, and the scratch folder of `checkpoint`.
+
+        Name and digest stay.
+        """
         return replace(
             self,
             specs={**self.specs, **checkpoint.specs},
@@ -366,10 +396,10 @@ class Checkpoint:
         )
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Read one tensor into memory of its own.
+        """Read a tensor into new memory.
 
         Raises:
-            CheckpointError: If it is not there, or torch has no such dtype.
+            CheckpointError: If the tensor does not exist, or torch lacks the dtype.
         """
         spec = self.specs.get(name) or self.beside.get(name)
         if spec is None:
@@ -381,12 +411,15 @@ class Checkpoint:
         return tensor_of(spec, [self.spans[name]])
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Read every weight."""
+        """Read all weights."""
         return {name: self.tensor(name) for name in self.specs}
 
 
 def digest_together(checkpoints: Sequence[Checkpoint]) -> None:
-    """Fill the digests of several checkpoints at once, one thread a core (hashing releases the GIL)."""
+    """Compute the digests of several checkpoints in parallel, with a thread per core.
+
+    Hashing releases the GIL.
+    """
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         list(pool.map(lambda checkpoint: checkpoint.digest, checkpoints))
 
@@ -399,19 +432,20 @@ def write_checkpoint(
     header: Header | None,
     final: Callable[[], Header] | None = None,
 ) -> None:
-    """Write a canonical safetensors file, one tensor at a time.
+    """Write a canonical safetensors file, tensor by tensor.
 
-    Equal content gives equal bytes. `data` is asked for each tensor in file order, so memory holds one at a time.
+    Equal content gives equal bytes. `data` is called for each tensor in file order, to keep only a single
+    tensor in memory.
 
     Args:
-        file: Where to write; need not be seekable, unless `final` is given.
-        specs: Every tensor's dtype and shape.
-        data: Returns a tensor's raw bytes as chunks.
-        header: What the file says of itself.
-        final: Asked, when all tensors are written, for what it should say instead, in just as many bytes.
+        file: Output; must be seekable if `final` is given.
+        specs: Dtype and shape of every tensor.
+        data: Returns the raw bytes of a tensor in chunks.
+        header: Header to write.
+        final: Called after all tensors are written. Returns a header of equal size to replace the first.
 
     Raises:
-        ValueError: If `data` yields another number of bytes than the spec says, or `final` a longer or shorter header.
+        ValueError: If `data` yields another number of bytes than the spec, or the size of the header changes.
     """
     names = in_file_order(specs)
     head = _head(names, specs, header)
@@ -456,7 +490,7 @@ def _head(names: Sequence[str], specs: Mapping[str, TensorSpec], header: Header 
 
 
 def write_tensors(file: Sink, tensors: Mapping[str, torch.Tensor], *, header: Header | None) -> None:
-    """Write tensors that are in memory; see `write_checkpoint`."""
+    """Write tensors from memory; see `write_checkpoint`."""
     specs = {name: spec_of(t) for name, t in tensors.items()}
     contents = bytes_in_order(tensors[name] for name in in_file_order(specs))
     write_checkpoint(file, specs, lambda _: [next(contents)], header=header)
@@ -473,12 +507,17 @@ def _spool(path: Path) -> tuple[ScratchFolder, tuple[Path, ...]]:
 
 
 def _read_header(path: Path, *, where: str) -> tuple[dict[str, TensorSpec], dict[str, Span], dict[str, str]]:
-    """Parse one file's header into specs, the tensors' places, and metadata."""
+    """Read the header of a file.
+
+    Returns:
+        Specs, positions of the tensors, and metadata.
+    """
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             begin = file.read(8)
-            if b"\0" not in begin and begin.lstrip()[:1] == b"{":  # a length has zero bytes, JSON has none
+            # Of the first eight bytes, a length has zero bytes and JSON has none.
+            if b"\0" not in begin and begin.lstrip()[:1] == b"{":
                 raise CheckpointError(
                     f"{where}: is a JSON file, not a checkpoint",
                     hint=f"`hydractl inspect {shlex.quote(where)}` shows what it contains",
@@ -503,7 +542,7 @@ def _read_header(path: Path, *, where: str) -> tuple[dict[str, TensorSpec], dict
 
 
 def _checked(text: bytes, data: Span) -> tuple[dict[str, TensorSpec], dict[str, Span], dict[str, str]]:
-    """Return what a header says of the file's data."""
+    """Parse and check a header; `data` is the span of all tensors. Return specs, positions and metadata."""
     if text.count(b'"data_offsets"') > MOST_TENSORS:
         raise ValueError(f"the header lists more than {MOST_TENSORS} tensors")
     table = parse(text, keys_once=True)
@@ -533,7 +572,7 @@ def _checked(text: bytes, data: Span) -> tuple[dict[str, TensorSpec], dict[str, 
 
 
 def _check_entry(name: str, entry: object) -> tuple[TensorSpec, int]:
-    """Return a tensor's spec, and where its bytes begin."""
+    """Return a tensor's spec and the position of its first byte."""
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)], **rest} if (
             not rest

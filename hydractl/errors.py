@@ -1,20 +1,21 @@
-"""The exception tree. Each class is a kind a caller can act on, and owns an exit code.
+"""Exceptions. Each class has an exit code, and callers can handle each separately.
 
-HydraError               1
-├─ UsageError            2
-├─ InputError            3
-│  ├─ ManifestError      a JSON file of ours
-│  ├─ CheckpointError    a safetensors file
-│  ├─ UnsupportedModelError
-│  ├─ DataError          below it UnreadableError, an image
-│  └─ OutputError        a place that cannot be written
-├─ HubError              4
-├─ CheckFailed           5
-├─ OutputExists          6
-└─ Interrupted         130
+    HydraError               1
+    ├─ UsageError            2
+    ├─ InputError            3
+    │  ├─ ManifestError      a JSON file of hydractl
+    │  ├─ CheckpointError    a safetensors file
+    │  ├─ UnsupportedModelError
+    │  ├─ DataError          with the subclass UnreadableError, an image
+    │  └─ OutputError        a path that cannot be written
+    ├─ HubError              4
+    ├─ CheckFailed           5
+    ├─ OutputExists          6
+    └─ Interrupted         130
 
-A `HydraError` says what is wrong and where; `hint` says what to type next. Programming mistakes stay
-`ValueError` or `TypeError` and keep their traceback. Under `--json` an error is a document: `to_dict`, whose `kind` is one of `KINDS`.
+The message of a `HydraError` names the problem and the place; `hint` is advice for the next command.
+Programming mistakes stay `ValueError` or `TypeError` with a traceback. With `--json`, the command line prints
+the dictionary of `to_dict`, with a `kind` in `KINDS`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ from typing import ClassVar
 EDITED = "the file may have been edited"
 """Hint for a file with content that no command writes."""
 VALUE, MESSAGE, HINT = 200, 480, 480
-"""Maximum lengths of a value, a message and a hint in characters; a bad value in a file may be a megabyte long."""
+"""Maximum lengths of a value, a message and a hint, in characters. A bad value in a file may have a megabyte.
+Chosen by hand; 480 characters are six lines of a terminal, and twice the limit doubles them."""
 
 
 def shortened(text: str, letters: int) -> str:
-    """Return a text of at most `letters` letters, without its middle where it is longer: a path's end says most."""
+    """Return a text of at most `letters` characters.
+
+    A longer text loses its middle, because the end of a path is specific.
+    """
     if len(text) <= letters:
         return text
     head = (letters - 1) // 3
@@ -38,24 +43,24 @@ def shortened(text: str, letters: int) -> str:
 
 
 BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
-"""Characters without width that Python calls printable."""
+"""Characters without width that Python considers printable."""
 
 
 def is_safe(letter: str) -> bool:
-    """Return whether a character shows as itself and changes nothing around it.
+    """Return whether a character is displayed unchanged and does not affect neighbouring characters.
 
-    Control characters, bidirectional and zero-width marks, separators of lines, odd blanks, undecodable bytes and unassigned
-    characters do not. Everything that shows a text asks here: terminal, card, Markdown, HTML and pictures.
+    False for control characters, bidirectional and zero-width marks, line separators, unusual spaces,
+    undecodable bytes and unassigned characters. Terminal, card, Markdown, HTML and figures use this function.
     """
     return letter.isprintable() and letter not in BLANK
 
 
 def harmless(text: str, *, escape: Callable[[str], str] | None = None) -> str:
-    """Return a text with unsafe characters escaped; line breaks stay.
+    """Return a text with unsafe characters escaped. Line breaks are kept.
 
     Args:
         text: The text.
-        escape: How one character is escaped; as in Python's own literals by default.
+        escape: Escapes one character; by default like Python literals.
     """
     return "\n".join(
         line
@@ -70,26 +75,29 @@ def _in_python(letter: str) -> str:
 
 
 def harmless_line(text: str) -> str:
-    """Return a text with unsafe characters and line breaks escaped: a name, or a cell of a table."""
+    """Return a text with unsafe characters and line breaks escaped, for a name or a table cell."""
     return harmless(text).replace("\n", "\\n")
 
 
 def in_one_line(text: str) -> str:
-    """Return a message without line breaks and what steers a terminal, its values and itself not too long to read."""
+    """Return a message on one line, without control characters, and shortened to `MESSAGE` characters.
+
+    Values in backticks and words are shortened to `VALUE` characters.
+    """
     line = re.sub(r"\s*\n\s*", " ", shortened(text.strip(), 10 * MESSAGE))
     values = re.sub(r"`[^`]*`|\S+", lambda match: shortened(match[0], VALUE), harmless(line))
     return shortened(values, MESSAGE)
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the first line of what a library's error says, or its type's name where it says nothing."""
+    """Return the first line of an error's message, or the name of its class if the message is empty."""
     if isinstance(error, KeyError) and error.args:
-        return f"there is no {error}"  # which is the key alone
+        return f"there is no {error}"  # The message of a KeyError is only the key.
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 class HydraError(Exception):
-    """The root of every error that hydractl raises on purpose; its message is one line."""
+    """Base class of all errors raised on purpose. The message is a single line."""
 
     kind: ClassVar[str] = "bug"
     exit_code: ClassVar[int] = 1
@@ -100,7 +108,7 @@ class HydraError(Exception):
         super().__init__(self.message)
 
     def to_dict(self) -> dict[str, str | int | None]:
-        """Return the error as the command line prints it under `--json`."""
+        """Return the error in the form of `--json`."""
         return {
             "kind": self.kind,
             "message": self.message,
@@ -110,33 +118,33 @@ class HydraError(Exception):
 
 
 class UsageError(HydraError):
-    """Options that contradict each other or that do not fit the input."""
+    """Options that contradict each other or do not fit the input."""
 
     kind = "usage"
     exit_code = 2
 
 
 class InputError(HydraError):
-    """An input that cannot be used."""
+    """An unusable input."""
 
     kind = "input"
     exit_code = 3
 
 
 class ManifestError(InputError):
-    """A scores, head-mask or report file that is not what it should be."""
+    """A scores, head-mask or report file that is malformed or of another kind."""
 
     kind = "manifest"
 
 
 class CheckpointError(InputError):
-    """A safetensors file that is malformed or does not hold the model it names."""
+    """A safetensors file that is malformed or does not contain the expected model."""
 
     kind = "checkpoint"
 
 
 class UnsupportedModelError(InputError):
-    """An architecture that head surgery does not cover; the message has the reason."""
+    """An architecture without support for pruning. The message has the reason."""
 
     kind = "unsupported_model"
 
@@ -148,38 +156,41 @@ class DataError(InputError):
 
 
 class UnreadableError(DataError):
-    """An image of a set cannot be read; the message names it."""
+    """An unreadable image. The message names the image."""
 
 
 class OutputError(InputError):
-    """A place that cannot be written: missing folder, no permission, full disk."""
+    """An unwritable path: missing folder, no permission, full disk."""
 
     kind = "output"
 
 
 class HubError(HydraError):
-    """The network or the Hub failed, or is switched off."""
+    """A failure of the network or the Hub, or offline mode."""
 
     kind = "hub"
     exit_code = 4
 
 
 class CheckFailed(HydraError):  # noqa: N818 - reads as what happened
-    """A check did not hold: `--verify`, `eval --fail-if`; or training diverged."""
+    """A failed check (`--verify`, `eval --fail-if`), or diverged training."""
 
     kind = "check_failed"
     exit_code = 5
 
 
 class OutputExists(HydraError):  # noqa: N818 - as above
-    """The output is already there, or is one of the inputs."""
+    """An output that already exists, or is also an input."""
 
     kind = "output_exists"
     exit_code = 6
 
 
 class Interrupted(HydraError):  # noqa: N818 - as above
-    """This process ends because another one of the same run did; without a message where that one has said why."""
+    """The end of this process because another process of the same run has ended.
+
+    The message is empty if the other process has printed the reason.
+    """
 
     kind = "interrupted"
     exit_code = 130

@@ -1,4 +1,4 @@
-"""The Hub's client while we ask by it, which else waits as long as it is told to, reads whatever comes, and draws bars."""
+"""Limits for the Hub's client: waiting time, size of responses, hosts that see the token, and progress bars."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import httpx2
 
 PATIENCE_S = 300
-"""Longest wait that the Hub may request, in seconds; its rate limit covers five minutes."""
+"""Longest wait that the Hub may request, in seconds. The Hub's rate limit covers five minutes, so a longer
+wait is no ordinary rate limit."""
 NO_ANSWER = (
     "check whether the network needs a login, and whether HF_ENDPOINT is right; a browser shows "
     "the response of that address"
@@ -26,11 +27,14 @@ TOO_LONG = "it is compressed, or too long"
 READING = ("GET", "HEAD")
 PLAIN = "identity"
 LIMIT = re.compile(r";\s*r\s*=\s*0+\s*;\s*t\s*=\s*(\d+)")
-"""Header `RateLimit` without remaining requests, with the seconds until the next."""
+"""Header `RateLimit` without remaining requests, with the seconds until the next request."""
 
 
 def unusable(reference: str, error: Exception | str) -> HubError:
-    """Return what is said of an answer that is no answer: the client takes each for what it should be."""
+    """Return the error for a response of the Hub with unexpected content.
+
+    The client does not validate responses.
+    """
     return HubError(
         f"{reference}: the response of the Hub is not valid: {error}",
         hint=NO_ANSWER,
@@ -39,15 +43,17 @@ def unusable(reference: str, error: Exception | str) -> HubError:
 
 @contextlib.contextmanager
 def asking(reference: str) -> Iterator[None]:
-    """Bound how long and how much the Hub may answer, show the token to nobody else, and draw bars on terminals alone.
+    """Limit the Hub's client within a block.
 
-    An answer to a question must begin, and go on, within `HF_HUB_DOWNLOAD_TIMEOUT` seconds.
+    A response to a GET request must begin, and continue, within `HF_HUB_DOWNLOAD_TIMEOUT` seconds. Responses
+    of the API have a maximum size. Other hosts do not receive the token. Progress bars appear on terminals
+    only.
 
     Args:
-        reference: What is asked for.
+        reference: Name of the model or data set in messages.
 
     Raises:
-        HubError: If the Hub wants us to wait for longer than `PATIENCE_S`, or its answer is not what it should be.
+        HubError: If the Hub requests a wait longer than `PATIENCE_S`, or its response is not valid.
     """
     from huggingface_hub import get_session, utils  # noqa: PLC0415 - the network stack loads when the Hub is asked
 
@@ -60,7 +66,7 @@ def asking(reference: str) -> Iterator[None]:
     try:
         with contextlib.nullcontext() if sys.stderr.isatty() else without_bars(utils):
             yield
-    # a page to log in to a network, and names of files that lead astray
+    # Raised by the client for a login page of the network, and for file names that leave the folder.
     except (AssertionError, AttributeError, LookupError, RecursionError, TypeError) as error:
         raise unusable(reference, error) from error
     finally:
@@ -69,7 +75,7 @@ def asking(reference: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_bars(*libraries: Any) -> Iterator[None]:  # noqa: ANN401 - modules, which have the same functions
-    """Keep libraries' progress bars off a terminal that is not ours to write to."""
+    """Disable the progress bars of libraries within a block, except bars already disabled."""
     bars_shown = [library for library in libraries if not library.are_progress_bars_disabled()]
     for library in bars_shown:
         library.disable_progress_bars()
@@ -83,12 +89,12 @@ def without_bars(*libraries: Any) -> Iterator[None]:  # noqa: ANN401 - modules, 
 def _prepare(request: httpx2.Request) -> None:
     from huggingface_hub import constants  # noqa: PLC0415 - as above
 
-    # the Hub's answers name hosts, whom the client then asks as if they were it
+    # Responses of the Hub name other hosts, and the client would send the token to these.
     if not _is_the_hubs(request.url, constants.ENDPOINT):
         request.headers.pop("Authorization", None)
     if request.url.path.startswith("/api/"):
         request.headers["Accept-Encoding"] = PLAIN
-    if request.method in READING:  # what is sent may take its time
+    if request.method in READING:  # Uploads may take any time.
         limits = request.extensions.get("timeout", {})
         most = constants.HF_HUB_DOWNLOAD_TIMEOUT
         timeouts = {
@@ -98,7 +104,7 @@ def _prepare(request: httpx2.Request) -> None:
 
 
 def _is_the_hubs(url: httpx2.URL, endpoint: str) -> bool:
-    """Return whether an address is of the Hub that is asked, or of Hugging Face itself."""
+    """Return whether an address belongs to the configured Hub or to Hugging Face."""
     hub_host = url.join(endpoint)
     if url.scheme != "https":
         return (url.scheme, url.host, url.port) == (hub_host.scheme, hub_host.host, hub_host.port)
@@ -106,7 +112,8 @@ def _is_the_hubs(url: httpx2.URL, endpoint: str) -> bool:
 
 
 def _check(reference: str, response: httpx2.Response) -> None:
-    if response.request.url.path.startswith("/api/"):  # files go to the disk piece by piece
+    # Files are excluded, because the client writes files to disk in chunks.
+    if response.request.url.path.startswith("/api/"):
         packed = response.headers.get("content-encoding", PLAIN).strip().lower() != PLAIN
         if packed or _is_more(response.headers.get("content-length", ""), MAX_BYTES):
             raise unusable(reference, TOO_LONG)
@@ -120,7 +127,7 @@ def _check(reference: str, response: httpx2.Response) -> None:
 
 
 def _bound(reference: str, response: httpx2.Response) -> None:
-    """Let no more of an answer be read than it may have: it need not say its length."""
+    """Limit the size of a response during reading, because a response need not state a length."""
     import httpx2  # noqa: PLC0415 - as above
 
     body = response.stream
@@ -141,7 +148,7 @@ def _bound(reference: str, response: httpx2.Response) -> None:
 
 
 def _wait(response: httpx2.Response) -> str:
-    """Return for how many seconds the client would wait."""
+    """Return the client's next wait in seconds, a string; empty without a wait."""
     limit = LIMIT.search(response.headers.get("ratelimit", ""))
     if limit is not None and response.status_code == HTTPStatus.TOO_MANY_REQUESTS:
         return limit[1]
@@ -149,6 +156,9 @@ def _wait(response: httpx2.Response) -> str:
 
 
 def _is_more(digits: str, most: int) -> bool:
-    """Return whether a whole number, however long, is larger than another one."""
+    """Return whether a decimal number is larger than `most`.
+
+    The number may be longer than Python's parser accepts.
+    """
     digits = digits.lstrip("0")
     return digits.isdecimal() and (len(digits) > len(str(most)) or int(digits) > most)

@@ -1,4 +1,4 @@
-"""Words for people: counts, times, lists of names, and what was meant by a name that there is not."""
+"""Texts for messages: counts, times, lists of names, and suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from itertools import islice
 from pathlib import Path
 
 NUMBERS_SHOWN = 20
+"""Maximum number of values of a tuple in a table. Chosen by hand; twice the number makes the line twice as
+long."""
 MOST_ENTRIES = 2000
-"""Maximum number of folder entries that are compared with a missing name; a data set may have a million."""
+"""Maximum number of folder entries that are compared with a missing name. A data set may have a million
+entries. Chosen by hand; twice the number doubles the time of the comparison."""
 
 
 def count(value: float) -> str:
@@ -23,12 +26,12 @@ def count(value: float) -> str:
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return a number and what it counts, in the singular for one: `1 member`, `3 members`."""
+    """Return a number and a noun, in singular or plural: `1 member`, `3 members`."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
 def lasting(seconds: float) -> str:
-    """Return a time as a person reads it, in the unit that fits: `0.40 s`, `12 s`, `3.5 min`, `2.0 h`."""
+    """Return a duration in a fitting unit: `0.40 s`, `12 s`, `3.5 min`, `2.0 h`."""
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
@@ -36,39 +39,42 @@ def lasting(seconds: float) -> str:
 
 
 def exactly(value: float) -> str:
-    """Return a number as it is typed: all digits of a whole one, such as a seed; of others as many as matter."""
+    """Format a number: integers (for example seeds) with all digits, floats with six significant digits."""
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def listed(words: Sequence[str], *, last: str = "and") -> str:
-    """Return words as a sentence has them, `last` before the last one: a, b and c."""
+    """Return words as a list in a sentence, with `last` before the last word: a, b and c."""
     return f" {last} ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def quoted(names: Iterable[object], *, most: int | None = None) -> str:
-    """Return names between backticks and commas, the first `most` of them: "`a`, `b`, ..."."""
+    """Return names in backticks, separated by commas: "`a`, `b`, ...". Only the first `most` names are shown."""
     every = [f"`{name}`" for name in names]
     return ", ".join(every if most is None or len(every) <= most else [*every[:most], "..."])
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """Return the known name that is nearest to `name`: the shortest that begins with it, else one spelled much like it."""
+    """Return the candidate nearest to `name`, or None.
+
+    The shortest candidate with the beginning `name` is preferred to similar spellings.
+    """
     names = sorted(candidates)
     prefixed = sorted((closest for closest in names if name and closest.startswith(name)), key=len)
     return next(iter(prefixed or difflib.get_close_matches(name, names, n=1)), None)
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str | None:
-    """Return a hint with the known name nearest to `name`, or None if none is near."""
+    """Return a hint with the candidate nearest to `name`, or None if no candidate is near."""
     near = nearest(name, candidates)
     return f"did you mean `{near}`?" if near else None
 
 
 def did_you_mean_path(path: str) -> str | None:
-    """Return a hint with what is there instead of a path that is not, or None where nothing is near.
+    """Return a hint with an existing path similar to a missing path, or None.
 
     Args:
-        path: As it was typed. Its first part that is missing is looked for among what lies where it should be.
+        path: The missing path. The first missing part is compared with the entries of the folder above.
     """
     missing = Path(path)
     try:
@@ -81,12 +87,12 @@ def did_you_mean_path(path: str) -> str | None:
         suggestion = missing.with_name(near) / Path(path).relative_to(missing) if near else missing
         ending = "/" if path.endswith("/") else ""
         return f"did you mean `{suggestion}{ending}`?" if suggestion.exists() else None
-    except OSError:  # there is nothing to be read, or a name is too long for a path
+    except OSError:  # The folder is unreadable, or a name is too long for a path.
         return None
 
 
 def abridged(value: object) -> str:
-    """Return a value for a table: floats with three digits; of a tuple with many values the first ones."""
+    """Return a value for a table: floats with three digits, and the first `NUMBERS_SHOWN` values of a tuple."""
     if isinstance(value, tuple):
         return ", ".join([*map(abridged, value[:NUMBERS_SHOWN]), *["..."] * (len(value) > NUMBERS_SHOWN)])
     return f"{value:.3g}" if isinstance(value, float) else str(value)

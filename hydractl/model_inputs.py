@@ -1,4 +1,4 @@
-"""What a model is asked: images, or texts with their masks, batch axis first."""
+"""Inputs of models: images, or texts with their masks, batch axis first."""
 
 from __future__ import annotations
 
@@ -12,30 +12,33 @@ if TYPE_CHECKING:
     import torch
 
 Inputs: TypeAlias = "torch.Tensor | Mapping[str, torch.Tensor]"
-"""Images (B, C, height, width), or named tensors (B, ...): `input_ids`, `attention_mask`, `token_type_ids`, `word_starts`."""
+"""Images (B, C, height, width), or named tensors (B, ...): `input_ids`, `attention_mask`, `token_type_ids`,
+`word_starts`."""
 
 
 WORDS = "word_starts"
-"""For a classifier of tokens: the first token of each word, (B, Q), int64, -1 for none. Without it, every token is answered."""
+"""For classification of tokens: the first token of each word, (B, Q), int64, -1 for absent words. Without
+this input, the logits of all tokens are returned."""
 TEXTS = ("input_ids", "attention_mask", "token_type_ids", WORDS)
 PIXELS = "pixel_values"
 IMAGE_AXES = 4
 LARGEST_SIDE = 4096
-"""Maximum side of an image, in pixels."""
+"""Maximum side of an image, in pixels. It bounds the memory that a configuration file can request. Chosen by
+hand; twice the side takes four times the memory."""
 
 
 def checked_inputs(
     inputs: Inputs | None, named: Mapping[str, torch.Tensor], towers: Collection[str]
 ) -> Inputs:
-    """Return what a model is called with as one: images (B, C, height, width), or tensors by name.
+    """Combine the arguments of a model's call: images (B, C, height, width), or tensors by name.
 
     Args:
-        inputs: The only argument, if there is one.
-        named: Arguments by keyword.
+        inputs: The positional argument, if any.
+        named: Keyword arguments.
         towers: `text`, `vision` or both.
 
     Raises:
-        TypeError: If it is not what such a model reads.
+        TypeError: If the arguments do not fit the towers.
     """
     expected = (*(TEXTS if "text" in towers else ()), *((PIXELS,) if "vision" in towers else ()))
     if inputs is None or isinstance(inputs, Mapping):
@@ -65,7 +68,7 @@ def checked_inputs(
 
 
 def _expected(towers: Collection[str]) -> str:
-    """Return in words what a model is called with."""
+    """Describe the expected inputs for a message."""
     texts = "`input_ids` and `attention_mask` by name, as a dict or by keyword, as `model.encode(texts)` makes them"
     images = "images (B, C, height, width)"
     if "vision" not in towers:
@@ -75,12 +78,12 @@ def _expected(towers: Collection[str]) -> str:
 
 
 def words_asked(inputs: Inputs) -> torch.Tensor | None:
-    """Return which words each text has, (B, Q), boolean; None for inputs without words."""
+    """Return whether each word exists, (B, Q), boolean; None for inputs without words."""
     return inputs[WORDS] >= 0 if isinstance(inputs, Mapping) and WORDS in inputs else None
 
 
 def without_absent(outputs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-    """Return outputs (k, B, Q, ...) with not-a-number for the words that a text has not; of other inputs as they are."""
+    """Return outputs (k, B, Q, ...) with NaN for absent words. Outputs of inputs without words are unchanged."""
     has_word = words_asked(inputs)
     if has_word is None:
         return outputs
@@ -89,32 +92,32 @@ def without_absent(outputs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
 
 
 def map_inputs(change: Callable[[torch.Tensor], torch.Tensor], inputs: Inputs) -> Inputs:
-    """Return inputs with every tensor changed."""
+    """Apply a function to every tensor."""
     if isinstance(inputs, Mapping):
         return {name: change(tensor) for name, tensor in inputs.items()}
     return change(inputs)
 
 
 def batch_of(inputs: Inputs) -> int:
-    """Return B."""
+    """Return the batch size B."""
     first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
     return first.shape[0]
 
 
 def inputs_like(inputs: Inputs, weight: torch.Tensor) -> Inputs:
-    """Return inputs on the device of `weight`, floating-point ones in its dtype."""
+    """Move inputs to the device of `weight`, and convert floating-point tensors to its dtype."""
     return map_inputs(
         lambda x: on_device(x, weight.device, weight.dtype if x.is_floating_point() else None), inputs
     )
 
 
 def inputs_on(inputs: Inputs, device: torch.device) -> Inputs:
-    """Return inputs on a device."""
+    """Move inputs to a device."""
     return map_inputs(lambda x: on_device(x, device), inputs)
 
 
 def split_inputs(inputs: Inputs, parts: int) -> list[Inputs]:
-    """Cut the batch axis into `parts` equal pieces."""
+    """Split the batch axis into `parts` equal pieces."""
     if isinstance(inputs, Mapping):
         pieces = {name: split_batch(tensor, parts) for name, tensor in inputs.items()}
         return [{name: tensors[i] for name, tensors in pieces.items()} for i in range(parts)]
@@ -122,16 +125,16 @@ def split_inputs(inputs: Inputs, parts: int) -> list[Inputs]:
 
 
 def split_batch(x: torch.Tensor, parts: int) -> Sequence[torch.Tensor]:
-    """Cut the first axis into `parts` equal pieces."""
+    """Split the first axis into `parts` equal pieces."""
     return cast("tuple[torch.Tensor, ...]", x.unflatten(0, (parts, -1)).unbind(0))
 
 
 def repeat_batch(x: torch.Tensor, times: int) -> torch.Tensor:
-    """Return x (B, ...) `times` times over: (times B, ...)."""
+    """Repeat x (B, ...) along the batch axis: (times B, ...)."""
     return x.repeat(times, *(1,) * (x.ndim - 1))
 
 
 def cut_batch(inputs: Inputs, size: int) -> list[Inputs]:
-    """Cut the batch axis into pieces of `size`, the last as small as need be."""
+    """Split the batch axis into pieces of `size`. The last piece may be smaller."""
     bounds = range(0, batch_of(inputs), size)
     return [map_inputs(lambda x, at=at: x[at : at + size], inputs) for at in bounds]  # type: ignore[misc]

@@ -1,7 +1,7 @@
-"""MODEL references → local files. The only place that talks to a hub for reading models.
+"""Local files of MODEL references. Models are downloaded only here.
 
-A MODEL is, in this order: `-` (standard input) · `arch:NAME[::key=value,...]` (random weights) · `hf-hub:ID` ·
-`local-dir:PATH` · a path that exists · a Hub id `org/name[@revision]`.
+A MODEL is, in this order: `-` (standard input) · `arch:NAME[::key=value,...]` (random weights) · `hf-hub:ID`
+· `local-dir:PATH` · a path that exists · a Hub id `org/name[@revision]`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ BESIDE = (
 """Files that libraries read in addition to weights."""
 INNER = ("0_Transformer", "checkpoint-*")
 """Sub-folders that contain a model: the older layout of sentence-transformers, and checkpoints of the Trainer
-of transformers.
-"""
+of transformers."""
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The files of peft."""
 PICKLES = ("*.bin", "*.pth", "*.pth.tar", "*.pt", "*.ckpt")
@@ -52,16 +51,16 @@ INDEXES = re.compile(r"\.index(\.[\w-]+)?\.json$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
-    """Where a model's files are.
+    """Files of a model.
 
     Attributes:
-        reference: What the user wrote.
+        reference: Reference typed by the user.
         path: The file or folder, for messages.
         weights: The safetensors files, shards in order; empty for `arch:`.
-        config: The folder's `config.json`, or `open_clip_config.json`, if there is one.
+        config: Content of the folder's `config.json` or `open_clip_config.json`, or None.
         arch: Architecture name of an `arch:` reference.
-        options: Its options.
-        notes: What the user is told of which of the files are read.
+        options: Options of the architecture.
+        notes: Messages for the user about the choice of files.
     """
 
     reference: str
@@ -74,11 +73,11 @@ class Located:
 
 
 def locate(reference: str) -> Located:
-    """Find the files of a MODEL reference, downloading them if it is a Hub id.
+    """Find the files of a MODEL reference. A Hub id is downloaded.
 
     Raises:
-        CheckpointError: If nothing is there, or what is there has no safetensors weights.
-        HubError: If the Hub cannot be reached or does not have it.
+        CheckpointError: If the path does not exist or has no safetensors weights.
+        HubError: If the Hub cannot be reached or does not have the model.
         UsageError: If the reference is malformed.
     """
     if reference.startswith("arch:"):
@@ -114,17 +113,17 @@ def locate(reference: str) -> Located:
 
 
 def is_index(path: Path) -> bool:
-    """Return whether a file is a table of shards, by its name."""
+    """Return whether the name of a file is that of an index of shards."""
     return INDEXES.search(path.name) is not None
 
 
 def named(path: Path) -> Path:
-    """Return a path whose last part is a name: of `.` and `..` where they lead."""
+    """Return a path with a name at the end: `.` and `..` are resolved."""
     return path if path.name not in {"", ".."} else path.resolve()
 
 
 def of_hub(reference: str) -> bool:
-    """Return whether `locate` would ask the Hub, as nothing here is called so."""
+    """Return whether `locate` would download the model."""
     return reference.startswith("hf-hub:") or (not Path(reference).exists() and _is_hub_id(reference))
 
 
@@ -133,10 +132,10 @@ def _is_hub_id(reference: str) -> bool:
 
 
 def parse_arch(text: str) -> tuple[str, dict[str, object]]:
-    """Split `NAME::key=value,...`; values are JSON where they parse as JSON, otherwise text.
+    """Split `NAME::key=value,...` into name and options. Values without JSON syntax are strings.
 
     Raises:
-        UsageError: If an option has no `=`, or stands twice, or a bracket is not closed.
+        UsageError: If an option has no `=`, appears twice, or has an unclosed bracket.
     """
     name, _, options_text = text.partition("::")
     options: dict[str, object] = {}
@@ -162,17 +161,17 @@ def parse_arch(text: str) -> tuple[str, dict[str, object]]:
 
 
 def arch_folder(arch: str | None) -> Path | None:
-    """Return the folder that `--arch` names. None if it names an architecture, or is not given."""
+    """Return the folder named by `--arch`, or None for an architecture name or a missing option."""
     if arch is None:
         return None
     try:
         return Path(arch) if Path(arch).is_dir() else None
-    except OSError:  # a name too long for a path
+    except OSError:  # The name is too long for a path.
         return None
 
 
 def split_options(text: str) -> list[str]:
-    """Split `key=value,...` at commas, except those within the brackets of a value; see `unclosed`."""
+    """Split `key=value,...` at commas outside of brackets; see `unclosed`."""
     options: list[str] = []
     for part in text.split(","):
         if options and unclosed(options[-1]):
@@ -183,20 +182,22 @@ def split_options(text: str) -> list[str]:
 
 
 def unclosed(option: str) -> bool:
-    """Return whether a value that is a list or a table ends with one of its brackets open: it goes on behind the next comma."""
+    """Return whether the value of an option is a list or table with an open bracket."""
     value = option.partition("=")[2]
     return value.startswith(("[", "{")) and sum(map(value.count, "[{")) > sum(map(value.count, "]}"))
 
 
 def download(identifier: str, **place: Any) -> Path:  # noqa: ANN401 - as the Hub's client takes them
-    """Return the local snapshot of a Hub model `org/name[@revision]`: safetensors, configuration and tokenizer, no pickles.
+    """Return the local snapshot of a Hub model: safetensors, configuration and tokenizer.
+
+    Pickles are not downloaded.
 
     Args:
-        identifier: Which.
-        place: What else the Hub's client is to know: its cache, a token, another way to say the revision.
+        identifier: `org/name[@revision]`.
+        place: Other arguments of the Hub's client: cache, token, revision.
 
     Raises:
-        HubError: With the reason, whatever the Hub client raised.
+        HubError: With the reason, for every failure of the client.
     """
     import httpx2  # noqa: PLC0415 - the network stack loads when the Hub is asked
     from huggingface_hub import errors, snapshot_download  # noqa: PLC0415 - as above
@@ -231,7 +232,7 @@ def download(identifier: str, **place: Any) -> Path:  # noqa: ANN401 - as the Hu
         errors.XetDownloadError,
         httpx2.HTTPError,
         httpx2.InvalidURL,
-        OSError,  # the Hub's own HfHubHTTPError is one, and so is a full disk
+        OSError,  # HfHubHTTPError and a full disk are OSErrors.
     ) as error:
         raise HubError(f"{identifier}: reading from the Hub failed: {error}") from error
     except ValueError as error:
@@ -283,7 +284,7 @@ def _in_folder(reference: str, folder: Path) -> Located:
 
 
 def _no_weights(folder: Path, config: dict[str, object] | None) -> CheckpointError:
-    """Return why a folder without safetensors is refused, with what to type instead."""
+    """Return the error for a folder without safetensors, with a hint that depends on the folder's content."""
     pickles = sorted(
         {f.name for pattern in ("*.bin.index*.json", *PICKLES) for f in folder.glob(pattern)},
         key=lambda name: (not name.endswith(".json"), "model" not in name, name),
@@ -339,15 +340,15 @@ def _in_index(reference: str, index: Path, *, config: dict[str, object] | None =
 
 
 def folder_files(folder: Path) -> tuple[Path, ...]:
-    """Return the files of a library's folder that say what its model is and how its inputs are made."""
+    """Return a folder's files for architecture and preprocessing, without weights."""
     return tuple(path for pattern in BESIDE for path in sorted(folder.glob(pattern)))
 
 
 def folder_config(folder: Path) -> dict[str, object]:
-    """Return the `config.json` of a folder, or its `open_clip_config.json`.
+    """Return `config.json` or `open_clip_config.json` of a folder.
 
     Raises:
-        CheckpointError: If there is none, or it is not a JSON object.
+        CheckpointError: If neither exists, or the file is not a JSON object.
     """
     config = _config_in(folder)
     if config is None:
@@ -358,7 +359,7 @@ def folder_config(folder: Path) -> dict[str, object]:
 
 
 def check_no_adapter(folder: Path) -> None:
-    """Refuse a folder of peft: what it holds changes the weights of a base, which may lie anywhere.
+    """Raise for a folder of peft, which has only changes to the weights of a base.
 
     Raises:
         CheckpointError: If the folder has an adapter.
@@ -372,9 +373,10 @@ def check_no_adapter(folder: Path) -> None:
 
 
 def _config_in(folder: Path) -> dict[str, object] | None:
-    """Return what says which model a folder holds.
+    """Return the configuration of a folder, or None.
 
-    One that holds a model in two libraries' layouts is not open_clip's, which one has to install.
+    A folder with the layouts of open_clip and another library is read as the other library's, because
+    open_clip is an optional dependency.
     """
     check_no_adapter(folder)
     config_file, open_clip = folder / "config.json", folder / OPEN_CLIP_CONFIG

@@ -1,4 +1,7 @@
-"""Packages beside the core that add commands, options and table rows. The core imports none of them. Importing this module does not load torch."""
+"""Packages with additional commands, options and table rows. The core does not import them directly.
+
+Importing this module does not load torch.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,31 @@ from importlib.util import find_spec
 from typing import Any
 
 PACKAGES = ("hydractl.research",)
-"""Packages with a `PLUGIN`. They are listed in code, not as entry points, because a checkout on PYTHONPATH
-has no installation metadata. A package that is not installed adds nothing.
-"""
+"""Packages with a `PLUGIN`. They are listed in code and not as entry points, because a checkout on PYTHONPATH
+has no installation metadata. A package that is not installed adds nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
-    """Additions of one package. A path is `module:name`; the module is imported with the table or command that it extends.
+    """Additions of a package.
+
+    A path is `module:name`, and the module is imported with the extended table or command.
 
     Attributes:
-        commands: Paths of commands' functions by the commands' names; help lists them beside `eval`.
-        extensions: Paths of `settings.Extension` classes by the commands' names; their settings become options of the command.
-        rows: Path of the `RowSyntax` of rows that `eval --compare` derives from models.
-        scores: Path of the `Method` rows that `score --method` knows.
-        one_network_methods: Values of `method` in the lineage of hydras that train as one network with several classifiers.
-        fields: Paths of pydantic models by the names of the models of `manifest.report` that inherit their fields.
-        scopes: Path of an object with the names of further scopes of labelled data: `title(scope)` and `judged`, the scope of the verdict.
-        sections: Path of functions from a `Compared` report to a `Section` of its pages, by the name of the section before.
-        figures: Path of functions from a `Compared` report to a `Figure` or None, by the name of the figure before.
+        commands: Paths of command functions, by command name. Help lists the commands together with `eval`.
+        extensions: Paths of `settings.Extension` classes, by command name. The settings become options of the
+            command.
+        rows: Path of the `RowSyntax` for derived rows of `eval --compare`.
+        scores: Path of the additional `Method` rows for `score --method`.
+        one_network_methods: Values of `method` in the provenance of hydras trained as a single network with
+            several classifiers.
+        fields: Paths of pydantic models, by the name of the inheriting model in `manifest.report`.
+        scopes: Path of an object with additional scopes of labelled data: `title(scope)` and `judged`, the
+            scope of the verdict.
+        sections: Path of functions from a `Compared` report to a `Section` of its pages, by the name of the
+            preceding section.
+        figures: Path of functions from a `Compared` report to a `Figure` or None, by the name of the
+            preceding figure.
     """
 
     commands: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -49,16 +58,16 @@ def plugins() -> tuple[Plugin, ...]:
 
 
 def added(attribute: str) -> list[Any]:
-    """Return the object that each plugin has at the path of an attribute."""
+    """Return the object at the path in `attribute` for each plugin with a path."""
     return [load(path) for plugin in plugins() if (path := getattr(plugin, attribute))]
 
 
 def functions_after(table: str, name: str) -> list[Callable[..., Any]]:
-    """Return the functions that plugins place after the section or figure `name` in `sections` or `figures`."""
+    """Return the functions of plugins for `sections` or `figures` (`table`) to insert after `name`."""
     return [function for functions in added(table) for function in functions.get(name, ())]
 
 
 def load(path: str) -> Any:  # noqa: ANN401 - whoever loads it knows the type
-    """Import `module:name`."""
+    """Import `module:name` and return the object."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)

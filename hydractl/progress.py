@@ -1,8 +1,8 @@
 """Messages and progress bars of a running stage.
 
-A stage reports to one `Progress` object for as long as it runs (`reporting`). Code below a stage calls `step`, `warn` and `track`
-of this module, which pass the call to that object, so that no function needs the object as an argument. Without a stage, all
-three are silent. Each thread starts silent.
+A running stage has a receiver, a `Progress` object (`reporting`). Code below a stage calls `step`, `warn` and
+`track` of this module. They forward to the receiver, so no function needs the object as an argument. Outside
+a stage, all three are silent. Each thread starts silent.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class Progress(Protocol):
     """Receiver of the messages of a stage."""
 
     def step(self, message: str) -> None:
-        """Show what begins now, as one literal line."""
+        """Show the beginning of a step on a line, without markup."""
         ...
 
     def warn(self, message: str) -> None:
-        """Show a problem that does not stop the stage."""
+        """Show a problem; the stage continues."""
         ...
 
     def track(self, items: Iterable[T], *, label: str, total: int | None) -> Iterable[T]:
-        """Yield `items` unchanged and show how many of `total` are done. A total of None is unknown."""
+        """Yield `items` unchanged and show the number of finished items. `total` is None if unknown."""
         ...
 
 
 class Silent:
-    """A `Progress` that shows nothing."""
+    """A `Progress` without output."""
 
     def step(self, message: str) -> None:
         """Drop the message."""
@@ -54,7 +54,7 @@ _receiver: ContextVar[Progress] = ContextVar("receiver", default=SILENT)
 
 @contextmanager
 def reporting(receiver: Progress) -> Iterator[None]:
-    """Pass `step`, `warn` and `track` to a receiver for as long as the block runs. The innermost block counts."""
+    """Forward `step`, `warn` and `track` to a receiver within the block. The innermost block counts."""
     token = _receiver.set(receiver)
     try:
         yield
@@ -71,7 +71,7 @@ class Stage(Protocol[Config_contra, Report_co]):
 
 
 def stage(run: Callable[[Config_contra], Report_co]) -> Stage[Config_contra, Report_co]:
-    """Add the argument `progress` to a run function, and pass the messages of the run to it."""
+    """Add the argument `progress` to a run function, and forward the messages of the run to it."""
 
     @wraps(run)
     def run_reporting(config: Config_contra, progress: Progress = SILENT) -> Report_co:
@@ -82,15 +82,15 @@ def stage(run: Callable[[Config_contra], Report_co]) -> Stage[Config_contra, Rep
 
 
 def step(message: str) -> None:
-    """Show what begins now; see `Progress.step`."""
+    """Show the beginning of a step; see `Progress.step`."""
     _receiver.get().step(message)
 
 
 def warn(message: str) -> None:
-    """Show a problem that does not stop the stage; see `Progress.warn`."""
+    """Show a problem; see `Progress.warn`."""
     _receiver.get().warn(message)
 
 
 def track(items: Iterable[T], *, label: str, total: int | None) -> Iterable[T]:
-    """Yield `items` unchanged and show how many are done; see `Progress.track`."""
+    """Yield `items` unchanged and show the number of finished items; see `Progress.track`."""
     return _receiver.get().track(items, label=label, total=total)

@@ -1,4 +1,4 @@
-"""The machine: device, dtype, threads, what compiles for it, library versions, digests."""
+"""The machine: device, dtype, threads, compilation, library versions, digests."""
 
 from __future__ import annotations
 
@@ -19,29 +19,34 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-CHUNK_BYTES = 1 << 16  # larger buffers are handed back to the system at each release, and cost page faults
+CHUNK_BYTES = 1 << 16
+"""Size of read buffers. The allocator returns larger buffers to the system at each release, which costs page
+faults."""
 HASHED_AT_ONCE = 1 << 23
+"""Bytes per call of the hash function; see `digest_file`. Chosen by hand; twice the size halves the waits and
+doubles the buffer."""
 BACKEND = "inductor"
 _ONE_AT_A_TIME = threading.Lock()
 
 
 SPARE_BYTES, ROOM_BYTES = 1 << 25, 1 << 28
-"""Virtual memory reserved for the error report, in bytes. A process that cannot reserve it has run out of memory."""
+"""Virtual memory in bytes: reserved for the error report, and the amount that a process must be able to
+reserve. A process that cannot reserve `ROOM_BYTES` has run out of memory."""
 LESS_MEMORY = {
     "batch_size": "a smaller `--batch-size`",
     "accumulate": "a larger `--accumulate`",
     "gradient_checkpointing": "`--gradient-checkpointing`",
     "device": "`--device cpu`",
 }
-"""Hints that lower the device memory of a command, by option name."""
+"""Hints to lower the device memory of a command, by option name."""
 
 
 @contextlib.contextmanager
 def enough_memory(options: Iterable[str]) -> Iterator[None]:
-    """Turn exhausted memory into an error that names what to change.
+    """Turn exhausted memory into an error with hints.
 
     Args:
-        options: The names of the options that the command has.
+        options: Names of the command's options. Hints name only these.
 
     Raises:
         InputError: If a device or the machine has too little memory.
@@ -66,17 +71,17 @@ def enough_memory(options: Iterable[str]) -> Iterator[None]:
 
 
 def spare_memory() -> mmap.mmap | None:
-    """Return memory to release before a failure is reported, in a process whose virtual memory has a limit; else None."""
+    """Reserve memory to release before an error is reported. None if the process has no memory limit."""
     return None if _memory_limit() is None else _reserved(SPARE_BYTES)
 
 
 def short_of_memory(error: Exception) -> InputError | None:
-    """Return what to say where the libraries failed for lack of virtual memory, of which the process may have a limit; else None."""
+    """Return the error to report for lack of virtual memory, or None for other causes."""
     limit = _memory_limit()
     if limit is None:
         return None
     loading = isinstance(error, ImportError) and not isinstance(error, ModuleNotFoundError)
-    # C++ reports exhausted memory as a RuntimeError
+    # C++ libraries raise a RuntimeError for exhausted memory.
     exhausted = isinstance(error, RuntimeError) and _reserved(ROOM_BYTES) is None
     if not (loading or exhausted or isinstance(error, MemoryError)):
         return None
@@ -88,7 +93,7 @@ def short_of_memory(error: Exception) -> InputError | None:
 
 
 def _memory_limit() -> int | None:
-    """Return how many bytes of virtual memory this process may have, None where there is no limit."""
+    """Return the limit of virtual memory in bytes. None means unlimited."""
     import resource  # noqa: PLC0415 - Windows lacks it
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
@@ -96,7 +101,7 @@ def _memory_limit() -> int | None:
 
 
 def _reserved(size: int) -> mmap.mmap | None:
-    """Return so many bytes of virtual memory, None where the process may not have them."""
+    """Reserve virtual memory. Return None if the limit does not permit the size."""
     try:
         return mmap.mmap(-1, size)
     except OSError:
@@ -104,16 +109,17 @@ def _reserved(size: int) -> mmap.mmap | None:
 
 
 def versions(*libraries: str) -> dict[str, str]:
-    """Return the installed version of each named distribution."""
+    """Return the installed version of each distribution."""
     from importlib import metadata  # noqa: PLC0415 - takes longer to load than all that `--help` needs beside it
 
     return {name: metadata.version(name) for name in sorted(libraries)}
 
 
 def digest_file(path: Path) -> str:
-    """Return `sha256:...` of a file's bytes, read in chunks.
+    """Return `sha256:...` of a file, read in large chunks.
 
-    Large ones: a thread that hashes waits for the interpreter once a chunk, for milliseconds where another one computes.
+    After each chunk the thread waits for the interpreter lock, for milliseconds if another thread is
+    computing.
     """
     digest, buffer = hashlib.sha256(), bytearray(HASHED_AT_ONCE)
     with path.open("rb", buffering=0) as file:
@@ -123,29 +129,29 @@ def digest_file(path: Path) -> str:
 
 
 def digest_files(paths: Iterable[Path]) -> str:
-    """Return the digest of a file, or of several ones' digests in order."""
+    """Return the digest of one file, or a digest of the digests of several files in order."""
     parts = [digest_file(path) for path in paths]
     return parts[0] if len(parts) == 1 else digest_text("\n".join(parts))
 
 
 def digest_text(text: str) -> str:
-    """Return `sha256:...` of a text's UTF-8 bytes."""
+    """Return `sha256:...` of the UTF-8 bytes of a text."""
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def at_least_single(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that what is made of such floating-point numbers is computed in: float32, or float64 of float64."""
+    """Return the dtype for computing with numbers of a floating-point dtype: float64 or float32."""
     import torch  # noqa: PLC0415 - naming dtypes must not cost the import of torch
 
-    # no `promote_types`, which programs of torch.export keep as an operator
+    # `torch.promote_types` would remain as an operator in programs of torch.export.
     return dtype if dtype.itemsize >= torch.float32.itemsize else torch.float32
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype that `bf16`, `fp16` or `fp32` names.
+    """Return the torch dtype of `bf16`, `fp16` or `fp32`.
 
     Raises:
-        UsageError: If the name is none of these.
+        UsageError: If the name is unknown.
     """
     import torch  # noqa: PLC0415 - naming dtypes must not cost the import of torch
 
@@ -156,10 +162,12 @@ def torch_dtype(name: str) -> torch.dtype:
 
 @contextlib.contextmanager
 def without_panic() -> Iterator[None]:
-    """Make an error of a panic in a library written in Rust, which is no `Exception`, and keep it off standard error.
+    """Turn a panic of a Rust library into an error, and suppress its message on standard error.
+
+    A panic is not a subclass of `Exception`.
 
     Raises:
-        RuntimeError: With what it says.
+        RuntimeError: With the message of the panic.
     """
     with _ONE_AT_A_TIME, Path(os.devnull).open("wb") as nowhere:
         stderr_copy = os.dup(2)
@@ -167,7 +175,7 @@ def without_panic() -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            if type(error).__name__ == "PanicException":  # of a module that cannot be imported
+            if type(error).__name__ == "PanicException":  # The module of this class cannot be imported.
                 raise RuntimeError(str(error)) from error
             raise
         finally:
@@ -177,7 +185,10 @@ def without_panic() -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch's operators on one thread: short memory-bound ones lose more to waking a second than they gain."""
+    """Run torch's operators on one thread.
+
+    For short memory-bound operators, waking a second thread costs more than it saves.
+    """
     import torch  # noqa: PLC0415 - as above
 
     before = torch.get_num_threads()
@@ -189,25 +200,26 @@ def one_thread() -> Iterator[None]:
 
 
 def compiled(run: Callable[..., Any], *, name: str, dynamic: bool | None = None) -> Callable[..., Any]:
-    """Return what computes as `run` does, compiled as one graph when it is first called.
+    """Return an equal function, compiled to a single graph on the first call.
 
     Args:
-        run: Tensors, and what holds them, to tensors.
-        name: What messages call the model.
-        dynamic: Whether shapes are left open from the first; None once they have changed.
+        run: Function of tensors, or of containers of tensors.
+        name: Name of the model in messages.
+        dynamic: Whether shapes are dynamic from the first call; None: dynamic after the first change.
 
     Raises:
-        UsageError: When it runs, if it is not one graph, or this machine cannot compile.
+        UsageError: At the call, if the function is not one graph, or this machine cannot compile.
     """
     import torch  # noqa: PLC0415 - as above
     from torch._dynamo import exc  # noqa: PLC0415 - half a second that few need
 
-    # the second is no kind of the first, and not there in every torch
+    # FailOnRecompileLimitHit is not a subclass of TorchDynamoException, and is missing in some releases of
+    # torch.
     refusals = (exc.TorchDynamoException, getattr(exc, "FailOnRecompileLimitHit", exc.TorchDynamoException))
 
-    # what drops draw is what they draw uncompiled
+    # Dropout then draws the same random numbers as without compilation.
     options: dict[str, Any] | None = {"fallback_random": True} if BACKEND == "inductor" else None
-    torch.compiler.reset()  # another model counts no more
+    torch.compiler.reset()  # Graphs of earlier models would count towards the recompile limit.
     inner = torch.compile(run, fullgraph=True, dynamic=dynamic, backend=BACKEND, options=options)
 
     def outer(*args: Any) -> Any:  # noqa: ANN401 - as `run`
@@ -224,17 +236,17 @@ def compiled(run: Callable[..., Any], *, name: str, dynamic: bool | None = None)
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until a device has computed all that it was given; a processor has when its call returns."""
+    """Wait until a device has finished all computation. The CPU is always finished."""
     import torch  # noqa: PLC0415 - as above
 
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # without it, of whichever GPU is the current one
+        torch.cuda.synchronize(device)  # Without the argument, the call waits for the current GPU.
     elif device.type == "mps":
         torch.mps.synchronize()
 
 
 def on_cpu(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return tensors on the CPU after one wait for their device, however many they are."""
+    """Copy tensors to the CPU, with a single wait per device."""
     copies = tuple(tensor.detach().to("cpu", non_blocking=True) for tensor in tensors)
     for device in {tensor.device for tensor in tensors}:
         wait_for(device)
@@ -242,9 +254,9 @@ def on_cpu(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def on_device(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a tensor on a device, in a dtype if one is given; of CUDA nobody waits for the copy.
+    """Move a tensor to a device, and convert it to a dtype if given. Copies to CUDA do not block.
 
-    It leaves from memory that the GPU reads by itself: from other memory the processor would have to hand it over.
+    Pinned memory is needed: the GPU cannot read other memory itself, so the copy would block the CPU.
     """
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, dtype, non_blocking=True)
@@ -252,7 +264,7 @@ def on_device(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | N
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device that `auto`, `cpu`, `cuda[:N]` or `mps` means here.
+    """Return the device for `auto`, `cpu`, `cuda[:N]` or `mps`. `auto` prefers cuda, then mps.
 
     Raises:
         UsageError: If the device is unknown or absent.

@@ -1,6 +1,7 @@
-"""Settings: what a user may set, each declared once, as a field of a frozen dataclass with its help, range and choices; their parsing.
+"""Settings of users: fields of frozen dataclasses, each with help text, range and choices, and their parsing.
 
-Options of commands, help, completions and validation follow from the declaration. Importing this module does not load torch.
+Options of commands, help, completions and validation are derived from the fields. Importing this module does
+not load torch.
 """
 
 from __future__ import annotations
@@ -23,38 +24,41 @@ from hydractl.plugins import load, plugins
 
 C = TypeVar("C")
 P = ParamSpec("P")
-LARGEST_SEED = 2**63 - 1  # what torch and numpy can begin with
+LARGEST_SEED = 2**63 - 1
+"""Largest seed that both torch and numpy accept."""
 PLACEHOLDERS = ("{i}", "{name}")
 """Placeholders in output names: for a number, and for the name of an input."""
 KEY = "setting"
-"""Key of a field's metadata that holds its declaration."""
+"""Key of the declaration in a field's metadata."""
 
 
 class Role(Enum):
-    """What a setting's value is to the command's output."""
+    """Role of a setting for the output of the command."""
 
-    SHAPES = auto()  # its value decides what is written
-    EXECUTION = auto()  # it decides where or how fast, not what
-    MODEL = auto()  # names models that are read
-    DATA = auto()  # names data that are read
-    FILE = auto()  # names files that are read, each an input of the lineage
-    CONTENT = auto()  # a text, or the name of a file or folder that says it
-    OUTPUT = auto()  # names what is written
+    SHAPES = auto()  # The value determines the content of the output.
+    EXECUTION = auto()  # The value determines device or speed, not the content.
+    MODEL = auto()  # Models to read.
+    DATA = auto()  # Data to read.
+    FILE = auto()  # Files to read. They are recorded in the provenance.
+    CONTENT = auto()  # A text, or a file or folder with the text.
+    OUTPUT = auto()  # Outputs.
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """Another setting that one setting needs or excludes.
+    """A dependency between two settings: the first needs or excludes the second.
 
     Attributes:
-        field_name: Field or property of the configuration, or a function of the configuration that returns whether the constraint
-            is met. A dot leads into a nested configuration.
-        values: Values of the field, or of its items, that meet the constraint. If empty, any value that is set meets it.
-        for_values: Values of the first setting to which the constraint applies, the default included. If empty, all but the default.
-        option: Field that messages name if `field_name` is a property.
+        field_name: Field or property of the configuration, or a function of the configuration that returns
+            whether the constraint is met. A dot leads into a nested configuration.
+        values: Valid values of the field or of items of a tuple. If empty, every value except None, False and
+            () is valid.
+        for_values: Values of the first setting to which the constraint applies, including the default. If
+            empty, all but the default.
+        option: Field to name in messages if `field_name` is a property.
         why: Reason for the message.
-        message: The whole message; in it and in its hint `{config.NAME}` is replaced by a value.
-        hint: What to type instead. By default: add or leave out one of the two settings; none with a `message`.
+        message: The whole message. `{config.NAME}` in message and hint is replaced by a value.
+        hint: Advice. By default: add or remove a setting; no hint with a `message`.
     """
 
     field_name: str | Callable[[Any], object]
@@ -66,7 +70,7 @@ class Constraint:
     hint: str | None = None
 
     def is_met(self, config: object) -> bool:
-        """Return whether a configuration holds the other setting, with one of the values."""
+        """Return whether the other setting has a valid value."""
         getter = attrgetter(self.field_name) if isinstance(self.field_name, str) else self.field_name
         current = getter(config)
         if self.values:
@@ -74,7 +78,13 @@ class Constraint:
         return current is not None and current is not False and current != ()
 
     def refusal(self, config: object, name: str, relation: str) -> UsageError:
-        """Return what a user is told of a field `name` for which it is violated."""
+        """Return the error for a violated constraint.
+
+        Args:
+            config: The configuration.
+            name: Field with the constraint.
+            relation: `needs`, `only_with` or `excludes`.
+        """
         if self.message:
             message, hint = (text.format(config=config) for text in (self.message, self.hint or ""))
             return UsageError(message, hint=hint or None)
@@ -98,38 +108,40 @@ class Constraint:
 
 
 Constraints: TypeAlias = str | Constraint | tuple[str | Constraint, ...]
-"""Other settings that satisfy the constraint; a string names a field that may have any value."""
+"""Settings that meet a constraint. A string is a field that may have any value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How one setting is explained, typed and checked; `required`, `by_default`, `setting` or `flag` makes a field of it.
+    """Declaration of a setting.
+
+    `required`, `by_default`, `setting` or `flag` turn the declaration into a field.
 
     Attributes:
-        help: What its option says.
-        metavar: What stands for its value there; None for the name of its type.
-        panel: The group of options that it is shown in.
-        choices: What it, or each item of it, may be; any where empty.
-        suggestions: What shells offer for it where it has no choices.
-        low: The least value.
-        high: The greatest one.
-        above: What it must exceed.
-        below: What it must stay below.
-        finite: Whether the message about `above` adds that it must be finite.
-        range_hint: What to type instead of a number that is out of range.
-        shows_range: Whether the help shows `low` and `high`, and the parser of the command line refuses what is outside.
-        parse: Reads the text that was typed; None where the field's type says how.
-        repeated: Whether what is parsed may be given several times; one text may be parsed to a tuple of several.
-        positional: Whether it is an argument without a name.
-        option_names: The option's names, of which messages use the first; by default the field's with dashes.
-        shows_default: Whether the help shows a default.
-        after: The option that it follows in the help; None where it follows the field before it.
-        check_path: Of an output: refuses a name that does not fit what is written there, told the option and the path.
-        role: What its value is to the output.
-        placeholders: Of an output: what may stand in its name for a part that differs from file to file.
-        needs: What must be set too.
-        only_with: Without what it has no effect.
-        excludes: What must not be set too.
+        help: Help text of the option.
+        metavar: Placeholder of the value in help; None for the name of the type.
+        panel: Group of options in help.
+        choices: Allowed values, or allowed items of a tuple. Empty for no restriction.
+        suggestions: Completions of shells for a setting without choices.
+        low: Smallest value.
+        high: Largest value.
+        above: Exclusive lower bound.
+        below: Exclusive upper bound.
+        finite: Whether the message about `above` also demands a finite value.
+        range_hint: Advice for a number out of range.
+        shows_range: Whether help shows `low` and `high`, and the parser of the command line checks them.
+        parse: Parses the typed text. None to parse by the type of the field.
+        repeated: Whether the option may be given several times. `parse` may return a tuple of several items.
+        positional: Whether the setting is an argument without a name.
+        option_names: Names of the option; messages use the first. By default the field name with dashes.
+        shows_default: Whether help shows a default.
+        after: Preceding option in help. By default the order of the fields.
+        check_path: For outputs: raises if a file name does not fit, given the option and the path.
+        role: Role of the value for the output.
+        placeholders: For outputs: permitted placeholders in the name.
+        needs: Other settings that must be set.
+        only_with: Settings without which this setting has no effect.
+        excludes: Other settings that must not be set.
     """
 
     help: str
@@ -158,10 +170,10 @@ class Setting:
     excludes: Constraints = ()
 
     def read(self, command_value: object) -> object:
-        """Return the field's value of what a command line holds.
+        """Convert a value from the command line to the field's value.
 
         Raises:
-            UsageError: If `parse` refuses it.
+            UsageError: If `parse` rejects the text.
         """
         if isinstance(command_value, list):
             return tuple(
@@ -171,16 +183,22 @@ class Setting:
             )
         if self.parse is not None and isinstance(command_value, str):
             return self.parse(command_value)
-        # the choice itself, which may be of an enumeration; another text is refused by `check`
+        # Returns the choice itself, possibly a member of an enumeration. `check` rejects unknown texts.
         return next((choice for choice in self.choices if choice == command_value), command_value)
 
     def typed(self, name: str, kind: str, value: Any) -> Any:  # noqa: ANN401 - of any field
-        """Return a value in the type of its field, of annotation `kind`: lists as tuples, texts parsed as on the command line."""
+        """Convert a value to the type of the field: lists to tuples, and texts as on the command line.
+
+        Args:
+            name: Name of the field.
+            kind: Annotation of the field, as text.
+            value: Value from Python code.
+        """
         if kind.startswith("tuple[") and value is not None:
             read = self.read(value) if isinstance(value, str) else value
             items = read if isinstance(read, list | tuple) else (read,)
             parts = [(item, self.typed(name, kind.removeprefix("tuple["), item)) for item in items]
-            # a text may stand for several items
+            # `parse` may return several items for a text.
             groups = (p if isinstance(item, str) and isinstance(p, tuple) else (p,) for item, p in parts)
             return tuple(x for group in groups for x in group)
         types = {*re.findall(r"\w+", kind)}
@@ -193,7 +211,7 @@ class Setting:
         return Path(value) if "Path" in types and self.parse is None else self.read(value)
 
     def check(self, name: str, value: object) -> None:
-        """Raise a UsageError if the value of a field, or an item of a tuple, is not a choice or out of range."""
+        """Raise a UsageError if the value, or an item of a tuple, is out of range or not a choice."""
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, str):
                 self._check_choice(name, item)
@@ -205,11 +223,11 @@ class Setting:
                     self.check_path(self.option(name), item)
 
     def option(self, name: str) -> str:
-        """Return the option of a field of that name as it is typed, without that of a flag's opposite."""
+        """Return the option for the field `name`. For a flag, the positive name."""
         return self.option_names[0].split("/")[0] if self.option_names else long_option(name)
 
     def hint(self, name: str, hint: str | None) -> str | None:
-        """Return a hint for what its option was given, with the option's form where that names things and the hint does not say it."""
+        """Add the form of the option to a hint, for options with the metavar `NAME=...`."""
         if not (self.metavar or "").startswith("NAME=") or "NAME=" in (hint or ""):
             return hint
         form = f"`{self.option(name)} {self.metavar}`"
@@ -247,11 +265,11 @@ class Setting:
 
     @property
     def example(self) -> str | None:
-        """What stands for its value in a hint: the metavar without what may follow."""
+        """Example value for hints: the metavar without optional parts."""
         return (self.metavar or "").split("[::")[0] or None
 
     def constraints(self, relation: str) -> list[Constraint]:
-        """Return the other settings that it `needs`, is `only_with` or `excludes`."""
+        """Return the constraints in `needs`, `only_with` or `excludes`."""
         others = getattr(self, relation)
         return [
             Constraint(constraint) if isinstance(constraint, str) else constraint
@@ -260,19 +278,19 @@ class Setting:
 
 
 def _includes(value: object, values: Sequence[object]) -> bool:
-    """Return whether a value, or an item of it, is among others."""
+    """Return whether a value, or an item of a tuple, is in `values`."""
     return any(item in values for item in (value if isinstance(value, tuple) else (value,)))
 
 
 def _setting_of(config: object, name: str) -> Setting:
-    """Return the declaration of a field, also of a configuration within."""
+    """Return the declaration of a field, possibly of a nested configuration."""
     return next(
         option.setting for option in options_of(type(config)) if option.name == name.rpartition(".")[-1]
     )
 
 
 def _as_typed(config: object, name: str, *values: object) -> str:
-    """Return a setting's option with values, as a command line or a reference has it."""
+    """Return a setting with values as typed: `--option value`, or `option=value` in a reference."""
     setting = _setting_of(config, name)
     if any(value is False for value in values):
         return setting.option_names[0].split("/")[-1]
@@ -286,7 +304,14 @@ def _as_typed(config: object, name: str, *values: object) -> str:
 
 
 class Option(NamedTuple):
-    """A setting by its name; `kind` is its type as it is written, `default` what holds where nothing is typed."""
+    """A setting with name and type.
+
+    Attributes:
+        name: Name of the field.
+        kind: Annotation of the field, as text.
+        setting: Declaration.
+        default: Value if nothing is typed; `...` if the option is required.
+    """
 
     name: str
     kind: str
@@ -295,19 +320,22 @@ class Option(NamedTuple):
 
     @classmethod
     def of(cls, config: type[Any]) -> tuple[Option, ...]:
-        """Return what a dataclass declares, in order, without what fields are by default: what is absent is None."""
+        """Return the declared fields of a dataclass, in order.
+
+        The default is None, the value of an absent option.
+        """
         kinds = {f.name: str(f.type) for f in fields(config)}
         return tuple(cls(name, kinds[name], setting) for name, setting in declared(config).items())
 
 
 @dataclass(frozen=True, slots=True)
 class OptionGroup:
-    """How several options make one field.
+    """Several options for the value of a single field.
 
     Attributes:
-        make: Takes what was typed, by name, and returns the field's value.
-        options: Those options.
-        extra_names: Options of other fields that `make` is told of.
+        make: Function from the typed values by name to the value of the field.
+        options: Options of the group.
+        extra_names: Additional arguments of `make`: options of other fields.
     """
 
     make: Callable[[dict[str, Any]], object]
@@ -316,12 +344,12 @@ class OptionGroup:
 
 
 def required(declaration: Setting | OptionGroup) -> Any:  # noqa: ANN401 - as `dataclasses.field` has it
-    """Return a field so declared that has no default."""
+    """Return a dataclass field without default."""
     return field(metadata={KEY: declaration})
 
 
 def by_default(value: object, declaration: Setting | OptionGroup) -> Any:  # noqa: ANN401 - as above
-    """Return a field so declared; a dictionary is made anew for each configuration."""
+    """Return a dataclass field with a default. A dictionary is copied for each instance."""
     if isinstance(value, dict):
         return field(default_factory=value.copy, metadata={KEY: declaration})
     return field(default=value, metadata={KEY: declaration})
@@ -336,26 +364,29 @@ setting = _setting(Setting)
 
 
 def flag(setting: Setting, *, on: bool = False) -> Any:  # noqa: ANN401 - as above
-    """Return a field so declared that is a flag."""
+    """Return a dataclass field for a flag, off unless `on`."""
     return by_default(on, setting)
 
 
 def declared(config: type[Any]) -> Mapping[str, Setting]:
-    """Return the declarations of a dataclass's fields by their names, in order."""
+    """Return the declarations of a dataclass by field name, in order.
+
+    Fields with an `OptionGroup` are left out.
+    """
     return MappingProxyType(
         {f.name: f.metadata[KEY] for f in fields(config) if isinstance(f.metadata.get(KEY), Setting)}
     )
 
 
 def check(config: object, *, may_idle: bool = False) -> None:
-    """Convert values to the types of their fields, and refuse those that contradict their declarations.
+    """Convert values to the types of the fields, and raise if values contradict the declarations.
 
     Args:
-        config: The configuration.
-        may_idle: Whether a setting may be given that another leaves without effect.
+        config: The configuration, changed in place.
+        may_idle: Whether settings without effect are permitted.
 
     Raises:
-        UsageError: Naming the first.
+        UsageError: For the first invalid value.
     """
     settings, kinds = declared(type(config)), {f.name: str(f.type) for f in fields(config)}  # type: ignore[arg-type]
     for name, setting in settings.items():
@@ -369,7 +400,7 @@ def check(config: object, *, may_idle: bool = False) -> None:
 
 
 class CheckedSettings:
-    """A base of dataclasses that refuse what contradicts their declarations as soon as they are made."""
+    """Base of dataclasses with a check of the declarations on construction."""
 
     __slots__ = ()
 
@@ -378,7 +409,12 @@ class CheckedSettings:
 
 
 def violations(config: object, relation: str) -> Iterator[tuple[str, Constraint]]:
-    """Yield each setting, given or not, of which a constraint is not met, and that constraint."""
+    """Yield each violated constraint with the name of its field, even for a default value.
+
+    Args:
+        config: The configuration.
+        relation: `needs`, `only_with` or `excludes`.
+    """
     for name, setting in declared(type(config)).items():
         for constraint in setting.constraints(relation):
             concerned = not constraint.for_values or _includes(getattr(config, name), constraint.for_values)
@@ -387,7 +423,7 @@ def violations(config: object, relation: str) -> Iterator[tuple[str, Constraint]
 
 
 def options_of(config: type[Any]) -> tuple[Option, ...]:
-    """Return every option that makes a configuration, in the order of help."""
+    """Return all options of a configuration, in the order of help."""
     options: list[Option] = []
     for f in fields(config):
         declaration = f.metadata.get(KEY)
@@ -398,7 +434,8 @@ def options_of(config: type[Any]) -> tuple[Option, ...]:
         elif isinstance(declaration, OptionGroup):
             options.extend(declaration.options)
     names = {option.name for option in options}
-    # `after` of an extension may name an option of the command, which the command's own call resolves
+    # `after` of an extension may name an option of the command. The call for the command's own configuration
+    # resolves it.
     for option in [o for o in options if o.setting.after in names]:
         options.remove(option)
         options.insert([o.name for o in options].index(option.setting.after or "") + 1, option)
@@ -406,7 +443,10 @@ def options_of(config: type[Any]) -> tuple[Option, ...]:
 
 
 def field_values(config: type[Any], parsed_values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a configuration's fields from the parsed values of options; fields of omitted options are left out."""
+    """Return the values of a configuration's fields, from the parsed values of options.
+
+    Fields of omitted options are left out.
+    """
     values: dict[str, Any] = {}
     for f in fields(config):
         declaration = f.metadata.get(KEY)
@@ -421,29 +461,29 @@ def field_values(config: type[Any], parsed_values: Mapping[str, Any]) -> dict[st
 
 
 class Extension(CheckedSettings):
-    """Base of the settings that a plugin adds to a command: frozen dataclasses whose fields all have defaults.
+    """Base of the settings of a plugin for a command: frozen dataclasses with defaults for all fields.
 
-    A stage defines a subclass with the methods that it calls at fixed points of a run. Plugins override these methods.
+    A stage defines a subclass with methods for fixed points of a run. Plugins override these methods.
     """
 
     __slots__ = ()
 
     def check_config(self, config: Any) -> None:  # noqa: ANN401 - the configuration of the extended command
-        """Check the options together with those of the command.
+        """Check the options together with the options of the command.
 
         Raises:
-            UsageError: If they contradict each other.
+            UsageError: If options contradict each other.
         """
 
 
 @cache
 def extension_classes(command: str) -> tuple[type[Extension], ...]:
-    """Return the extensions that plugins define for a command."""
+    """Return the extensions of plugins for a command."""
     return tuple(load(path) for plugin in plugins() if (path := plugin.extensions.get(command)))
 
 
 def extension_field(command: str) -> Any:  # noqa: ANN401 - as `dataclasses.field` has it
-    """Return a field of type `tuple[Extension, ...]`, which `check_extensions` completes."""
+    """Return a field of type `tuple[Extension, ...]`. `check_extensions` adds missing extensions."""
     classes = extension_classes(command)
     return by_default(
         (),
@@ -455,10 +495,10 @@ def extension_field(command: str) -> Any:  # noqa: ANN401 - as `dataclasses.fiel
 
 
 def check_extensions(config: Any) -> None:  # noqa: ANN401 - a configuration with a field `extensions`
-    """Complete the extensions of a configuration by their defaults, and check them together with its other settings.
+    """Add missing extensions to a configuration, with default settings, and check all extensions.
 
     Raises:
-        UsageError: If an item is no extension of the command, or options contradict each other.
+        UsageError: If an item is not an extension of the command, or options contradict each other.
     """
     classes = extension_classes(config.COMMAND)
     given = config.extensions if isinstance(config.extensions, list | tuple) else (config.extensions,)
@@ -476,7 +516,7 @@ def check_extensions(config: Any) -> None:  # noqa: ANN401 - a configuration wit
 
 
 def long_option(name: str) -> str:
-    """Return a setting's option as it is typed."""
+    """Return the option of a field: `--` and the name with dashes."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -488,16 +528,17 @@ _MADE_OF: ContextVar[tuple[object, tuple[tuple[Option, object], ...]] | None] = 
 
 
 def configured(config: type[C], command_values: Mapping[str, object]) -> C:
-    """Return the configuration that options make; what is None was not typed.
+    """Return the configuration for the values of options. Options with the value None were not typed.
 
     Raises:
-        UsageError: If a text cannot be read, or the configuration refuses itself.
+        UsageError: If a text cannot be parsed, or the configuration is invalid.
     """
     option_values = tuple(
         (o, command_values[o.name]) for o in options_of(config) if command_values[o.name] is not None
     )
     parsed_values = {o.name: _read(o, value) for o, value in option_values}
-    # what several options make knows its own bounds, under names that nobody typed
+    # Check the options first: an object of several options would report its own field names, not the typed
+    # options.
     for option, _ in option_values:
         option.setting.check(option.name, parsed_values[option.name])
     configuration = config(**field_values(config, parsed_values))
@@ -514,13 +555,16 @@ def _read(option: Option, command_value: object) -> object:
 
 
 def made_of(config: object) -> tuple[tuple[Option, object], ...] | None:
-    """Return the options that `configured` made a configuration of, and what was typed; None if it was not the last one made."""
+    """Return the typed options of a configuration, with values.
+
+    Other configurations than the last result of `configured` give None.
+    """
     latest, options = _MADE_OF.get() or (None, None)
     return options if latest is config else None
 
 
 def words(option: str, text: str) -> tuple[str, ...]:
-    """Split a comma-separated list; `none` is the empty one.
+    """Split a comma-separated list. `none` is the empty list.
 
     Raises:
         UsageError: If an item is empty.
@@ -532,10 +576,10 @@ def words(option: str, text: str) -> tuple[str, ...]:
 
 
 def number(option: str, text: str) -> float:
-    """Read a finite number.
+    """Parse a finite number.
 
     Raises:
-        UsageError: If it is none.
+        UsageError: If the text is not a finite number.
     """
     try:
         value = float(text)
@@ -549,18 +593,19 @@ def number(option: str, text: str) -> float:
 def written(
     kind: type[C], text: str, *, where: str, called: str, example: str, long: Mapping[str, Cut] = SHORT
 ) -> C:
-    """Return the settings that `option=value,...` says: a reference's own, each declared as a field.
+    """Parse the settings `option=value,...` of a reference.
 
     Args:
-        kind: A dataclass of declared fields.
-        text: What was typed; may be empty.
+        kind: Dataclass of declared fields.
+        text: The settings, possibly empty.
         where: The whole reference, for messages.
-        called: What has these options, likewise.
-        example: A reference that is right, for hints.
-        long: Options whose value may hold commas: each with what cuts it off a text, given the names of all options.
+        called: Owner of the options, for messages.
+        example: A valid reference, for hints.
+        long: Options whose value may contain commas. Each has a function to cut the value off a text, given
+            the names of all options.
 
     Raises:
-        UsageError: If one is unknown, missing, given twice or out of range.
+        UsageError: If an option is unknown, missing, given twice or out of range.
     """
     settings = {d.name: d.setting for d in Option.of(kind)}
     option_texts: dict[str, str] = {}
@@ -590,10 +635,10 @@ def written(
 
 
 def whole_number(text: str) -> int:
-    """Read a whole number.
+    """Parse an integer.
 
     Raises:
-        UsageError: If it is none.
+        UsageError: If the text is not an integer.
     """
     try:
         return int(text)
@@ -610,16 +655,16 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)")
 
 
 def bytes_of(option: str, text: str) -> int:
-    """Return how many bytes a size such as `2GiB`, `512MB` or `1000000` is.
+    """Parse a size such as `2GiB`, `512MB` or `1000000` and return the bytes.
 
-    KB, MB, GB and TB are powers of 1000, KiB, MiB, GiB and TiB of 1024; upper and lower case are the same.
+    KB, MB, GB and TB are powers of 1000; KiB, MiB, GiB and TiB are powers of 1024. Case is ignored.
 
     Args:
-        option: Where it was given, for messages.
-        text: What was given.
+        option: Name of the option, for messages.
+        text: The size.
 
     Raises:
-        UsageError: If it is no size, or less than one byte.
+        UsageError: If the text is not a size, or the size is 0.
     """
     match = _SIZE.fullmatch(text.strip())
     size = float(match[1]) * _UNITS.get(match[2].upper(), 0) if match else 0.0

@@ -1,4 +1,4 @@
-"""The stages as functions: `hydractl.fuse(FuseConfig(models=["a.st", "b.st"], out="hydra.st"))`."""
+"""Python functions for the stages: `hydractl.fuse(FuseConfig(models=["a.st", "b.st"], out="hydra.st"))`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hydractl.settings import options_of
 
 
 class PythonWarnings(Silent):
-    """A `Progress` that issues warnings through Python's `warnings` and shows nothing else."""
+    """A `Progress` that only issues warnings, through Python's `warnings`."""
 
     def warn(self, message: str) -> None:
         """Issue a `UserWarning`."""
@@ -23,13 +23,13 @@ class PythonWarnings(Silent):
 
 
 def stage(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the run function of a stage with `PythonWarnings` as its default progress and without bars of other libraries."""
+    """Return the run function of a stage for Python: `PythonWarnings` by default, and no bars of libraries."""
 
     @wraps(run)
     def function(config: Any = None, progress: Progress | None = None, **options: object) -> Any:  # noqa: ANN401 - as `run` declares them
         from huggingface_hub import utils  # noqa: PLC0415 - loads when a stage runs
 
-        if options or not is_dataclass(config):  # as earlier releases were called
+        if options or not is_dataclass(config):  # Earlier releases took options instead of a configuration.
             call = f"hydractl.{name}({name.removesuffix('uate').capitalize()}Config(...))"
             raise TypeError(f"{name}() takes a configuration: `{call}`")
 

@@ -1,10 +1,10 @@
-"""The one reader of JSON: how much is read, what counts as JSON, and how it is said what is wrong; and its two plain forms.
+"""Reading of JSON with limits and precise errors, and the two output formats.
 
-No file of JSON is read beyond `MAX_BYTES`, so that a checkpoint given by mistake does not fill the memory; nor one of more
-values than `MAX_VALUES`, each of which takes fifty times its bytes or more, nor one nested deeper than `DEEPEST`, which
-whatever walks it would have to bear. Text is UTF-8 without a byte order mark; its whole numbers may be as long as Python's
-parser takes. `NaN` and `Infinity` are let through, which libraries write into their configurations; documents of ours refuse
-them by their schema.
+At most `MAX_BYTES` are read, because a checkpoint given by mistake would fill the memory. At most
+`MAX_VALUES` values are accepted, because a parsed value takes fifty times its bytes or more. The depth is
+limited to `DEEPEST` for recursive functions. Text is UTF-8 without a byte order mark. The length of integers
+is limited by Python's parser. `NaN` and `Infinity` are accepted, because libraries write both into
+configurations; the schemas of hydractl's documents reject both.
 """
 
 from __future__ import annotations
@@ -23,8 +23,13 @@ from hydractl.errors import CheckpointError, ManifestError
 from hydractl.messages import did_you_mean_path
 
 MAX_BYTES = 100_000_000
+"""Maximum size of a JSON text. Chosen by hand; twice the limit doubles the memory of reading a wrong file."""
 MAX_VALUES = 4_000_000
+"""Maximum number of brackets and commas in a JSON text, an upper bound of its values. Chosen by hand; twice
+the limit doubles the memory of the parsed values."""
 DEEPEST = 200
+"""Maximum depth of nested JSON. Chosen by hand, far below Python's recursion limit of 1000; twice the limit
+doubles the depth of recursive functions."""
 STDIN = Path("-")
 HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """Escape sequences of surrogates, alone or in pairs."""
@@ -33,12 +38,12 @@ NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
 
 class NotJSONError(ValueError):
-    """A text that is not JSON; as a text it says why, and where the parser knows it.
+    """A text other than JSON. The message has the problem and, if known, the position.
 
     Attributes:
-        words: What is wrong, without the place.
-        line: Where, from 1; 0 if that is not known.
-        column: Likewise.
+        words: The problem, without the position.
+        line: Line, from 1; 0 if unknown.
+        column: Column, from 1; 0 if unknown.
     """
 
     def __init__(self, words: str, line: int = 0, column: int = 0) -> None:
@@ -49,19 +54,20 @@ class NotJSONError(ValueError):
 
 
 def parse(text: str | bytes, *, keys_once: bool = False) -> Any:  # noqa: ANN401 - JSON may be anything
-    """Return what a JSON text says.
+    """Parse a JSON text.
 
     Args:
-        text: Bytes are UTF-8.
-        keys_once: Whether a key that stands twice in an object is refused; else the last counts, as libraries have it.
+        text: A string, or UTF-8 bytes.
+        keys_once: Whether to reject duplicate keys in an object. Otherwise the last value counts, like in
+            libraries.
 
     Raises:
-        NotJSONError: If it is none.
+        NotJSONError: If the text is not JSON or exceeds a limit.
     """
     hook = _without_duplicates if keys_once else None
     try:
         text = text if isinstance(text, str) else text.decode()
-        if sum(map(text.count, "[{,")) > MAX_VALUES:  # some may stand in texts
+        if sum(map(text.count, "[{,")) > MAX_VALUES:  # Characters inside strings are counted too.
             raise NotJSONError(f"has more than {MAX_VALUES} values")
         parsed = _shallow(json.loads(text, object_pairs_hook=hook))
         if HALF.search(text):
@@ -72,7 +78,7 @@ def parse(text: str | bytes, *, keys_once: bool = False) -> Any:  # noqa: ANN401
         raise NotJSONError(_words(error), error.lineno, error.colno) from error
     except RecursionError as error:
         raise NotJSONError(_TOO_DEEP) from error
-    except ValueError as error:  # bad UTF-8 and numbers of too many digits are ValueErrors
+    except ValueError as error:  # Bad UTF-8 and integers with too many digits raise a ValueError.
         raise NotJSONError(str(error)) from error
     return parsed
 
@@ -91,17 +97,20 @@ def _shallow(value: object) -> object:
 
 
 def plain(value: Mapping[str, object]) -> dict[str, Any]:
-    """Return an object of its own as JSON has it: keys sorted, lists for tuples."""
+    """Return a copy with JSON types only: sorted keys, and lists instead of tuples."""
     return cast("dict[str, Any]", parse(json.dumps(dict(value), sort_keys=True, ensure_ascii=False)))
 
 
 def compact(value: object, *, sort_keys: bool = False) -> str:
-    r"""Return JSON on one line, without spaces; bytes of a name that are not UTF-8 are written as `\xff`."""
+    r"""Return JSON on one line, without spaces. Non-UTF-8 bytes of a file name are written as `\xff`."""
     return _utf8(json.dumps(value, sort_keys=sort_keys, ensure_ascii=False, separators=(",", ":")))
 
 
 def canonical(value: object) -> str:
-    """Return JSON as documents have it: sorted keys, two spaces, final newline; names as in `compact`."""
+    """Return JSON in the format of documents: sorted keys, two spaces, final newline.
+
+    See `compact` for non-UTF-8 bytes.
+    """
     return _utf8(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)) + "\n"
 
 
@@ -111,10 +120,10 @@ def _utf8(text: str) -> str:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file or a FIFO for reading; `-` is standard input.
+    """Open a file or a FIFO for reading. `-` is standard input.
 
     Raises:
-        OSError: If it cannot be read; standard input also where it was closed before the program began.
+        OSError: If the file cannot be read, or standard input was closed before the program started.
     """
     if path != STDIN:
         with path.open("rb") as file:
@@ -126,7 +135,10 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_exactly(file: BinaryIO, size: int) -> bytes:
-    """Return the next `size` bytes, fewer at the end only: a pipe hands over pieces however small."""
+    """Return the next `size` bytes, or fewer at the end of the file.
+
+    A pipe may return any smaller piece per read.
+    """
     buffer = bytearray()
     while len(buffer) < size and (piece := file.read(size - len(buffer))):
         buffer += piece
@@ -137,8 +149,8 @@ def read_limited(file: BinaryIO) -> bytes:
     """Return the rest of a file.
 
     Raises:
-        NotJSONError: If that is more than any JSON that is read here.
-        UnicodeDecodeError: If it is more, and is no text besides.
+        NotJSONError: If the rest has more than `MAX_BYTES` bytes.
+        UnicodeDecodeError: If the rest has more bytes and is not UTF-8 text.
     """
     content = read_exactly(file, MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
@@ -148,10 +160,10 @@ def read_limited(file: BinaryIO) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Read the text of a document; `-` is standard input.
+    """Read the text of a document. `-` is standard input.
 
     Raises:
-        ManifestError: If it cannot be read, is too long or is not UTF-8.
+        ManifestError: If the file cannot be read, is too long or is not UTF-8.
     """
     hint = "this argument takes a JSON file; a checkpoint is not one"
     try:
@@ -167,10 +179,10 @@ def read_text(path: Path) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read the object in a file of a model's folder: `config.json` and its like.
+    """Read a JSON object from a model's folder, for example `config.json`.
 
     Raises:
-        CheckpointError: If it cannot be read or is something else.
+        CheckpointError: If the file cannot be read or is not a JSON object.
     """
     try:
         value = parse(_read(path))
@@ -195,12 +207,13 @@ def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _words(error: json.JSONDecodeError) -> str:
-    """Return what is wrong with a text.
+    """Return the problem of a text.
 
-    The parser's own words lead astray where a comma too many is what is wrong, the slip that hands make most.
+    Python's own message is misleading for a superfluous comma, the most frequent mistake.
     """
     before, after = error.doc[: error.pos].rstrip(), error.doc[error.pos :].lstrip()
-    if after.startswith(","):  # Python 3.13 points at the comma, earlier ones behind it
+    # Python 3.13 reports the position of the comma, earlier releases the position after it.
+    if after.startswith(","):
         before, after = f"{before},", after[1:].lstrip()
     if before.endswith(",") and after[:1] in {"}", "]"}:
         return f"there is a comma before the closing `{after[0]}`"

@@ -1,4 +1,4 @@
-"""Tag schemes of words, as in named entity recognition. Importing this module does not load torch."""
+"""Tag schemes of words, for named entity recognition. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ _SCHEMES = (
     ("BMES", "BMES"),
     ("BMEWO", "BMEW"),
 )
-"""Schemes and their prefixes besides `O`. Both forms of IOB, and of IOE, give the same spans in seqeval's default mode."""
+"""Schemes and their prefixes besides `O`. Both variants of IOB, and of IOE, give the same spans in seqeval's
+default mode."""
 _CANONICAL = dict(zip("BIESLUMW", "BIESESIS", strict=True))
 _TYPED = (
     re.compile(r"(?P<prefix>[BIESLUMW])(?P<separator>[-_:/.|])(?P<label>.*)", re.IGNORECASE | re.DOTALL),
     re.compile(r"(?P<label>.*)(?P<separator>[-_:/.|])(?P<prefix>[BIESLUMW])", re.IGNORECASE | re.DOTALL),
 )
-"""A prefix before a type, and behind a type."""
+"""A prefix before or after a type."""
 _BARE = re.compile(r"(?P<prefix>[BIESLUMW])(?P<label>)(?P<separator>)", re.IGNORECASE)
 _OUTSIDE = re.compile(r"O|X|PAD|UNK|\[\w+\]|<\w+>", re.IGNORECASE)
-"""Tags outside of spans in a set of tags: `O`, and the special tokens and subwords that BERT's first NER scripts made classes."""
+"""Tags outside of spans: `O`, and special tokens and subwords that the first NER scripts for BERT made
+classes."""
 
 
 class TagScheme(NamedTuple):
@@ -51,10 +53,12 @@ class TagScheme(NamedTuple):
 
 
 def tag_scheme(names: Sequence[str]) -> TagScheme:
-    """Detect the tag scheme of class names. The label of tags without a type (`B`, `I`) is `_`, as in seqeval.
+    """Detect the tag scheme of class names.
+
+    The label of tags without a type (`B`, `I`) is `_`, as in seqeval.
 
     Raises:
-        DataError: If names of several schemes, or tags and other labels, are mixed.
+        DataError: If the names mix several schemes, or tags and other labels.
     """
     tags = [name for name in names if not _OUTSIDE.fullmatch(name)]
     letters_by_label = defaultdict[tuple[str, ...], set[str]](set)
@@ -70,7 +74,8 @@ def tag_scheme(names: Sequence[str]) -> TagScheme:
             parsed = {tag: (_CANONICAL[m["prefix"].upper()], m["label"] or "_") for tag, m in matches.items()}
             prefixes, labels = zip(*(parsed.get(name, (OUTSIDE, "")) for name in names), strict=True)
             return TagScheme(scheme, prefixes, labels)
-    # names such as `e-mail` or `Hepatitis_B` are no tags: a mixture has a type with two prefixes, or `O` beside `B-` or `I-`
+    # Names like `e-mail` or `Hepatitis_B` are not tags. Mixed names have a type with two prefixes, or `O`
+    # together with `B-` or `I-`.
     is_tag = OUTSIDE in names and any(re.match("[BI][-_]", tag) for tag in tags)
     if is_tag or any(label and len(letters) > 1 for (label, _), letters in letters_by_label.items()):
         raise DataError(

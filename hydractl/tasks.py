@@ -1,6 +1,7 @@
-"""The questions that a model answers about an input, one row a task. Importing this module does not load torch.
+"""Classification tasks, a row per task. Importing this module does not load torch.
 
-An input asks categorical questions: one about all of it, or one for each label, or one for each word.
+A model answers a categorical question per input (single label), per label (several labels) or per word
+(tokens).
 """
 
 from __future__ import annotations
@@ -13,27 +14,28 @@ _LIKELIEST = (("label", str), ("probability", float))
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Task:
-    """What a model answers. A path is `module:name`; it is imported when it is needed.
+    """A classification task. A path is `module:name`; the module is imported on first use.
 
     Attributes:
-        problem_type: Its name in headers and configurations.
-        labels: What the labels of an input are; messages call them so.
-        hint: What to do about data with other labels; `{name}` stands for the data.
+        problem_type: Name in headers and configurations.
+        labels: Description of an input's labels in messages.
+        hint: Advice for data with other labels. `{name}` is replaced by the data set.
         by_label: Whether each label is a question of two classes, answered by the sigmoid of its logit.
-        by_word: Whether each word of a text is a question, answered by the token that begins it.
-        library: What the names of transformers' models of texts end with.
-        pipeline: What the Hub calls models of texts.
-        answer: What a model predicts, where its classes were named.
-        cell: Path of a function that maps a cell of a table to its label or list of labels, and a cell of another form to None;
-            None where cells are names or class numbers.
-        metrics: Path of the metrics that only this task has.
-        temperature: Path of what fits temperatures that only this task has, like `metrics.compute.label_scale`.
-        measure: Path of what computes those of labelled data, like `metrics.compute.measure_labels`.
-        scores: Path of what gives the OOD scores that those of OOD data rank, like `span_scores` there.
-        lines: Path of what tells the lines of `predict`, like `prediction.writers.class_lines`.
-        columns: What of that comes first in a table, with types.
-        likeliest: What a table has of each of the most probable classes, with types; where it is empty, there are no columns of
-            classes and votes.
+        by_word: Whether each word of a text is a question, answered by its first token.
+        library: Suffix of class names of text models in transformers.
+        pipeline: Pipeline tag of the Hub for text models.
+        answer: Description of a prediction, after the names of the classes.
+        cell: Path of a function from a table cell to a label or list of labels, or to None for cells of
+            another form. By default, cells are names or class numbers.
+        metrics: Path of the metrics of this task only.
+        temperature: Path of the function to fit temperatures of this task only, like
+            `metrics.compute.label_scale`.
+        measure: Path of the function for `metrics` on labelled data, like `metrics.compute.measure_labels`.
+        scores: Path of the function for OOD scores of this task, like `metrics.compute.span_scores`.
+        lines: Path of the function for lines of `predict`, like `prediction.writers.class_lines`.
+        columns: First columns of a prediction table, with types.
+        likeliest: Columns per most probable class, with types. If empty, the table has no columns of classes
+            and votes.
     """
 
     problem_type: str
@@ -55,7 +57,7 @@ class Task:
 
     @property
     def has_one_question(self) -> bool:
-        """Whether an input asks one question."""
+        """Whether each input has a single question."""
         return not (self.by_label or self.by_word)
 
 
