@@ -100,7 +100,7 @@ def trials(header: Header, *, with_pixels: bool, seed: int) -> Iterator[Named]:
         inputs = samples(header, batch=batch, seed=seed + i)
         yield inputs
         if isinstance(how, Tokenization) and how.padding == "longest":
-            # Texts are padded on the right, so every row keeps tokens in its first half.
+            # Texts are padded on the right. Every row has tokens in the first half.
             yield {name: x[:, : max(1, x.shape[1] // 2)] for name, x in inputs.items()}
 
 
@@ -212,7 +212,7 @@ class Trial:
     def report(
         self, responses_by_row: Mapping[str, dict[str, Responses]], options: Mapping[str, OptionValue]
     ) -> Report:
-        """Return a report as `eval` writes it, without costs and confidence intervals.
+        """Return a report in the form of `eval`, without costs and confidence intervals.
 
         Args:
             responses_by_row: Predictions on each set, by row name.

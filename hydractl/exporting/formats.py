@@ -65,9 +65,9 @@ class ExportModule(nn.Module):
 
         Returns:
             Probabilities (B, C), logits (B, C), member logits (M, B, C), and entropy, mutual information
-            (both in nats) and OOD score (B,). Logits of a single model are its own logits. For several
-            labels: (B, Q), (B, Q) and (M, B, Q, 2) instead. For classification of tokens: an axis T follows
-            B, with padding and special tokens.
+            (both in nats) and OOD score (B,). Logits of a single model are unchanged. For several labels: (B,
+            Q), (B, Q) and (M, B, Q, 2) instead. For classification of tokens: an axis T follows B, with
+            padding and special tokens.
         """
         if self.pixels is not None:
             inputs = {PIXELS: self.pixels(inputs[IMAGES])}
@@ -145,7 +145,7 @@ class Pixels(nn.Module):
     fill: Tensor
 
     def __init__(self, how: Preprocess) -> None:
-        """Store the preprocessing. Its interpolation must be in `FILTERS`."""
+        """Store the preprocessing. The interpolation must be in `FILTERS`."""
         super().__init__()
         self.how = how
         self.kept = how.input_size[1:]
@@ -189,7 +189,7 @@ class Pixels(nn.Module):
 
         Args:
             count: Number of input pixels.
-            side: The same number as a tensor.
+            side: `count` in a tensor.
             crop_size: Number of output pixels, after the crop.
             resized: Number of pixels between resize and crop.
 
@@ -262,7 +262,7 @@ class Source(NamedTuple):
         module: The module.
         example: Inputs by name, with two samples.
         axes: Names of the leading axes of all inputs with dynamic length.
-        most: Largest length of the axis `length`; None for no limit.
+        most: Largest length of the axis `length`; None if unlimited.
     """
 
     module: ExportModule
@@ -285,7 +285,7 @@ def require_torch() -> None:
 
 
 def onnx_libraries() -> tuple[Any, Any]:
-    """Return the modules onnx and onnxruntime, which are untyped.
+    """Return the untyped modules onnx and onnxruntime.
 
     Raises:
         UnsupportedModelError: If a library for ONNX cannot be imported.
@@ -376,9 +376,9 @@ def onnx(program: ExportedProgram, source: Source, *, where: str) -> Any:  # noq
 def quantized(document: Any) -> Any:  # noqa: ANN401 - as above
     """Return an ONNX model with int8 weights in matrix products. Activations are quantized dynamically.
 
-    Weights have one scale per column and use 7 of 8 bits: processors without int8 instructions add two
-    products in 16 bits, which overflows with 8 bits. Stacked weights (products with a 3-dimensional weight)
-    stay in floating point, because onnxruntime has no scales for them.
+    Weights have a scale per column and use 7 of 8 bits: processors without int8 instructions add two products
+    in 16 bits, which overflows with 8 bits. Stacked weights (products with a 3-dimensional weight) stay in
+    floating point, because onnxruntime has no scales for them.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic  # noqa: PLC0415 - an extra
 
@@ -430,7 +430,7 @@ def onnx_bytes(document: Any, metadata: Mapping[str, str], *, where: str) -> byt
 
 
 def run_onnx(content: bytes) -> Program:
-    """Load an `.onnx` as a function that runs on as many threads as torch.
+    """Load an `.onnx` as a function. The function uses the number of threads of torch.
 
     Raises:
         UnsupportedModelError: If onnxruntime rejects the model.
@@ -441,7 +441,7 @@ def run_onnx(content: bytes) -> Program:
     options.intra_op_num_threads = torch.get_num_threads()
     try:
         session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # Its exception classes are private.
+    except Exception as error:  # The exception classes of onnxruntime are private.
         raise UnsupportedModelError(f"onnxruntime rejects the model: {reason_of(error)}") from error
 
     def run(inputs: Named) -> dict[str, torch.Tensor]:
@@ -489,7 +489,7 @@ def script(
         name: Name of the exported file.
         onnx: Whether the file is ONNX.
         with_preprocess: Whether the exported model contains the preprocessing.
-        threshold: Threshold on its OOD score, or None.
+        threshold: Threshold on the OOD score, if any.
     """
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - `--help` does without
 

@@ -2,7 +2,7 @@
 
 hydractl writes the text between two comments and the metadata keys about measurements. Text outside the
 comments and other metadata keys are kept. License and base model are kept unless the push names new ones.
-Text from files is shown as code, so its Markdown has no effect.
+Text from files is shown in code spans, where Markdown has no effect.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Readme:
     """A README, split into metadata, hydractl's part and the user's text.
 
     Attributes:
-        front: YAML of the metadata, as written.
+        front: YAML of the metadata.
         metadata: Parsed metadata.
         before: Text before hydractl's part.
         after: Text after hydractl's part.
@@ -93,7 +93,7 @@ class Readme:
         )
 
     def text_field(self, key: str) -> str | None:
-        """Return the value of a metadata key, or None if it is missing, empty or not text."""
+        """Return the text of a metadata key. None for a missing or empty value and other types."""
         value = self.metadata.get(key)
         return value if isinstance(value, str) and value else None
 
@@ -102,8 +102,7 @@ class Readme:
 
         Args:
             name: Name of the model in `model-index`. Results of other models are kept.
-            metadata: hydractl's metadata. Keys in `OURS` replace the old ones; other keys of the README are
-                kept.
+            metadata: hydractl's metadata. Keys in `OURS` replace old keys; other keys of the README are kept.
             text: Markdown of hydractl's part.
         """
         front, before = self._front(name, metadata), self.before.strip("\r\n")
@@ -170,7 +169,7 @@ def code(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return text from a file on one line and without backticks, so that it cannot end a code span."""
+    """Return text from a file on a single line and without backticks, which would end a code span."""
     return re.sub(r"\s+", " ", harmless(text)).replace("`", "'")
 
 
@@ -208,7 +207,7 @@ def making(header: Header, reference: str) -> str:
 def _commands(header: Header, steps: Sequence[Step]) -> Iterator[str]:
     """Yield the lines of a shell block with the commands; nothing if a step has no stored command line.
 
-    Steps with equal arguments and equal input digests are one command that wrote several files.
+    Steps with equal arguments and equal input digests are a single command with several output files.
     """
     groups: dict[tuple[object, ...], list[Step]] = {}
     for step in steps:
@@ -236,8 +235,7 @@ def _commands(header: Header, steps: Sequence[Step]) -> Iterator[str]:
 def _output(header: Header, group: Sequence[Step], steps: Sequence[Step]) -> str | None:
     """Return the value of `-o` for a command that wrote the files of `group`.
 
-    The file names are the ones under which later steps read the files. None if no pattern with `{i}` matches
-    all names.
+    The file names are taken from the inputs of later steps. None if no pattern with `{i}` matches all names.
     """
     numbers: dict[str, int] = {}
     for step in group:
@@ -493,7 +491,7 @@ def _results(facts: Facts) -> str:
 
 
 def _measured(report: Report, rows: Sequence[Row]) -> Iterator[tuple[str, list[Value | None]]]:
-    """Yield the name of each line of the table, with one value per model (None if not measured)."""
+    """Yield the name of each line of the table, with a value per model (None if not measured)."""
     order = list(METRICS)
 
     def sorted_names(tables: Iterable[Iterable[str]]) -> list[str]:
@@ -509,7 +507,7 @@ def _measured(report: Report, rows: Sequence[Row]) -> Iterator[tuple[str, list[V
 
 
 def _named(metric: str) -> str:
-    """Return the metric's name for a table, with unit and OOD score if it has them."""
+    """Return the metric's name for a table, with unit and OOD score if present."""
     name, _, score = metric.partition("@")
     units = {Unit.NATS: " (nats)", Unit.MS: ""}
     return f"{name}{units.get(METRICS[name].unit, '')}" + (f" by {score}" if score else "")

@@ -70,7 +70,7 @@ def is_stock(header: Header) -> bool:
 
 
 def _stock(header: Header) -> dict[str, Mapping[str, object]] | None:
-    """Return the library's configuration files by name, or None if its loader cannot build this model."""
+    """Return the library's configuration files by name, or None if the loader cannot build this model."""
     all_heads = full_mask(header.architecture.towers)
     if (
         header.kind == Kind.HYDRA
@@ -91,7 +91,7 @@ def _stock(header: Header) -> dict[str, Mapping[str, object]] | None:
 
 
 def of_model(folder: Path) -> tuple[Path, ...]:
-    """Return the files in a folder that belong to its model, sorted. Empty if the folder does not exist."""
+    """Return the model's files in a folder, sorted. Empty if the folder does not exist."""
     names = sorted(folder.iterdir()) if folder.is_dir() else ()
     return tuple(path for path in names if is_ours(path.name))
 
@@ -144,7 +144,7 @@ def _config(header: Header) -> dict[str, object]:
 
 
 def _without_bulk(header: Header) -> dict[str, object]:
-    """Return the header as JSON, without provenance, sample digests and tokenizer (which has its own file)."""
+    """Return the header in JSON types, without provenance, sample digests and tokenizer (a separate file)."""
     fields = header.model_dump(mode="json", by_alias=True, exclude={"made_by", "samples"})
     for how in (fields["preprocess"], (fields.get("prompting") or {}).get("tokenization", {})):
         how.pop("tokenizer", None)
@@ -175,7 +175,7 @@ def _tokenizer(how: Tokenization | None) -> Iterator[tuple[str, bytes]]:
 
 
 def _settings(how: Tokenization) -> dict[str, object]:
-    """Return the `tokenizer_config.json` that makes transformers load a `tokenizer.json` unchanged."""
+    """Return the `tokenizer_config.json` for loading an unchanged `tokenizer.json` with transformers."""
     from tokenizers import Tokenizer  # noqa: PLC0415 - models of images need none
 
     tokenizer = Tokenizer.from_str(how.tokenizer or "")

@@ -1,4 +1,4 @@
-"""Upload to a repository of the Hub: one commit per push, with retries of temporary failures."""
+"""Upload to a repository of the Hub: a commit per push, with retries of temporary failures."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Pushed:
     """Result of a push.
 
     Attributes:
-        commit: Hash of the commit with the files. If nothing changed, the commit that already had them.
+        commit: Hash of the commit with the files. If nothing changed, the previous commit.
         url: Web address of the commit.
         pull_request: Web address of the pull request, if the push opened one.
         files: Pushed files by name.
@@ -102,7 +102,7 @@ def require_token() -> None:
 
 
 def push(files: Mapping[str, Content], target: Target) -> Pushed:
-    """Upload files in one commit, which also deletes files of an earlier model that are not among them.
+    """Upload files and delete the remaining files of an earlier model, in a single commit.
 
     If the repository already has all files, no commit is made.
 
@@ -127,7 +127,7 @@ def push(files: Mapping[str, Content], target: Target) -> Pushed:
 
 
 def _prepare(api: HfApi, target: Target, patience: _Patience) -> None:
-    """Create the repository and the branch if they are missing."""
+    """Create a missing repository or branch."""
     patience.lasts(lambda: api.create_repo(target.name, private=target.private or None, exist_ok=True))
     if target.private and not patience.lasts(lambda: api.repo_info(target.name)).private:
         raise HubError(
@@ -150,7 +150,7 @@ def _make_branch(api: HfApi, target: Target) -> None:
 def _commit(
     api: HfApi, contents: Mapping[str, Content], target: Target, patience: _Patience, sent: list[Pushed]
 ) -> Pushed:
-    """Commit the files that differ from the repository, if any.
+    """Commit all changed files, if any.
 
     Args:
         api: Client of the Hub.
@@ -158,7 +158,7 @@ def _commit(
         target: Destination.
         patience: Retries of single requests.
         sent: Commits of earlier attempts with a lost response. If the repository has all files now, the last
-            one succeeded, and its result is returned.
+            commit succeeded, and the function returns this result.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, RepoFile  # noqa: PLC0415 - as above
 
@@ -202,7 +202,7 @@ def settled(
 
 
 def _read(api: HfApi, name: str, revision: str, entry: RepoFile | None) -> bytes | None:
-    """Download a small file of a repository into memory; None if it does not exist."""
+    """Download a small file of a repository into memory. Return None for a missing file."""
     if entry is None:
         return None
     if entry.size > MAX_BYTES:
@@ -245,12 +245,11 @@ class _Patience:
     target: Target
 
     def lasts(self, work: Callable[[], T], *, retries_lost_answers: bool = True) -> T:
-        """Call a function until it succeeds, at most `TRIES` times, and return its result.
+        """Call a function until success, at most `TRIES` times, and return the result.
 
         Args:
             work: Function to call. A rejected request must be repeatable.
-            retries_lost_answers: Whether to repeat a request if the connection failed, so that its outcome is
-                unknown.
+            retries_lost_answers: Whether to repeat a request of unknown outcome after a failed connection.
 
         Raises:
             HubError: If the failure is permanent, or the last attempt fails.
@@ -275,7 +274,7 @@ class _Patience:
                 return work()
             except kinds as error:
                 if isinstance(error, OSError) and error.filename is not None:
-                    raise  # The error concerns a local file, so a retry cannot help.
+                    raise  # The error concerns a local file: a retry cannot help.
                 failure = _failure(error, self.target)
                 lost = not retries_lost_answers and not isinstance(error, HfHubHTTPError)
                 if lost or not failure.passing or attempt == TRIES - 1:

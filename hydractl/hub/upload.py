@@ -1,4 +1,4 @@
-"""Files that a push uploads: weights, configuration files, report, picture and card."""
+"""Files of a push: weights, configuration files, report, picture and card."""
 
 from __future__ import annotations
 
@@ -59,8 +59,7 @@ class Publication:
         Args:
             checkpoint: Tensors of the model.
             header: Header of the model.
-            scratch: Temporary folder for weights that have to be rewritten. It must exist until the push has
-                ended.
+            scratch: Temporary folder for rewritten weights. The folder must exist until the push has ended.
             where: Model reference for messages.
 
         Raises:
@@ -92,7 +91,7 @@ class Publication:
     def _measured(
         self, checkpoint: Checkpoint, header: Header, where: str
     ) -> tuple[Report | None, Row | None]:
-        """Return the report and the model's row in it, or (None, None) without a report."""
+        """Return the report and the model's row, or (None, None) without a report."""
         if self.report is None:
             return None, None
         report = Report.read(self.report)
@@ -112,7 +111,7 @@ def usual_message(header: Header) -> str:
 
 
 def _picture(header: Header) -> bytes | None:
-    """Return the heads that members keep as a PNG; None for a base and for more than `MOST_PICTURED` members."""
+    """Return a PNG of the members' kept heads, or None for a base or more than `MOST_PICTURED` members."""
     if header.kind == Kind.BASE or len(header.masks) > MOST_PICTURED:
         return None
     maps = [
@@ -165,7 +164,7 @@ def weights_of(
 
 
 def _parts(specs: Mapping[str, TensorSpec], limit: int) -> Iterator[list[str]]:
-    """Yield the tensor names of each shard, in the order of names, as many as fit."""
+    """Yield the tensor names of each shard. Shards are filled in the order of names."""
     part: list[str] = []
     room = limit
     for name, spec in sorted(specs.items()):

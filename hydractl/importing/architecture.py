@@ -41,12 +41,12 @@ class Resolved:
     """Architecture of a weight file, with options from the command line and from the file.
 
     Attributes:
-        reference: `--arch` as typed, or the saved name.
+        reference: `--arch` of the user, or the saved name.
         folder: Folder that defines the architecture; None if the architecture has a name.
         name: Name of the architecture; empty for a folder.
         options: Options of the named architecture.
         images: Fields of a `Preprocess` that the file states.
-        from_file: Values of the file that the user did not type, as text.
+        from_file: Values of the file for options that the user did not type, in text form.
     """
 
     reference: str
@@ -69,7 +69,7 @@ def resolve(
 
     Args:
         arch: `NAME[::K=V,...]` or a folder; None for the saved architecture.
-        metadata: Options that the training script saved.
+        metadata: Options saved by the training script.
         where: Name of the file in messages.
         image_options: Typed image options by name, for example `mean`.
         sets_classes: Whether the user typed the number or names of the classes.

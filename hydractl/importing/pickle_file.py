@@ -1,10 +1,10 @@
-"""Reading of `.pth` files: every pickle is checked before torch loads it.
+"""Reading of `.pth` files: every pickle is checked before loading.
 
-`torch.load(weights_only=True)` runs no code of a pickle, but the pickle can call functions that allocate
-memory, such as `bytearray(10**11)` or a storage of any length, and can create tensors larger than the file.
-Therefore each pickle is read first with placeholders. The pickle may contain any class name and call a few
-functions, whose arguments are compared with the size of the file. Training scripts save objects of other
-classes together with weights. These objects are read as records of their arguments and state.
+`torch.load(weights_only=True)` runs no code of a pickle. But the pickle can allocate memory, for example by
+`bytearray(10**11)` or a storage of any length, and can create tensors larger than the file. Therefore each
+pickle is read first with placeholders. The pickle may contain any class name and call a few functions, whose
+arguments are compared with the size of the file. Training scripts save objects of other classes together with
+weights. These objects become records of arguments and state.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def may_be_named(name: str) -> bool:
 
 
 class PickleRecord:
-    """An object of a class that is not loaded.
+    """An object of a class that must not be loaded.
 
     Attributes:
         args: Arguments of the constructor.
@@ -98,12 +98,12 @@ class PickleRecord:
 
 
 def record_class(name: str, container: type) -> type:
-    """Return a class that replaces one that is not loaded.
+    """Return a substitute for a class that must not be loaded.
 
     Args:
         name: Module and name of the replaced class.
-        container: `dict` or `list` if the pickle fills the objects like a dictionary or list; they become an
-            OrderedDict or a list. Otherwise `object`; they become a `PickleRecord`.
+        container: `dict` or `list` if the pickle fills the objects like a dictionary or list; each becomes an
+            OrderedDict or a list. Otherwise `object`; each becomes a `PickleRecord`.
     """
     module, _, last = name.rpartition(".")
     body: dict[str, Any] = {"__module__": module, "__qualname__": last}
@@ -203,7 +203,7 @@ class NeedsCodeError(pickle.UnpicklingError):
 
 
 class TooMuchError(pickle.UnpicklingError):
-    """A pickle that requests more memory than its file has bytes. The message describes the request."""
+    """A pickle with requests for more memory than the bytes of the file. The message describes the request."""
 
 
 def most(size: int) -> int:
@@ -223,9 +223,9 @@ class _Placeholder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Named:
-    """A function or class that a pickle names.
+    """A function or class named in a pickle.
 
-    It is never imported; calls are checked and return placeholders.
+    Nothing is imported; calls are checked and return placeholders.
     """
 
     name: str
@@ -245,7 +245,7 @@ class _Container(_Placeholder):
 
 # The C implementation allocates memory by numbers in the pickle, before any check.
 class _Rehearsal(pickle._Unpickler):
-    """Dry run of one pickle: runs its operations with placeholders instead of objects."""
+    """Dry run of a pickle: runs all operations with placeholders instead of objects."""
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
 
@@ -279,7 +279,7 @@ class _Rehearsal(pickle._Unpickler):
         raise pickle.UnpicklingError
 
     def tensor(self, args: tuple[Any, ...]) -> bool:
-        """Check that a tensor fits into its storage, and all tensors together into the size limit.
+        """Check the size of a tensor against the storage, and the size of all tensors against the limit.
 
         Args:
             args: Storage, offset, shape and strides.
@@ -428,8 +428,8 @@ def rehearse(begin: bytes, size: int, pickles: int) -> dict[str, type]:
 def read_pickle(path: Path) -> object:
     """Read a file of `torch.save` without running code in the file.
 
-    `argparse.Namespace` is loaded, as in timm: most training scripts save their options in a namespace, which
-    only holds values. Objects of other classes become `PickleRecord`. Tensors of an uncompressed archive stay
+    `argparse.Namespace` is loaded, like in timm: most training scripts save options in a namespace, an object
+    with values only. Objects of other classes become `PickleRecord`. Tensors of an uncompressed archive stay
     on disk.
 
     Raises:
@@ -497,7 +497,8 @@ def _is_plain_archive(path: Path) -> bool:
             hint="if you trust the file: `torch.save(torch.jit.load(path).state_dict(), 'weights.pth')`",
         )
     names = [record.filename.casefold() for record in records]
-    if len({*names}) != len(names):  # Readers differ in which of two records with the same name they read.
+    # Of two records with the same name, some readers read the first and others the last.
+    if len({*names}) != len(names):
         raise CheckpointError(f"{path}: has two records with the same name", hint="copy or download it again")
     if sum(record.file_size for record in records) > most(path.stat().st_size):
         raise CheckpointError(

@@ -51,9 +51,9 @@ class MatchedTensors:
 
     Attributes:
         tensors: All tensors of the architecture, and no others.
-        prefix: Prefix that was stripped from the names.
+        prefix: Prefix stripped from the names.
         left_out: Names of the ignored tensors.
-        converted: Library that translated the names, or None.
+        converted: Library with the conversion of the names; None without conversion.
         drawn_names: Names of the tensors with random weights.
     """
 
@@ -107,7 +107,7 @@ def match_tensors(
                 matched = _match_encoder(plain, expected, header, where=where, drops_classifier=False)
             except TrainedHeadError:
                 raise
-            except CheckpointError:  # The first error compares all tensors, so its message is more precise.
+            except CheckpointError:  # The first error compares all tensors and is more precise.
                 raise error from None
             if not may_add_classifier:
                 raise
@@ -211,7 +211,7 @@ def _without_prefix(
     """Strip the prefix that leaves fitting names. None if no prefix does.
 
     Raises:
-        CheckpointError: If several prefixes fit, and all of them have parts that are not in `USUAL`.
+        CheckpointError: If several prefixes fit, and all have parts outside of `USUAL`.
     """
     probe = max(required, key=len)
     prefixes = {name.removesuffix(probe) for name in tensors if name == probe or name.endswith(f".{probe}")}
@@ -242,10 +242,9 @@ def _check_head(
     expected: Collection[str],
     header: Header,
 ) -> None:
-    """Raise if the file has a trained classifier under another name, which a random one would replace.
+    """Raise if a random classifier would replace a trained classifier with another name.
 
-    A classifier is a matrix outside of blocks, with one row per class or a name in `HEADS`, that was not
-    matched.
+    A classifier is an unmatched matrix outside of blocks, with a row per class or a name in `HEADS`.
 
     Args:
         where: Name of the file in messages.
@@ -255,7 +254,7 @@ def _check_head(
         header: Header of the base.
 
     Raises:
-        TrainedHeadError: The hint contains a `--rename` that imports the classifier.
+        TrainedHeadError: The hint contains a `--rename` for the classifier.
     """
     family = FAMILIES[header.architecture.family]
     for name, tensor in tensors.items():
@@ -297,7 +296,7 @@ def _without_common(
 def _check(
     where: str, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, TensorSpec], header: Header
 ) -> None:
-    """Raise if names, shapes or dtypes differ from those of the architecture."""
+    """Compare names, shapes and dtypes with the architecture, and raise if any differ."""
     actual = {name: spec_of(tensor) for name, tensor in tensors.items()}
     architecture = header.architecture
     heads = tuple(

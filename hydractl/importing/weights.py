@@ -1,4 +1,4 @@
-"""Tensors and metadata that a training script saved."""
+"""Tensors and metadata saved by a training script."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ OPEN_CLIP_RUN = re.compile(r"(?:^|-)model_(.+?)-lr_")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
-    """Options of the model that a training script saved. Any of them may be missing.
+    """Options of the model, saved by a training script. Each may be missing.
 
     Attributes:
         arch: Possible names of the architecture, the likeliest first.
-        sizes: Options of the architecture that tensor shapes confirm, by library.
+        sizes: Options of the architecture confirmed by tensor shapes, by library.
         options: Other options of the architecture, without the number of classes, by library.
         num_classes: Number of classes.
         images: Fields of a `Preprocess`.
-        complete: Whether the script saved all options of the architecture, so that missing options have their
-            defaults.
+        complete: Whether the script saved all options of the architecture. If True, missing options have the
+            default.
     """
 
     arch: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ def metadata_of(saved: Mapping[object, object]) -> Metadata:
 
 
 def _holders(saved: Mapping[object, object]) -> Iterator[Mapping[str, object]]:
-    """Yield the mappings that may have options: the file, the values of `HOLDERS`, and their mappings."""
+    """Yield the mappings to search for options: the file, the values of `HOLDERS`, and nested mappings."""
     outer = attributes(saved)
     yield outer
     for key in HOLDERS:
@@ -102,7 +102,7 @@ def _names(holders: list[Mapping[str, object]]) -> Iterator[str]:
 
 
 def _first(holders: list[Mapping[str, object]], keys: tuple[str, ...]) -> object:
-    """Return the first value that is a number, a non-empty string or a non-empty list of numbers, else None."""
+    """Return the first number, non-empty string or non-empty list of numbers among the values, or None."""
     values = (to_plain(h.get(key)) for h in holders for key in keys)
     return next(
         (
@@ -153,10 +153,10 @@ class Weights:
     """Tensors of a file, or of the shards of a model.
 
     Attributes:
-        tensors: Tensors by the names in the file. Tensors of an uncompressed archive stay on disk until they
-            are used.
+        tensors: Tensors by the names in the file. Tensors of an uncompressed archive stay on disk until the
+            first use.
         wrapper: Keys above the state dict, joined by dots; empty for a plain state dict.
-        ema: Key of an exponential moving average that was not read, or None.
+        ema: Key of an unread exponential moving average, or None.
         metadata: Options of the model in the file.
     """
 
@@ -332,7 +332,7 @@ def _weights_hint(saved: Mapping[Any, object], wrapper: str) -> str:
 
 
 def _descend(saved: Mapping[object, object], wrapper: str) -> tuple[str, Mapping[object, object]]:
-    """Follow the keys in `WRAPPERS` to the innermost mapping. Return its path and the mapping."""
+    """Follow the keys in `WRAPPERS` to the innermost mapping. Return path and mapping."""
     for _ in range(DEEPEST):
         key = next((key for key in WRAPPERS if isinstance(saved.get(key), Mapping)), None)
         if key is None:
