@@ -1,1 +1,1 @@
-"""Terminal commands: parse, call one stage, render its report."""
+"""Terminal commands: parse a command line, call a stage, and print its report."""

@@ -1,4 +1,4 @@
-"""The command tree: the only place that knows which commands there are."""
+"""The program: all commands, the parser, and the translation of errors to messages and exit codes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", typer.core.TyperCommand, typer.core.TyperGroup)
 
-# 128 and the number of the signal, as a shell reports a program that it ended
+# A shell reports 128 plus the number of the signal for a program ended by a signal.
 INTERRUPTED, BROKEN_PIPE = 130, 141
 BROKEN_DISK = {errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT}
-"""Errors of reading or writing an open file, which carry no file name."""
+"""Errors of reading or writing an open file. They have no file name."""
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Make a hydra": {
@@ -65,14 +65,15 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "completion": "hydractl.cli.shells:completion",
     },
 }
-"""Module of each command, by group."""
+"""Path of each command's function, by group."""
 COMMANDS = {name: path for commands in GROUPS.values() for name, path in commands.items()}
 
 
 COMPLETE = "_HYDRACTL_COMPLETE"
-"""Environment variable that holds the shell's name when a completion script asks for candidates."""
+"""Environment variable with the name of the shell, set by completion scripts."""
 LETTERS = 60
-"""Maximum length of an unknown word in a message, in characters."""
+"""Maximum number of characters of an unknown word in a message. Chosen by hand; the message then fits two
+lines of 80 columns, and twice the number would add a line."""
 
 
 EXIT_CODES = """\
@@ -88,21 +89,23 @@ Exit codes:
 
 
 class Strict(Helped):
-    """A command that refuses an option given twice, unless it is a list: typer lets the last one count without a word.
+    """A command that rejects a single-valued option given twice, of which typer silently uses the last value.
 
-    Of a word that is no choice it says which one is near.
+    For an unknown choice, the error suggests the nearest choice.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - of a private class of typer's
-        """Parse what was typed.
+        """Parse the arguments.
 
         Raises:
-            UsageError: If an option has two values, or is given beside its opposite, or a word is none of those that may be chosen.
+            UsageError: If a single-valued option appears twice, a flag appears with its opposite, or a value
+                is not a choice.
         """
         try:
             values_by_name, _, option_order = self.make_parser(ctx).parse_args(args=list(args))
         except Exception as error:
-            if getattr(error, "ctx", ctx) is None:  # the parser leaves it out where an option lacks its value
+            # The parser does not set the context if an option lacks a value.
+            if getattr(error, "ctx", ctx) is None:
                 vars(error)["ctx"] = ctx
             raise
         for option in self.params:
@@ -128,10 +131,12 @@ class Strict(Helped):
 
 
 class Commands(UserDict[str, Any]):
-    """All commands, each loaded when it is asked for: one does not wait for what the others import.
+    """All commands by name.
+
+    Each is imported on first access, so a command does not wait for imports of the others.
 
     Args:
-        others: What else there is, or takes the place of one.
+        others: Additional commands, or replacements.
     """
 
     def __init__(self, others: Mapping[str, Any]) -> None:
@@ -150,7 +155,7 @@ class Commands(UserDict[str, Any]):
 
 
 class Tree(typer.core.TyperGroup):
-    """A program whose help loads none of its commands."""
+    """The program's command group, with a help that imports no command."""
 
     @override
     def list_commands(self, ctx: Any) -> list[str]:
@@ -204,7 +209,7 @@ def function_of(name: str) -> Callable[..., None]:
     """Return a command's function.
 
     Raises:
-        KeyError: If there is no such command.
+        KeyError: If the command does not exist.
     """
     function = cast("Callable[..., Any]", load(COMMANDS[name]))
     return function() if hasattr(function, "is_command") else function
@@ -226,28 +231,29 @@ def root(
 
 
 def command_tree() -> typer.core.TyperGroup:
-    """Return the program with its commands."""
+    """Return the program with all commands."""
     tree = cast("typer.core.TyperGroup", typer.main.get_command(app))
     tree.commands = Commands(tree.commands)
     _finished(tree).no_args_is_help = True
     help_option = tree.get_help_option(typer.Context(tree, **tree.context_settings))
     if help_option is not None:
-        help_option.default = False  # typer loads pydantic to learn what an absent `--help` means
+        # typer loads pydantic to determine the default of a flag without a default.
+        help_option.default = False
     return tree
 
 
 def _finished(command: C) -> C:
-    """Let a command that needs arguments show its help when it has none."""
+    """Make a command with required arguments show its help if called without arguments."""
     command.no_args_is_help = any(p.required for p in command.params)
     return command
 
 
 def main(argv: list[str] | None = None, *, shows_checks: bool = True) -> int:
-    """Run one command line and return its exit code; errors become messages here and nowhere else.
+    """Run a command line and return the exit code. Errors become messages only here.
 
     Args:
-        argv: The command line, by default that of the process.
-        shows_checks: Whether a failed check (exit code 5) is printed as an error.
+        argv: Arguments; by default the arguments of the process.
+        shows_checks: Whether to print a failed check (exit code 5) as an error.
     """
     from hydractl.cli.output import command_document, write_json
 
@@ -273,7 +279,8 @@ def _run(arguments: list[str], document: CommandDocument, *, shows_checks: bool)
     spare = spare_memory()
     try:
         tree = command_tree()
-        with tree.make_context("hydractl", arguments, obj=main) as context:  # the demo runs command lines
+        # The context passes `main` to `run` and `demo`, which run other command lines.
+        with tree.make_context("hydractl", arguments, obj=main) as context:
             tree.invoke(context)
         document.write()
         sys.stdout.flush()
@@ -287,9 +294,10 @@ def _run(arguments: list[str], document: CommandDocument, *, shows_checks: bool)
         return _interrupted(error, document)
     except Exception as error:  # noqa: BLE001 - typer's usage errors are of a private class; all others are raised again
         if told_to_end() and not isinstance(error, Interrupted):
-            return _interrupted(KeyboardInterrupt(), document)  # a library made an error of its own from it
+            # A library replaced the interrupt by another error.
+            return _interrupted(KeyboardInterrupt(), document)
         if spare is not None:
-            spare.close()  # a message about exhausted memory needs some
+            spare.close()  # Printing the message needs memory.
         return (
             _failed(error, document, is_shown=shows_checks or not isinstance(error, CheckFailed))
             if isinstance(error, HydraError)
@@ -299,7 +307,7 @@ def _run(arguments: list[str], document: CommandDocument, *, shows_checks: bool)
 
 
 def _interrupted(error: BaseException, document: CommandDocument) -> int:
-    """Report that the command was interrupted, and return the exit code."""
+    """Print that the command was interrupted, and return the exit code."""
     from hydractl.cli.output import interrupted
 
     interrupted(error)
@@ -308,31 +316,33 @@ def _interrupted(error: BaseException, document: CommandDocument) -> int:
 
 
 def _failed(error: HydraError, document: CommandDocument, *, is_shown: bool = True) -> int:
-    """Say why the command failed, and return its exit code."""
+    """Print the error, and return its exit code."""
     from hydractl.cli.output import fail, leader_is_silent, refusal
 
-    # what the command line alone tells, every rank finds; an interrupted one may have nothing to add
+    # Every rank detects usage errors, so only the leader prints them. An interrupted rank may have an empty
+    # message.
     if is_shown and error.message and (not isinstance(error, UsageError) or leader_is_silent()):
         fail(error)
     document.fail(error) if is_shown else document.write()
-    refusal()  # an output that failed on its way to standard output is in part still there
+    refusal()  # An output that failed on the way to standard output is still partly in the buffer.
     return error.exit_code
 
 
 def _usage_or_bug(error: Exception, document: CommandDocument) -> int:
-    """Say what typer refuses, and why a file fails, as errors of ours; a bug of ours keeps its traceback."""
+    """Handle usage errors of typer, file errors and exhausted memory. Other exceptions are raised again."""
     from hydractl.cli.output import leader_is_silent, refusal
     from hydractl.cli.refusals import usage_error
 
     if (refused := usage_error(error)) is not None:
         return _failed(refused, document)
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
-    if callable(show) and isinstance(code, int):  # a command without any word has its help
+    # For a command without arguments, typer raises an error whose `show` prints the help.
+    if callable(show) and isinstance(code, int):
         if leader_is_silent():
             show()
         return code
     if isinstance(error, OSError):
-        failed = refusal()  # of what typer prints itself: help, the version
+        failed = refusal()  # Concerns text printed by typer itself: help and version.
         if failed is None and (error.filename is not None or error.errno in BROKEN_DISK):
             name = "an input or output file" if error.filename is None else os.fsdecode(error.filename)
             failed = InputError(f"{name}: {error.strerror}")

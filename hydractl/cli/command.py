@@ -1,4 +1,4 @@
-"""Commands as typer sees them, made of what configurations declare: one parameter an option."""
+"""Commands for typer, generated from the settings of a configuration: a parameter per option."""
 
 from __future__ import annotations
 
@@ -31,19 +31,21 @@ KINDS: dict[str, Any] = {
     "tuple[str, ...]": list[str],
     "tuple[Path, ...]": list[Path],
 }
-"""Typer's type for each field type; any other type needs `parse`."""
+"""Type for typer by field type. Options of all other types need `parse`."""
 METAVARS = {"int": "N", "float": "X"}
-"""Metavar of an option that declares none."""
+"""Default metavars by type."""
 INLINE = 16
-"""Maximum length of choices in a metavar; longer lists go into the help text."""
+"""Maximum number of characters of the choices in a metavar. Longer lists are added to the help text. Chosen
+by hand: with longer metavars, option and metavar do not fit the 24 columns of names in help."""
 OWN_PANELS = "a command's own"
 PANELS = (
     None, shared.BUDGET_PANEL, shared.DATA, OWN_PANELS, shared.IMAGES_PANEL, shared.ZERO_SHOT,
     shared.MODEL_PANEL, shared.MACHINE, shared.OUTPUT,
 )  # fmt: skip
-"""Panels of options in the order of help; the main options have none."""
+"""Panels of options in the order of help. The main options have none."""
 CONFIGURATIONS: ContextVar[list[Any] | None] = ContextVar("configurations", default=None)
-"""List to which commands append their configurations instead of running, to check them first."""
+"""If set, commands append their configurations to this list instead of running. `run` checks a pipeline this
+way."""
 JSON = Setting("Print the result as one JSON document.", panel=shared.OUTPUT)
 QUIET = Setting(
     "Print only the paths of the files written, one per line.",
@@ -61,18 +63,21 @@ def command(
     unchanged: Callable[[C, Terminal], None] | None = None,
     compares: bool = False,
 ) -> Callable[[Callable[[C, Terminal], None]], Callable[[], Callable[..., None]]]:
-    """Make a command of a function of a configuration and the terminal. The docstring of the function is the help.
+    """Turn a function of a configuration and a terminal into a command.
 
-    The command's own function is made when it is asked for, because modules define several commands, and a Tab loads the
-    configuration of one.
+    The docstring of the function is the help.
+
+    The command is created on first access: modules define several commands, but completion should load a
+    single configuration.
 
     Args:
-        config: Path `module:name` of the class that declares the options.
-        quiet: What `--quiet` does.
-        streams: The options that name an output; where one is `-`, standard output belongs to it.
+        config: Path `module:name` of the configuration class.
+        quiet: Declaration of `--quiet`.
+        streams: Options with the name of an output. The value `-` means standard output.
         prints: See `Terminal`.
-        unchanged: What is said where outputs are as they would be written; None for their paths.
-        compares: Whether the function itself makes outputs and compares them, as that is quick.
+        unchanged: Prints the result for `--if-changed` if outputs are up to date; by default, their paths are
+            printed.
+        compares: Whether the function itself handles `--if-changed`, because making the outputs is quick.
     """
 
     def decorate(function: Callable[[C, Terminal], None]) -> Callable[[], Callable[..., None]]:
@@ -120,7 +125,7 @@ def _place(option: Option) -> int:
 
 @contextmanager
 def _naming_skip_bad(config: CommandConfig) -> Iterator[None]:
-    """Let an image that cannot be read end a command with the option that leaves it out, if the command has it."""
+    """Add `--skip-bad` to the hint of an unreadable image, if the command has this option."""
     try:
         yield
     except UnreadableError as error:
@@ -130,7 +135,10 @@ def _naming_skip_bad(config: CommandConfig) -> Iterator[None]:
 
 
 def _check_inputs(config: CommandConfig) -> None:
-    """Refuse inputs that are not there before libraries are loaded to read them; of several processes the first says it later."""
+    """Raise for missing inputs before libraries are loaded.
+
+    With several processes, only the first checks, at a later time.
+    """
     from hydractl.processes.distributed import world_size
 
     if world_size() == 1:
@@ -163,7 +171,7 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 
 def kind_of(option: Option) -> Any:  # noqa: ANN401 - a type, as typer reads it
-    """Return what typer converts an option's text to."""
+    """Return the type to which typer converts an option's text."""
     setting = option.setting
     if setting.parse is not None:
         return list[str] if setting.repeated else str
@@ -173,7 +181,7 @@ def kind_of(option: Option) -> Any:  # noqa: ANN401 - a type, as typer reads it
 
 
 def typer_option(name: str, setting: Setting, kind: str = "") -> Any:  # noqa: ANN401 - as typer has it
-    """Return typer's own declaration of a setting, whose type is written `kind`."""
+    """Return typer's declaration of a setting; `kind` is the annotation of the field."""
     metavar, help_text, choices = setting.metavar, setting.help, [*map(str, setting.choices)]
     if metavar is None and choices:
         metavar = "|".join(choices) if len("|".join(choices)) <= INLINE else "NAME"

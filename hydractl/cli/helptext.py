@@ -1,6 +1,6 @@
-"""`--help`: usage, what a command does, examples, then its options by subject; the same words in a pipe as on a terminal.
+"""Layout of `--help`: usage, description, examples, and options by panel; equal on a terminal and in a pipe.
 
-No rich is loaded: it takes longer than all that help needs beside it.
+rich is not used, because loading rich takes longer than all other imports for help.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import typer.core
 from typing_extensions import override
 
 HELP, HELP_SUMMARY = "help", "Show the options and examples of a command."
-"""`hydractl help COMMAND` is `hydractl COMMAND --help`."""
+"""`hydractl help COMMAND` equals `hydractl COMMAND --help`."""
 ARGUMENTS, OPTIONS = "Arguments", "Options"
 NAMES_WIDTH = 24
-"""Maximum width of the column of names; a longer name gets its own line."""
+"""Maximum width of the column of names. A longer name has its own line. Chosen by hand: 24 of 80 columns
+leave 52 for the text; twice the width would leave 28."""
 BOLD, CYAN = 1, 36
 Command: TypeAlias = typer.core.TyperCommand | typer.core.TyperGroup
 Parameter: TypeAlias = typer.core.TyperOption | typer.core.TyperArgument
@@ -27,7 +28,7 @@ Rows: TypeAlias = list[tuple[str, str]]
 
 
 class Helped(typer.core.TyperCommand):
-    """A command whose help this module lays out."""
+    """A command with the layout of this module."""
 
     @override
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -37,13 +38,13 @@ class Helped(typer.core.TyperCommand):
 def command_help(
     command: Command, context: typer.Context, *, width: int, commands: Mapping[str, Rows] | None = None
 ) -> str:
-    """Return a command's help. Lines that are no options wrap at `width` characters, but for examples.
+    """Return a command's help. Lines are wrapped at `width` characters, except examples.
 
     Args:
         command: The command.
-        context: Its context.
-        width: Of a line.
-        commands: Of a program, names and summaries of its commands by group.
+        context: Context of the command.
+        width: Width of a line.
+        commands: Names and summaries of commands by group, for the program.
     """
     usage = "\n  ".join(_wrapped(f"Usage: {_usage(command, context)}", width - 2))
     sections = [
@@ -60,18 +61,21 @@ def command_help(
 
 
 def paragraphs(command: Command) -> list[str]:
-    """Return what a command's docstring says: prose, each paragraph on one line, and blocks such as examples as they stand."""
+    """Return the paragraphs of a command's docstring.
+
+    Prose is on a single line; blocks (for example, examples) keep all lines.
+    """
     texts = inspect.cleandoc(command.help or "").split("\n\n")
     return [text if is_block(text) else " ".join(text.split()) for text in texts]
 
 
 def is_block(paragraph: str) -> bool:
-    """Return whether a paragraph is a title and lines that are not to be wrapped."""
+    """Return whether a paragraph is a title with indented lines, which are not wrapped."""
     return "\n  " in paragraph
 
 
 def panels(command: Command, context: typer.Context) -> dict[str, Rows]:
-    """Return the names and help of a command's arguments and options by subject, first those that everybody needs."""
+    """Return names and help texts of arguments and options by panel, the main ones first."""
     by_title: dict[str, Rows] = {ARGUMENTS: [], OPTIONS: []}
     for parameter in command.get_params(context):
         if isinstance(parameter, Parameter) and (record := parameter.get_help_record(context)) is not None:
@@ -88,7 +92,7 @@ def _metavar(parameter: Parameter) -> str:
 
 
 def _usage(command: Command, context: typer.Context) -> str:
-    """Return what must be typed: the arguments and the options that have no default."""
+    """Return the usage line: arguments, and options without default."""
     words = [context.command_path]
     if isinstance(command, typer.core.TyperGroup):
         words.append("COMMAND")
@@ -117,6 +121,6 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _styled(text: str, code: int) -> str:
-    """Return a text as a terminal shows it in bold or in colour; in a pipe typer leaves the escapes out."""
+    """Return a text in bold or colour. typer removes the escape sequences in a pipe."""
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
     return text if plain else f"\x1b[{code}m{text}\x1b[0m"

@@ -1,4 +1,4 @@
-"""Output of commands: tables for people, and the one JSON document that `--json` prints: the result, the failure, or both."""
+"""Output of commands: tables, and the JSON document of `--json` with the result, the error, or both."""
 
 from __future__ import annotations
 
@@ -44,13 +44,16 @@ REPORT_A_BUG = "please report it, with the lines above: https://github.com/hydra
 
 
 class CommandDocument:
-    """The document of one command line. A result waits here until the command ends, for a check may fail after it."""
+    """The JSON document of a command line.
+
+    A result is held until the command ends, because a later check may fail.
+    """
 
     def __init__(self, *, writes_json: bool, write: Callable[[object], None]) -> None:
-        """Begin.
+        """Start an empty document.
 
         Args:
-            writes_json: Whether the command line has `--json`, and this process is the one that speaks.
+            writes_json: Whether the command line has `--json`, and this process is rank 0.
             write: Prints a document.
         """
         self._write = write
@@ -61,11 +64,11 @@ class CommandDocument:
         self._error: dict[str, Any] | None = None
 
     def hold(self, result: object) -> None:
-        """Keep a command's result until the command ends."""
+        """Store a command's result until the command ends."""
         self._result, self._wanted = result, True
 
     def write(self) -> None:
-        """Print the document, once.
+        """Print the document once.
 
         Raises:
             OutputError: If standard output cannot be written.
@@ -78,7 +81,10 @@ class CommandDocument:
             self._write(document)
 
     def fail(self, error: BaseException) -> None:
-        """Note a failure and print the document; the command line that runs this one, such as `run`, fails by it too."""
+        """Store an error and print the document.
+
+        The calling command line, for example `run`, stores the error too.
+        """
         if isinstance(error, HydraError):
             named = error
         elif isinstance(error, KeyboardInterrupt | typer.Abort):
@@ -90,13 +96,14 @@ class CommandDocument:
             self._caller._error = self._error
             if self._wanted and self._caller._stdout is sys.stdout:
                 self._caller._wanted = False
-        with contextlib.suppress(OutputError, BrokenPipeError):  # the exit code and standard error say it
+        # The exit code and standard error also show the failure.
+        with contextlib.suppress(OutputError, BrokenPipeError):
             self.write()
 
 
 @contextlib.contextmanager
 def command_document(arguments: Sequence[str], write: Callable[[object], None]) -> Iterator[CommandDocument]:
-    """Hold the document of a command line while it runs; `write` prints it."""
+    """Create the document of a command line for a block; `write` prints it."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     document = CommandDocument(
         writes_json="--json" in options and os.environ.get("RANK", "0") == "0", write=write
@@ -112,11 +119,11 @@ T = TypeVar("T")
 
 
 class StageReport(Protocol):
-    """What every stage returns: at least the files it wrote."""
+    """Report of a stage, with at least the written files."""
 
     @property
     def paths(self) -> tuple[Path | str, ...]:
-        """The files written, in order, or addresses of what was made elsewhere."""
+        """Written files in order, or addresses of remote outputs."""
         ...
 
 
@@ -124,9 +131,9 @@ R = TypeVar("R", bound=StageReport)
 
 
 class Terminal:
-    """One command's view of the terminal.
+    """The output of a command on the terminal.
 
-    A rank other than 0 says nothing. Colour and bars need a terminal; `NO_COLOR` switches colour off.
+    Only rank 0 prints. Colour and bars need a terminal; `NO_COLOR` disables colour.
     """
 
     def __init__(
@@ -137,13 +144,14 @@ class Terminal:
         out: Path | None = None,
         prints: str | None = None,
     ) -> None:
-        """Choose where things go.
+        """Choose the destinations of result and messages.
 
         Args:
-            as_json: Print one JSON document as the result.
+            as_json: Print the result in a JSON document.
             quiet: Print only the paths written, and no progress.
-            out: The command's output; where it is `-`, stdout belongs to it and the result goes to stderr.
-            prints: What the command's output is on stdout, of one that goes there if no `-o` says otherwise.
+            out: Output of the command. `-` reserves standard output for the output; the result is printed to
+                standard error.
+            prints: Description of the output, for commands with output on standard output by default.
         """
         if as_json and quiet:
             raise UsageError("`--json` and `-q` exclude each other")
@@ -168,11 +176,11 @@ class Terminal:
         )
 
     def result(self, report: R, render: Callable[[R, Console], None]) -> None:
-        """Show a stage's result in the chosen form.
+        """Print a stage's result.
 
         Args:
             report: A frozen dataclass.
-            render: Prints it for a person, but for the files that were written.
+            render: Prints the report for people. The written files are printed afterwards.
         """
         if self.as_json:
             document = cast("dict[str, Any]", as_json(report))
@@ -191,7 +199,7 @@ class Terminal:
                     line(out, f"Wrote {path}")
 
     def up_to_date(self, paths: Iterable[Path]) -> None:
-        """Say that outputs are what would be written."""
+        """Print a line about outputs that are up to date."""
         if self.as_json:
             self.document({"paths": [str(path) for path in paths], "up_to_date": True})
         elif self.speaks:
@@ -199,7 +207,7 @@ class Terminal:
                 sys.stdout.write("".join(f"{path}{'' if self.quiet else ': up to date'}\n" for path in paths))
 
     def document(self, value: object) -> None:
-        """Print one JSON document to stdout, when the command ends."""
+        """Print a JSON document to standard output when the command ends."""
         if not self.speaks:
             return
         if (document := DOCUMENT.get()) is None:
@@ -209,7 +217,7 @@ class Terminal:
 
 
 def write_json(value: object) -> None:
-    """Print one JSON document to standard output.
+    """Print a JSON document to standard output.
 
     Raises:
         OutputError: If standard output cannot be written.
@@ -222,10 +230,10 @@ def write_json(value: object) -> None:
 
 @contextlib.contextmanager
 def written_out() -> Iterator[None]:
-    """Flush standard output at the end, while a failure can still be answered.
+    """Flush standard output at the end of a block, before reporting a failure becomes impossible.
 
     Raises:
-        OutputError: If it cannot be written, other than because its reader has left.
+        OutputError: If standard output cannot be written, except for a closed pipe.
     """
     try:
         yield
@@ -240,7 +248,7 @@ def written_out() -> Iterator[None]:
 
 
 def refusal() -> HydraError | None:
-    """Return why standard output does not take what it was given, which then goes nowhere; None where it has it."""
+    """Flush standard output. Return the error if that fails, and discard the buffer; else None."""
     try:
         with written_out():
             pass
@@ -252,13 +260,13 @@ def refusal() -> HydraError | None:
 
 
 def drop_stdout() -> None:
-    """Let what is still buffered for standard output go nowhere, so that nothing complains at exit."""
+    """Redirect standard output to nowhere, to prevent an error from flushing the buffer at exit."""
     with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 class TerminalProgress:
-    """A `Progress` on stderr: steps as dim lines, long loops as a bar where stderr is a terminal."""
+    """A `Progress` on standard error: dim lines for steps, and a bar for long loops on a terminal."""
 
     def __init__(self, *, steps: bool, warnings: bool, record: list[str] | None = None) -> None:
         self._steps = steps
@@ -266,12 +274,12 @@ class TerminalProgress:
         self._record = [] if record is None else record
 
     def step(self, message: str) -> None:
-        """Print what begins now."""
+        """Print the beginning of a step."""
         if self._steps:
             say(harmless_line(message), style="dim")
 
     def warn(self, message: str) -> None:
-        """Print a warning, also in quiet mode, and record it for `--json`."""
+        """Print a warning, also in quiet mode, and store it for `--json`."""
         self._record.append(message)
         if self._warnings and on_github():
             annotate("warning", in_one_line(message))
@@ -279,7 +287,7 @@ class TerminalProgress:
             say(f"warning: {in_one_line(message)}", style="yellow")
 
     def track(self, items: Iterable[T], *, label: str, total: int | None) -> Iterable[T]:
-        """Show a bar with rate and time left while `items` are consumed."""
+        """Show a bar with rate and remaining time while `items` are consumed."""
         if not (self._steps and sys.stderr.isatty()) or on_github():
             return items
         return _tracked(items, label, total)
@@ -311,16 +319,16 @@ def _tracked(items: Iterable[T], label: str, total: int | None) -> Iterator[T]:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console that decides on colour by the stream itself, and never cuts or interprets user data."""
+    """Return a console with colours for terminals only. The console never shortens or interprets text."""
     from hydractl.cli.tables import PipedConsole, WorkflowLog
 
     stream = sys.stderr if stderr else sys.stdout
     terminal = stream.isatty()
-    # Continuous-integration variables make rich write escapes into a pipe; a stream that is no terminal gets none.
+    # Rich writes escape sequences into a pipe if it finds variables of continuous integration.
     return PipedConsole(
         file=cast("IO[str]", WorkflowLog(stream)) if on_github() else stream,
         force_terminal=terminal,
-        # `no_color` alone would keep bold and dim
+        # `no_color` alone would keep bold and dim.
         color_system="auto" if terminal and "NO_COLOR" not in os.environ else None,
         width=None if terminal else 200,
         highlight=False,
@@ -328,14 +336,14 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def say(message: str, *, style: str | None = None) -> None:
-    """Print one literal line to stderr."""
+    """Print a literal line to standard error."""
     from rich.text import Text
 
     console(stderr=True).print(Text(harmless(message), style=style or ""), soft_wrap=True)
 
 
 def fail(error: HydraError) -> None:
-    """Print an error and its hint; also on a rank that is otherwise silent, since it may be the only one that failed."""
+    """Print an error with hint. All ranks print, because the error may concern a single rank."""
     heed_no_more_signals()
     rank = os.environ.get("RANK", "0")
     rank_prefix = "" if rank == "0" else f"rank {rank}: "
@@ -348,25 +356,25 @@ def fail(error: HydraError) -> None:
 
 
 def interrupted(error: BaseException) -> None:
-    """Say that the command was interrupted, and what is noted of it; of several ranks the first does."""
+    """Print on rank 0 that the command was interrupted, with the notes of the exception."""
     if os.environ.get("RANK", "0") == "0":
         say("; ".join(("interrupted", *getattr(error, "__notes__", ()))))
 
 
 def on_github() -> bool:
-    """Return whether this runs in a workflow of GitHub Actions, which makes annotations of lines on stderr."""
+    """Return whether this process runs in GitHub Actions."""
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
 def annotate(kind: str, message: str) -> None:
-    """Print an annotation as GitHub Actions reads it."""
+    """Print an annotation for GitHub Actions."""
     for sign, escaped in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
         message = message.replace(sign, escaped)
     sys.stderr.write(f"::{kind} title=hydractl::{harmless(message)}\n")
 
 
 def summarize(lines: Iterable[str]) -> None:
-    """Add lines of Markdown to the summary of a job on GitHub Actions; nothing elsewhere."""
+    """Append Markdown lines to the job summary of GitHub Actions. Does nothing elsewhere."""
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if on_github() and path:
         with Path(path).open("a", encoding="utf-8") as file:
@@ -374,18 +382,21 @@ def summarize(lines: Iterable[str]) -> None:
 
 
 def leader_is_silent() -> bool:
-    """Return whether this process should report what rank 0 finds as well: in rank 0, and where that does not end the run."""
+    """Return whether this rank must report an error that rank 0 also detects.
+
+    True on rank 0, and if rank 0 has not ended the run within `LINGER_S` seconds.
+    """
     if os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1":
         return True
     try:
         time.sleep(LINGER_S)
-    except KeyboardInterrupt:  # the launcher's, after rank 0 has spoken
+    except KeyboardInterrupt:  # The launcher interrupts the other ranks after rank 0 has reported the error.
         return False
     return True
 
 
 def line(out: Console, message: str) -> None:
-    """Print one literal line of a result, unwrapped."""
+    """Print a literal line of a result, unwrapped."""
     from rich.text import Text
 
     out.print(Text(harmless_line(message)), soft_wrap=True)
@@ -394,20 +405,23 @@ def line(out: Console, message: str) -> None:
 def table(
     columns: Iterable[str], rows: Iterable[Iterable[str]], *, title: str | None = None, left: int = 1
 ) -> RenderableType:
-    """Return a table of literal texts, its first `left` columns left-aligned; a narrow terminal folds, never cuts it."""
+    """Return a table of literal texts with `left` left-aligned columns.
+
+    Tables are folded on a narrow terminal.
+    """
     from hydractl.cli.tables import Grid
 
     return Grid(columns=tuple(columns), rows=tuple(map(tuple, rows)), title=title, left=left)
 
 
 def table_of(report_table: ReportTable) -> RenderableType:
-    """Return a table of a report."""
+    """Return the table of a report for the terminal."""
     rows = [(name, *(cell.text for cell in cells)) for name, cells in report_table.rows]
     return table((report_table.of, *report_table.heads), rows, title=report_table.title)
 
 
 def model_cell(reference: str) -> str:
-    """Return what a table calls a model: an `arch:` reference without its options, `stdin` for standard input."""
+    """Return the name of a model in a table: `arch:` references without options, `stdin` for `-`."""
     name, options, _ = reference.partition("::")
     return (
         "stdin" if reference == "-" else f"{name}::..." if options and name.startswith("arch:") else reference
@@ -415,13 +429,13 @@ def model_cell(reference: str) -> str:
 
 
 def size(value: int) -> str:
-    """Return a number of bytes: 812 B, 46.17 GB."""
+    """Return a number of bytes with a unit: 812 B, 46.17 GB."""
     text = count(value)
     return f"{text}B" if " " in text else f"{text} B"
 
 
 def as_json(value: object) -> object:
-    """Turn a report into plain JSON values: dataclasses, paths, enums, tuples, pydantic models."""
+    """Convert a report to JSON types: dataclasses, paths, enums, tuples, pydantic models."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: as_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Enum):
@@ -433,7 +447,7 @@ def as_json(value: object) -> object:
     if isinstance(value, tuple | list):
         return [as_json(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return None  # JSON has no word for it
+        return None  # JSON has no NaN or infinity.
     from pydantic import BaseModel
 
     return as_json(value.model_dump(mode="json", by_alias=True)) if isinstance(value, BaseModel) else value

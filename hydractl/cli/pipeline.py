@@ -1,7 +1,7 @@
-"""Pipeline files: stages and parameters in TOML, and the command lines that they stand for.
+"""Pipeline files: stages and parameters in TOML, and the resulting command lines.
 
-A file computes nothing: `{name}` is the value of a parameter, `{i}` the number of a repetition, and `@STAGE` the outputs of an earlier stage.
-`{{name}}` and `@@STAGE` are the texts `{name}` and `@STAGE`.
+A file computes nothing: `{name}` is the value of a parameter, `{i}` the number of a repetition, and `@STAGE`
+the outputs of an earlier stage. `{{name}}` and `@@STAGE` are the texts `{name}` and `@STAGE`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def check_texts(option: Any, value: object, texts: Sequence[str], where: str) -> None:  # noqa: ANN401 - of a private class of typer's
-    """Refuse texts that would have another meaning in a command line than in the file."""
+    """Raise for values that would have another meaning in a command line than in the file."""
     is_argument, repeats = option.param_type_name == "argument", getattr(option, "multiple", False)
     joins = not (is_argument or repeats) and "," in str(option.metavar).replace("::K=V,...", "")
     if len(texts) != 1 and not (repeats or (texts and (joins or option.nargs != 1))):
@@ -48,7 +48,7 @@ def check_texts(option: Any, value: object, texts: Sequence[str], where: str) ->
 
 
 def typed_option(option: Any, key: str, option_texts: Sequence[str], where: str) -> list[str]:  # noqa: ANN401 - of a private class of typer's
-    """Return an option as it is typed."""
+    """Return the words of an option in a command line."""
     if option.is_flag:
         if option_texts not in (["true"], ["false"]):
             raise InputError(f"{where}: is a flag: write `{key} = true` or `{key} = false`")
@@ -69,13 +69,16 @@ NAME = re.compile(r"[A-Za-z_][\w-]*")
 _BRACES = re.compile(r"\{(\{)?([A-Za-z_]\w*)\}(?(1)\})")
 _OUTPUTS = re.compile(r"(?:^|(?<=[=,]))@(@|[A-Za-z_][\w-]*)")
 INDEX, RESERVED_NAMES = "i", {"i", "label"}
-"""Placeholders that are not parameters; some options interpret them."""
+"""Placeholders that are not parameters. Some options interpret them."""
 MOST_BYTES, MOST_LETTERS, MOST_LINES = 1_000_000, 1_000_000, 10_000
-"""Size limits: of a file, of one value after substitution, of all parameters, of all stages."""
+"""Limits: bytes of a file, characters of a value after substitution (also of all parameters together), and
+command lines. Chosen by hand; parameters that refer to each other grow exponentially, so twice the limit only
+doubles the time until the error."""
 MOST_LETTERS_OF_LINES = 10 * MOST_LETTERS
+"""Limit of the characters of all command lines."""
 _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
 _DEEP_KEY = re.compile(rf"(?<![\w\"'-])(?:{_PART}\.[ \t]*+){{16}}")
-"""A key with many parts, for which tomllib needs memory quadratic in their number."""
+"""A key with 16 or more dots. tomllib needs memory quadratic in the number of parts."""
 STAGE_KEYS = ("name", "command", "repeat", "seconds")
 KINDS: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number"}
 RUNS = {"force", "if_changed", "json", "quiet", "help"}
@@ -87,10 +90,10 @@ class Stage:
     """A stage of a pipeline.
 
     Attributes:
-        name: Its name.
+        name: Name of the stage.
         lines: A command line for each repetition.
-        outputs: What they write.
-        seconds: About how long one takes; 0 where the file does not say it.
+        outputs: Output files of the commands.
+        seconds: Expected time of a command; 0 if unknown.
     """
 
     name: str
@@ -104,12 +107,12 @@ def read(path: Path, overrides: Mapping[str, str], tree: TyperGroup) -> tuple[St
 
     Args:
         path: The file.
-        overrides: Parameters that have other values.
-        tree: Knows the commands and their options.
+        overrides: Values of `--set`, by parameter.
+        tree: Program with all commands and options.
 
     Raises:
-        InputError: If the file cannot be read, or says what is not understood; with the stage and the key.
-        UsageError: If it has no such parameter.
+        InputError: If the file cannot be read or is invalid. The message has the stage and the key.
+        UsageError: If a parameter of `overrides` does not exist.
     """
     try:
         with path.open("rb") as file:
@@ -127,10 +130,10 @@ def read(path: Path, overrides: Mapping[str, str], tree: TyperGroup) -> tuple[St
 
 
 def parsed(path: Path, text: str, overrides: Mapping[str, str], tree: TyperGroup) -> tuple[Stage, ...]:
-    """Return the stages of a file's text, which may not be there yet; see `read`.
+    """Return the stages of a file's text; see `read`. The file need not exist.
 
     Raises:
-        ValueError: If it is not TOML, or not such that tomllib reads it.
+        ValueError: If the text is not TOML, or exceeds the limits of tomllib.
     """
     if _DEEP_KEY.search(text):
         raise ValueError("a key has too many parts")
@@ -174,7 +177,7 @@ def _check_keys(table: Mapping[str, object], known_keys: Sequence[str], where: s
 
 
 def _resolved(path: Path, params: Mapping[str, object], overrides: Mapping[str, str]) -> dict[str, Value]:
-    """Return parameters as they hold in this run; each may be made of those before it."""
+    """Return the values of all parameters. Each may refer to earlier parameters."""
     for name in overrides:
         if name not in params:
             raise UsageError(
@@ -197,7 +200,7 @@ def _resolved(path: Path, params: Mapping[str, object], overrides: Mapping[str, 
 
 
 def _is_value(value: object) -> TypeGuard[Value]:
-    """Return whether a value is one that an option may have: of numbers, what 64 bits hold."""
+    """Return whether a value is a string, boolean, float or 64-bit integer."""
     return abs(value) < 2**63 if type(value) is int else isinstance(value, str | int | float)
 
 
@@ -212,7 +215,7 @@ def _check_letters(number: int, where: str, most: int = MOST_LETTERS) -> None:
 def _substituted(
     pattern: re.Pattern[str], fill: Callable[[re.Match[str]], str], text: str, where: str
 ) -> str:
-    """Return a text with matches replaced, whose length is looked at before it is made."""
+    """Replace all matches. The length is checked before the result is built."""
     letters = len(text)
 
     def counted(match: re.Match[str]) -> str:
@@ -226,7 +229,7 @@ def _substituted(
 
 
 def _parse_override(name: str, text: str, default: Value) -> Value:
-    """Return what `--set` gives, of the type that the file's own value has."""
+    """Parse a value of `--set` with the type of the file's own value."""
     if isinstance(default, str):
         return text
     try:
@@ -244,7 +247,7 @@ def _parse_override(name: str, text: str, default: Value) -> Value:
 
 
 def _filled(value: Value, params: Mapping[str, Value], where: str) -> Value:
-    """Return a value with parameters in place of their names in braces."""
+    """Replace parameters in braces by values."""
     if not isinstance(value, str):
         return value
     if (braces := _BRACES.fullmatch(value)) and not braces[1] and braces[2] in params:
@@ -263,23 +266,23 @@ def _filled(value: Value, params: Mapping[str, Value], where: str) -> Value:
 
 
 def literal(value: Any) -> Any:  # noqa: ANN401 - the type stays
-    """Return a value with the placeholders in its texts escaped, so that a pipeline file reads the same value."""
+    """Escape placeholders in a value's texts, for an equal value after reading."""
     if isinstance(value, str):
         return _OUTPUTS.sub(r"@\g<0>", _BRACES.sub(r"{\g<0>}", value))
     return [*map(literal, value)] if isinstance(value, list) else value
 
 
 def text_of(value: object) -> str:
-    """Return a value as it is typed."""
+    """Return a value in the form of a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class _Reader:
-    """Makes command lines of stages, one after the other."""
+    """Parser of stages into command lines. It keeps the outputs of earlier stages."""
 
     def __init__(self, path: Path, params: Mapping[str, Value], tree: TyperGroup) -> None:
         self._path, self._params, self._tree = path, params, tree
-        self._outputs = {"@": ["@"]}  # `@@` is a literal `@`
+        self._outputs = {"@": ["@"]}  # `@@` is a literal `@`.
         self._lines = self._letters = 0
 
     def stages(self, tables: Sequence[Mapping[str, Any]]) -> Iterator[Stage]:
@@ -341,7 +344,7 @@ class _Reader:
     def _line(
         self, command: TyperCommand, values: Mapping[str, Any], params: Mapping[str, Value], where: str
     ) -> list[str]:
-        """Return a command line: what has no name first."""
+        """Return a command line, positional arguments first."""
         options: dict[str, Any] = {}
         for option in command.params:
             names = [option.name or "", *(o.lstrip("-") for o in (*option.opts, *option.secondary_opts))]
@@ -366,7 +369,10 @@ class _Reader:
         return [str(command.name), *plain, *named]
 
     def _values(self, value: object, params: Mapping[str, Value], where: str) -> list[str]:
-        """Return a value's texts, with what `@STAGE` stands for; alone it is each of the outputs."""
+        """Return the texts of a value.
+
+        `@STAGE` alone gives a text per output; within a text, the outputs separated by commas.
+        """
         all_texts: list[str] = []
         letters = 0
         for scalar in value if isinstance(value, list) else [value]:
@@ -397,11 +403,11 @@ class _Reader:
         return outputs_of_stage
 
     def _parsed(self, command: TyperCommand, line: Sequence[str], where: str) -> list[str]:
-        """Return the outputs of a command line, which the command's own parser has read."""
+        """Parse a command line with the command's own parser, and return its outputs."""
         configurations: list[Any] = []
         caught = CONFIGURATIONS.set(configurations)
         try:
-            # typer prints the help of a command without words; `--` makes it name the missing argument
+            # typer prints the help of a command without arguments. With `--` it names the missing argument.
             with command.make_context(f"hydractl {command.name}", [*line[1:]] or ["--"]) as context:
                 if hasattr(command.callback, "is_configured"):
                     command.invoke(context)

@@ -1,4 +1,4 @@
-"""The tables at the end of `make` and `demo`: quality and cost of each row of a report, and example answers."""
+"""Final tables of `make` and `demo`: quality and cost of each row of a report, and example predictions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COSTS = {"compute": Quantity("macs"), "training": Quantity("training_macs")}
 
 
 def quality(compared: Compared) -> Mapping[str, Quantity]:
-    """Return the quantities of the table by heading: those of labelled data, and AUROC by the last OOD score of the report."""
+    """Return the table's quantities by heading: metrics of labelled data, and AUROC by the last OOD score."""
     report = compared.reports[0]
     kinds = (
         {"near": "near", "far": "far"} | dict.fromkeys(report.near, "near") | dict.fromkeys(report.far, "far")
@@ -48,7 +48,7 @@ def quality(compared: Compared) -> Mapping[str, Quantity]:
 
 
 def show_quality(compared: Compared, *, unit: str) -> None:
-    """Print the table of all rows, with costs relative to the row `unit`, and what its columns mean."""
+    """Print the table of all rows, with costs relative to the row `unit`, and notes about the columns."""
     report, rows, out = compared.reports[0], compared.rows, console()
     costs = {name: cost for name, cost in COSTS.items() if cost in rows[unit] and len(rows) > 1}
     out.print(table_of(_quality_table(compared, costs, unit=unit)))
@@ -81,11 +81,11 @@ REPORT, PAGE, PICTURE = "report.json", "report.html", "cost.png"
 THRESHOLD, PREDICTIONS = "threshold.json", "predictions.jsonl"
 SINGLE = "single"
 OPPONENTS = (SINGLE, "trained longer", "ensemble")
-"""Rows that sentences compare the hydra with, as far as there are such."""
+"""Rows to compare the hydra with, if the report has them."""
 
 
 def show(out: Path) -> None:
-    """Print what a demo's files say, and write its picture.
+    """Print the results of a demo, and write its picture.
 
     Raises:
         InputError: If the report cannot be read.
@@ -112,7 +112,7 @@ def show(out: Path) -> None:
 
 
 def sentence(compared: Compared, opponent: str) -> str:
-    """Return where the first row is better than another one, where worse and by how much, and what it costs."""
+    """Return a comparison of the first row with another: better, worse and equal metrics, and the cost."""
     first, differences = compared.names[0], compared.differences[opponent]
     labels: dict[str, list[str]] = {BETTER: [], WORSE: [], LEVEL: []}
     for head, quantity in quality(compared).items():
@@ -125,7 +125,7 @@ def sentence(compared: Compared, opponent: str) -> str:
 
 
 def answers(path: Path) -> Iterator[list[str]]:
-    """Yield a row for each prediction of a file: what it is, what it is of, what members vote, and whether the hydra answers."""
+    """Yield a table row for each prediction of a file: input, true class, votes, confidence and answer."""
     by_set: dict[str, list[dict[str, Any]]] = {}
     for text in path.read_text(encoding="utf-8").splitlines():
         prediction = json.loads(text)

@@ -1,4 +1,4 @@
-"""What typer's parser refuses, in the words and the form of our own errors."""
+"""Translation of typer's parser errors into errors of hydractl."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ REMOVED = {
     **dict.fromkeys(("--doubt", "--recheck", "--swaps"), "`--search exact` evaluates every head"),
     "lineage": "type `hydractl inspect MODEL --lineage`, or `hydractl inspect MODEL --verify FILE...`",
 }
-"""Commands and options of earlier releases, with the replacement of each."""
+"""Commands and options of earlier releases, with their replacements."""
 
 
 def usage_error(error: Exception) -> UsageError | None:
-    """Return a refusal of the parser as an error of ours; None for another exception, and for a command's help."""
-    refusal = typer.BadParameter.__bases__[0]  # typer has no public name for it
+    """Translate an error of the parser. None for other exceptions, and for a command without arguments."""
+    refusal = typer.BadParameter.__bases__[0]  # typer has no public name for this class.
     if not isinstance(error, refusal) or type(error).__name__ == "NoArgsIsHelpError":
         return None
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
@@ -51,12 +51,12 @@ def usage_error(error: Exception) -> UsageError | None:
 
 
 def name_of(parameter: Any) -> str:  # noqa: ANN401 - of a private class of typer's
-    """Return what an option or an argument is called in messages."""
+    """Return the name of an option or an argument for messages."""
     if parameter.param_type_name == "argument":
         return f"`{parameter.metavar or parameter.name.upper()}`"
     return f"`{'/'.join((*parameter.opts, *parameter.secondary_opts))}`"
 
 
 def help_of(command: str) -> str:
-    """Return a hint at a command's help."""
+    """Return a hint with the command for help."""
     return f"see `{command} --help`"

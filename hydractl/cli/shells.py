@@ -1,4 +1,4 @@
-"""Tab completion: the scripts of the shells, and suggestions for a word."""
+"""Tab completion: scripts for shells, and suggestions for a word."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def completion(
 
 
 FILES = "/"
-"""Stands for file names in an answer; it is never a candidate itself."""
+"""Marker for file names in suggestions. It is never a suggestion itself."""
 CHECKPOINTS = ("st", "safetensors")
 ROWS = "NAME=MODEL[,MODEL...]"
 SUFFIXES: Mapping[str, Sequence[str]] = {
@@ -139,19 +139,19 @@ SUFFIXES: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("DATA[::K=V,...]", "DATA...", "NAME=DATA", "DATA|NUMBER"), ()),
     **dict.fromkeys(("PATH", "DIR", "[NAME=]FILE", "A,B,...|FILE"), ()),
 }
-"""File name suffixes of a value by its metavar; an empty tuple allows any file."""
+"""File name suffixes of a value, by metavar. An empty tuple permits any file."""
 
 
 def suggestions(tree: typer.core.TyperGroup, words: Sequence[str], *, shell: str) -> Iterator[str]:
-    """Yield a line for each word that may stand in place of the last: the word and, after a tab, what it means.
+    """Yield a line for each possible last word: the word and, after a tab, a description.
 
-    Files are the shell's to find. One line asks for them: `/`, the number of characters of the last word that precede the
-    path, and the suffixes with bars between, none for any.
+    File names are completed by the shell. This line requests file names: `/`, the number of characters of the
+    last word before the path, and the permitted suffixes separated by bars, each separated by tabs.
 
     Args:
         tree: The program.
-        words: What follows its name up to the cursor, as the shell parts it.
-        shell: Its name.
+        words: Words after the program's name up to the cursor, as split by the shell.
+        shell: Name of the shell.
     """
     in_bash = shell == "bash"
     *previous, current = _rejoined(words) if in_bash else words
@@ -176,12 +176,12 @@ def suggestions(tree: typer.core.TyperGroup, words: Sequence[str], *, shell: str
 
 
 def _is_break(word: str) -> bool:
-    """Return whether bash makes a word of its own of what stands between two parts of one."""
+    """Return whether a word consists of separators at which bash splits words."""
     return bool(word) and not word.strip("=:")
 
 
 def _rejoined(words: Iterable[str]) -> list[str]:
-    """Return words as they are typed, of which bash parts `--option=value` and `kind:value`."""
+    """Join words that bash has split at `=` and `:`."""
     joined: list[str] = []
     last = ""
     for word in words:
@@ -194,7 +194,7 @@ def _rejoined(words: Iterable[str]) -> list[str]:
 
 
 def _commands_and_options(command: Command, context: typer.Context, current: str) -> Iterator[str]:
-    """Yield the commands and options that begin so; without a command, options are offered unasked too."""
+    """Yield matching commands and options. Without a command, options are suggested for an empty word too."""
     if isinstance(command, typer.core.TyperGroup):
         summaries = {name: SUMMARIES.get(name) for name in command.commands} | {HELP: HELP_SUMMARY}
         names = (name for name in summaries if name.startswith(current))
@@ -205,15 +205,15 @@ def _commands_and_options(command: Command, context: typer.Context, current: str
 
 
 def _options(command: Command) -> dict[str, typer.core.TyperOption]:
-    """Return the options that take a value, by each of their spellings."""
+    """Return the options with a value, by each of their names."""
     options = [p for p in command.params if isinstance(p, typer.core.TyperOption) and not p.is_flag]
     return {spelling: option for option in options for spelling in option.opts}
 
 
 def _expected(command: Command, previous: Sequence[str]) -> Parameter | None:
-    """Return the option that lacks its value, or the argument that comes next."""
+    """Return the option without a value, or the next argument, or None."""
     options = _options(command)
-    option, place = None, -1  # the command's name is no argument
+    option, place = None, -1  # The command's name comes first and is not an argument.
     for word in previous:
         if option is not None:
             option = None
@@ -232,17 +232,17 @@ def _expected(command: Command, previous: Sequence[str]) -> Parameter | None:
 def _values(
     parameter: Parameter, context: typer.Context, *, current: str, text: str, parted: int
 ) -> Iterator[str]:
-    """Yield the words that a value may be, and a line for the files that it may name.
+    """Yield the possible values of a parameter, and a line for file names.
 
     Args:
         parameter: The option or argument.
-        context: The command's.
+        context: Context of the command.
         current: The joined last word.
-        text: What of it is the value.
-        parted: How many of its characters are words of their own for the shell.
+        text: The value in `current`.
+        parted: Number of leading characters of `current` that are separate words for the shell.
     """
     metavar = parameter.metavar or ""
-    # of several values that commas part the last, without the name that it may have
+    # Of several values separated by commas, complete the last, without `NAME=`.
     marks = "" if "::" in metavar else [mark for mark in "=," if mark in metavar]
     unfinished = text[1 + max(map(text.rfind, marks), default=-1) :]
     before = current[: len(current) - len(unfinished)]

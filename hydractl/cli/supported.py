@@ -1,7 +1,7 @@
-"""The tables of supported models, and of what folders may say, in the documents, from the families themselves.
+"""Generated tables of docs/models.md: supported models, and the handling of their files.
 
-`python -m hydractl.cli.supported` writes them between two comments in docs/models.md; with `--check` it says whether they
-are out of date. No model library is loaded.
+`python -m hydractl.cli.supported` writes them between two comments of the page. With `--check` the command
+only reports outdated tables. No model library is loaded.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ NOTHING = "–"
 
 
 def table() -> str:
-    """Return the table as Markdown, a row a family, then a row a model type that is refused as a whole."""
+    """Return the Markdown table of models: a row per family, then a row per unsupported model type."""
     rows = [(f.library, f"`{f.name}`", f.covers, f.refuses or NOTHING) for f in FAMILIES.values()]
-    rows.sort(key=lambda row: row[0])  # stable: a library's families keep their order
+    rows.sort(key=lambda row: row[0])  # The sort is stable: families of a library keep their order.
     rows += [(TRANSFORMERS, NOTHING, NOTHING, f"`{kind}`: {reason}") for kind, reason in REFUSED.items()]
     return _markdown(HEADING, rows)
 
 
 def rules_table() -> str:
-    """Return the table of what is done with each field and file of a library's folder, as Markdown."""
+    """Return the table of fields and files of folders as Markdown."""
     rules = dict.fromkeys(rule for family in FAMILIES.values() for rule in family.rules)
     rows = sorted(((rule.library, rule.name, rule.effect) for rule in rules), key=lambda row: row[0])
     return _markdown(RULES_HEADING, rows)
@@ -47,7 +47,7 @@ def _cell(text: str) -> str:
 
 
 def with_table(text: str) -> str | None:
-    """Return a page with the table of today between its comments, or None if it does not have them once, in order."""
+    """Return the page with new tables, or None without both comments once and in order."""
     before, start, after_start = text.partition(START)
     _, end, after = after_start.partition(END)
     if not start or not end or START in after_start or END in before + after:
@@ -56,7 +56,7 @@ def with_table(text: str) -> str | None:
 
 
 def main(arguments: Iterable[str]) -> int:
-    """Write the table, or with `--check` compare it; return the exit code."""
+    """Write the tables, or with `--check` compare them. Return the exit code."""
     text = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
     page_text = with_table(text)
     if page_text is None:

@@ -1,4 +1,7 @@
-"""Tables and maps of literal texts that fit the terminal without cutting anything. Loaded when a result is shown."""
+"""Tables and maps of literal texts that fit the terminal without losing text.
+
+Loaded when a result is printed.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +23,29 @@ NARROWEST_FIRST_COLUMN = 14
 KEPT_DROPPED = (("■", "·"), ("#", "."))
 GAP = 3
 ASCII = str.maketrans({"↑": "^", "↓": "v", "−": "-", "±": "+-", "×": "x"})
-"""Where a stream has no such letters."""
+"""Replacements for streams without these characters."""
 COMMANDS_OF_RUNNER = re.compile(r"(?m)^(\s*)(?=::)|(?=##\[)")
 
 
 class PipedConsole(Console):
-    """A console that leaves a closed pipe to its caller, as any other write does."""
+    """A console with an error for a closed pipe, like other streams."""
 
     def on_broken_pipe(self) -> None:
-        """Raise what was caught, instead of ending the program."""
+        """Raise the error again. rich would end the program."""
         raise BrokenPipeError
 
 
 class WorkflowLog:
-    """A stream of a GitHub Actions job. The runner obeys lines that begin with `::`, and `##[`: neither stands in it as such."""
+    """A stream of a GitHub Actions job, with escapes for the lines that the runner executes.
+
+    The runner executes lines that begin with `::` or contain `##[`.
+    """
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text that begins a line."""
+        """Write a text from the beginning of a line."""
         return self._stream.write(COMMANDS_OF_RUNNER.sub(r"\1\\", text))
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of any attribute
@@ -48,16 +54,16 @@ class WorkflowLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Literals:
-    """What holds texts of somebody else: whatever they are, they are shown as one line each that steers no terminal."""
+    """Base of tables with foreign texts. Each text becomes a single line without control characters."""
 
     def __post_init__(self) -> None:
-        """Escape every text, so that widths are those of what is shown."""
+        """Escape every text before widths are measured."""
         for name, escaped in _each_text(self, harmless_line).items():
             object.__setattr__(self, name, escaped)
 
 
 def _each_text(literals: Literals, change: Callable[[str], str]) -> dict[str, Any]:
-    """Return every field with its texts changed."""
+    """Return every field with `change` applied to its texts."""
 
     def changed(value: Any) -> Any:  # noqa: ANN401 - of any field
         if isinstance(value, str):
@@ -68,16 +74,17 @@ def _each_text(literals: Literals, change: Callable[[str], str]) -> dict[str, An
 
 
 def _in_ascii(text: str) -> str:
-    """Return a text with what stands in for the arrows and signs of our tables."""
+    """Replace arrows and signs of the tables by ASCII characters."""
     return text.translate(ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid(Literals):
-    """A table of texts, right-aligned but for the first `left` columns.
+    """A table of texts, right-aligned except for the first `left` columns.
 
-    Where it is wider than the terminal, headings that are wider than their column are stacked word by word, then the first
-    column is folded, then the columns are shown in several tables that repeat the first. No cell is ever shortened.
+    If the table is too wide for the terminal, these steps are tried in order: headings wider than their
+    column are split into words, the first column is folded, and the columns are divided among several tables,
+    which all repeat the first column. Cells are never shortened.
     """
 
     columns: tuple[str, ...]
@@ -86,7 +93,7 @@ class Grid(Literals):
     left: int = 1
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Choose the first layout that fits."""
+        """Print the first possible layout."""
         grid = replace(self, **_each_text(self, _in_ascii)) if options.ascii_only else self
         yield from grid._laid_out(console, options)
 
@@ -116,7 +123,7 @@ class Grid(Literals):
     def _parts(
         self, console: Console, options: ConsoleOptions, headings: Sequence[str]
     ) -> Iterator[list[int]]:
-        """Deal the columns into tables that fit once the first column is as narrow as it may be."""
+        """Divide the columns among tables that fit with the narrowest first column."""
         spare = max(0, self._natural(headings, 0) - NARROWEST_FIRST_COLUMN)
         part = [0]
         for column in range(1, len(headings)):
@@ -155,7 +162,7 @@ class Grid(Literals):
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> Table:
-    """Return names and values, one a line; a long value is folded beside its name."""
+    """Return a table of names and values, one per line. Long values are folded."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
@@ -166,12 +173,12 @@ def facts(rows: Sequence[tuple[str, str]]) -> Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadMaps(Literals):
-    """Kept and dropped heads of one tower, layers by heads: one map a member, side by side while they fit.
+    """Kept and removed heads of one tower, layers by heads: a map per member, side by side if possible.
 
     Attributes:
-        names: Of the members.
-        keep: For each member and layer the kept heads.
-        num_heads: Heads of a layer of the base.
+        names: Names of the members.
+        keep: Kept heads of each layer of each member.
+        num_heads: Number of heads per layer of the base.
     """
 
     names: tuple[str, ...]
@@ -179,7 +186,7 @@ class HeadMaps(Literals):
     num_heads: int
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw as many maps beside each other as fit, and the rest below."""
+        """Print maps side by side. Maps beyond the width of the terminal follow below."""
         digits = len(str(self.num_heads))
         width = max(self.num_heads + 1 + digits, *(cell_len(name) for name in self.names))
         count = max(1, (options.max_width - len("layer")) // (width + GAP))
@@ -201,7 +208,7 @@ class HeadMaps(Literals):
                 yield text
 
     def _signs(self, member: int, layer: int, *, ascii_only: bool) -> str:
-        """Return one letter a head."""
+        """Return a character per head."""
         stay = set(self.keep[member][layer])
         kept_sign, dropped = KEPT_DROPPED[ascii_only]
         return "".join(kept_sign if head in stay else dropped for head in range(self.num_heads))
@@ -209,16 +216,16 @@ class HeadMaps(Literals):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMap:
-    """Ranks of one tower's heads, layers by heads: rank 1 matters most, bold in the first quarter, dim in the last.
+    """Ranks of a tower's heads, layers by heads, with rank 1 as the most important.
 
-    A head without a rank is a `-`.
+    The first quarter of ranks is bold, the last dim. A head without a rank is shown as `-`.
     """
 
     ranks: tuple[tuple[int | None, ...], ...]
     total: int
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw all heads side by side, or as many as fit and the rest below."""
+        """Print a line per layer. Heads beyond the width of the terminal follow below."""
         width = max(len(str(self.total)), len("h0")) + 1
         heads = len(self.ranks[0])
         count = max(1, (options.max_width - len("layer")) // width)
@@ -241,12 +248,12 @@ class RankMap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Newspaper(Literals):
-    """Short lines read downwards, in as many columns as fit but none shorter than ten lines."""
+    """Short lines in columns, read downwards: the maximum number of columns, with at least ten lines each."""
 
     lines: tuple[str, ...]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Deal the lines into columns."""
+        """Print the lines in columns."""
         width = max((cell_len(line) for line in self.lines), default=0)
         fit = max(1, (options.max_width + GAP) // (width + GAP))
         height = max(10, -(-len(self.lines) // fit))

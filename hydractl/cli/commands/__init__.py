@@ -1,1 +1,1 @@
-"""The commands, one module or folder each."""
+"""Functions of the commands, and printing of reports."""

@@ -66,7 +66,7 @@ def inspect(config: InspectConfig, terminal: Terminal) -> None:
 
 
 def show_file(report: CheckpointReport | DocumentReport, out: Console) -> None:
-    """Show a file of any kind."""
+    """Print the content of a file of any kind."""
     from hydractl.manifest.head_mask import HeadMask, HeadScores
     from hydractl.manifest.report import Report
     from hydractl.reporting.file_contents import CheckpointReport
@@ -277,7 +277,7 @@ def _preprocess(preprocess: Preprocess | Tokenization, tokens: int | None) -> st
 
 
 def show_mask(file: str, mask: HeadMask, out: Console) -> None:
-    """Show a head mask."""
+    """Print a head mask."""
     from hydractl.cli.tables import facts
     from hydractl.heads.budget import total_heads
     from hydractl.heads.masks import total_kept
@@ -304,7 +304,7 @@ def show_mask(file: str, mask: HeadMask, out: Console) -> None:
 
 
 def show_scores(file: str, scores: HeadScores, out: Console) -> None:
-    """Show scores: how they came about, the heads' ranks, and a greedy method's order of removal."""
+    """Print head importance: its origin, the ranks of heads, and the order of removal for a greedy method."""
     from hydractl.cli.tables import RankMap, facts
     from hydractl.pruning.selection import ranks
 
@@ -337,7 +337,7 @@ def show_scores(file: str, scores: HeadScores, out: Console) -> None:
 
 
 def show_state(file: str, state: StateFile, out: Console) -> None:
-    """Show how far an unfinished training has come, and how to finish it."""
+    """Print the progress of an unfinished training, and how to resume it."""
     at, best = state.position, state.position.best
     where = f" with learning rate {at.candidate + 1} of the grid" if at.candidate else ""
     line(out, f"{file}: state of an unfinished run, after {counted(at.step, 'step')}{where}")
@@ -364,7 +364,7 @@ def _removals(scores: HeadScores, out: Console) -> None:
 
 
 def maps(masks: Sequence[Mask], names: Sequence[str], out: Console) -> None:
-    """Show which heads masks keep, tower by tower."""
+    """Print the kept heads of masks, with a map per tower."""
     from hydractl.cli.tables import HeadMaps
 
     for tower, first in masks[0].items() if masks else ():
@@ -381,7 +381,7 @@ def maps(masks: Sequence[Mask], names: Sequence[str], out: Console) -> None:
 
 
 def lineage_tree(file: str, step: Step) -> Tree:
-    """Return the stages that led to a file as a tree."""
+    """Return the tree of a file's provenance."""
     from rich.text import Text
     from rich.tree import Tree
 
@@ -399,7 +399,7 @@ def lineage_tree(file: str, step: Step) -> Tree:
 
 
 def show_lineage(report: LineageReport, out: Console) -> None:
-    """Show the stages that made a model, or the result of the verification of each file."""
+    """Print the provenance of a model, or the result of the verification of each file."""
     for verified_file in report.verified:
         as_read = (
             f" is `{verified_file.read_as}`" if not verified_file.problem else f": {verified_file.problem}"
@@ -417,7 +417,7 @@ def show_lineage(report: LineageReport, out: Console) -> None:
 
 
 def fingerprint(reference: str, digest: str, number: int | None) -> str:
-    """Return how a data set was named and what it held."""
+    """Return reference, digest and size of a data set as text."""
     return f"{reference}, {short(digest)}" + (f", {counted(number, 'sample')}" if number is not None else "")
 
 
@@ -440,7 +440,7 @@ def data(config: DataConfig, terminal: Terminal) -> None:
 
 
 def show_sets(report: DataReport, out: Console) -> None:
-    """Show a line a data set, or all of each."""
+    """Print a line per data set, or all details of each."""
     if report.briefly:
         rows = [
             (
@@ -482,7 +482,7 @@ def _show_set(dataset: KnownDataset, out: Console) -> None:
 
 
 def _references(title: str, sets: tuple[Data, ...], out: Console) -> None:
-    """Show what to type, one a line and whole, so that it can be pasted."""
+    """Print references to type, a line each and unabridged for copying."""
     out.print()
     line(out, f"{title}:")
     for data_set in sets:
@@ -521,7 +521,7 @@ def doctor(config: DoctorConfig, terminal: Terminal) -> None:
 
 
 def show_findings(report: DoctorReport, out: Console) -> None:
-    """Show a line for each finding; the error shows how to fix failures."""
+    """Print a line per finding. The error after the table has the advice."""
     rows = [(f.group, f.name, f.state, f.found) for f in report.findings]
     out.print(table(["", "what", "state", "found"], rows, left=4))
 
@@ -545,7 +545,8 @@ def schema(
     from hydractl.manifest.report import DOCUMENTS
 
     json_schema = DOCUMENTS[kind].model_json_schema(by_alias=True)
-    # a document must say which one it is, although our own constructors fill that in
+    # The schema does not require this field, because the constructors of hydractl have a default. In a file
+    # the field is required.
     json_schema["required"] = sorted({*json_schema.get("required", ()), "schema"})
     if terminal.speaks:
         terminal.document(json_schema)

@@ -1,4 +1,4 @@
-"""`hydractl make`: a report and a model with a threshold from one trained model, or from a hydra of several."""
+"""`hydractl make`: a report and a model with a threshold, from one trained model or a hydra of several."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 
 PLAN, HYDRA, MODEL, REPORT, PAGE = "make.toml", "hydra.st", "model.st", "report.json", "report.html"
-"""Files in the output folder: the pipeline, the hydra, its copy with a threshold, the report and its page."""
+"""Files in the output folder: pipeline, hydra, hydra or model with a threshold, report, and page."""
 CALIBRATED = "calibrated.st"
-"""Copy of a single model with its temperature and OOD score."""
+"""Copy of a single model with temperature and OOD score."""
 TESTED = "threshold.json"
 """Report of the stage that finds the threshold."""
 THRESHOLD = "threshold"
@@ -53,7 +53,7 @@ FROM_SCRIPTS = (".pth", ".pt", ".ckpt", ".bin", ".tar", ".pkl")
 """File name suffixes of weights that `import` must convert first."""
 _PLAIN = re.compile(r"[\w-]+")
 _OTHER_SIGNS = re.compile(r"[^\w.+ -]+")
-"""Characters that names of models do not contain: they have a meaning in options or paths."""
+"""Characters not permitted in names of models, because they have a meaning in options or paths."""
 
 
 def _data(help_text: str) -> Setting:
@@ -64,7 +64,7 @@ def _data(help_text: str) -> Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MakeConfig(CommandConfig):
-    """From which checkpoints, on which data, and where to."""
+    """Options of `make`: checkpoints, data and output."""
 
     COMMAND: ClassVar[str] = "make"
 
@@ -164,7 +164,7 @@ class MakeConfig(CommandConfig):
 
     @property
     def named_models(self) -> tuple[tuple[str, str], ...]:
-        """Name in the table and reference of each model. Names that are not typed are derived from paths."""
+        """Name in the table and reference of each model. Names not typed are derived from paths."""
         pairs = [_split_name(text) for text in self.models]
         derived = iter(_derived_names([model for name, model in pairs if not name]))
         return tuple((name or next(derived), model) for name, model in pairs)
@@ -175,14 +175,14 @@ class MakeConfig(CommandConfig):
         return tuple(InputRef(Role.MODEL, model) for _, model in self.named_models if not from_script(model))
 
     def stages(self) -> Iterator[StageOptions]:
-        """Yield the stages that import models, fuse several, and make the table, the page and the threshold.
+        """Yield the pipeline stages that import models, fuse several, and make table, page and threshold.
 
-        A single model is not changed: the table measures it with its fitted temperature and OOD score, which `calibrated.st`
-        stores.
+        A single model stays unchanged. The table measures the model with fitted temperature and OOD score.
+        `calibrated.st` stores both.
 
         Raises:
             CheckpointError: If weights of a training script do not exist.
-            UsageError: If a list of models cannot contain a path.
+            UsageError: If a path contains a comma, the separator of lists of models.
         """
         fitting, testing = self.halves(self.val)
         models = []
@@ -261,7 +261,7 @@ class MakeConfig(CommandConfig):
 
     @staticmethod
     def halves(ref: DataRef) -> tuple[str, str]:
-        """Return the two halves of a data set, or of a part of one."""
+        """Return the two halves of a data set, or of a part of a data set."""
         number, parts = ref.part_of or (1, 1)
         first, second = (str(replace(ref, part=f"{k}/{2 * parts}")) for k in (2 * number - 1, 2 * number))
         return first, second
@@ -275,7 +275,7 @@ class MakeConfig(CommandConfig):
 
 
 def _split_name(text: str) -> tuple[str, str]:
-    """Split `NAME=MODEL`; the name is empty if there is none, or if the whole text is a path.
+    """Split `NAME=MODEL`. The name is empty if it is missing, or if the whole text is a path.
 
     Raises:
         UsageError: If the name is not valid.
@@ -296,10 +296,9 @@ def _valid_name(text: str) -> str:
 
 
 def _derived_names(models: Sequence[str]) -> list[str]:
-    """Return a name for each model: the parts of its path that differ between models, as few as make names distinct.
+    """Return a unique name for each model, from the last parts of the path that differ between models.
 
-    Parts are compared from the last one backwards, so that `run1/model_best.pth.tar` and `run2/model_best.pth.tar` are
-    `run1` and `run2`.
+    For example, `run1/model_best.pth.tar` and `run2/model_best.pth.tar` have the names `run1` and `run2`.
     """
     paths = [Path(os.path.abspath(model)) for model in models]  # noqa: PTH100 - `resolve` would follow links
     parts = [
@@ -322,12 +321,15 @@ def from_script(model: str) -> bool:
 
 
 def check_held_out(config: MakeConfig) -> None:
-    """Refuse `--val` with samples that trained or selected a model, because the threshold would have no guarantee.
+    """Raise if `--val` contains samples that trained or selected a model.
 
-    `--train`, and checkpoints that record their samples, name these samples. Files of earlier releases record none.
+    The threshold would have no guarantee.
+
+    These samples are known from `--train` and from the provenance of checkpoints. Files of earlier releases
+    have no record of samples.
 
     Raises:
-        DataError: If there are such samples.
+        DataError: If the samples overlap.
     """
     import numpy as np
 
@@ -402,7 +404,10 @@ def make(config: MakeConfig, terminal: Terminal) -> None:
 
 
 def _other_labels(config: MakeConfig) -> str:
-    """Return the kind of labels of models with several labels or words. Empty if an input has one label, or only weights say it."""
+    """Describe the labels of models with several labels or words per input.
+
+    Empty for models with a single label, and if only the weights could show the task.
+    """
     from hydractl.families.open_model import open_model
     from hydractl.importing.architecture import describe, resolve
     from hydractl.importing.weights import Metadata
@@ -432,7 +437,7 @@ def _show(config: MakeConfig) -> None:
 
 
 def _outcome(config: MakeConfig) -> Iterator[str]:
-    """Yield lines about the cost of the hydra, its threshold, and the next command."""
+    """Yield lines about the cost of the hydra, the threshold, and the next command."""
     from hydractl.families.open_model import open_model
 
     plan = open_model(str(config.out / HYDRA)).header.plan if len(config.models) > 1 else None
@@ -454,7 +459,12 @@ def _outcome(config: MakeConfig) -> Iterator[str]:
 
 
 def _no_threshold(config: MakeConfig, count: int) -> Iterator[str]:
-    """Yield the reason why no threshold of `count` samples satisfies the risk, and a hint with a risk that they may satisfy."""
+    """Yield the reason why no threshold satisfies the risk, and a hint with a risk that may be satisfied.
+
+    Args:
+        config: Options of `make`.
+        count: Number of samples for the threshold.
+    """
     from hydractl.evaluation.options import DELTA
     from hydractl.manifest.report import Report
     from hydractl.metrics.selective import HALF, fewest

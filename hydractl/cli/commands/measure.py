@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 OF_PAGES = ("classes", "examples", "costs")
-"""The sections that only pages show; costs are in the first table."""
+"""Sections shown only on pages. The first table in the terminal has the costs."""
 
 
 def show_stored(config: EvalConfig, terminal: Terminal) -> None:
-    """Show the report that is there, as if it had been made, and exit as it says."""
+    """Print an existing report for `--if-changed`, and fail if a condition in the report failed."""
     from hydractl.manifest.report import Report
     from hydractl.stages.evaluate.run import EvalReport
 
@@ -91,19 +91,19 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
 
 
 def conclude(report: EvalReport, terminal: Terminal) -> None:
-    """Add the headline table to the summary of a job on GitHub, and fail if a condition came true."""
+    """Add the headline table to the job summary of GitHub Actions, and raise if a condition is met."""
     if terminal.speaks:
         summarize(markdown(report.document))
     try:
         report.require_checks()
     except CheckFailed:
-        if not leader_is_silent():  # every process of a run finds it
+        if not leader_is_silent():  # Every rank detects the failure, but only the leader reports it.
             raise Interrupted("") from None
         raise
 
 
 def markdown(document: Report) -> Iterator[str]:
-    """Yield the lines of the headline table and of what came of the conditions."""
+    """Yield the lines of the headline table and the results of conditions, as Markdown."""
     from hydractl.hub.card import code
     from hydractl.reporting.page import literal
 
@@ -121,14 +121,14 @@ def markdown(document: Report) -> Iterator[str]:
 
 
 def show(report: EvalReport, out: Console) -> None:
-    """Show the tables, and what came of the conditions."""
+    """Print the tables and the results of conditions."""
     show_report(report.document, out)
     for check in report.document.checks:
         line(out, f"{'failed' if check.failed else 'ok'}: {check.condition}, measured {check.found:.6g}")
 
 
 def show_report(document: Report, out: Console) -> None:
-    """Show a report: a table over all rows, what must be known of it, and the shorter tables of a page."""
+    """Print a report: the headline table of all rows, notes about it, and the shorter tables of a page."""
     from hydractl.reporting.comparison import Compared
     from hydractl.reporting.sections import sections
 
@@ -150,7 +150,7 @@ def show_report(document: Report, out: Console) -> None:
 
 
 def _remarks(document: Report, main: Sequence[Quantity]) -> Iterator[str]:
-    """Yield what must be known of the first table, in a line each."""
+    """Yield the lines of notes about the headline table."""
     tested = document.data.get(ID_NAME)
     if tested is not None:
         yield f"{_samples(tested, ': ')}{_notes(document, main)}"
@@ -170,7 +170,10 @@ def _is_marked(row: Row) -> bool:
 
 
 def _headline(document: Report) -> tuple[list[Quantity], list[str]]:
-    """Return the columns of the first table, OOD data being ranked by the first score, and what stands above them."""
+    """Return the quantities in the columns of the headline table and the headings.
+
+    OOD data are ranked by the first score.
+    """
     needs = (*ON_ID_DATA, MetricNeeds.OOD, MetricNeeds.WEIGHTS, MetricNeeds.TIME)
     columns = [
         Quantity(name, "all" if need is MetricNeeds.OOD else None)
@@ -184,7 +187,7 @@ def _headline(document: Report) -> tuple[list[Quantity], list[str]]:
 
 
 def _cells(document: Report, columns: Sequence[Quantity]) -> list[list[str]]:
-    """Return all rows as texts; nothing where a row has no number."""
+    """Return the table cells of all rows. A cell without a number is empty."""
     return [
         [
             f"{row.name} *" if _is_marked(row) else row.name,
@@ -198,7 +201,7 @@ def _cells(document: Report, columns: Sequence[Quantity]) -> list[list[str]]:
 
 
 def _notes(document: Report, main: Sequence[Quantity]) -> str:
-    """Return what must be known of the columns of the first table: which are means, by which score, and which are shares."""
+    """Return notes about the headline columns: means over OOD sets, their OOD score, and fractions of 1."""
     scores, sets = document.ood_scores, len(document.near + document.far)
     means = [str(q.metric.column) for q in main if q.scope is not None]
     shares = [str(q.metric.column) for q in main if q.metric.unit is Unit.SHARE]
@@ -216,7 +219,7 @@ def _notes(document: Report, main: Sequence[Quantity]) -> str:
 
 
 def _scaling(document: Report) -> str:
-    """Return where the temperatures are from."""
+    """Return a sentence about the origin of the temperatures."""
     fitted_on = document.data.get(TEMPERATURE) if TEMPERATURE not in document.options else None
     sources = [] if fitted_on is None else [f"fitted on {_samples(fitted_on, ', ')}"]
     sources += ["as given"] if TEMPERATURE in document.options else []
@@ -229,7 +232,7 @@ def _scaling(document: Report) -> str:
 
 
 def _best(row: Row, document: Report) -> str:
-    """Return which OOD score is best on validation data, by the mean of its AUROC there, beside the others."""
+    """Return a sentence about the mean AUROC of each OOD score on validation data, the best first."""
     means = {
         score: sum(
             values[number_name("auroc", score, document.ood_scores)].value for values in row.ood_val.values()
@@ -243,7 +246,10 @@ def _best(row: Row, document: Report) -> str:
 
 
 def _threshold(row: Row, document: Report) -> str:
-    """Return which inputs a row accepts, and what that promises; reports of before say nothing where it accepts none."""
+    """Return a sentence about the accepted inputs of a row and the guarantee.
+
+    The threshold is None in old reports.
+    """
     if row.threshold is None:
         return f"{row.name}: no threshold satisfies {document.options['threshold_for']}"
     return f"{row.name}: {row.threshold.summary}"
@@ -279,14 +285,14 @@ def report(config: ReportConfig, terminal: Terminal) -> None:
     elif stage_report.up_to_date:
         terminal.up_to_date(stage_report.paths)
     else:
-        # the page on standard output says it all
+        # Standard output already has the page.
         terminal.result(
             stage_report, (lambda _report, _out: None) if terminal.stdout_taken else show_comparison
         )
 
 
 def show_comparison(report: ReportReport, out: Console) -> None:
-    """Show the verdict, what is to be known of it, and the tables."""
+    """Print the verdict with notes, and the tables."""
     from hydractl.reporting.sections import checks, tables
     from hydractl.reporting.verdict import remarks, sentence, verdict_table
 

@@ -49,7 +49,7 @@ def import_weights(config: ImportConfig, terminal: Terminal) -> None:
     from hydractl.stages.importing.run import ImportReport, ImportReports, run_import
 
     progress = terminal.progress()
-    if len(config.sources) > 1:  # before the first is written
+    if len(config.sources) > 1:  # Check all outputs before the first is written.
         paths = [path for path in config.output_files() if not is_folder(path)]
         lock = OutputLock(force=config.force or config.if_changed)
         Output(lock).check(*paths, files=map(Path, config.sources))
@@ -74,7 +74,7 @@ def import_weights(config: ImportConfig, terminal: Terminal) -> None:
 
 
 def show_import(report: ImportReport, out: Console) -> None:
-    """Show what one file held."""
+    """Print the imported architecture, and the place of the weights in the file."""
     out.print(_import_table([report]))
     place = [f"under `{report.wrapper}`"] if report.wrapper else []
     place += [f"with the prefix `{report.prefix}`"] if report.prefix else []
@@ -99,6 +99,7 @@ def _import_table(reports: Sequence[ImportReport], *, named: bool = False) -> Re
 
 
 HEADS_SHOWN = 10
+"""Number of heads in the table. Chosen by hand; twice the number doubles the table."""
 
 
 @command("hydractl.stages.score.config:ScoreConfig")
@@ -123,7 +124,7 @@ def score(config: ScoreConfig, terminal: Terminal) -> None:
 
 
 def show_scores(report: ScoreReport, out: Console) -> None:
-    """Show the first heads to go."""
+    """Print the first heads to be removed."""
     scores = report.scores
     if scores.removals is not None:
         rows = [
@@ -200,7 +201,7 @@ def prune(config: PruneConfig, terminal: Terminal) -> None:
 
 
 def show_members(report: PruneReport, out: Console) -> None:
-    """Show sizes before and after."""
+    """Print sizes before and after pruning."""
     rows = [(model_cell(report.model), str(report.heads), *_size_cells(report.base), "")]
     rows += [
         (
@@ -219,7 +220,7 @@ def show_members(report: PruneReport, out: Console) -> None:
 
 
 def show_diverse(report: DiverseReport, out: Console) -> None:
-    """Show what was chosen, and how diverse it is beside what `sample` draws."""
+    """Print the chosen masks, and the diversity of the chosen set compared with random sets."""
     rows = [
         (f"member {i}", f"draw {c.draw}", f"{c.objective:.4f}", "", "") for i, c in enumerate(report.chosen)
     ]
@@ -228,7 +229,7 @@ def show_diverse(report: DiverseReport, out: Console) -> None:
 
 
 def _size_cells(cost: Size) -> tuple[str, str, str]:
-    """Return parameters, MACs and bytes as texts."""
+    """Format parameters, MACs and bytes."""
     return count(cost.parameters), count(cost.macs), size(cost.size_bytes)
 
 
@@ -258,7 +259,7 @@ def finetune(config: FinetuneConfig, terminal: Terminal) -> None:
 
 
 def show_training(report: FinetuneReport, out: Console) -> None:
-    """Show what came of it."""
+    """Print validation metrics and trained parameters."""
     spans = {} if report.span_f1 is None else {"validation span F1 ↑": f"{report.span_f1:.4f}"}
     cells = (
         *spans.values(),
@@ -298,7 +299,7 @@ def fuse(config: FuseConfig, terminal: Terminal) -> None:
 
 
 def show_hydra(report: FuseReport, out: Console) -> None:
-    """Show fates, trunk, what merging did, and gap."""
+    """Print fates of tensors, trunk, effect of merging, and the difference from the members."""
     from hydractl.manifest.terms import Temperature
 
     rows = [(fate, str(report.tensors[fate]), size(report.stored_bytes[fate])) for fate in report.tensors]
@@ -339,7 +340,7 @@ def show_hydra(report: FuseReport, out: Console) -> None:
 
 
 def show_measured(quality: Measured, out: Console) -> None:
-    """Show hydras beside their members' ensemble; the last is the one that was written."""
+    """Print the quality of hydras and of the members' ensemble. The last hydra is the output."""
     rows = [
         (ENSEMBLE, *_quality_cells(quality.members), "", ""),
         *(

