@@ -15,36 +15,39 @@ from support import warm
 from support.heard import Heard
 from support.variants import Variant
 
-# The same examples each time: a law that fails once in a thousand draws must not stop an unrelated change. To search for
-# such a draw: pytest --hypothesis-profile default. No deadline, since other work may share the machine.
+# The same examples in each run: a law that fails once in a thousand draws must not stop an unrelated change.
+# To search for such a draw, use `--hypothesis-profile default`. No deadline, because other work may share the
+# machine.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
-# Collection makes 20,000 items and loads all libraries, and few of their objects become garbage.
+# Collection creates 20,000 items and loads all libraries. Few of these objects become garbage.
 gc.disable()
 
 FEW = 6
-"""A law marked `spread` takes each sixth variant of a family, and one at least; `spread(every=8)` each eighth."""
+"""A law marked `spread` runs on every sixth variant of a family, at least one; with `spread(every=8)` on
+every eighth. Chosen by hand; twice the number halves the cases and the time."""
 
 
 @pytest.fixture
 def heard():
-    """Return the receiver of all messages that the test's thread reports, unless a stage has a receiver of its own."""
+    """Return a receiver of messages in the test's thread, outside of stages with another receiver."""
     with reporting(receiver := Heard()):
         yield receiver
 
 
 @pytest.fixture(scope="module", name="one_thread")
 def _one_thread():
-    """Run torch's operators on one thread: for tests whose numbers must not depend on how many there are."""
+    """Run torch's operators on one thread, for tests whose numbers depend on the number of threads."""
     with one_thread():
         yield
 
 
 def pytest_make_parametrize_id(val):
-    """Return the ID of a text with `::` in it, which xdist would take for the end of a file's name, so that what the file's
-    tests share is made again for that one.
+    """Return the ID of a text with `::`.
+
+    xdist takes `::` as the end of the file name, and would set up shared fixtures of the file again.
     """
     if isinstance(val, str) and "::" in val:
         return val.replace("::", ":").encode("unicode_escape").decode("ascii")
@@ -70,25 +73,24 @@ def pytest_addoption(parser):
 
 @pytest.fixture(autouse=True)
 def _gpu(request):
-    """Let there be a GPU if it is asked for."""
+    """Simulate a GPU if the option is given."""
     if not request.config.getoption("made_up_gpu"):
         yield
         return
-    from support.gpu import made_up  # loads torch's compiler
+    from support.gpu import made_up  # This import loads torch's compiler.
 
     with made_up():
         yield
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave each law marked `spread` a few variants of each family, and leave out what is marked `more`.
+    """Deselect tests marked `more`, and all but a few variants per family of laws marked `spread`.
 
-    The laws of a file take turns: each begins one variant after the one before. So every family is met by all, and every
-    variant by each file that has six of them. Of a law with several cases, a family's cases are met in turn by its variants:
-    by each seventh pair of them. A law that costs much may name the families that it meets by default,
-    `spread(families=...)`: those whose code differs; or share them out, `spread(alike=True)`: those that a library's
-    tower of a kind reads take turns as if they were one. A test with other parameters names the number of its cases,
-    `spread(cases=4)`.
+    The laws of a file start at different variants, so every law runs on every family, and six laws of a file
+    cover all variants. For a law with several cases, every seventh pair of variant and case is kept. A slow
+    law may name families with different code, `spread(families=...)`. Or families whose towers are read by
+    the same code share the cases, `spread(alike=True)`. A test with other parameters states the number of its
+    cases, `spread(cases=4)`.
     """
     if config.getoption("all_variants"):
         return
@@ -127,12 +129,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 def few(cases, count):
-    """Return so many cases of a test. Each next case has the most values of parameters that no case before it has."""
+    """Return `count` cases of a test. Each next case has the most parameter values not covered before."""
     spaced = sorted(range(len(cases)), key=lambda i: i * 0.618034 % 1)
     order, seen, chosen = [cases[i] for i in spaced], set(), []
     values = {case: {*case.callspec.indices.items()} for case in cases}
     while order and len(chosen) < count:
-        best = max(order, key=lambda case: len(values[case] - seen))  # the first of several
+        # The first of several cases with equal counts.
+        best = max(order, key=lambda case: len(values[case] - seen))
         order.remove(best)
         chosen.append(best)
         seen |= values[best]
@@ -140,12 +143,12 @@ def few(cases, count):
 
 
 def kin(family):
-    """Return what families have in common whose towers are read by the same code: a library, and kinds of tower."""
+    """Return library and towers of a family. Equal for families whose towers are read by the same code."""
     return family.partition("-")[0], *FAMILIES[family].towers
 
 
 def pytest_collection_finish(session):
-    """Leave what the libraries are made of out of garbage collections: each training run asks for one of everything."""
+    """Exclude the objects of libraries from garbage collections, because each training run calls for one."""
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -153,7 +156,10 @@ def pytest_collection_finish(session):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item, nextitem):
-    """Leave out too what a file's tests have loaded: what one collection costs grows with all that came before."""
+    """Exclude the objects that a file's tests loaded.
+
+    Otherwise each collection takes longer than the previous.
+    """
     yield
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
@@ -161,7 +167,7 @@ def pytest_runtest_teardown(item, nextitem):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Show the tries and failures of `tests/torture` by kind, where there are some."""
+    """Print tries and failures of `tests/torture` by kind."""
     counts = defaultdict(lambda: (0, 0))
     for report in (report for reports in terminalreporter.stats.values() for report in reports):
         for kind, tries, failed in (v for k, v in getattr(report, "user_properties", ()) if k == "torture"):
@@ -174,34 +180,37 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def pytest_sessionfinish(session):
-    """Give it back, or bindings report at the end of the process what nobody freed."""
+    """Undo `gc.freeze`. Otherwise bindings report leaks at the end of the process."""
     gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
 def _quiet_environment(monkeypatch):
-    """No test sees the user's ranks, colours or Hub."""
+    """Hide the user's ranks, colours and Hub from tests."""
     for name in ("RANK", "WORLD_SIZE", "NO_COLOR", "FORCE_COLOR", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)
 def _few_timings(monkeypatch):
-    """Let `eval` time a model by the fewest calls that it may: no test depends on what the clock says."""
+    """Make `eval` time models with the fewest calls. No test depends on the times."""
     if (cost := sys.modules.get("hydractl.evaluation.cost")) is not None:
         monkeypatch.setattr(cost, "MOST", cost.LEAST)
 
 
 @pytest.fixture(autouse=True)
 def _no_collection_after_training(monkeypatch):
-    """Let accelerate free a model without a garbage collection, which takes 0.2 s in a process with all libraries."""
+    """Skip the garbage collection of accelerate after training, which takes 0.2 s with all libraries loaded."""
     if (memory := sys.modules.get("accelerate.utils.memory")) is not None:
         monkeypatch.setattr(memory, "gc", SimpleNamespace(collect=int))
 
 
 @pytest.fixture(scope="session")
 def python(request):
-    """Return, by the number of a server, a program to start instead of `sys.executable`: itself with `--all-variants`."""
+    """Return a function from a server's number to a program that replaces `sys.executable`.
+
+    With `--all-variants`, the program is `sys.executable`.
+    """
     if request.config.getoption("all_variants"):
         return lambda server=0: sys.executable  # noqa: ARG005 - as the other
     return warm.python

@@ -1,4 +1,4 @@
-"""The safetensors files: bytes are a function of content, and what is not well-formed is refused with the reason."""
+"""Safetensors files: bytes are a function of content, and malformed files raise with the reason."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def encodable(text):
 
 
 def same(a, b):
-    """Equal dtype, shape and bits; random bits may be NaN."""
+    """Compare dtype, shape and bits. Random bits may be NaN."""
     return a.dtype == b.dtype and a.shape == b.shape and bytes(tensor_bytes(a)) == bytes(tensor_bytes(b))
 
 
@@ -397,7 +397,7 @@ def test_opening_a_checkpoint_does_not_load_torch(tmp_path):
 
 
 def test_golden_header_still_reads():
-    """Once written, `hydractl.checkpoint/1` is read for ever."""
+    """Files of the format `hydractl.checkpoint/1` must stay readable."""
     from hydractl.manifest.header import Fate, Header, Kind
 
     text = (GOLDEN / "checkpoint-1.json").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What messages may hold: values of files are neither short nor harmless."""
+"""Content of messages: long or unsafe values from files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs to add something: the files that change, in a copy of the package."""
+"""Number of files that an addition changes, in a copy of the package."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ GRADING = """GRADING = Task(
 
 
 class Copy:
-    """A copy of the package that grows; `changed` are the files that did."""
+    """A copy of the package with additions. `changed` has the changed files."""
 
     def __init__(self, folder: Path, interpreter: object) -> None:
         self.folder, self.interpreter, self.changed = folder, str(interpreter), set()
@@ -246,7 +246,7 @@ def test_a_metric_is_one_file(copy):
 
 
 def test_a_value_of_a_report_is_two_files(copy):
-    """Columns of the terminal, JSON, its schema, both pages and the card have a value that is no metric."""
+    """A value that is not a metric appears in the terminal, JSON, its schema, both pages and the card."""
     copy.insert(
         "hydractl/manifest/report.py",
         '    largest_class: Annotated[int, Column("largest class")] = Field(default=0, exclude_if=lambda value: value == 0)\n',
@@ -281,7 +281,7 @@ def test_a_value_of_a_report_is_two_files(copy):
 
 @pytest.mark.more
 def test_an_encoder_of_a_known_shape_is_one_row(copy):
-    """MarkupLM is a BERT where nothing is said of a page's marks."""
+    """Without markup inputs, MarkupLM equals BERT."""
     copy.insert(
         "hydractl/families/transformers/text.py",
         """    replace(
@@ -303,7 +303,7 @@ def test_an_encoder_of_a_known_shape_is_one_row(copy):
 
 
 def write_graded(folder: Path, *, form: str = "{}/5") -> None:
-    """Write pictures that are the brighter the better their grade, and a table of them."""
+    """Write images whose brightness is their grade, and a table of them."""
     rows = ["image,label"]
     for i in range(30):
         Image.new("L", (8, 8), 40 + 40 * (i % 5) + i // 5).save(folder / f"{i}.png")
@@ -313,7 +313,7 @@ def write_graded(folder: Path, *, form: str = "{}/5") -> None:
 
 @pytest.mark.more
 def test_a_task_is_a_row_and_a_module(copy):
-    """Cells of its own form become labels; its name is in headers; its metric and its column come out of every stage."""
+    """New cells become labels, headers have the task's name, and all stages have the metric and column."""
     tasks = "hydractl/tasks.py"
     copy.add("hydractl/grades.py", GRADES)
     copy.insert(tasks, GRADING, before="TASKS: Mapping[str, Task]")
@@ -345,7 +345,7 @@ def test_a_task_is_a_row_and_a_module(copy):
     values = json.loads((copy.folder / "report.json").read_text())["rows"][0]["values"]
     distances = [abs(line["grade"] - (i % 5 + 1)) for i, line in enumerate(said)]
     assert values["grade_error"]["value"] == pytest.approx(sum(distances) / 30, abs=1e-5)
-    assert values["grade_error"]["value"] < 1.2  # a guess of all grades alike
+    assert values["grade_error"]["value"] < 1.2  # A constant grade has a larger error.
     assert (copy.folder / "said.csv").read_text().split(",")[:3] == ["row", "grade", "label"]
     assert "5 classes and predicts a grade for every input" in " ".join(card.split())
     assert "has one label for each item, but `--data` needs a grade for each item" in other.stderr

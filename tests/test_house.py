@@ -1,4 +1,4 @@
-"""What `.ci/house.py` counts, that it finds what has grown, and that the page on architecture names what there is."""
+"""`.ci/house.py` counts correctly and detects growth, and the page on architecture has valid names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ what it told you about it
 
 @pytest.fixture
 def house(tmp_path, monkeypatch):
-    """Return the script, set on a package of two modules whose figures are what it has."""
+    """Return the script, for a package of two modules with matching figures."""
     spec = importlib.util.spec_from_file_location("house", SCRIPT)
     house = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(house)
@@ -63,10 +63,10 @@ def house(tmp_path, monkeypatch):
 
 def test_statements_names_and_lines_are_counted(house, tmp_path):
     counts, _ = house.measure(tmp_path / "hydractl")
-    # def, assignment, return; neither the import nor the docstrings
+    # def, assignment and return; not the import and the docstrings.
     assert counts["statements"] == {"total": 6, "without research": 3}
     assert counts["files"] == {"core": 1}
-    # four lines of an import beside three of code; `halves` twice, `number`, `found`
+    # Four lines of an import and three of code. `halves` twice, `number`, `found`.
     assert counts["percent"] == {"imports": 57.14, "vague names": 25.0, "generic names": 0.0}
     assert counts["largest"] == {"lines of a file": 14, "modules of a folder": 1}
 
@@ -137,7 +137,7 @@ def test_a_figure_never_rises_above_a_commit(house, tmp_path, monkeypatch, capsy
     assert "git has no history" in capsys.readouterr().err
     low = house.FIGURES.read_text()
     git("init")
-    assert commit(low.replace("= 6", "= 5"), "2020-01-01T00:00:00Z") == 1  # the count is 6
+    assert commit(low.replace("= 6", "= 5"), "2020-01-01T00:00:00Z") == 1  # The count is 6.
     assert commit(low.replace("= 6", "= 7"), "2090-01-01T00:00:00Z") == 0
     assert commit(low, "2090-01-02T00:00:00Z") == 0
     assert commit(low.replace("= 6", "= 8"), "2090-01-03T00:00:00Z") == 1
@@ -160,7 +160,7 @@ def test_the_page_on_architecture_names_paths_that_exist():
 
 
 def test_a_stage_is_its_configuration_and_its_steps():
-    """Code below `run.py` takes plain values: a stage has no other module, and a library imports no stage."""
+    """Stages have no other modules, and libraries import no stage: code below `run.py` takes plain values."""
     package = SCRIPT.parents[1] / "hydractl"
     modules = {
         folder.name: sorted(path.name for path in folder.glob("*.py"))

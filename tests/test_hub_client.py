@@ -1,4 +1,4 @@
-"""The Hub's client while we ask: who sees the token, how long it waits, and what it reads."""
+"""The Hub's client within `asking`: hosts that receive the token, waiting time, and size limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HUB = "https://hub.example"
 
 @pytest.fixture
 def get(monkeypatch):
-    """Return what asks a server that answers as told, as the Hub's client does; and how it was asked."""
+    """Return a function that sends a request to a server with a given response, and returns the requests."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", HUB)
 
     def get(url=f"{HUB}/api/x", status=200, content=b"", **headers):

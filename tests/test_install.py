@@ -1,4 +1,4 @@
-"""The command that cards, documents and hints give installs the package, whole."""
+"""The installation command of cards, documents and hints installs the whole package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.*"))]
 TREE = "pip install ."
-"""What a reader of a clone types."""
+"""Installation command for a clone."""
 
 
 def run(*command: object, **environment: str) -> str:
@@ -34,7 +34,7 @@ def run(*command: object, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """A fresh environment's interpreter: it sees the libraries that are installed here, and installs from this clone."""
+    """Interpreter of a new environment that sees the installed libraries."""
     if not (ROOT / ".git").exists():
         pytest.skip("no clone")
     folder = tmp_path_factory.mktemp("install") / "venv"
@@ -45,7 +45,10 @@ def python(tmp_path_factory):
 
 
 def pip(python: Path, *arguments: str) -> str:
-    """Run pip for an environment, where the repository's address leads to this clone and nothing can be downloaded."""
+    """Run pip for an environment.
+
+    The repository's address is replaced by this clone, and downloads are disabled.
+    """
     address = INSTALL.partition("git+")[2]
     return run(
         sys.executable, "-m", "pip", "--python", python, "install", "--no-index", *arguments,
@@ -64,7 +67,7 @@ def test_it_installs_every_file_of_the_package(python):
     tracked = run("git", "-C", ROOT, "ls-tree", "-r", "--name-only", "HEAD", "hydractl").splitlines()
     assert len(tracked) > 200
     assert [name for name in tracked if not (package.parent / name).is_file()] == []
-    # what hints say of extras needs no index either, for the package is there
+    # Hints about extras need no index either, because the package is installed.
     assert "Successfully" not in pip(python, "hydractl[onnx]")
 
 

@@ -26,7 +26,8 @@ def test_names_beyond_the_first_are_dots(most, text):
     ("name", "near"),
     [
         ("magnitud", "magnitude"),
-        ("vit_tiny", "vit_tiny_patch16_224"),  # begun, rather than spelled much like `gcvit_tiny`
+        # A candidate that starts with the word is preferred to the similar `gcvit_tiny`.
+        ("vit_tiny", "vit_tiny_patch16_224"),
         ("vit_tiny_patch16_24", "vit_tiny_patch16_224"),
         ("zzz", None),
         ("", None),
@@ -45,7 +46,7 @@ def test_the_nearest_name(name, near):
         ("./trian", "train"),
         ("trian/cat", "train/cat"),
         ("train/cta", "train/cat"),
-        ("trian/cta", None),  # one mistake is followed, two are guesses
+        ("trian/cta", None),  # One wrong part is corrected, two are not.
         ("bse.st", "base.st"),
         ("elsewhere", None),
         ("nowhere/at/all", None),

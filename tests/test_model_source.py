@@ -1,4 +1,4 @@
-"""MODEL references: every form finds its files, and whatever is wrong is said before anything is read."""
+"""MODEL references: every form finds its files, and every error is raised before tensors are read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ARCH = "vit_tiny_patch16_224::" + ",".join(f"{k}={v}" for k, v in TINY.items())
 
 
 def timm_folder(folder: Path, sample=None, **config: object) -> Path:
-    """Write a folder as timm's own `save_for_hf` does."""
+    """Write a folder with timm's `save_for_hf`."""
     import timm.models
 
     sample = sample or base(PLAIN)
@@ -71,7 +71,10 @@ def test_a_timm_folder(tmp_path, prefix, name):
 
 
 def test_a_timm_folder_whose_model_args_are_null(tmp_path):
-    """What transformers writes: everything that differs from the architecture's defaults is lost, and that is said."""
+    """transformers writes such folders.
+
+    Options other than the defaults are lost, and the error mentions them.
+    """
     sample = base(PLAIN)
     timm_folder(tmp_path / "m", sample, model_args=None)
     with pytest.raises(UnsupportedModelError, match="patches of 16x16 pixels do not fit"):
@@ -89,7 +92,7 @@ def test_a_timm_folder_that_says_the_number_of_classes_twice(tmp_path):
 
 
 def test_a_timm_folder_whose_pretrained_size_is_stale(tmp_path):
-    """The size that the model was built with counts: its position embedding fits no other."""
+    """The size of the built model counts, because its position embedding fits no other size."""
     timm_folder(tmp_path / "m")
     raw = json.loads((tmp_path / "m" / "config.json").read_text())
     raw["pretrained_cfg"] |= {"input_size": [3, 224, 224], "mean": [0.1, 0.2, 0.3], "std": [0.5, 0.5, 0.5]}
@@ -109,7 +112,7 @@ def test_label_names_travel(tmp_path):
 
 
 def test_a_folder_that_transformers_wrote_around_a_timm_model_is_refused_by_name(tmp_path):
-    """Its names have a prefix and its options are null (the two libraries do not read each other's)."""
+    """The tensor names have a prefix and the options are null; timm cannot read these folders either."""
     import transformers
 
     options = {k: v for k, v in TINY.items() if k != "num_classes"}
@@ -521,10 +524,10 @@ def test_no_network_and_no_cache_is_exit_4(tmp_path):
 
 
 UNMAPPED = {
-    # of other services than downloading a snapshot
+    # Errors of other services.
     "InferenceEndpointError", "DeviceCodeError", "OIDCError", "SandboxError",
     "SandboxCommandError", "CLIError", "ConfirmationError", "CLIExtensionInstallError",
-    # of writing, of file formats and of checks that a snapshot download does not make
+    # Errors of writing, file formats and checks that a snapshot download does not use.
     "SafetensorsParsingError", "NotASafetensorsRepoError", "DDUFError", "DDUFCorruptedFileError", "DDUFExportError",
     "DDUFInvalidEntryNameError", "FileDuplicationError", "StrictDataclassError", "StrictDataclassDefinitionError",
     "StrictDataclassFieldValidationError", "StrictDataclassClassValidationError",
@@ -543,7 +546,7 @@ def hub_errors():
 
 @pytest.mark.parametrize("kind", hub_errors(), ids=lambda k: k.__name__)
 def test_every_error_of_the_hub_client_becomes_ours(monkeypatch, kind):
-    """Or is listed as one that downloading a snapshot does not raise; the list must not go stale either."""
+    """Errors that a snapshot download does not raise are listed, and the list must be complete and current."""
     error = kind.__new__(kind)
     error.args = ("the reason",)
     if isinstance(error, OSError):
@@ -561,7 +564,7 @@ def test_every_error_of_the_hub_client_becomes_ours(monkeypatch, kind):
 
 
 @pytest.mark.parametrize("error", [
-    json.JSONDecodeError("Expecting value", "<html>", 0),  # a page to log in to a network
+    json.JSONDecodeError("Expecting value", "<html>", 0),  # The login page of a network.
     TypeError("must be a mapping, not list"), KeyError("rfilename"), AttributeError("x"),
     ValueError("Invalid filename '../../evil.json': cannot contain a '..' path segment"),
 ], ids=lambda error: type(error).__name__)  # fmt: skip
@@ -594,7 +597,7 @@ def test_locating_does_not_load_torch(tmp_path):
 
 
 def test_shards_of_a_variant(tmp_path):
-    """As transformers writes them: `save_pretrained(variant="fp16")`."""
+    """transformers writes such files with `save_pretrained(variant="fp16")`."""
     sample = base(variant("transformers-vit-plain"))
     for name, kind in (("m", None), ("v", "fp16")):
         sample.library().save_pretrained(tmp_path / name, max_shard_size="10KB", variant=kind)

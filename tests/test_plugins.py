@@ -1,4 +1,4 @@
-"""Options that a package adds to a command equal options of the command itself."""
+"""Options added by a package behave like options of the command itself."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Added(Extension):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole(CommandConfig):
-    """A command with the options as its own."""
+    """A command with the options in its own configuration."""
 
     COMMAND: ClassVar[str] = "some"
     seed: int = setting(0, "A seed.")
@@ -92,7 +92,7 @@ def typed(config: type[Any], **values: object) -> Any:
         {"order_seed": 3},
         {"order_seed": 3, "size": 2, "scores": ["tests/a.json", "b.json"]},
         {"fast": True},
-        {"rounds": 5},  # its default
+        {"rounds": 5},  # The default.
         {"rounds": 6, "fast": False},
     ],
 )

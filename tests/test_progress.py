@@ -1,4 +1,4 @@
-"""What a stage tells where nobody listens."""
+"""Messages outside of a stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: what a declaration refuses, how options compose a configuration, and texts that are read."""
+"""Settings: rejected declarations, configurations of options, and parsing."""
 
 from __future__ import annotations
 
@@ -46,8 +46,6 @@ DECLARING = [ScoreConfig, PruneConfig, DiverseConfig, FinetuneConfig, Recipe, Fu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Some:
-    """A configuration."""
-
     name: str = required(Setting("Its name.", positional=True))
     rates: tuple[float, ...] = setting(
         (), "Rates.", above=0.0, parse=lambda t: tuple(number("--rates", x) for x in words("--rates", t))
@@ -170,7 +168,7 @@ def test_bad_sizes(text):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tied:
-    """A configuration of settings that go, or do not go, with others."""
+    """Configuration with constraints between settings."""
 
     way: str = setting("plain", "How.", choices=("plain", "fast", "slow"))
     tries: int | None = setting(None, "How often.", metavar="N", only_with=Constraint("way", ("fast",)))
@@ -231,6 +229,6 @@ def test_every_constraint_names_settings_that_are_there():
             for constraint in (c for r in ("needs", "only_with", "excludes") for c in told.constraints(r)):
                 named = constraint.option or constraint.field_name
                 if constraint.message:
-                    continue  # names no option but in its own text
+                    continue  # Its own message names no option.
                 options = declared(config) if "." not in named else [o.name for o in options_of(config)]
                 assert named.split(".")[-1] in options

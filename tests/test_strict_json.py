@@ -1,4 +1,4 @@
-"""The one reader of JSON: its limits, and its words for what is wrong."""
+"""The reader of JSON: limits and error messages."""
 
 from __future__ import annotations
 

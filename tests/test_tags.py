@@ -1,4 +1,4 @@
-"""Every tag scheme of seqeval is read as seqeval reads it, whatever the spelling of its tags."""
+"""Tag schemes are read like in seqeval, for any spelling of tags."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SPELLINGS = {
 
 
 def entities(rows, names):
-    """Return the spans of rows of names of tags, as `get_entities` does."""
+    """Return the spans of rows of tag names, in the form of `get_entities`."""
     tags = torch.full((len(rows), max(map(len, rows))), -1)
     for to, row in zip(tags, rows, strict=True):
         to[: len(row)] = torch.tensor([names.index(name) for name in row])
@@ -46,7 +46,7 @@ def entities(rows, names):
 
 
 def well_formed(random, scheme, length=12):
-    """Return the (prefix, label) of words that keep the rules of a scheme, and their entities."""
+    """Return valid (prefix, label) pairs of words in a scheme, and their entities."""
     words, spans = [], []
     while len(words) < length:
         count, label = int(random.integers(1, 4)), str(random.choice(LABELS))
@@ -84,7 +84,7 @@ def test_well_formed_tags_are_those_of_the_strict_scheme(scheme, spelling):
     assert tag_scheme(names).name == SCHEMES[scheme][0]
     if (
         hasattr(strict, scheme) and scheme != "IOE1"
-    ):  # its own tests list cases of IOE1 that seqeval gets wrong
+    ):  # Tests of seqeval list cases of IOE1 that seqeval gets wrong.
         plain = [[f"{p}-{t}" if t else p for p, t in words] for words, _ in sentences]
         strictly = strict.Entities(plain, scheme=getattr(strict, scheme)).entities
         assert [[(e.tag, e.start, e.end - 1) for e in row] for row in strictly] == expected
@@ -103,7 +103,7 @@ def test_random_tags_are_those_of_the_default_mode(scheme, spelling):
     canonical = [[f"{CANONICAL[p]}-{t}" if t else CANONICAL[p] for p, t in row] for row in sentences]
     assert entities(named, names) == [get_entities(row) for row in canonical]
     if spelling == "PER-B" and letters in {"BI", "IE", "BIES"}:
-        # seqeval cuts a label at its last hyphen if it follows the prefix only
+        # seqeval cuts a label at the last hyphen only if the label follows the prefix.
         assert [[(a, b) for _, a, b in row] for row in entities(named, names)] == [
             [(a, b) for _, a, b in get_entities(row, suffix=True)] for row in named
         ]

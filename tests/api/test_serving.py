@@ -1,4 +1,4 @@
-"""The Python of the page on serving runs as it stands, and transformers' pipeline gives the same answers as `predict`."""
+"""The Python code of the page on serving runs, and transformers' pipeline agrees with `predict`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
-    """A model with a threshold, a folder with a hydra of it, and two images."""
+    """A model with a threshold, a hydra's folder, and two images."""
     monkeypatch.chdir(tmp_path)
     stored = Threshold(score="msp", below=-0.1, risk=0.1, delta=0.05, count=60, accepted=60, errors=0)
     labels = tuple("abcdefg")

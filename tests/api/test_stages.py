@@ -1,4 +1,4 @@
-"""The stages as functions of configurations: quiet, and with the errors of commands."""
+"""Python functions of stages: silent, with the errors of commands."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
-    """A folder with three members, as the current one."""
+    """The current folder, with three members."""
     monkeypatch.chdir(tmp_path)
     for i in range(3):
         base().pruned((0, 1), (2,), (i,)).tuned(i).save(tmp_path / f"m{i}.st")
     return tmp_path
 
 
-@pytest.mark.newer  # it exports
+@pytest.mark.newer  # The block exports a model.
 def test_the_page_on_python_runs_as_it_stands(tmp_path, monkeypatch, capsys):
-    """From the first block to the last, one after another; warnings of so small a training do not matter."""
+    """All blocks run in order. Warnings about the small training are ignored."""
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     names: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""A hydra of images and one of texts, as folders."""
+"""Folders with an image hydra and a text hydra."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEEP = (((0, 1), (2,), (0, 3)), ((0, 1), (1, 2), ()))
 
 
 def fused(sample, folder, blocks=3):
-    """Return the folder of a hydra of two members that differ."""
+    """Return the folder of a hydra of two different members."""
     for i, keep in enumerate(KEEP):
         sample.pruned(*keep[:blocks]).tuned(i).save(folder / f"m-{i}.st")
     models = tuple(str(folder / f"m-{i}.st") for i in range(2))
@@ -24,7 +24,7 @@ def fused(sample, folder, blocks=3):
 
 
 def named(variant):
-    """Return a base of images whose classes have names."""
+    """Return an image base with class names."""
     plain = base(variant)
     return Sample(plain.header.model_copy(update={"labels": tuple("abcdefg")}), plain.state)
 
@@ -36,7 +36,7 @@ def images(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def block(tmp_path_factory):
-    """A hydra of images of one block, which is quicker to export."""
+    """An image hydra with a single block, for quick export."""
     return fused(named(of_depth(variant("class-token"), 1)), tmp_path_factory.mktemp("block"), blocks=1)
 
 

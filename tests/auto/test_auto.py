@@ -1,4 +1,4 @@
-"""transformers and timm load members and hydras themselves, once hydractl is imported."""
+"""transformers and timm load members and hydras after `import hydractl`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_pipelines_of_images(images, recwarn):
 
 @pytest.mark.filterwarnings("ignore:Palette images with Transparency")
 def test_odd_images_get_one_answer(images, tmp_path):
-    """From the library's pipeline, the object and the command: turned ones, palettes, and the first of several frames."""
+    """Pipeline, Python and command agree on rotated images, palettes, and the first of several frames."""
     from transformers import pipeline
 
     noise = Image.merge("RGB", [Image.effect_noise((31, 20), 40 * i) for i in (1, 2, 3)])
@@ -99,7 +99,8 @@ def test_odd_images_get_one_answer(images, tmp_path):
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["path"] for line in lines] == paths
     probabilities = hydractl.load(images).predict(paths).probabilities
-    opened = [Image.open(io.BytesIO(Path(path).read_bytes())) for path in paths]  # which it does not close
+    # The pipeline does not close the images.
+    opened = [Image.open(io.BytesIO(Path(path).read_bytes())) for path in paths]
     asked = pipeline("image-classification", model=str(images), top_k=7)(opened)
     for line, row, answers in zip(lines, probabilities.tolist(), asked, strict=True):
         expected = pytest.approx(dict(zip("abcdefg", row, strict=True)), abs=1e-5)
@@ -143,7 +144,7 @@ def test_gradients_flow_and_what_is_saved_is_what_is_read(images, tmp_path):
     each = torch.stack([torch.nn.functional.cross_entropy(z, labels) for z in before.member_logits])
     assert torch.allclose(before.loss, each.mean())
     before.loss.backward()
-    trained = [(name, p) for name, p in model.named_parameters() if p.numel()]  # a layer may have no heads
+    trained = [(name, p) for name, p in model.named_parameters() if p.numel()]  # A layer may have no heads.
     assert [name for name, p in trained if p.grad is None] == []
     with torch.no_grad():
         for _, tensor in trained:
@@ -294,7 +295,7 @@ def test_ood_scores_beside_the_weights_stay_as_they_are(images, tmp_path):
 
 @pytest.mark.newer
 def test_one_ood_score_wherever_the_model_runs(block, tmp_path, request):
-    """Python, a pipeline's model and what is exported have the default score that `eval` found, at another temperature than it was fitted at."""
+    """Python, pipelines and exported models have the score of `eval`, at another temperature than fitted."""
     from transformers import AutoModelForImageClassification, pipeline
 
     data, fit, val, near = (
@@ -316,7 +317,7 @@ def test_one_ood_score_wherever_the_model_runs(block, tmp_path, request):
     exports = {"torch.export": (".pt2", formats.run_pt2)}
     if request.config.getoption(
         "all_variants"
-    ):  # tests/stages/export compares both formats with a simpler score
+    ):  # tests/stages/export compares both formats with a simpler score.
         exports["ONNX"] = (".onnx", formats.run_onnx)
     for suffix, _ in exports.values():
         run_export(ExportConfig(model=str(tmp_path / "stored"), out=tmp_path / f"m{suffix}"))

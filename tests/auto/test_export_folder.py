@@ -1,4 +1,4 @@
-"""`export -o folder/`: pipelines of transformers answer as `predict`, with names of classes and the stored threshold."""
+"""`export -o folder/`: pipelines of transformers agree with `predict` in class names and threshold."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_thresholds_on_other_scores_of_logits(score, images, tmp_path):
 
 
 def test_a_configuration_without_names_leaves_those_of_the_model(texts, tmp_path):
-    """Its library fills in LABEL_0 to LABEL_6."""
+    """transformers fills in LABEL_0 to LABEL_6."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     assert main(["export", str(texts), "-o", f"{tmp_path}/folder/", "-q"]) == 0

@@ -1,4 +1,4 @@
-"""A hydra is trained by transformers' Trainer as any model of the library is."""
+"""Training of a hydra by transformers' Trainer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import hydractl
 from support.builders import base
 from support.variants import variant
 
-pytestmark = pytest.mark.newer  # Trainer itself needs a newer accelerate than the library says
+pytestmark = pytest.mark.newer  # Trainer needs a newer accelerate than the declared minimum of transformers.
 
 KINDS = {
     "images": (AutoModelForImageClassification, base(variant("class-token"))),
@@ -25,14 +25,14 @@ either = pytest.mark.parametrize("kind", KINDS)
 
 
 def samples(kind, count=12):
-    """Return inputs and labels, a dict a sample."""
+    """Return inputs and labels in a dictionary per sample."""
     inputs = KINDS[kind][1].inputs(batch=count)
     named = {"pixel_values": inputs} if isinstance(inputs, torch.Tensor) else inputs
     return [{name: x[i] for name, x in named.items()} | {"labels": i % 7} for i in range(count)]
 
 
 def trainer(kind, folder, out, *, compute_metrics=None, **told):
-    """Return the library's own, of a hydra as its folder has it."""
+    """Return a Trainer for the hydra in a folder."""
     usual = {
         "max_steps": 4,
         "per_device_train_batch_size": 4,
@@ -57,7 +57,7 @@ def trainer(kind, folder, out, *, compute_metrics=None, **told):
 
 
 def same(found, expected):
-    """Whether two models hold the same tensors."""
+    """Return whether two models have equal tensors."""
     own, theirs = found.tensors(), expected.tensors()
     return own.keys() == theirs.keys() and all(torch.equal(own[name], theirs[name]) for name in own)
 

@@ -1,4 +1,4 @@
-"""Small files of every kind, and `main` as a function from arguments to what a user sees."""
+"""Small files of every kind, and the command line as a function from arguments to output and exit code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Seen:
 
 @pytest.fixture
 def call(capsys):
-    """Run one command line through `main`."""
+    """Run a command line through `main`."""
 
     def run(*argv: object) -> Seen:
         capsys.readouterr()
@@ -40,7 +40,7 @@ def call(capsys):
 
 @pytest.fixture
 def environment(tmp_path):
-    """What a subprocess sees: nothing of the user's settings, and a temporary folder that can be looked at."""
+    """Environment of subprocesses: no settings of the user, and an observable temporary folder."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     kept = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "LD_LIBRARY_PATH"}}
@@ -71,7 +71,7 @@ def spawn(environment):
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """One file of each kind, made once."""
+    """A folder with a file of each kind, created once."""
     from safetensors.numpy import load_file, save_file
 
     from hydractl.families.open_model import open_model
@@ -85,7 +85,8 @@ def made(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("made")
     base = folder / "base.st"
-    opened = {classes: open_model(ARCH.replace("=7", f"={classes}")) for classes in (7, 5)}  # holds the files
+    # Keeps the temporary files.
+    opened = {classes: open_model(ARCH.replace("=7", f"={classes}")) for classes in (7, 5)}
     shutil.copy(opened[7].checkpoint.paths[0], base)
     save_file(load_file(base), folder / "plain.safetensors")
     shutil.copy(opened[5].checkpoint.paths[0], folder / "five.st")
@@ -125,7 +126,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def work(made, tmp_path, monkeypatch):
-    """A folder of one's own with those files, as the current folder."""
+    """Copy the folder with files and make the copy the current folder."""
     folder = tmp_path / "work"
     shutil.copytree(made, folder)
     monkeypatch.chdir(folder)

@@ -27,7 +27,7 @@ ERRORS = [
 
 @pytest.fixture
 def raising(monkeypatch):
-    """Make `hydractl schema` raise whatever is wanted."""
+    """Make `hydractl schema` raise a given error."""
 
     def install(error: BaseException) -> None:
         def command(json: bool = False) -> None:
@@ -101,7 +101,8 @@ def test_interruption_is_130_and_one_word(call, raising, interruption):
 
 
 def test_a_closed_pipe_is_no_error_message(call, raising, monkeypatch):
-    monkeypatch.setattr(output, "drop_stdout", lambda: None)  # it would take pytest's own
+    # The function would redirect pytest's own standard output.
+    monkeypatch.setattr(output, "drop_stdout", lambda: None)
     raising(BrokenPipeError())
 
     seen = call("schema")
@@ -148,7 +149,7 @@ def test_a_rank_says_which_it_is_when_it_fails(call, raising, monkeypatch):
     seen = call("schema", "--json")
 
     assert seen.err == "rank 1: error: corrupt image\n"
-    assert seen.out == ""  # the first process prints the document
+    assert seen.out == ""  # Only rank 0 prints the document.
 
 
 @pytest.mark.parametrize(

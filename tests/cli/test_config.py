@@ -1,4 +1,4 @@
-"""Argument lists and the configurations that they are."""
+"""Configurations parsed from command lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Caught(Exception):  # noqa: N818 - carries the configuration out of the st
 
 @pytest.fixture
 def config(monkeypatch, call):
-    """Return what a command hands to its stage."""
+    """Return the configuration passed from a command to the stage."""
 
     def catch(config: object, _progress: object = None) -> None:
         raise Caught(config)

@@ -1,4 +1,4 @@
-"""The promises that hold for every command that makes something: `--json`, `-q`, `-o -`, `--force`, exit codes."""
+"""Common behaviour of all commands with outputs: `--json`, `-q`, `-o -`, `--force`, exit codes."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_an_input_is_never_overwritten(call, work, argv):
     source = next(word for word in argv if word.endswith(".st"))
     before = (work / source).read_bytes()
 
-    link = work / f"link{Path(argv[-1]).suffix}"  # a name that fits what is written
+    link = work / f"link{Path(argv[-1]).suffix}"  # The suffix must fit the content.
     link.symlink_to(source)
 
     seen = call(*argv[:-1], link, "--force")
@@ -124,7 +124,7 @@ def test_an_input_is_never_overwritten(call, work, argv):
     ("place", "text"), [("none", "folder `none` does not exist"), (".", "is a folder, not a file")]
 )
 def test_an_output_that_cannot_be_written_is_refused_first(call, work, argv, place, text):
-    if place == "." and argv[-1].endswith(".st"):  # of a model, which may be one
+    if place == "." and argv[-1].endswith(".st"):  # A folder is a valid output for a model.
         place, text = "scores.json/", "is a file, not a folder"
     if place == "none":
         place = f"none/{argv[-1]}"
@@ -252,7 +252,7 @@ HUNGRY = {
 def test_a_device_without_memory_is_a_sentence_that_names_the_options_of_the_command(
     call, work, monkeypatch, name
 ):
-    """In Python the error has the same words."""
+    """The Python function raises the same message."""
 
     def exhausted(*_args: object, **_kwargs: object):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")

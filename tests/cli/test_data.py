@@ -1,4 +1,4 @@
-"""`hydractl data`: what it prints can be pasted."""
+"""`hydractl data`: printed references can be pasted."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_what_to_type_instead(call, words, said):
 
 
 def test_eval_on_a_benchmark_as_openood_lays_it_out(call, work):
-    """ID, near and far data of CIFAR-100, each by a list of its own."""
+    """ID, near and far OOD data of CIFAR-100, each with its own image list."""
     rng = np.random.Generator(np.random.PCG64(0))
     for name in ("images_classic", "benchmark_imglist/cifar100"):
         (work / "d" / name).mkdir(parents=True)
@@ -77,4 +77,4 @@ def test_eval_on_a_benchmark_as_openood_lays_it_out(call, work):
         "all": {"auroc": 0.5},
         "far": {"auroc": 0.5},
         "near": {"auroc": 0.5},
-    }  # the same images
+    }  # All lists contain the same images.

@@ -1,4 +1,4 @@
-"""`hydractl doctor`: what is amiss is said, with what to type; the token never is."""
+"""`hydractl doctor`: problems are printed with advice, the token never."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKEN = "hf_secret"  # noqa: S105 - nobody's
 
 @pytest.fixture(autouse=True)
 def asked(monkeypatch, tmp_path):
-    """A Hub that nobody reaches but by `answer`, and an empty cache; returns what was asked."""
+    """Replace the Hub by given responses, with an empty cache. Return the requests."""
     calls = []
 
     def answer(*responses, token=None, offline=False):

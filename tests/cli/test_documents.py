@@ -1,4 +1,4 @@
-"""The command lines of the documents, the examples of `--help` among them, and the links between pages."""
+"""Command lines and links of the documents, including the examples of `--help`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENDS = re.compile(r"[|&;<>]+|do|done")
 
 
 def command_lines(text: str) -> list[list[str]]:
-    """Return the arguments of each `hydractl` in the blocks of shell commands, as a shell gives them."""
+    """Return the arguments of each `hydractl` command in shell blocks, split like in a shell."""
     found = []
     for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
@@ -33,13 +33,13 @@ def command_lines(text: str) -> list[list[str]]:
 
 
 def slug(heading: str) -> str:
-    """Return what a link to a heading says after `#`."""
+    """Return the anchor of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_line_is_one_that_the_command_takes(page, tmp_path, monkeypatch):
-    """Options that there are, values that they may have, and none that do not go together; nothing runs."""
+    """Parse options, values and combinations without running the command."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "birds.txt").write_text("crow\nrook\n")
     tree = command_tree()

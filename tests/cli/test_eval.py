@@ -1,4 +1,4 @@
-"""`hydractl eval`: what the words on the command line become, what is shown, and how it ends."""
+"""`hydractl eval`: parsing, printed tables, and exit codes."""
 
 from __future__ import annotations
 

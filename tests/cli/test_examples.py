@@ -1,4 +1,4 @@
-"""The examples of `--help`, each run by a shell on made-up files of the names that it says."""
+"""Run each example of `--help` in a shell, on generated files with the names in the examples."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from support.pushes import Pushable
 from support.text_folders import save_text_model
 from support.variants import VARIANTS, Variant
 
-# As many heads as `--pool 96` takes; more blocks would be slow to export.
+# Enough heads for `--pool 96`. More blocks would slow down export.
 SMALL = {"img_size": 16, "patch_size": 8, "embed_dim": 96, "depth": 2, "num_heads": 48}
 NAME = "vit_tiny_patch16_224"
 WORKFLOW = Path(__file__).parents[2] / "docs/examples/hydra.yml"
 LINKED = 100_000
-"""Bytes from which a file is linked to and not copied; no example writes into one."""
+"""Size in bytes from which files are linked instead of copied. No example writes into such a file."""
 FOLDERS = {"train": 6, "val": 16, "test": 12, "birds": 6}
-"""How many pictures of each class a folder has."""
+"""Number of images per class in each folder."""
 TUNE, EVAL = (
     "finetune base.st --data train/ --val test/ --steps 1",
     "eval hydra.st --no-latency --bootstrap 9",
@@ -52,7 +52,7 @@ MADE = (
     f"{EVAL} --data val/ --threshold-for 'risk<=0.1' --store selective.st",
     "prune bert/ --strategy random --keep-fraction 1 -o sentiment.st",
 )
-"""Commands that make the files."""
+"""Commands that create the files."""
 COPIES = {"scores.json": "taylor.json", "report.json": "seed-0.json", "member.mask.json": "mask.json"}
 PIPELINE = """
 [params]
@@ -74,23 +74,23 @@ models = ["a.st", "b.st"]
 out = "fused.st"
 """
 RUN_ELSEWHERE = {"demo"}
-"""Takes minutes; `tests/cli/demo` runs what it is made of."""
+"""Takes minutes; `tests/cli/demo` runs the parts of the demo."""
 DEEP = "--merge-trunk 8"
-"""What an example says that asks for more blocks than the others need."""
+"""Part of examples that need more blocks than the others."""
 NEW_PROCESS = {"doctor", "push"}
-"""Commands for which it counts what the environment says when libraries are loaded."""
+"""Commands that depend on environment variables during the import of libraries."""
 SHELL = {*"|<>$*;&()"}
-"""Signs that a shell reads outside of quotes. An example without them runs in this process."""
+"""Characters with a meaning in a shell. Examples without them run in this process."""
 QUOTED = re.compile(r"'[^'\n]*'")
 SLOW = (
     "arch:vit", "hydra.onnx", "--revision v2", "run1/model_best", "--rivals", "--search exact", "--recipe", "--with-preprocess", "int8", "hydractl make", "doctor --json", "doctor -q", "--report report.json --dry-run",
     "--license",
 )  # fmt: skip
-"""What examples say that are run with `--all-variants` only: tests of their commands meet what they do."""
+"""Parts of examples that run with `--all-variants` only. Tests of the commands cover their options."""
 
 
 def examples() -> list[tuple[str, str]]:
-    """Return every example of every command, with the lines that it goes on in."""
+    """Return every example with the command; continued lines stay together."""
     found = []
     for name in (name for name in COMMANDS if name not in RUN_ELSEWHERE):
         block = next(p for p in paragraphs(command_tree().commands[name]) if p.startswith("Examples:"))
@@ -100,12 +100,12 @@ def examples() -> list[tuple[str, str]]:
 
 
 def outputs(example: str) -> list[str]:
-    """Return the files that an example writes."""
+    """Return the output files of an example."""
     return re.findall(r"(?:-o|--store|>) ([\w.]+)(?!/)\b", example)
 
 
 def write_pictures(folder: Path) -> None:
-    """Write pictures of two classes that anybody tells apart, and some of neither."""
+    """Write images of two easily distinguished classes, and OOD images."""
     numbers = np.random.default_rng(0)
     for name, count in FOLDERS.items():
         for label, shade in (("cat", 60), ("dog", 190)):
@@ -120,7 +120,7 @@ def write_pictures(folder: Path) -> None:
 
 
 def write_weights(folder: Path) -> None:
-    """Write what training scripts save: checkpoints of timm's, and bare weights."""
+    """Write files of training scripts: checkpoints of timm, and a plain state dict."""
     import timm
 
     for name in ("model_best", "seed-0", "seed-1", "run1/model_best", "run2/model_best"):
@@ -133,7 +133,7 @@ def write_weights(folder: Path) -> None:
 
 
 def environment(folder: Path, python: object) -> dict[str, str]:
-    """Return the environment of a shell that finds `hydractl`, and a home of its own."""
+    """Return the environment of a shell with `hydractl` in PATH and an own home folder."""
     (folder / "bin").mkdir(exist_ok=True)
     program = folder / "bin/hydractl"
     program.write_text(f'#!/bin/sh\nexec {python} -m hydractl "$@"\n')
@@ -158,7 +158,7 @@ def run(script: str, folder: Path, settings: dict[str, str], shell: str = "bash"
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory):
-    """A folder with a file of every name that examples say."""
+    """A folder with all files of the examples."""
     folder = tmp_path_factory.mktemp("examples")
     write_pictures(folder)
     write_weights(folder)
@@ -182,7 +182,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def work(files, tmp_path, request):
-    """A folder of one's own with those files, but for the example's outputs: copies of small ones, links to large ones."""
+    """A new folder with these files, except outputs of the example. Large files are links."""
     place = tmp_path / "work"
 
     def copy(source: str, target: str) -> None:
@@ -206,7 +206,7 @@ def work(files, tmp_path, request):
 
 @pytest.fixture
 def settings(work, tmp_path, python, request):
-    """The environment of the example's shell, with a Hub for what pushes."""
+    """The environment of the example's shell. `push` also has a Hub."""
     name = request.getfixturevalue("name")
     alone = environment(work, sys.executable if name in NEW_PROCESS else python())
     if name != "push":
@@ -249,12 +249,13 @@ def test_every_command_has_examples():
 
 @pytest.mark.more
 def test_the_workflow_ends_at_its_gate(tmp_path, python):
-    """What it runs before it pushes, on a smaller model; one that was never trained is not let through."""
+    """Runs the steps before the push with a small model. An untrained model fails the check."""
     import timm
 
     write_pictures(tmp_path / "data")
     (tmp_path / "data/birds").rename(tmp_path / "data/near")
-    options = {"img_size": 16, "patch_size": 8, "embed_dim": 48}  # and as many heads as it has
+    # The number of heads is the default of the architecture.
+    options = {"img_size": 16, "patch_size": 8, "embed_dim": 48}
     torch.save(timm.create_model(NAME, num_classes=2, **options).state_dict(), tmp_path / "weights.pth")
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
     steps = yaml.safe_load(WORKFLOW.read_text())["jobs"]["hydra"]["steps"]

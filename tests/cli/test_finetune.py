@@ -1,4 +1,4 @@
-"""`hydractl finetune`: arguments to config, results to the terminal, errors to exit codes."""
+"""`hydractl finetune`: arguments to configuration, results to the terminal, errors to exit codes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def report(out="out.st"):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Replace the stage and keep what it was asked."""
+    """Replace the stage by a function to store the configuration."""
     found = []
     monkeypatch.setattr(stage, "run_finetune", lambda config, _progress: found.append(config) or report())
     monkeypatch.setattr("hydractl.cli.command._check_inputs", lambda _: None)

@@ -1,4 +1,4 @@
-"""`-o folder/`: the same checkpoint, with what libraries read besides."""
+"""`-o folder/`: the same checkpoint, with configuration files for libraries."""
 
 from __future__ import annotations
 

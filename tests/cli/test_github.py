@@ -1,4 +1,4 @@
-"""In a workflow of GitHub Actions: annotations, no bars, the summary; the examples of `docs/`."""
+"""Behaviour in GitHub Actions: annotations, no bars, job summary; and the example workflows of `docs/`."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def makefile() -> str:
 
 
 def lint(path: Path) -> subprocess.CompletedProcess[str]:
-    """Check a workflow against the schema of GitHub's workflows that check-jsonschema holds; it needs no network."""
+    """Check a workflow against the schema bundled with check-jsonschema, without network access."""
     return subprocess.run(
         [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", path],
         capture_output=True, text=True, timeout=100, check=False,

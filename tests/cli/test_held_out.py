@@ -1,4 +1,4 @@
-"""Samples that made a model are counted when they test it, through every command that selects anything."""
+"""`eval` counts the test samples used to make a model, for every command that selects anything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POOL = [f"the {thing} was {adverb}{word} {end}" for thing in FILMS for adverb in
 BARE = ("--no-latency", "--bootstrap", "0", "--device", "cpu")
 DIVERSE = "prune base.st --scores s.json --remove 2 --pool 4 --members 2 --strategy diverse"
 TEST = 60
-"""Samples of the test set, some of them twice."""
+"""Number of test samples, including duplicates."""
 
 
 def label_of(text):
@@ -27,7 +27,7 @@ def label_of(text):
 
 
 def write(path, texts):
-    """Write texts as JSON lines, or as CSV with other line ends and blanks."""
+    """Write texts in JSON lines, or in CSV with other line ends and spaces."""
     if path.suffix == ".csv":
         path.write_text("label,text\r\n" + "".join(f"{label_of(t)},  {t} \r\n" for t in texts))
     else:
@@ -36,7 +36,7 @@ def write(path, texts):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Models made on overlapping sets of texts, which are drawn from one pool, and a test set from that pool."""
+    """Models made on overlapping sets of texts from one pool, and a test set from the same pool."""
     from hydractl.cli.app import main
 
     folder, rng = tmp_path_factory.mktemp("held-out"), np.random.default_rng(0)
@@ -65,7 +65,7 @@ def place(tmp_path_factory):
 
 
 def counts(place, model, *words, call):
-    """Return the warnings of `eval` about samples of the test set: by command, the count."""
+    """Return the counts in warnings of `eval` about test samples, by the use of the samples."""
     folder, *_ = place
     seen = call("eval", str(folder / model), "--data", str(folder / "test.csv"), *BARE, *words)
     assert seen.code in {0, 5}, seen.err
@@ -74,7 +74,7 @@ def counts(place, model, *words, call):
 
 
 def overlap(place, *names, limit=None):
-    """Return how many samples of the test set are in some sets, by brute force."""
+    """Return the number of test samples in the given sets, by brute force."""
     _, sets, tested = place
     return sum(any(text == other for name in names for other in sets[name][:limit]) for text in tested)
 
@@ -95,12 +95,15 @@ def test_the_share_is_the_overlap_by_brute_force(place, call, model, expected):
     for command, names in expected.items():
         verb = f"`hydractl {command}` used" if " " not in command else command
         if model == "masked.st" and command == "an earlier command used":
-            continue  # with the samples of scores: see below
+            continue  # The scores record these samples; see below.
         assert seen[verb][0] == overlap(place, *names) > 0
 
 
 def test_a_record_holds_the_samples_that_were_drawn_and_no_others(place):
-    """Of `--limit 12`, twelve. A mask names the samples of its scores and of `diverse`, and a member made of it does."""
+    """With `--limit 12`, 12 samples.
+
+    Masks and their members record the samples of scores and of `diverse`.
+    """
     folder, *_ = place
     scores = HeadScores.read(folder / "s.json")
     mask = HeadMask.read(folder / "m-0.mask.json")
@@ -139,7 +142,7 @@ def test_the_warning_is_in_the_report_and_in_json(place, call, tmp_path):
 
 
 def test_there_is_no_false_alarm(place, call):
-    """Of other samples, and of files of earlier releases, which record none, on other sets."""
+    """For disjoint samples, and for files of earlier releases (without recorded samples) on other sets."""
     folder, *_ = place
     for model in ("hydra.st", "stored.st"):
         seen = call(
@@ -183,7 +186,7 @@ def test_make_refuses_such_samples_and_its_hints_can_be_typed(place, call, monke
 
 
 def test_make_refuses_validation_samples_that_are_training_samples(place, call, monkeypatch):
-    """As the user says with `--train`, of models that record nothing."""
+    """The samples are known from `--train`, because the models have no record."""
     folder, sets, _ = place
     monkeypatch.chdir(folder)
     checkpoint = Checkpoint.open(folder / "base.st")

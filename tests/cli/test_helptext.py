@@ -1,4 +1,4 @@
-"""`--help`: the same words in a pipe as on a terminal, in lines of 80 characters, what everybody needs first."""
+"""`--help`: equal text in a pipe and on a terminal, lines of 80 characters, main options first."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 @pytest.fixture(autouse=True)
 def plain_terminal(monkeypatch):
-    """A terminal of 80 columns that shows colours."""
+    """A terminal of 80 columns with colours."""
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
 def sections(shown: str) -> dict[str, list[str]]:
-    """Return the lines under each title, without their indentation by two."""
+    """Return the lines under each title, without indentation."""
     found: dict[str, list[str]] = {}
     for block in shown.split("\n\n"):
         title, *lines = block.rstrip().splitlines()
@@ -36,12 +36,12 @@ def sections(shown: str) -> dict[str, list[str]]:
 
 
 def names(lines: list[str]) -> list[str]:
-    """Return what a table lists: the first column of each row."""
+    """Return the first column of a table."""
     return [re.split(" {2,}", line)[0] for line in lines if not line.startswith(" ")]
 
 
 def examples(name: str) -> list[str]:
-    """Return a command's example lines as its docstring has them."""
+    """Return the example lines in a command's docstring."""
     block = next(p for p in paragraphs(command_tree().commands[name]) if p.startswith("Examples:"))
     return block.splitlines()[1:]
 

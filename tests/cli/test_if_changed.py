@@ -1,4 +1,4 @@
-"""`--if-changed`: nothing is made twice, and nothing that has changed is taken for what it was."""
+"""`--if-changed`: an up-to-date output is not made again, and every relevant change is detected."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ if Version(torch.__version__) < Version(TRACES):
 
 @pytest.fixture(scope="module")
 def once(made, tmp_path_factory):
-    """Return a folder where every command has run."""
+    """Return a folder with the outputs of every command."""
     folder = tmp_path_factory.mktemp("once") / "work"
     shutil.copytree(made, folder)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -191,7 +191,7 @@ LIKE_OTHERS = {
     "how it is exported",
     "how much is told",
 }
-"""Changes that another one stands for by default: of an option, of a file or of images, by another command."""
+"""Changes covered by default by a similar change of another command."""
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_what_the_command_did_not_make_is_never_replaced(folder, again, there, t
 
 
 def test_predictions_that_somebody_has_changed_are_theirs(folder, again):
-    """And what is made by force is known again."""
+    """After `--force`, the output is recognized again."""
     Path("said.csv").write_text(Path("said.csv").read_text().replace("0.png", "o.png"))
     edited = Path("said.csv").read_bytes()
 

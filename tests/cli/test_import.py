@@ -1,4 +1,4 @@
-"""`hydractl import`: what is shown, and the promises that hold for every command."""
+"""`hydractl import`: printed results, and the common behaviour of all commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hydractl make`: from checkpoints to a hydra, its table, its threshold and a page, by a pipeline that can be run again."""
+"""`hydractl make`: from checkpoints to a hydra, a table, a threshold and a page, by a resumable pipeline."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OOD = ("--near", "others=digits::classes=7-9,limit=20", "--far", "noise::limit=2
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A folder with three models of one start that know digits, one of them as a script saves it, and what was made of them."""
+    """A folder with three trained models, weights of a training script, and the outputs of `make`."""
     from hydractl.cli.app import main
 
     folder = tmp_path_factory.mktemp("make")
@@ -61,7 +61,7 @@ def test_it_makes_a_hydra_a_table_a_threshold_and_a_page(folder):
 
 
 def test_one_model_gets_what_the_single_commands_give(folder, call):
-    """Nothing is trained: weights stay, the temperature and the OOD score are fitted on one half of the data, the threshold on the other."""
+    """Weights stay unchanged. One half of the data fits temperature and OOD score, the other the threshold."""
     seen = call("make", "m0.st", *DATA, *OOD, "--risk", "0.9", "-o", "one/")
     assert seen.code == 0
     report, model = Report.read(folder / "one/report.json"), Checkpoint.open(folder / "one/model.st")
@@ -201,7 +201,7 @@ def test_a_plan_of_which_nothing_was_made_is_in_nobody_s_way(folder, call):
     ids=["too few samples", "too many errors"],
 )  # fmt: skip
 def test_a_threshold_that_cannot_be_reached_ends_nothing(folder, call, risk, reason, way):
-    """The copy stores that there is no threshold."""
+    """The output model records the missing threshold."""
     seen = call("make", "m0.st", "m1.st", *DATA, "--risk", risk, "-o", "strict/")
 
     assert seen.code == 0

@@ -1,4 +1,4 @@
-"""Every option of every command reaches the field of its name: generated, since each is declared once."""
+"""Every option of every command reaches the field. The cases are generated from the declarations."""
 
 from __future__ import annotations
 
@@ -109,11 +109,11 @@ TEXTS = {
     "words": "list",
     "log_to": "tensorboard",
 }
-"""What is typed where any word will not do."""
+"""Values to type for options that do not accept an arbitrary word."""
 MEANT = {"classes": ("a", "b"), "recipe": [*RECIPES.values()][-1]}
-"""What texts mean to what several options make together."""
+"""Parsed values of options that are combined with others."""
 INSIDE = {"keep": "keep_per_layer", "classes": "names", "template": "templates"}
-"""What options are called in what is composed of them, where not the same."""
+"""Field names inside combined objects, if they differ from the option."""
 ALWAYS = {"score": ("--objective", "acc"), "prune": ("--scores", "s.json", "--keep", "2")}
 SCORED = ("--scores", "s.json")
 KNN = ("--near", "ants=noise", "--ood-score")
@@ -174,13 +174,13 @@ COMPANIONS = {
         **dict.fromkeys(("teacher_temperature", "teacher_weight"), ("--teacher", "t.st")),
     },
 }
-"""What an option is typed with; where nothing is said, `ALWAYS`."""
+"""Words to type together with an option; `ALWAYS` if missing."""
 ABOUT = {
     (FinetuneConfig, "model", "head_seed"): ["arch:vit"],
     (PredictConfig, "data", "null"): ["-"],
     (PruneConfig, "out", "members"): ["-o", "a{i}.st"],
 }
-"""What is typed for an argument beside an option where any other will not do."""
+"""Words to type for an argument with a given option, if the usual words do not fit."""
 
 
 class Caught(Exception):  # noqa: N818 - carries the configuration out
@@ -190,7 +190,7 @@ class Caught(Exception):  # noqa: N818 - carries the configuration out
 
 @pytest.fixture
 def made(monkeypatch, call):
-    """Return the configuration that a command line makes."""
+    """Return the configuration of a command line."""
 
     def catch(config, typed):
         raise Caught(configured(config, typed))
@@ -206,7 +206,7 @@ def made(monkeypatch, call):
 
 
 def words_for(name, option):
-    """Return an option as it is typed, its value not the default, and what it means."""
+    """Return the words of an option with another value than the default, and the parsed value."""
     setting, kind = option.setting, kind_of(option)
     if kind is bool:
         on = not option.default
@@ -229,7 +229,7 @@ def words_for(name, option):
 
 
 def required(config, option):
-    """Return what a command cannot do without, in order, and what one option is typed with."""
+    """Return the words of all required options and of `option`."""
     needed = [o for o in options_of(config) if o.default is ... or o.name == option.name]
     return [
         word
@@ -254,10 +254,10 @@ def test_each_option_reaches_the_field_of_its_name(made, name, config):
 
 
 def reached(held, name):
-    """Return what a configuration holds for an option, itself or in what is composed of several."""
+    """Return the value of an option in a configuration, possibly inside a combined object."""
     if isinstance(held, Mapping):
         return held[name]
-    if isinstance(held, tuple):  # extensions of a command
+    if isinstance(held, tuple):  # The extensions of a command.
         (held,) = (e for e in held if name in [o.name for o in options_of(type(e))])
     told = {field.name: field.metadata.get(KEY) for field in dataclasses.fields(held)}
     if name in told:
@@ -306,7 +306,7 @@ def test_settings_of_one_name_are_declared_alike():
 
     for method in METHODS.values():
         for name, setting in declared(method.settings).items():
-            # the default, and so the help, may differ from method to method
+            # Default and help may depend on the method.
             first = known[name]
             assert dataclasses.replace(setting, help=first.help, after=first.after) == first, method.name
 

@@ -1,4 +1,4 @@
-"""Commands store outputs on the disk before they report them, and make an output of 0 bytes anew."""
+"""Commands store outputs on the disk before the report, and replace outputs of 0 bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a process of its own can show: pipes, terminals, signals, streams that cannot be written."""
+"""Tests in a separate process: pipes, terminals, signals, unwritable streams."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_terminal_gets_no_binary_file_but_a_document(environment, work, python
 
 
 def interruptible() -> None:
-    """Undo the shell's choice for background jobs, and nohup's, which would make a child deaf to Ctrl-C and to SIGHUP."""
+    """Restore the default signal handlers, because background jobs and nohup ignore SIGINT and SIGHUP."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

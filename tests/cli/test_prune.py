@@ -1,4 +1,4 @@
-"""`hydractl prune`: what its table calls models, and what it says about budgets."""
+"""`hydractl prune`: names of models in the table, and messages about budgets."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_options_of_strategies_that_make_no_sense(call, work, options, text):
 
 
 def test_what_was_chosen_is_printed_and_in_the_json(call, work):
-    """The scores of the folder fall by the same amount each step but for the first, so they have no knee."""
+    """The scores in the folder fall by equal amounts after the first step, without a knee."""
     seen = call(*MODEL, "--keep", "auto", "-o", "new.st")
     assert seen.code == 2
     assert "`--remove 0` gives the highest value, 0.9500" in seen.err

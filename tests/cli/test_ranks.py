@@ -1,4 +1,4 @@
-"""`torchrun -m hydractl score`: one voice, and when one process ends all do."""
+"""`torchrun -m hydractl score`: a single error message, and all processes end together."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from support.ranks import environment, launcher
 
 DIGITS = ("--data", "digits::classes=0-6", "--objective", "acc", "--device", "cpu", "--batch-size", "16")
 NOISE = ("Traceback", "  File", "RuntimeError", "gloo")
-"""What a process that fails on our account must not show; torchrun's own report comes after ours."""
+"""Texts that must not appear for an expected failure. torchrun prints its own report afterwards."""
 
 
 @pytest.fixture
 def start(python):
-    """Start `score base.st` in several processes that a launcher starts."""
+    """Start `score base.st` in several processes by the launcher."""
     return lambda world, *argv: subprocess.Popen(
         [*launcher(world, python()), "-m", "hydractl", "score", "base.st", *map(str, argv)],
         stdout=subprocess.PIPE,
@@ -39,12 +39,12 @@ def start(python):
 
 
 def ended(process):
-    """Return standard output, and what the ranks said of what stands on standard error before torchrun's report."""
+    """Return standard output, and the lines of the ranks on standard error without torchrun's report."""
     out, err = process.communicate(timeout=120)
     lines = [line for line in err.splitlines() if line]
     report = [i for i, line in enumerate(lines) if line.startswith(("Traceback", "W1", "E1", "W0", "E0"))]
     own = lines[: report[0]] if report else lines
-    # torchrun reports from the first signal on, and ranks may speak after it
+    # torchrun reports from the first signal on, and ranks may print afterwards.
     own += [
         line for line in lines[len(own) :] if line.startswith(("rank ", "error:", "interrupted", "hint:"))
     ]
@@ -52,7 +52,7 @@ def ended(process):
 
 
 def rank_of(process):
-    """Return a process's rank, None if it is in another folder or has none."""
+    """Return the rank of a process. Other folders and missing ranks give None."""
     try:
         if (process / "cwd").readlink() != Path.cwd():
             return None
@@ -63,7 +63,7 @@ def rank_of(process):
 
 
 def ranks():
-    """Return the process id of each rank of this folder: whoever started it has none."""
+    """Return the process id of each rank in this folder."""
     found = {
         process: rank for process in Path("/proc").glob("[0-9]*") if (rank := rank_of(process)) is not None
     }
@@ -86,7 +86,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="ne
 
 
 def check_one_voice(said, *messages):
-    """Exactly one of the ranks has said why they ended, and how it happened stays inside."""
+    """Check that a single rank has printed the reason, and no rank internal details."""
     spoken = [line for line in said if line.startswith(("rank ", "error", "interrupted"))]
     assert len(spoken) == 1
     assert spoken[0] in messages
@@ -114,7 +114,7 @@ program.main()
 
 @pytest.mark.parametrize("when", ["speaking", "leaving"])
 def test_a_rank_that_says_why_it_ends_is_not_interrupted(tmp_path, when):
-    """A launcher tells all to end as soon as one has, while another may be saying why."""
+    """A launcher signals all ranks after the end of the first, while another may be printing."""
     done = subprocess.run(
         [sys.executable, "-c", TOLD_TO_END, when], env=environment(RANK="0", WORLD_SIZE="2"),
         cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
@@ -135,7 +135,7 @@ def test_however_a_run_is_cut_off_any_number_of_processes_goes_on(call, work, st
     stopped = f"interrupted; the progress is saved in {journal}; the same command resumes it"
 
     def cut_off(world, removals, signalled):
-        """Start, send a signal to a rank or to the launcher, and return what was said."""
+        """Start, send a signal to a rank or to the launcher, and return the printed lines."""
         process = start(world, *options, "-o", "new.json")
         wait_for_removals(process, journal, removals)
         alive = ranks()
@@ -150,7 +150,7 @@ def test_however_a_run_is_cut_off_any_number_of_processes_goes_on(call, work, st
         assert journal.read_text().endswith("}\n")
         return said
 
-    # one that waits for the dead notices it; one that computes is told to end before
+    # A waiting rank detects the end of the killed rank. A computing rank is signalled before.
     check_one_voice(cut_off(2, 1, (signal.SIGKILL, 1)), stopped, lost)
     found = len(json.loads(journal.read_text())["removals"])
     said = cut_off(3, found + 1, (signal.SIGKILL, 0))
@@ -214,7 +214,7 @@ def test_an_error_in_one_share_is_said_once_by_its_rank(work, start):
             path = Path(f"images/{c}/{i}.png")
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("L", (8, 8), 30 * c + i).save(path)
-    corrupt = Path("images/3/1.png")  # the eighth: rank 1's
+    corrupt = Path("images/3/1.png")  # The eighth image is read by rank 1.
     corrupt.write_bytes(corrupt.read_bytes()[:50])
 
     process = start(2, "--data", "images", "--method", "taylor", "--device", "cpu", "-o", "new.json")
@@ -292,7 +292,7 @@ def test_what_each_process_would_do_alone_is_done_by_one(call, work, monkeypatch
 
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_check_that_fails_in_all_ranks_is_the_leaders_to_say(monkeypatch, rank):
-    """What `eval` finds, every rank is told of."""
+    """All ranks of `eval` have the result of the check."""
 
     def ended_by_the_launcher(_seconds):
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The page of every command and option."""
+"""The page with every command and option."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROW = re.compile(r"^\| `(?P<name>.+?)` \| (?P<told>.+) \|$", re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def sections() -> dict[str, str]:
-    """Return what the page says of each command, under the heading that a link to it has."""
+    """Return the page's section of each command, by heading."""
     parts = reference_page(command_tree()).split("\n## ")
     return {part.partition("\n")[0]: part for part in parts[1:]}
 

@@ -1,4 +1,4 @@
-"""`hydractl report`: what is written where, what is refused, and curves from `eval` to the page."""
+"""`hydractl report`: output files, errors, and curves from `eval` to the page."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_standard_output_gets_markdown(call, folder):
 
     assert seen.out.startswith("# hydra against base and Deep ensemble\n")
     assert call("report", "0.json", "-o", "p.md").code == 0
-    assert (seen.out, seen.err) == ((folder / "p.md").read_text(), "")  # said once
+    assert (seen.out, seen.err) == ((folder / "p.md").read_text(), "")  # The page is printed once.
 
 
 def test_figures_are_files_that_markdown_shows(call, folder):
@@ -146,7 +146,7 @@ def test_eval_says_who_makes_pages(call, folder):
 
 @pytest.fixture(scope="module")
 def curved(made, tmp_path_factory):
-    """What `eval` writes of a hydra and a base, with curves, without, and with them again."""
+    """Reports of `eval` for a hydra and a base: with curves, without, and with curves again."""
     from hydractl.cli.app import main
 
     folder = tmp_path_factory.mktemp("curved")

@@ -1,4 +1,4 @@
-"""`hydractl run`: what a pipeline file says becomes the command lines that it stands for, and nothing is run twice."""
+"""`hydractl run`: a pipeline file becomes command lines, and up-to-date stages are not run again."""
 
 from __future__ import annotations
 
@@ -386,7 +386,7 @@ SMALL = {
 @pytest.mark.more
 @pytest.mark.parametrize("name", SMALL)
 def test_examples_run_with_less_data(tmp_path, monkeypatch, call, name):
-    """The CLIP is a stand-in too, for the example's own trains for minutes."""
+    """A small CLIP replaces the CLIP of the example, which would train for minutes."""
     monkeypatch.chdir(tmp_path)
     more = [word for one in (*SMALL[name].split(), "members=2") for word in ("--set", one)]
     if name == "clip":
@@ -405,7 +405,7 @@ def test_examples_run_with_less_data(tmp_path, monkeypatch, call, name):
 
 
 def test_escaped_texts_are_read_as_they_are():
-    """Law: a pipeline reads `literal(text)` as the text, whatever braces and signs it has."""
+    """Law: a pipeline reads `literal(text)` as `text`, for any braces and signs."""
     from hydractl.cli.app import command_tree
     from hydractl.cli.commands.run import written
     from hydractl.cli.pipeline import literal, parsed

@@ -1,4 +1,4 @@
-"""`hydractl score`: what it says about a budget that nobody gave."""
+"""`hydractl score`: the message about the default budget."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ for argv in {lines!r}:
 
 
 def probe(environment, *lines: list[str], code: int = 0, heavy: tuple[str, ...] = HEAVY) -> str:
-    """Run command lines in a process, one after another; return what went wrong with the first that loads too much."""
+    """Run command lines in one process. Return the error of the first that imports a heavy module."""
     script = PROBE.format(lines=lines, code=code, heavy=heavy)
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
@@ -98,7 +98,7 @@ def test_generating_completions_loads_no_model_library(environment):
 
 
 def least_work(run: Callable[[], object]) -> float:
-    """Return the least processor time of several runs in seconds, as long as each takes on a machine that does nothing else."""
+    """Return the least processor time of several runs in seconds, which does not depend on other processes."""
     times = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -117,7 +117,7 @@ SHORTER = [
     pytest.param([name, "--help"], marks=pytest.mark.more)
     for name in ("eval", *(["bench"] if RESEARCH else []))
 ]
-"""Read as the help of `finetune` is, which has more options."""
+"""Commands whose help is read like that of `finetune`, which has more options."""
 
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
@@ -147,7 +147,7 @@ def test_what_a_command_needs_alone_is_loaded_at_tab(environment):
 def test_a_system_without_locks_of_files_is_refused_in_words(monkeypatch, capsys):
     from hydractl.__main__ import _run
 
-    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # Simulates Windows.
     assert _run() == 3
     assert capsys.readouterr().err == (
         "error: hydractl runs only on Linux, macOS and similar systems\n\nhint: on Windows use WSL\n"

@@ -1,4 +1,4 @@
-"""`-` and its other names, and a program that is interrupted before it has begun."""
+"""`-` and other names of standard streams, and interrupts during the start of the program."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_files_whose_names_are_not_utf_8_are_as_good_as_others(call, work):
     for name in ("m-0.st", "scores.json"):
         Path(name).rename(odd[name])
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # as the program's are
+        stream.reconfigure(errors="backslashreplace")  # Like the streams of the program.
 
     for argv in (
         ["prune", "base.st", "--scores", odd["scores.json"], "--keep", "2", "-o", odd["out.st"]],

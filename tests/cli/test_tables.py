@@ -45,7 +45,7 @@ def test_a_long_first_column_is_folded_whole(name, width):
 
 @given(st.lists(st.sampled_from("↑↓−±×a "), min_size=1, max_size=9).map("".join), st.integers(30, 80))
 def test_a_stream_without_arrows_gets_letters_as_wide_as_cells_are(text, width):
-    """Whatever encodes no arrow: nothing is escaped, and columns stand in line."""
+    """In encodings without arrows, nothing is escaped and the columns stay aligned."""
     grid = Grid(columns=("model", f"Acc {text}"), rows=((text, "0.5"), ("b", "0.25")))
 
     lines = shown(grid, width, "ascii")

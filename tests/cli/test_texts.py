@@ -1,4 +1,4 @@
-"""Texts by command line: the whole method on a tiny BERT, and what is refused."""
+"""Texts on the command line: the whole method on a tiny BERT, and rejected inputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IMAGES = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_di
 
 @pytest.fixture(scope="module")
 def base_folder(tmp_path_factory):
-    """A trained base, and data."""
+    """A folder with data and a trained base."""
     folder = tmp_path_factory.mktemp("texts")
     for name, count, seed in (("train", 160, 0), ("val", 40, 1), ("test", 40, 2)):
         reviews(folder / f"{name}.jsonl", count, seed=seed)
@@ -66,7 +66,7 @@ def test_the_whole_method(call, here, monkeypatch):
             "--epochs", 1, "--max-length", 12, "--seed", i, "-o", f"f-{i}.st",
         )  # fmt: skip
     run("fuse", *(f"f-{i}.st" for i in range(3)), "-o", "hydra.st")
-    (here / "tokenizer.json").unlink()  # the checkpoint carries it
+    (here / "tokenizer.json").unlink()  # The checkpoint contains the tokenizer.
     seen = run(
         "eval", "hydra.st", "--data", "test.jsonl", "--near", "gadgets=gadgets.jsonl", "--far", "noise=gibberish.jsonl",
         "--compare", "Single=base.st", "--no-latency", "--max-length", 16, "--save-predictions", "p.st", "-o", "r.json",
@@ -107,7 +107,7 @@ def test_predictions_come_in_the_datas_order_whatever_the_batches(call, here):
         found = predicted(call, here, "many.st", "--batch-size", batch_size)
         torch.testing.assert_close(found, one, atol=1e-5, rtol=1e-5)
         assert torch.equal(found, predicted(call, here, "again.st", "--batch-size", batch_size))
-    # one text by hand
+    # Compute a text by hand.
     from hydractl.data.tokenize import encode_texts
 
     how = open_model("base.st").header.preprocess
@@ -148,7 +148,8 @@ def test_a_run_goes_on_where_it_was_and_gives_the_same_bytes(call, here, monkeyp
 
 
 def test_pieces_of_a_batch_change_nothing(call, here):
-    # Adam makes steps of rounding errors where a gradient is zero; attention's own dropout is drawn piece by piece
+    # SGD, because Adam turns rounding errors into steps if a gradient is zero. No attention dropout, because
+    # attention draws dropout per piece of a batch.
     model = f"{arch(here)},attention_probs_dropout_prob=0.0"
     argv = ("finetune", model, "--data", "train.jsonl", "--val", "val.jsonl", "--optimizer", "sgd", "--lr", 0.1,
             "--steps", 4, "--dropout", 0.1)  # fmt: skip

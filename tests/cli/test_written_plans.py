@@ -1,4 +1,4 @@
-"""Pipeline files of `make`: every path that TOML can represent is read back as it was typed, others are refused."""
+"""Pipeline files of `make`: paths are read back unchanged, and paths that TOML cannot represent are rejected."""
 
 from __future__ import annotations
 

@@ -18,14 +18,14 @@ def _material(tmp_path_factory):
 
 @pytest.fixture(name="folder")
 def _folder(material, tmp_path, monkeypatch):
-    """The material as the current folder."""
+    """Link the material into the current folder."""
     link_material(material, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
 
 
 @pytest.fixture(autouse=True)
 def _no_counting(monkeypatch):
-    """Count no multiply-accumulates: no row depends on them, and they take a fifth of the time of all rows."""
+    """Skip counting multiply-accumulates, to save a fifth of the time. No hint depends on the count."""
     for module in (cost, frozen_encoder, pruning):
         monkeypatch.setattr(module, "macs_of", lambda *_: 1)
 
@@ -37,7 +37,7 @@ def _specs():
 
 @pytest.fixture(autouse=True)
 def _one_building(monkeypatch, specs):
-    """Build each architecture once for the shapes of its tensors: the rows share a few models."""
+    """Build each architecture once for its tensor shapes, because the rows share a few models."""
     build = registry.expected_specs
 
     def expected_specs(family, header):

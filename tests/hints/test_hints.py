@@ -1,4 +1,4 @@
-"""Each hint in the code is printed by a wrong command, and the command that follows it does not fail with the same error."""
+"""Each hint in the code is printed by a wrong command, and its command does not fail with the same error."""
 
 from __future__ import annotations
 
@@ -14,18 +14,15 @@ from support.hints.texts import hint_templates
 ROWS = all_rows()
 TESTS = Path(__file__).resolve().parents[1]
 SLOW = {"bench", "export", "make", "run"}
-"""Commands that run several stages or trace a model: a hint's second command runs with `--all-variants` only, unless the
-hint computes a number for it.
-"""
+"""Commands that run several stages or trace a model. The command of their hints runs with `--all-variants`
+only, unless the hint contains a computed number."""
 FOLLOWED = 3
-"""A plain run follows each third hint of the other commands, and `--all-variants` follows all."""
+"""A plain run follows every third hint of the other commands, and `--all-variants` follows all."""
 
 
 @pytest.mark.parametrize(("place", "row"), [*enumerate(row for row in ROWS if not row.test)], ids=str)
 @pytest.mark.usefixtures("folder")
-@pytest.mark.filterwarnings(
-    "ignore::ResourceWarning"
-)  # datasets leaves a metadata file open that it cannot read
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # datasets does not close a metadata file with errors.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_second_command_follows_the_hint(place, row, request):
     tried = place % FOLLOWED == 0 and row.right.partition(" ")[0] not in SLOW
@@ -33,7 +30,7 @@ def test_the_second_command_follows_the_hint(place, row, request):
 
 
 def test_each_hint_has_a_row():
-    """A text that several files define has at least as many rows."""
+    """A hint defined in several files needs as many rows."""
     rows, templates = Counter(row.hint for row in ROWS), hint_templates()
 
     assert sorted((templates - rows).elements()) == []

@@ -1,4 +1,4 @@
-"""A Hub that takes pushes, and this process as its client."""
+"""A Hub for pushes from this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.pushes import Pushable
 
 
 class Hurried:
-    """The module `time`, where no time passes."""
+    """A substitute for the module `time`, with a sleep that returns at once and records the seconds."""
 
     def __init__(self):
         self.slept = []
@@ -26,7 +26,7 @@ class Hurried:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Nobody waits, and what they would have waited is told."""
+    """Replace `time` in the Hub's client. Return the substitute with the recorded waits."""
     hurried = Hurried()
     for module in ("huggingface_hub.utils._http", "hydractl.hub.repository"):
         monkeypatch.setattr(f"{module}.time", hurried)
@@ -35,7 +35,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path, clock):
-    """Return what runs a Hub, of a kind and by what that takes, with this process logged in to it."""
+    """Return a function that runs a Hub of a given kind, with this process logged in."""
     from huggingface_hub import constants
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What a card says of where a model is from, and of its licence."""
+"""Origin and license of a model in its card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of a card make the model again, to the byte."""
+"""The commands of a card make the same model, byte by byte."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_folders_are_left_out_and_nothing_else(tmp_path, monkeypatch, typed, kep
 
 
 def commands_of(*members):
-    """The block of commands of a hydra, made of members: name, digest and step of each."""
+    """Return the section and the commands of a hydra of members, given as name, digest and step."""
     inputs = tuple(InputFile(name=name, sha256=sha(digest), made_by=step) for name, digest, step in members)
     step = Step(command="fuse", options={}, inputs=inputs, argv=tuple(name for name, *_ in members))
     header = base().header.model_copy(update={"kind": Kind.HYDRA, "made_by": step})

@@ -1,4 +1,4 @@
-"""A model's folder: what the libraries read of it, and what hydractl does."""
+"""A model's folder, read by the libraries and by hydractl."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tokenizer(tmp_path_factory):
 
 
 def tokenized(sample, tokenizer):
-    """Return a base that can read texts, if it reads any."""
+    """Return the base with a tokenizer, if it reads texts."""
     header = sample.header
     if isinstance(header.preprocess, Tokenization):
         how = header.preprocess.model_copy(update={"tokenizer": tokenizer})
@@ -60,7 +60,7 @@ def tokenized(sample, tokenizer):
 
 
 def of_library(folder, library):
-    """Return what a library's own loader makes of a folder."""
+    """Load a folder with the library's own loader."""
     if library == "timm":
         import timm
 
@@ -100,7 +100,7 @@ def test_a_whole_base_is_a_folder_of_its_library(variant, tmp_path):
 
 @every_variant
 def test_what_the_folder_says_is_what_the_header_says(variant, tmp_path, tokenizer):
-    """Read as any folder of the library, for want of our header."""
+    """Without hydractl's header, the folder is read like any folder of the library."""
     sample = tokenized(base(variant), tokenizer)
     if not is_stock(sample.header):
         pytest.skip("the library has no such model")
@@ -112,10 +112,10 @@ def test_what_the_folder_says_is_what_the_header_says(variant, tmp_path, tokeniz
     found = open_model(str(tmp_path)).header
 
     own = sample.header.architecture
-    config = {"config": own.config, "name": own.name}  # which may spell out what is usual
+    config = {"config": own.config, "name": own.name}  # The library may add defaults to the configuration.
     found = found.model_copy(update={"architecture": found.architecture.model_copy(update=config)})
     how = sample.header.preprocess
-    if isinstance(how, Preprocess):  # the libraries differ in where odd margins begin
+    if isinstance(how, Preprocess):  # Libraries round odd margins of the crop in different directions.
         offset = {"crop_offset": how.crop_offset}
         found = found.model_copy(update={"preprocess": found.preprocess.model_copy(update=offset)})
     assert found == sample.header
@@ -135,7 +135,7 @@ def test_timm_and_transformers_read_names_of_classes(tmp_path):
 
 
 def kinds(folder):
-    """Return a base of digits, a member, a hydra of two and a base with a temperature, in files."""
+    """Save and return a base of digits, a member, a hydra of two and a base with a temperature."""
     sample = base(variant("class-token"))
     member = sample.pruned((0, 1), (), (2,))
     warm = Sample(sample.header.model_copy(update={"temperature": 2.0}), sample.state)

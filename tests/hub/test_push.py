@@ -1,4 +1,4 @@
-"""`hydractl push`: what a user sees, and what others read of it."""
+"""`hydractl push`: printed results, and loading of pushed models by the libraries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INPUTS = BASE.inputs(batch=3)
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A base with names of classes, two members, their hydra, and a report on it."""
+    """A base with class names, two members, their hydra, and a report on the hydra."""
     folder = tmp_path_factory.mktemp("models")
     named = Sample(BASE.header.model_copy(update={"labels": tuple("abcde|g")}), BASE.state)
     named.save(folder / "base.st")
@@ -108,7 +108,10 @@ def test_a_hydra_is_pushed_once_and_read_back(models, call, hub, tmp_path):
 
 
 def test_a_report_of_the_same_weights_is_accepted(models, tmp_path, call):
-    """As after `make` and `eval --store`: the copy stores a threshold and a temperature. The card names both temperatures."""
+    """A copy with a threshold and a temperature, as after `make` and `eval --store`.
+
+    The card has both temperatures.
+    """
     path, opened = tmp_path / "model.st", open_model(str(models / "hydra.st"))
     header = opened.header.model_copy(update={"threshold": THRESHOLD, "temperature": 2.0})
     with path.open("wb") as file:
@@ -127,7 +130,7 @@ def test_a_report_of_the_same_weights_is_accepted(models, tmp_path, call):
 
 
 def test_examples_of_a_report_are_never_pushed(models, tmp_path, call, hub):
-    """They are the user's data; all else of the report is."""
+    """Examples are the user's data. The rest of the report is pushed."""
     report = Report.read(models / "report.json")
     private = report.model_copy(update={"examples": examples()})
     (tmp_path / "private.json").write_text(private.to_json())
@@ -168,7 +171,7 @@ def test_the_card_says_what_it_is_and_what_was_measured(models, call):
 
 @pytest.mark.newer
 def test_a_base_is_read_by_its_library(models, call, hub):
-    """And is cut into shards, and put together again."""
+    """In one file and in shards."""
     import timm
     from transformers import AutoModelForImageClassification
 
@@ -192,7 +195,7 @@ def test_a_base_is_read_by_its_library(models, call, hub):
 
 
 def test_a_hydra_is_read_by_the_libraries(models, call, hub, monkeypatch, tmp_path):
-    """From the Hub, though a folder of its name lies here; whole or in shards; and as a folder."""
+    """From the Hub, even if a local folder has the same name; in one file, in shards, and as a folder."""
     import timm
     from huggingface_hub import snapshot_download
     from transformers import AutoModelForImageClassification, pipeline
@@ -225,10 +228,11 @@ def test_a_hydra_is_read_by_the_libraries(models, call, hub, monkeypatch, tmp_pa
 
 
 def test_a_hydra_and_a_base_of_texts_are_read_by_the_library(call, hub, monkeypatch, tmp_path):
-    """Tokenizer and all; no bars are drawn where there is no terminal, whatever the library has done to them."""
+    """With the tokenizer. Without a terminal, no progress bars appear."""
     from transformers import pipeline
 
-    monkeypatch.setattr("transformers.utils.hub._hf_api", None)  # which remembers the Hub of an earlier test
+    # transformers caches a client for the Hub of an earlier test.
+    monkeypatch.setattr("transformers.utils.hub._hf_api", None)
     bert = save_text_model(variant("transformers-bert-plain"), tmp_path / "bert")
     whole = Sample(open_model(str(tmp_path / "bert")).header, bert.state)
     members = tuple(tmp_path / f"m-{i}.st" for i in range(2))

@@ -1,4 +1,4 @@
-"""A README on the Hub that people have written into: what a push makes anew, and what stays."""
+"""Pushes to a repository with an edited README: replaced and kept parts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_readme_without_our_part_stays_above_it():
 
 
 def test_of_what_was_measured_nothing_of_a_former_model_stays():
-    """But tags and results that somebody else has added do."""
+    """Tags and results added by other people are kept."""
     old = {"name": NAME, "results": [1]}
     other = {"name": "theirs", "results": [2]}
     there = {
@@ -108,7 +108,7 @@ def pushed(model, **settings):
 
 
 def test_a_card_that_was_edited_on_the_hub_keeps_the_edits(hub, tmp_path):
-    """A licence and a base model are those that are there, where a push names none; and faults do not matter."""
+    """The repository's license and base model are kept if a push names none, also after network faults."""
     base().pruned((0, 1), (2,), (0,)).tuned(0).save(tmp_path / "m.st")
     report = write_report(tmp_path / "report.json", digest_file(tmp_path / "m.st"))
     said = {"license": "apache-2.0", "base_model": "timm/vit"}
@@ -126,7 +126,7 @@ def test_a_card_that_was_edited_on_the_hub_keeps_the_edits(hub, tmp_path):
         again = pushed(tmp_path / "m.st")
 
     found = metadata(again.card)
-    assert told == [False, True]  # what our part says of the licence is made anew, once
+    assert told == [False, True]  # hydractl's statement about the license is replaced once.
     assert repository.files()["README.md"].decode() == again.card
     assert again.card.endswith(f"{END}\n\nMine.\n")
     assert (found["license"], found["language"], found["base_model"]) == ("cc0-1.0", "de", "timm/vit")

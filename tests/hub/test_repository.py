@@ -1,4 +1,4 @@
-"""Files get into a repository in one commit, whatever happens on the way, or it is said why not."""
+"""Uploads in one commit, despite network faults, or an error with the reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hydractl.hub.repository import Target, push, require_token
 from support.hub import serve
 from support.pushes import EMPTY, Pushable
 
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content")  # the Hub's client is told by its transport
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content")  # The test transport triggers this warning.
 FILES = {"config.json": b"{}\n", "README.md": b"# m\n", "model.safetensors": b"w" * 4096, "heads.png": b"p"}
 NAME = "org/model"
 

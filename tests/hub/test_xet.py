@@ -1,4 +1,4 @@
-"""Large files go to Xet storage, as they do on the Hub: the same commit, the same words where it fails."""
+"""Upload of large files to Xet storage, with the same commits and errors as on the Hub."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hydractl.errors import HubError
 from hydractl.hub.repository import Target, push
 from support.xet import STORAGE, TOKEN, XetHub
 
-pytestmark = pytest.mark.newer  # the storage speaks otherwise with older clients
+pytestmark = pytest.mark.newer  # Older clients use another protocol.
 NAME = "org/large"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
-    """The client reads once in a process where it keeps what it knows of a storage: nothing goes to the home. Nor does it wait long."""
+    """Set the client's cache folder and retry delay. The client reads these variables once per process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_XET_CACHE", str(tmp_path_factory.mktemp("xet")))
         patch.setenv("HF_XET_CLIENT_RETRY_BASE_DELAY", "10ms")
@@ -26,13 +26,13 @@ def cache(tmp_path_factory):
 
 @pytest.fixture
 def content():
-    """Bytes that no storage has seen: the client knows chunks by the address of the storage, whose port may come back."""
+    """Random bytes. The client remembers uploaded chunks by the storage's address, whose port may be reused."""
     return os.urandom(300_000)
 
 
 @pytest.fixture
 def xet(hub, monkeypatch):
-    """Return what runs a Hub that has Xet storage, with this process logged in to it."""
+    """Return a function that runs a Hub with Xet storage, with this process logged in."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
@@ -92,7 +92,7 @@ def test_a_token_that_may_not_write_there_is_said(xet, files, status, told):
     assert told in str(refused.value)
     assert (
         len([path for path in served.asked if "xet-write-token" in path]) <= 2
-    )  # the client asks twice by itself
+    )  # The client itself tries twice.
     assert served.repositories[NAME].made == 0
 
 

@@ -1,4 +1,4 @@
-"""`hydractl demo`: pipelines of commands that anybody could type, and what is shown when they have run."""
+"""`hydractl demo`: the pipelines consist of ordinary commands, and the results are printed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def values(commands, *options):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A folder of the demo that was run with a model that learns little."""
+    """A demo folder, and a function for running the demo with a tiny model."""
     from hydractl.cli.app import main
 
     folder = tmp_path_factory.mktemp("demo")
@@ -63,7 +63,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shown(whole):
-    """What a first run printed on standard output and standard error."""
+    """Standard output and standard error of the first run."""
     import contextlib
     import io
 

@@ -1,4 +1,4 @@
-"""What the demos need before their commands run."""
+"""Inputs that the demos prepare before the commands run."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_three_clips_differ_in_their_seed_and_are_there_whole_or_not_at_all(monk
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package of the encoder's name that must not be imported, and its model."""
+    """A model folder in a package with the encoder's name, and an error on import."""
     folder = tmp_path / "site" / inputs.PACKAGE
     (folder / "model").mkdir(parents=True)
     (folder / "__init__.py").write_text("raise ImportError('sentence-transformers is missing')")

@@ -1,4 +1,4 @@
-"""What a demo says of its report and its predictions."""
+"""The final output of a demo: sentences about the report, and example predictions."""
 
 from __future__ import annotations
 

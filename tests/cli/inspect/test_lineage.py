@@ -1,4 +1,4 @@
-"""`hydractl inspect --lineage`: the chain to the base, and files held against it."""
+"""`hydractl inspect --lineage`: the provenance up to the base, and the comparison of files with it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_genuine_files(work, call):
 def test_the_file_that_is_not_what_it_claims_is_named(work, call):
     scores = work / "scores.json"
     scores.write_text(scores.read_text().replace("circuit", "taylor"))
-    shutil.copy("m-1.st", "m-2.st")  # another's content: the lineage has it
+    shutil.copy("m-1.st", "m-2.st")  # The provenance has this content under another name.
     shutil.copy("five.st", "base.st")
     shutil.copy("five.st", "other.st")
     seen = call("inspect", "hydra.st", "--verify", *FILES, "other.st", "--json")
@@ -69,7 +69,7 @@ def test_files_of_the_lineage_that_were_not_given_are_named(work, call):
         "scores.json",
         "m-0.st",
         "m-2.st",
-    ]  # no stage made `base.st`
+    ]  # `base.st` was not made by a stage.
     assert json.loads(call("inspect", "hydra.st", "--lineage", "--json").out)["left"] == []
 
 

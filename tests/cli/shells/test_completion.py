@@ -153,7 +153,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def with_program(environment, tmp_path_factory):
-    """Return an environment in which `hydractl` is this program."""
+    """Return an environment with a `hydractl` program that runs this source tree."""
     program = tmp_path_factory.mktemp("bin") / "hydractl"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hydractl "$@"\n', encoding="utf-8")
     program.chmod(0o755)
@@ -244,7 +244,7 @@ def test_zsh(folder, with_program, functions, setup):
     )  # fmt: skip
     offers = [found.replace("\\", "").split("\n") for found in done.stdout.split("==\n")]
 
-    assert re.findall(r"_\w+:\d+:.*", done.stderr) == []  # what zsh's own functions complain of
+    assert re.findall(r"_\w+:\d+:.*", done.stderr) == []  # Error messages of zsh functions.
     assert "-- Cut attention heads" in done.stderr
     assert {line: set(found) - {""} for line, found in zip(LINES, offers, strict=False)} == LINES
 
