@@ -156,7 +156,7 @@ def pytest_collection_finish(session):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item, nextitem):
-    """Exclude the objects that a file's tests loaded.
+    """Exclude the objects loaded by a file's tests.
 
     Otherwise each collection takes longer than the previous.
     """

@@ -246,7 +246,7 @@ def test_a_metric_is_one_file(copy):
 
 
 def test_a_value_of_a_report_is_two_files(copy):
-    """A value that is not a metric appears in the terminal, JSON, its schema, both pages and the card."""
+    """A new value besides metrics appears in the terminal, JSON, its schema, both pages and the card."""
     copy.insert(
         "hydractl/manifest/report.py",
         '    largest_class: Annotated[int, Column("largest class")] = Field(default=0, exclude_if=lambda value: value == 0)\n',
@@ -303,7 +303,7 @@ def test_an_encoder_of_a_known_shape_is_one_row(copy):
 
 
 def write_graded(folder: Path, *, form: str = "{}/5") -> None:
-    """Write images whose brightness is their grade, and a table of them."""
+    """Write images with brightness by grade, and a table."""
     rows = ["image,label"]
     for i in range(30):
         Image.new("L", (8, 8), 40 + 40 * (i % 5) + i // 5).save(folder / f"{i}.png")

@@ -36,7 +36,7 @@ for argv in {lines!r}:
 
 
 def probe(environment, *lines: list[str], code: int = 0, heavy: tuple[str, ...] = HEAVY) -> str:
-    """Run command lines in one process. Return the error of the first that imports a heavy module."""
+    """Run command lines in a single process. Return the error of the first import of a heavy module."""
     script = PROBE.format(lines=lines, code=code, heavy=heavy)
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
@@ -98,7 +98,7 @@ def test_generating_completions_loads_no_model_library(environment):
 
 
 def least_work(run: Callable[[], object]) -> float:
-    """Return the least processor time of several runs in seconds, which does not depend on other processes."""
+    """Return the least processor time of several runs in seconds. Other processes have no effect on it."""
     times = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -30,7 +30,7 @@ def test_the_second_command_follows_the_hint(place, row, request):
 
 
 def test_each_hint_has_a_row():
-    """A hint defined in several files needs as many rows."""
+    """A hint defined in n files needs n rows."""
     rows, templates = Counter(row.hint for row in ROWS), hint_templates()
 
     assert sorted((templates - rows).elements()) == []
