@@ -105,7 +105,7 @@ def completion(
 ) -> None:
     """Print a script that completes command lines in your shell.
 
-    The script asks hydractl at each Tab, so an update needs no new script.
+    The script calls hydractl at each Tab, so an update needs no new script.
 
     Examples:
       eval "$(hydractl completion bash)"   # in ~/.bashrc

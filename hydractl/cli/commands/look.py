@@ -37,14 +37,15 @@ LINES_SHOWN = 5000
 @command(
     "hydractl.stages.inspect.config:InspectConfig",
     quiet=replace(
-        QUIET, help="Print nothing; the exit code says whether the file is valid, or the files match."
+        QUIET, help="Print nothing; the exit code shows whether the file is valid, or the files match."
     ),
 )
 def inspect(config: InspectConfig, terminal: Terminal) -> None:
-    """Show what a file holds: sizes, heads, scores, predictions.
+    """Show the content of a file: sizes, heads, scores, predictions.
 
-    Reads headers only, so files of any size are quick. A checkpoint holds the digest of every file that a stage read.
-    `--verify` finds files by content, then by name. Data sets are recorded by their items and cannot be verified.
+    Only headers are read, so large files are quick. A checkpoint records the digest of every file read by its
+    stages. `--verify` finds files by content, then by name. Data sets are recorded by their items and cannot
+    be verified.
 
     Examples:
       hydractl inspect hydra.st
@@ -423,13 +424,14 @@ def fingerprint(reference: str, digest: str, number: int | None) -> str:
 
 @command(
     "hydractl.stages.datasets:DataConfig",
-    quiet=replace(QUIET, help="Print nothing; the exit code says whether the data set exists."),
+    quiet=replace(QUIET, help="Print nothing; the exit code shows whether the data set exists."),
 )
 def data(config: DataConfig, terminal: Terminal) -> None:
-    """List the named data sets, or show the references of some.
+    """List named data sets, or show their references.
 
-    A preset stands wherever DATA does: `preset:sst2::split=train`. `preset:sst2/near` names all near OOD sets of it, for `eval
-    --near`, and `preset:sst2/yelp` one of them. Downloads nothing.
+    Presets are valid wherever a command takes DATA: `preset:sst2::split=train`. For `eval --near`,
+    `preset:sst2/near` means all near OOD sets of `sst2`, and `preset:sst2/yelp` means the near OOD set
+    `yelp`. Nothing is downloaded.
 
     Examples:
       hydractl data list
@@ -502,13 +504,13 @@ def _outside(dataset: KnownDataset) -> str:
 
 @command(
     "hydractl.stages.doctor:DoctorConfig",
-    quiet=replace(QUIET, help="Print nothing; the exit code says whether all checks passed."),
+    quiet=replace(QUIET, help="Print nothing; the exit code shows whether all checks passed."),
 )
 def doctor(config: DoctorConfig, terminal: Terminal) -> None:
     """Show versions, devices, cache, Hub and token.
 
-    Exits with 5 if a check fails, and says what to type. `pip check` compares the requirements of libraries. With
-    `HF_HUB_OFFLINE=1` it does not use the network. It never shows the token.
+    If a check fails, prints advice and exits with 5. `pip check` compares the requirements of libraries. With
+    `HF_HUB_OFFLINE=1` the network is not used. The token is never printed.
 
     Examples:
       hydractl doctor

@@ -70,8 +70,8 @@ class MakeConfig(CommandConfig):
 
     models: tuple[str, ...] = required(
         Setting(
-            "A model, or several models of one architecture and the same classes: checkpoints, folders, Hub ids, or weights that "
-            "a training script saved. NAME is the name in tables (default: from the path).",
+            "Models with the same architecture and classes: checkpoints, folders, Hub ids, or weights of training scripts. "
+            "NAME is used in tables (default: from the path).",
             positional=True,
             metavar="[NAME=]MODEL...",
             shows_default=False,
@@ -97,7 +97,7 @@ class MakeConfig(CommandConfig):
     )
     max_loss: float = setting(
         0.01,
-        "Highest cost of a shared trunk on `--val`, in nats of NLL.",
+        "Largest increase of the NLL on `--val` by a shared trunk, in nats.",
         low=0.0,
         shows_range=False,
         metavar="NATS",
@@ -109,23 +109,19 @@ class MakeConfig(CommandConfig):
     )
     arch: str | None = by_default(
         None,
-        replace(shared.ARCH, help="Architecture of checkpoints that do not record it, as in `import`."),
+        replace(shared.ARCH, help="Architecture, if weights of a training script lack it; see `import`."),
     )
     labels: str | None = setting(
         None,
-        "Class names of checkpoints that do not record them, as in `import`.",
+        "Class names, if weights of a training script lack them; see `import`.",
         metavar="PATH",
         role=Role.CONTENT,
     )
-    ema: bool = flag(
-        Setting(
-            "Import the exponential moving average of the weights that a training script saved, as in `import`."
-        )
-    )
+    ema: bool = flag(Setting("Import the exponential moving average of the weights; see `import`."))
     out: Path = required(
         replace(
             shared.OUT,
-            help=f"Output folder for {MODEL}, {REPORT}, {PAGE}, {PLAN}, and {HYDRA} of several models.",
+            help=f"Output folder for {MODEL}, {REPORT}, {PAGE}, {PLAN}, and {HYDRA} for several models.",
             parse=Folder,
             metavar="DIR",
         )
@@ -135,12 +131,12 @@ class MakeConfig(CommandConfig):
         None,
         replace(
             shared.OUT,
-            help=f"Where to save the pipeline, with `--dry-run` too (default: {PLAN} in DIR).",
+            help=f"File for the pipeline, also written with `--dry-run` (default: {PLAN} in DIR).",
             option_names=("--keep",),
             metavar="FILE",
         ),
     )
-    dry_run: bool = flag(Setting("Print the commands and run none."))
+    dry_run: bool = flag(Setting("Print the commands without running them."))
     force: bool = flag(replace(shared.FORCE, help="Overwrite a different pipeline."))
 
     def __post_init__(self) -> None:
@@ -364,10 +360,11 @@ def check_held_out(config: MakeConfig) -> None:
 def make(config: MakeConfig, terminal: Terminal) -> None:
     r"""Make a model with a threshold from one trained model or several.
 
-    Imports weights of training scripts, fits the temperature and the OOD score on `--val`, measures the model on `--test`, finds
-    the threshold below which it may answer, and writes a page. Nothing is trained. Several models are fused into a hydra with
-    the longest trunk that `--val` allows, and the table has a row for their ensemble and for each. The same command resumes an
-    interrupted run, as does `hydractl run DIR/make.toml`. `--keep FILE` with `--dry-run` saves that pipeline to edit it first.
+    Imports weights of training scripts, fits temperature and OOD score on `--val`, measures the model on
+    `--test`, finds the threshold below which the model may answer, and writes a page. Nothing is trained.
+    Several models are fused into a hydra with the longest trunk that `--val` permits; the table then has rows
+    for the ensemble and for each model too. The same command, or `hydractl run DIR/make.toml`, resumes an
+    interrupted run. `--keep FILE` with `--dry-run` saves the pipeline for editing.
 
     Examples:
       hydractl make model/ --train train/ --val val/ --test test/ -o out/

@@ -57,8 +57,10 @@ def show_stored(config: EvalConfig, terminal: Terminal) -> None:
 def evaluate(config: EvalConfig, terminal: Terminal) -> None:
     r"""Measure accuracy, calibration, OOD detection, diversity, cost.
 
-    Prints a row for MODEL and one for each `--compare`. A condition of `--fail-if` names a metric of MODEL, on OOD data with
-    their name: `ece>0.02`, `auroc[near]<0.9`, `fpr95[birds]>50%`; with several OOD scores `auroc@mi[far]<0.9`. Under `torchrun`, processes share the batches.
+    Prints a row for MODEL and for each `--compare`. A condition of `--fail-if` compares a metric of MODEL
+    with a number: `ece>0.02`. For OOD data, add the name of the data in brackets: `auroc[near]<0.9`,
+    `fpr95[birds]>50%`; with several OOD scores, add the score: `auroc@mi[far]<0.9`. Under `torchrun`,
+    processes share the batches.
 
     Examples:
       hydractl eval hydra.st --data test/
@@ -263,8 +265,8 @@ def _samples(data: Fingerprint, between: str) -> str:
 def report(config: ReportConfig, terminal: Terminal) -> None:
     """Make a page with tables and figures from reports of `eval`.
 
-    Answers whether the first model is better than the others, by how much, and where not. Reports of several seeds give
-    means, deviations and intervals; rows are matched by name.
+    The page shows whether the first model is better than the others, by how much, and in which metrics not.
+    For reports of several seeds it shows means, standard deviations and intervals; rows are matched by name.
 
     Examples:
       hydractl report report.json -o report.html

@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 
 @command("hydractl.stages.importing.config:ImportConfig", compares=True)
 def import_weights(config: ImportConfig, terminal: Terminal) -> None:
-    r"""Make a base from weights that a training script saved.
+    r"""Make a base from the weights of a training script.
 
-    Finds the state dict in the file, strips the prefixes of DataParallel, torch.compile and Lightning, and reads the
-    architecture, number of classes, mean and std that the script saved (timm, Lightning, transformers, open_clip). Refuses
-    options that contradict them. Reads pickles as data: no code in them runs. Several files become one base each.
+    Finds the state dict in the file, strips the prefixes of DataParallel, torch.compile and Lightning, and
+    reads architecture, number of classes, mean and std if the script saved them (timm, Lightning,
+    transformers, open_clip). Options that contradict the file are rejected. Pickles are read as data: no code
+    in a pickle runs. Several files become several bases.
 
     Examples:
       hydractl import model_best.pth.tar -o base.st
@@ -104,11 +105,11 @@ HEADS_SHOWN = 10
 
 @command("hydractl.stages.score.config:ScoreConfig")
 def score(config: ScoreConfig, terminal: Terminal) -> None:
-    r"""Score how much each attention head matters.
+    r"""Measure the importance of each attention head.
 
-    `prune` reads the scores. Without a budget, two thirds of the heads are kept: a circuit search then ranks the other third,
-    and `prune` can remove no more than these. The same command resumes an interrupted circuit search. Under `torchrun`,
-    processes share the batches; the scores have the same bytes.
+    `prune` reads the result. The default budget keeps two thirds of the heads: a circuit search then ranks
+    the other third, and `prune` cannot remove more than these. The same command resumes an interrupted
+    circuit search. Under `torchrun`, processes share the batches, and the output has the same bytes.
 
     Examples:
       hydractl score base.st --data val/ --ood birds/ -o scores.json
@@ -183,8 +184,8 @@ def _default_budget(scores: HeadScores) -> str:
 def prune(config: PruneConfig, terminal: Terminal) -> None:
     r"""Remove attention heads from a base to make one or more members.
 
-    Writes a head mask beside each member (`member-0.mask.json`). Under `torchrun`, processes share the candidates of
-    `--strategy diverse`; the members have the same bytes.
+    Writes a head mask next to each member (`member-0.mask.json`). Under `torchrun`, processes share the
+    candidates of `--strategy diverse`, and the members have the same bytes.
 
     Examples:
       hydractl prune base.st --scores scores.json --keep 8 -o member.st
@@ -237,10 +238,11 @@ def _size_cells(cost: Size) -> tuple[str, str, str]:
 def finetune(config: FinetuneConfig, terminal: Terminal) -> None:
     r"""Train a backbone, a base, a member or a hydra on labelled data.
 
-    Draws a new classifier if the model has none, or one for other classes. Trains a hydra on the mean loss of its members,
-    including the weights that they share. A teacher sees the same batches and adds a term to the loss.
+    Draws a new classifier if the model has none, or other classes than the data. Trains a hydra on the mean loss of all
+    members, including shared weights. A teacher sees the same batches and adds a term to the loss.
 
-    The same command resumes an interrupted run. If training diverges, it exits with 5 and writes nothing.
+    The same command resumes an interrupted run. If training diverges, the exit code is 5 and nothing is
+    written.
 
     Examples:
       hydractl finetune base.st --data train/ --val val/ -o tuned.st
@@ -279,11 +281,11 @@ ENSEMBLE = "the members' ensemble"
 
 @command("hydractl.stages.fuse.config:FuseConfig")
 def fuse(config: FuseConfig, terminal: Terminal) -> None:
-    r"""Fuse members into one model that runs all in one forward pass.
+    r"""Fuse members into one model with a single forward pass.
 
-    Stores and computes tensors once that are equal in all members, averages MLPs that differ, and keeps all other tensors of
-    each member. `--merge-trunk L` averages all that differs before block L and nothing after it: for members that were trained from
-    the same weights. Under `torchrun`, processes share the batches.
+    Tensors that are equal in all members are stored and computed once. Different MLPs are averaged. All other
+    tensors are kept for each member. `--merge-trunk L` averages all differences before block L and none after
+    it, for members trained from the same weights. Under `torchrun`, processes share the batches.
 
     Examples:
       hydractl fuse a.st b.st c.st -o hydra.st

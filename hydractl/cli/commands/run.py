@@ -58,13 +58,15 @@ def run(
     from_: Annotated[
         str | None, typer.Option("--from", metavar="STAGE", help="Skip the stages before this one.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and run none.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the commands without running them.")
+    ] = False,
     json: Annotated[bool, typer_option("json", JSON)] = False,
     quiet: Annotated[bool, typer_option("quiet", QUIET)] = False,
 ) -> None:
     """Run the stages of a pipeline file that are not up to date.
 
-    A file has parameters and stages, whose keys are the names of the command's options:
+    A file has parameters and stages. The keys of a stage are option names of the command:
 
       [params]
       members = 3
@@ -85,8 +87,11 @@ def run(
       models = ["@tune"]
       out = "hydra.st"
 
-    `{members}` stands for a parameter, `{i}` for the number of a repetition from 0, `@tune` for what that stage writes. `{{members}}` and `@@tune` stand for the
-    texts `{members}` and `@tune`. Options in `[defaults.finetune]` hold for all its stages. Paths are relative to the current folder; folders of outputs are made. If a stage fails, the run ends with its exit code; the same command resumes there.
+    `{members}` is the value of a parameter, `{i}` the number of a repetition from 0, and `@tune` the outputs
+    of that stage. Write `{{members}}` and `@@tune` for the texts `{members}` and `@tune`. Options in
+    `[defaults.finetune]` apply to all stages of `finetune`. Paths are relative to the current folder; missing
+    output folders are created. If a stage fails, the run ends with the exit code of the stage; the same
+    command resumes there.
 
     Examples:
       hydractl run --example vit > hydra.toml
@@ -497,7 +502,7 @@ PREPARE = {"text": write_tokenizer, "zero-shot": train_clips, "pretrained": link
 def demo(
     task: Annotated[Task, typer.Option("--task", help="Task of the demo.")] = "digits",
     full: Annotated[
-        bool, typer.Option("--full", help="Add controls, and heads chosen by circuits, to the digits.")
+        bool, typer.Option("--full", help="Add controls and heads chosen by a circuit search to the digits.")
     ] = False,
     out: Annotated[
         Path, typer.Option("-o", "--output", "--out", metavar="DIR", help="Output folder.")
@@ -508,10 +513,12 @@ def demo(
         typer.Option(
             "--keep",
             metavar="FILE",
-            help=f"Where to save the pipeline, with `--dry-run` too (default: {DEMO_PLAN} in DIR).",
+            help=f"File for the pipeline, also written with `--dry-run` (default: {DEMO_PLAN} in DIR).",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and run none.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the commands without running them.")
+    ] = False,
     prepare: Annotated[
         bool, typer.Option("--prepare", help="Make only the missing inputs of the commands.")
     ] = False,
@@ -521,9 +528,9 @@ def demo(
 ) -> None:
     """Make a hydra of handwritten digits in two minutes.
 
-    Trains a small vision transformer, tunes it three times, fuses the three, and compares the hydra with their ensemble and with
-    single models: one table, one picture (DIR/cost.png), ten inputs that it answers or not, and a page. The same command resumes an
-    interrupted run, as does `hydractl run DIR/demo.toml`.
+    Trains a small vision transformer, finetunes it three times, fuses the three, and compares the hydra with
+    their ensemble and with single models. The results are a table, a picture (DIR/cost.png), answers to ten
+    inputs, and a page. The same command, or `hydractl run DIR/demo.toml`, resumes an interrupted run.
 
     Tasks:
       digits      a vision transformer on handwritten digits 0 to 6; with

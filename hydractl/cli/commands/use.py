@@ -29,9 +29,10 @@ MAX_LABELS = 20
 def predict(config: PredictConfig, terminal: Terminal) -> None:
     r"""Predict labels, confidence and OOD scores, one line per input.
 
-    A line has the path or row number, the most probable class, its probability, the K most probable classes, entropy and mutual
-    information in nats, the vote of each member, the OOD score (higher is stranger) and, with a threshold, whether the input is
-    accepted (null if no threshold keeps the risk) and, with prediction sets, the classes in its set. Ignores labels of DATA.
+    A line has the path or row number, the most probable class, its probability, the K most probable classes,
+    entropy and mutual information in nats, the vote of each member, and the OOD score (higher is stranger).
+    With a threshold, the line shows whether the input is accepted (null if no threshold satisfies the risk).
+    With prediction sets, the line has the classes in the set. Labels of DATA are ignored.
 
     Examples:
       hydractl predict hydra.st photos/ -o predictions.jsonl
@@ -68,10 +69,11 @@ def show_predictions(report: PredictReport, out: Console) -> None:
 def export(config: ExportConfig, terminal: Terminal) -> None:
     r"""Export to ONNX, torch.export or a folder for transformers.
 
-    ONNX and torch.export files run without hydractl. The exported model takes any number of samples and returns probabilities, logits, member_logits, entropy, mutual_information
-    and ood_score. It is compared with the model before it is written. A Python script beside it runs it with the model's own
-    preprocessing and prints label, probability, OOD score and decision. `-o NAME/` copies the model to a folder that pipelines and
-    Auto classes of transformers load after `import hydractl`, with class names and threshold.
+    ONNX and torch.export files run without hydractl, for any number of samples. They return probabilities,
+    logits, member_logits, entropy, mutual_information and ood_score. The exported model is compared with the
+    original before writing. A Python script next to the file applies the model's preprocessing and prints
+    label, probability, OOD score and decision. `-o NAME/` writes a folder for pipelines and Auto classes of
+    transformers, which load the model after `import hydractl`, with class names and threshold.
 
     Examples:
       hydractl export hydra.st -o hydra.onnx
@@ -113,9 +115,9 @@ def show_export(report: ExportReport, out: Console) -> None:
 def push(config: PushConfig, terminal: Terminal) -> None:
     r"""Push a base, a member or a hydra to the Hub with a model card.
 
-    One commit holds weights, configuration, head masks, the report and the card, which says what the model is, how it was
-    made, what `eval` measured and how to load it. Pushing the same model again makes no commit. The token comes from HF_TOKEN or
-    `hf auth login`.
+    A single commit contains weights, configuration, head masks, the report and the card. The card describes
+    the model, the steps that made it, the metrics of `eval`, and how to load it. Pushing the same model again
+    makes no commit. The token is read from HF_TOKEN or `hf auth login`.
 
     Examples:
       hydractl push hydra.st my-team/my-hydra --report report.json --dry-run
