@@ -20,8 +20,11 @@ from rich.text import Text
 from hydractl.errors import harmless_line
 
 NARROWEST_FIRST_COLUMN = 14
+"""Minimum width of a folded first column. Chosen by hand, so that names stay readable; twice the width leaves
+less space for numbers."""
 KEPT_DROPPED = (("■", "·"), ("#", "."))
 GAP = 3
+"""Spaces between columns."""
 ASCII = str.maketrans({"↑": "^", "↓": "v", "−": "-", "±": "+-", "×": "x"})
 """Replacements for streams without these characters."""
 COMMANDS_OF_RUNNER = re.compile(r"(?m)^(\s*)(?=::)|(?=##\[)")

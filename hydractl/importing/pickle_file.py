@@ -175,6 +175,8 @@ MOST_BYTES = 8_000_000
 """Size limit of a pickle without its tensors, in bytes. Pickles of the largest models with their optimizers
 need a tenth. Twice the limit doubles the time that a crafted pickle can take."""
 SPARE_BYTES = 64_000_000
+"""Part of the size limit of tensors that does not depend on the file, in bytes. Chosen by hand; tensors of
+small files may share storage too. Twice the value lets a small crafted file claim twice the memory."""
 TIMES = 4
 """Limit of the total size of tensors: this multiple of the file size, plus `SPARE_BYTES`. Tensors may share
 storage, so their total can exceed the file. Chosen by hand; twice the factor lets a crafted file claim twice
@@ -190,6 +192,8 @@ MOST_CLASSES = 100
 """Maximum number of classes whose objects are read as records. Chosen by hand; each class creates a Python
 type, so twice the limit permits twice as many."""
 MAX_SHOWN_CHARACTERS = 80
+"""Maximum number of characters of a pickle's names in a message. Chosen by hand; twice the number adds a line
+of a terminal."""
 PICKLES = 5
 """Number of pickles in a file of torch's format before archives: magic number, version, machine, object,
 names of storages."""

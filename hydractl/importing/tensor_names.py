@@ -26,6 +26,7 @@ DEEPEST = 4
 """Maximum number of passes that strip wrapper prefixes. Chosen by hand: scripts nest two or three wrappers.
 Twice the number has no effect on usual files."""
 MAX_SHOWN = 3
+"""Maximum number of tensor names in a message. Chosen by hand; twice the number doubles the list."""
 FLOATS = {"F64", "F32", "F16", "BF16"}
 CHECK_ARCH = "check `--arch`: the weights may be of another architecture, or need other options (`--arch NAME::key=value`)"
 

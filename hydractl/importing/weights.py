@@ -146,6 +146,7 @@ DEEPEST = 4
 """Maximum number of nested wrappers. Chosen by hand: scripts nest two at most. The limit only bounds the
 search in crafted files."""
 MAX_SHOWN = 5
+"""Maximum number of keys in a message. Chosen by hand; twice the number doubles the list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,14 @@ if TYPE_CHECKING:
 
 
 LABELS_SHOWN = 20
+"""Maximum number of class names. `--json` has all of them. Chosen by hand; twice the number doubles the
+line."""
 PARTS_SHOWN = 200
+"""Maximum number of rows for parts of a model, which a crafted file may have by the thousand. Chosen by hand;
+twice the number doubles the table."""
 LINES_SHOWN = 5000
+"""Maximum number of tensors in the list of `--tensors`. `--json` has all of them. Chosen by hand; twice the
+number doubles the list."""
 
 
 @command(
