@@ -51,8 +51,8 @@ TORCH_NAMES = {
 }  # fmt: skip
 DTYPE_NAMES = {value: key for key, value in TORCH_NAMES.items()}
 COPIED_AT_ONCE = 1 << 26
-"""Bytes per copy from a device. Chosen by hand: a copy of 64 MB takes much longer than waiting for the
-device. Twice the size doubles the buffer on the CPU."""
+"""Bytes per copy from a device, with a single wait per copy. Chosen by hand; twice the size halves the waits
+and doubles the buffer on the CPU."""
 Chunks = Iterable["bytes | memoryview | Span"]
 
 

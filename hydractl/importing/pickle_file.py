@@ -52,8 +52,7 @@ CONTENT, VALUE = "_content", "_val"
 """Attributes in which OmegaConf stores the items of a dictionary and the value of an item."""
 DEEPEST, MOST_ITEMS = 3, 64
 """Limits of converted values: depth, and items per container. An object may contain itself, or contain
-another object many times. Chosen by hand: options of training scripts are smaller. Twice the depth squares
-the number of items in the worst case."""
+another object many times. Chosen by hand; twice the depth squares the number of items in the worst case."""
 
 
 def is_data(name: str) -> bool:

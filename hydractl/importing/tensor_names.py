@@ -23,8 +23,8 @@ HEADS = {"fc", "classifier", "head", "heads", "linear"}
 """Names of classifiers in training scripts. A matrix with such a name is a classifier, whatever the number of
 classes."""
 DEEPEST = 4
-"""Maximum number of passes that strip wrapper prefixes. Chosen by hand: scripts nest two or three wrappers.
-Twice the number has no effect on usual files."""
+"""Maximum number of passes that strip wrapper prefixes. Chosen by hand; twice the number has no effect on
+files with fewer nested wrappers."""
 MAX_SHOWN = 3
 """Maximum number of tensor names in a message. Chosen by hand; twice the number doubles the list."""
 FLOATS = {"F64", "F32", "F16", "BF16"}

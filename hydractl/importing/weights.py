@@ -143,8 +143,8 @@ def _synonyms(holders: list[Mapping[str, object]]) -> dict[str, object]:
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
 EMA_WRAPPERS = ("state_dict_ema", "model_ema", "ema_state_dict")
 DEEPEST = 4
-"""Maximum number of nested wrappers. Chosen by hand: scripts nest two at most. The limit only bounds the
-search in crafted files."""
+"""Maximum number of nested wrappers. Chosen by hand; twice the number has no effect on files with fewer
+nested wrappers."""
 MAX_SHOWN = 5
 """Maximum number of keys in a message. Chosen by hand; twice the number doubles the list."""
 
