@@ -1,4 +1,4 @@
-"""Weights that are stored in several dtypes, or in one that nothing computes in: every command runs them in one that holds all."""
+"""Checkpoints with mixed dtypes, or with a storage-only dtype: commands compute in a wider common dtype."""
 
 from __future__ import annotations
 
@@ -87,9 +87,7 @@ def test_what_is_made_of_it_stays_as_it_is_stored(model, tmp_path):
     parameters = [*load(out).parameters()]
     assert {p.dtype for p in parameters} == {torch.float32}
     stored = opened(out).checkpoint.tensors().values()
-    assert sum(p.numel() for p in parameters) == sum(
-        t.numel() for t in stored
-    )  # what is shared is there once
+    assert sum(p.numel() for p in parameters) == sum(t.numel() for t in stored)  # shared tensors count once
 
 
 def test_one_dtype_is_made_of_all(model, tmp_path):
@@ -104,7 +102,7 @@ PAIRS = {
 
 
 @pytest.mark.more
-@pytest.mark.newer  # which has all variants
+@pytest.mark.newer  # older libraries lack some variants
 def test_models_of_images_and_texts_have_exact_tensors():
     for row in VARIANTS:
         sample = base(row)
@@ -117,7 +115,7 @@ def test_models_of_images_and_texts_have_exact_tensors():
 @pytest.mark.parametrize("row", PAIRS.values(), ids=PAIRS)
 @torch.inference_mode()
 def test_what_multiplies_cosines_is_never_rounded(tmp_path, row):
-    """The logarithm of 100 in bf16 is that of 98.9: members, hydras and what is loaded in bf16 keep it in float32."""
+    """The logit scale stays float32 everywhere: log(100) rounded to bf16 is the logarithm of 98.9."""
     wanted = {}
     for i in range(2):
         sample = base(row, seed=i)

@@ -1,4 +1,4 @@
-"""Images of a model whose folder does not say how they are read: said where they are read, not asked for where they are not."""
+"""Models without image preprocessing: commands that read images warn about the assumed values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def member(folder, tmp_path_factory):
-    """A member of it, which no image was read for; what was said then beside it."""
+    """A member of the model, and the messages of `prune`."""
     place, heard = tmp_path_factory.mktemp("member"), Told()
     sample = base(variant("transformers-vit-plain"))
     mask = mask_file(place / "mask.json", sample.header, (0, 1), (), (2,))

@@ -1,4 +1,4 @@
-"""`--log-to`: what a run says as it goes, in the trackers of accelerate, and nothing else changes."""
+"""`--log-to`: values logged to trackers of accelerate; outputs do not change."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=
 TRAIN, VAL = "digits::split=train,classes=0-6,limit=96", "digits::split=val,classes=0-6,limit=40"
 RECIPE = Recipe(lr=(1e-3, 1e-2), epochs=4, batch_size=16, schedule="linear", dropout=0.1)
 STEPS = 24
-"""Of each rate, six an epoch."""
+"""Steps per learning rate; six steps are an epoch."""
 
 
 class Planted(tracking.GeneralTracker):
-    """A tracker that keeps what it is told, also of the trackers before it; it is what accelerate's interface asks for."""
+    """Tracker that records its calls and the earlier trackers."""
 
     name, requires_logging_directory = "wandb", False
     runs: list[Planted]
@@ -69,7 +69,7 @@ class Planted(tracking.GeneralTracker):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """What trackers are started."""
+    """Trackers started so far."""
     monkeypatch.setattr(Planted, "runs", [], raising=False)
     monkeypatch.setattr(Planted, "fails_at", None)
     monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "wandb", Planted)
@@ -78,7 +78,7 @@ def runs(monkeypatch):
 
 
 def run_in_processes(argv, folder):
-    """Run a command line of a launcher, which must end well."""
+    """Run a launcher's command line and assert its success."""
     done = subprocess.run(
         argv,
         cwd=folder,
@@ -102,7 +102,7 @@ def config(out, **changes):
 
 
 def scalars(folder):
-    """Return what tensorboard's own reader finds of a run: tags to (step, value)."""
+    """Return the scalars that TensorBoard reads from a folder: lists of (step, value) by tag."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     reader = EventAccumulator(str(folder)).Reload()
@@ -110,7 +110,7 @@ def scalars(folder):
 
 
 def test_finetune_logs_losses_rates_and_metrics(runs, tmp_path):
-    """Every ten steps and at each validation, the steps of a second rate after those of the first."""
+    """Log every ten steps and at each validation. Steps of the second rate follow the first rate's steps."""
     report = run_finetune(config(tmp_path / "out.st"))
 
     (run,) = runs
@@ -162,7 +162,8 @@ def test_a_run_that_was_cut_off_goes_on_under_its_name_and_steps(runs, tmp_path)
     assert len({run.options["name"] for run in parts}) == 1 < len({run.options["name"] for run in runs})
     assert [run.configuration is None for run in parts] == [False] + [True] * (cuts - 1)
     steps = [entry for run in parts for entry in run.logged]
-    assert [step for step, _ in steps] == sorted(step for step, _ in steps)  # as wandb wants them
+    # wandb ignores steps that do not increase
+    assert [step for step, _ in steps] == sorted(step for step, _ in steps)
     assert dict(steps) == dict(whole.logged)
 
     run_finetune(config(out, force=True))

@@ -1,4 +1,4 @@
-"""How much memory it takes to make members and hydras, beside a model's size."""
+"""Peak memory of `prune` and `fuse` relative to the size of a model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEEPS = ((0, 2), (1, 2, 3))
 
 
 class Watched(TorchDispatchMode):
-    """Knows how many bytes the tensors took at most that were alive at once."""
+    """Dispatch mode that measures the peak size of live tensors in bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,6 +32,7 @@ class Watched(TorchDispatchMode):
         for tensor in tree_leaves(found):
             if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
                 storage = tensor.untyped_storage()
+                # A strong reference would keep the tensor alive.
                 self.alive[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
         self.alive = {at: (ref, size) for at, (ref, size) in self.alive.items() if not ref.expired()}
         self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
@@ -51,7 +52,7 @@ def test_members_and_hydras_are_verified_block_by_block(tmp_path):
 
     with Watched() as pruning:
         run_prune(PruneConfig(model=str(tmp_path / "base.st"), masks=masks, out=tmp_path / "m{i}.st"))
-    with Watched() as fusing:  # a hydra that shares nothing
+    with Watched() as fusing:  # a hydra without shared tensors
         models = tuple(map(str, members))
         run_fuse(FuseConfig(models=models, out=tmp_path / "hydra.st", mlp="keep", own_from=0))
 

@@ -1,4 +1,4 @@
-"""Models that may answer several labels, through every stage: texts of BERT, and images of timm."""
+"""Multi-label models in every stage: texts with BERT, images with timm."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from support.text_folders import save_text_model
 from support.variants import of_depth, variant
 
 NAMES = ("cat", "mat", "sat")
-"""A text has the label of each of these words that is in it."""
+"""Each of these words in a text is a label of the text."""
 BERT, VIT = "transformers-bert-multi-label", "timm-vit-multi-label"
 
 
@@ -58,7 +58,7 @@ def rows(count, *, seed):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Texts and images with their labels, a base of texts that was trained on them, and a hydra of two of its members."""
+    """Folder with labelled texts, a trained base, and a hydra of two members."""
     place = tmp_path_factory.mktemp("labels")
     save_text_model(variant("transformers-bert-plain"), place / "encoder")
     for i, (name, count) in enumerate({"train": 96, "val": 48, "test": 40}.items()):
@@ -150,7 +150,7 @@ def test_training_says_the_loss_and_accuracy_of_labels(place):
 @pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("model", ["base.st", "hydra.st"])
 def test_a_frozen_encoder_trains_its_classifier_as_with_features_computed_anew(place, model):
-    """Features are stored of an encoder that is frozen; of one whose last norm trains at no rate they are not."""
+    """The frozen encoder runs once, and the reported NLL is close to the NLL of `eval`."""
     heard = Heard()
     report = train(place, str(place / model), "head.st", train=("head",), reset_head=True, progress=heard)
     assert any("frozen encoder" in step for step in heard.steps)
@@ -275,7 +275,7 @@ def read(path):
 
 
 def likely(line):
-    """What a line says of each label, the likeliest first, whether of JSON or of a table."""
+    """Return the probabilities of a line by label, in decreasing order, for JSON and tables."""
     if "top" in line:
         return {each["label"]: each["probability"] for each in line["top"]}
     ends = ("", "_2", "_3")
@@ -294,7 +294,7 @@ def test_the_disagreement_is_that_of_each_label(place):
 
 @pytest.fixture(scope="module")
 def small(place):
-    """A base of one block, and a hydra of two of its members: exporting takes seconds a block."""
+    """Folder with a base of one block and a hydra of two members, because export takes seconds per block."""
     save_text_model(of_depth(variant(BERT), 1), place / "small")
     for m, keep in enumerate((2, 3)):
         chosen = ("--strategy", "random", "--seed", m, "--keep", keep)
@@ -353,7 +353,7 @@ def test_the_auto_class_has_the_loss_of_the_library(place):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    """Images whose upper and left half are bright or not, and a model of timm that has learnt to tell."""
+    """Folder with images whose upper and left half may be bright, and a trained timm model."""
     place = tmp_path_factory.mktemp("images")
     random = np.random.default_rng(0)
     for name, count in {"train": 64, "val": 32, "test": 32}.items():
@@ -482,7 +482,7 @@ def test_thresholds_of_labels_are_stored_and_predict_applies_them(place, capsys,
 
 @pytest.fixture(scope="module")
 def warm(place):
-    """A copy of the hydra in which each label has a temperature, and the report of the command that wrote it."""
+    """Report row of a hydra with one temperature per label, stored in `warm.st`."""
     run(
         *("eval", place / "hydra.st", "--data", place / "test.jsonl", "--temperature", place / "val.jsonl"),
         *("--no-latency", "--bootstrap", 0, "--store", place / "warm.st", "-o", place / "warm.json"),
@@ -491,7 +491,7 @@ def warm(place):
 
 
 def raw_logits(place, file, model="hydra.st"):
-    """Log odds (M, N, Q) of a model that stores no temperature, and which labels apply (N, Q)."""
+    """Return the log-odds (M, N, Q) of a model without temperature, and the boolean labels (N, Q)."""
     rows = [json.loads(line) for line in (place / file).read_text().splitlines()]
     loaded = hydractl.load(place / model)
     with torch.inference_mode():
@@ -550,7 +550,7 @@ def test_temperatures_of_labels_come_on_top_of_others_and_drop_what_does_not_hol
         "eval", place / "warm.st", *common, "--temperature", place / "val.jsonl", "--store", place / "same.st"
     )
     before, after = (open_model(str(place / f"{name}.st")).header.scale for name in ("warm", "same"))
-    assert after.numbers == pytest.approx(before.numbers, rel=1e-3)  # the same data say the same again
+    assert after.numbers == pytest.approx(before.numbers, rel=1e-3)  # refitted on the same data
     bounds = ("--label-thresholds", "--threshold-for", "risk<=0.9", "-o", place / "bounds.json")
     run("eval", place / "warm.st", *common, *bounds, "--store", place / "bounds.st")
     argv = ["predict", place / "warm.st", place / "test.jsonl", "--threshold", place / "bounds.json"]
@@ -589,7 +589,7 @@ def test_fuse_fits_temperatures_of_labels_and_keeps_those_that_all_members_store
 
 
 def test_models_are_told_apart_by_temperatures_of_labels_alone(place, warm, capsys):
-    """Files that differ in nothing else: their common temperature is 1, as that of a model without any."""
+    """The files differ in label temperatures only; their common temperature is 1."""
     for name, each in {"plain": (), "same": (1.0,) * 3, "other": (1.0, 2.0, 1.0)}.items():
         for m in range(2):
             checkpoint = Checkpoint.open(place / f"{m}.st")

@@ -1,4 +1,4 @@
-"""Prediction sets: fitted and measured by `eval`, kept in copies of models, written by `predict`, dropped with what they were fitted for."""
+"""Prediction sets: fitted and measured by `eval`, stored in copies, written by `predict`, and dropped."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def evaluated(models, model, heard=None, *, data=HELD, sets=LEVEL, method=None, 
 
 @pytest.fixture(scope="module")
 def stored(models):
-    """A report, and a copy of the hydra with a temperature and prediction sets."""
+    """Fitted prediction sets; the hydra's copy `copy.st` stores them with a temperature."""
     return (
         evaluated(models, "hydra.st", temperature=0.5, store=models / "copy.st", out=models / "report.json")
         .rows[0]
@@ -116,7 +116,7 @@ def labels_of(ref):
 @pytest.mark.parametrize("by_class", [False, True])
 @pytest.mark.parametrize("method", SetMethod)
 def test_eval_measures_what_predict_writes(models, method, by_class):
-    """On other data than it fits them on, in every form of a table and in Python."""
+    """Compared on data that were not used for the fit, in each output format and in Python."""
     copy = models / f"{method}-{by_class}.st"
     evaluated(models, "hydra.st", method=method, by_class=by_class, store=copy)
     chosen = ("accuracy", "set_coverage", "set_size")
@@ -161,7 +161,7 @@ def test_eval_measures_what_predict_writes(models, method, by_class):
 
 
 def test_empty_sets_and_sets_of_one_class_are_counted_apart():
-    """By the mean of two members, of which neither has these sets."""
+    """Sets come from the mean of two members; sets of the single members differ."""
     probs = torch.tensor([
         [[0.9, 0.1, 0.0], [0.6, 0.3, 0.1], [0.0, 0.1, 0.9], [0.5, 0.5, 0.0]],
         [[0.9, 0.0, 0.1], [0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.5, 0.5, 0.0]],
@@ -187,7 +187,7 @@ def test_every_row_has_its_own_or_those_that_its_model_stores(models, stored):
     )
     fitted, copy, both = evaluated(models, "hydra.st", compare=compare).rows
     assert len({row.sets.rule.thresholds for row in (fitted, copy, both)}) == 3
-    again = copy.sets.rule  # fitted anew, on the same data with the same temperature
+    again = copy.sets.rule  # refitted on the same data at the same temperature
     assert again.thresholds == pytest.approx(stored.rule.thresholds, abs=1e-6)
     assert (again.data, again.count) == (stored.rule.data, 252)
     plain, copy, both = evaluated(models, "hydra.st", data=TEST, sets=None, compare=compare).rows
@@ -230,7 +230,7 @@ def test_another_temperature_or_length_drops_them(models, stored):
 
 
 def test_sets_of_other_classes_are_not_applied(tmp_path):
-    """Of a zero-shot model, which may be asked about others than those that it stores."""
+    """A zero-shot model may be given other classes than the stored ones."""
     digits = "digits::classes=0-4,limit=80"
     names = ("0", "1", "2", "3", "4")
     members = (str(pair("clip", tmp_path).save(tmp_path / "base.st")),)
@@ -301,7 +301,8 @@ def test_too_few_samples_are_refused_with_the_number_that_is_needed(models, caps
 @pytest.mark.newer  # export needs torch 2.8
 def test_an_exported_model_says_what_its_sets_are(models, stored):
     onnx = pytest.importorskip("onnxruntime")
-    one, out = base(of_depth(PLAIN, 1)), models / "one.onnx"  # a hydra of three blocks takes thrice as long
+    # a hydra of three blocks takes three times as long
+    one, out = base(of_depth(PLAIN, 1)), models / "one.onnx"
     header = one.header.model_copy(update={"prediction_sets": stored.rule})
     model = replace(one, header=header).save(models / "one.st")
     run_export(ExportConfig(model=str(model), out=out), Heard())
@@ -407,7 +408,7 @@ def test_a_check_may_be_of_their_coverage_on_other_data(models, stored, capsys):
 
 
 def test_at_another_length_of_texts_they_are_not_applied(tmp_path):
-    """As in `eval`: neither sets nor threshold are valid for texts that are cut elsewhere."""
+    """Neither sets nor threshold are valid for texts truncated to another length."""
     save_text_model(variant("transformers-bert-plain"), tmp_path / "bert")
     rows = [{"text": " ".join(["cat"] * (1 + i % 9)), "label": i % 7} for i in range(60)]
     data = tmp_path / "texts.jsonl"

@@ -1,4 +1,4 @@
-"""However many processes work together, the files are the same to the last byte; every method of `score` is held to it."""
+"""Outputs are bit-identical for any number of processes, for each scoring method and several commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from support.reviews import arch, reviews
 from support.variants import variant
 
 RESEARCH = find_spec("hydractl.research") is not None
-# 40 samples: five batches are dealt out unevenly to two and to three processes, and of one batch most get nothing
+# 40 samples are five batches of 9, so two or three processes get unequal shares. A single batch of 64 leaves
+# all processes but one without work.
 TASKS = {
     "images": {"data": "digits::classes=0-6,limit=40", "batch_size": 9},
     "one-batch": {"data": "digits::classes=0-6,limit=40", "batch_size": 64},
@@ -103,7 +104,10 @@ MADE = {
 }
 CASES = [(task, method) for task in TASKS for method in METHODS]
 WORLDS = {f"{task}-{method}": 2 + i % 4 for i, (task, method) in enumerate([*SEARCHES, *CASES])}
-"""The number of processes of a case in a plain run, which leaves out 4 and 5: two or three meet each method and task."""
+"""Number of processes per case without `--all-variants`.
+
+Cases with 4 or 5 are skipped. The others cover each method and each task with two or three processes.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +164,7 @@ def jobs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(jobs, tmp_path_factory, python, request):
-    """The files of every scoring, by the number of processes."""
+    """Output files by number of processes."""
     found = {}
     every = request.config.getoption("all_variants")
     asked = {world: {name for name in jobs if every or WORLDS.get(name, 2) == world} for world in (2, 3)}
@@ -173,12 +177,14 @@ def made(jobs, tmp_path_factory, python, request):
         out = folder / "out"
         out.mkdir()
         if world == 1:
+            # The other processes use one thread each; more threads would change the last bits of sums.
             with one_thread():
                 do_all(folder / "jobs.json", out)
         else:
             score_all(world, folder / "jobs.json", out, python=python())
         found[world] = {path.name: path.read_bytes() for path in out.iterdir()}
-        # what one process refuses, several would too, each waiting for the other to say so
+        # Several processes refuse the same jobs, but slowly: each waits for another one to print the error.
+        # Commands run with one and two processes only.
         jobs = {
             name: job
             for name, job in jobs.items()

@@ -1,4 +1,4 @@
-"""A checkpoint's temperature: whatever answers divides logits by it, whatever trains or scores does not, and then drops it."""
+"""Stored temperatures: applied to predictions, ignored and dropped by training and scoring."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DATA = DataRef.parse("digits::split=test,classes=0-6,limit=30")
 
 
 def at(sample, temperature):
-    """The sample with a temperature in its header."""
+    """Return the sample with a temperature in its header."""
     return Sample(sample.header.model_copy(update={"temperature": temperature}), sample.state)
 
 
@@ -129,7 +129,7 @@ UNFAIR = (
     ],
 )  # fmt: skip
 def test_a_temperature_of_some_rows_alone_is_unfair(models, first, others, said):
-    """A report says so, and names the option that makes the comparison fair."""
+    """The report warns and names the option for a fair comparison."""
     compare = tuple(
         NamedModels(name=name, models=tuple(str(models / f"{own}.st") for own in row))
         for name, row in others.items()
@@ -152,7 +152,7 @@ def test_the_table_says_that_it_is_stored(models):
 
 
 def made_of(models, folder, name):
-    """What `prune`, `finetune` and `score` make of a base: headers, tensors and scores."""
+    """Return checkpoints from `prune` and `finetune`, and head importances from `score`."""
     model = str(models / f"{name}.st")
     mask = mask_file(folder / "mask.json", open_model(model).header, *KEEP)
     run_prune(PruneConfig(model=model, masks=(mask,), out=folder / f"{name}-pruned.st"))

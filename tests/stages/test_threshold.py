@@ -1,4 +1,4 @@
-"""A threshold: found by `eval`, kept in reports and copies of models, applied by `predict`, dropped with the weights."""
+"""Thresholds: fitted by `eval`, stored in reports and copies, applied by `predict`, dropped with the weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from support.predictions import predicted_lines
 
 HELD = "digits::split=val,classes=0-6"
 QUICK = {"latency": False, "bootstrap": 0, "device": "cpu", "metrics": ("accuracy",)}
-RISK = 0.95  # of a model that was never trained
+RISK = 0.95  # high, because the model is untrained
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stored(models):
-    """A report, and a copy of the hydra with a temperature and a threshold."""
+    """Fitted threshold; the hydra's copy `copy.st` stores it with a temperature."""
     config = EvalConfig(
         model=str(models / "hydra.st"), data=DataRef.parse(HELD), threshold_for=RISK, delta=0.2, temperature=2.0,
         ood_score=("entropy",), store=models / "copy.st", out=models / "report.json", **QUICK,
@@ -93,7 +93,7 @@ def test_predict_accepts_what_eval_counted(models, stored):
     assert "accepted" not in lines(models, "hydra.st")[0]
 
 
-@pytest.mark.usefixtures("stored")  # its report
+@pytest.mark.usefixtures("stored")  # writes the report
 def test_predict_takes_a_threshold_from_a_report_or_a_number(models):
     config = EvalConfig(
         model=str(models / "hydra.st"),
@@ -183,7 +183,7 @@ def test_too_few_samples_for_any_threshold_still_give_a_report_and_a_model(model
 
 
 def test_the_share_that_is_accepted_and_wrong_is_bounded_on_average(models, capsys):
-    """No confidence belongs to it, in files or in words; all that tells a model says the same."""
+    """This guarantee has no confidence level. Outputs of all commands contain the same sentence."""
     wrong = ("--threshold-for", "risk<=0.3", "--guarantee", "accepted-and-wrong")
     report, copy = models / "wrong.json", models / "wrong.st"
     assert evaluates(models, "hydra.st", *wrong, "-o", str(report), "--store", str(copy)) == 0
@@ -267,7 +267,7 @@ def test_where_no_threshold_is_stored_one_sentence_says_how_to_get_one(models):
 
 
 def test_a_file_of_before_has_the_first_guarantee(stored):
-    """And a document says nothing of what it always was."""
+    """The default guarantee is not written to documents."""
     written = stored.model_dump(mode="json")
     assert "guarantee" not in written
     assert Threshold.model_validate_json(json.dumps(written)) == stored
@@ -297,7 +297,7 @@ def test_a_temperature_alone_can_be_stored(models):
 
 @pytest.mark.usefixtures("stored")
 def test_what_else_is_stored_leaves_a_threshold_that_still_holds(models):
-    """Of a score of features too, while these are not fitted anew; what it was found with may not be another."""
+    """Another temperature, or a new fit of the threshold's own score, drops the threshold."""
     features = {"fit": DataRef.parse("digits::split=train,classes=0-6,limit=90")}
     told = {"near": (NamedData.parse("sevens=digits::classes=7,limit=20"),), "metrics": ("accuracy", "auroc")}
 

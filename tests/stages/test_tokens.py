@@ -1,4 +1,4 @@
-"""Classifiers of tokens through every stage: what is said of words is what transformers says of their first tokens."""
+"""Token classifiers in every stage: a word has the logits of its first token, as in transformers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TEXTS = (
 
 
 def tags_of(words):
-    """Return the tags of words: every cat is an animal, `sat on` an act, and a mat behind an `a` a thing."""
+    """Return the tag of each word: "cat" is an animal, "sat on" an act, "a mat" a thing."""
     acts = {"sat": "B-act", "on": "I-act"}
     tags = [acts.get(word, "O") for word in words]
     for i, word in enumerate(words):
@@ -104,7 +104,7 @@ def evaluate(place, model, *, data="test.jsonl", **options):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Tagged texts, a base that learned the tags, its folder, two members and a hydra of them."""
+    """Folder with tagged texts, a base, its copy for transformers, two members and a hydra."""
     place = tmp_path_factory.mktemp("tokens")
     save_text_model(variant("transformers-bert-plain"), place / "encoder")
     for i, (name, count) in enumerate({"train": 320, "val": 60, "test": 50}.items()):
@@ -125,12 +125,13 @@ def test_rows(place):
     return [json.loads(line) for line in (place / "test.jsonl").read_text().splitlines()]
 
 
+# pytest would collect the function as a test.
 test_rows.__test__ = False
 
 
 @torch.inference_mode()
 def library_logits(folder, words):
-    """Return the logits (Q, C) of the first tokens of words, as transformers says where they are."""
+    """Return the logits (Q, C) of the first token of each word, computed by transformers."""
     library = AutoModelForTokenClassification.from_pretrained(folder).eval()
     encoding = AutoTokenizer.from_pretrained(folder)(words, is_split_into_words=True, return_tensors="pt")
     of_words = encoding.word_ids()
@@ -176,8 +177,9 @@ def test_training_says_the_loss_and_accuracy_of_words(place):
 
 
 def test_a_batch_in_pieces_is_the_batch(place):
-    """Pieces have different numbers of words, and count by them."""
+    """Pieces are weighted by their number of words."""
     save_text_model(variant("transformers-bert-plain"), place / "sure")
+    # Recipes do not set dropout of attention weights, which draws different masks for pieces of a batch.
     edit_config(place / "sure", attention_probs_dropout_prob=0.0)
     for accumulate in (1, 4):
         recipe = {"accumulate": accumulate, "dropout": 0.0, "optimizer": "sgd"}
@@ -206,7 +208,7 @@ def test_a_hydra_says_what_its_members_say(place):
 
 @pytest.mark.parametrize("folder", ["folder", "hydra"])
 def test_predict_says_what_the_pipeline_says(place, folder):
-    """Of one text at a time: the same entities at the same characters, each as sure as its least sure word."""
+    """Entities have the same characters; the probability of an entity is the lowest of its words."""
     if folder == "hydra":
         hydractl.load(place / "hydra.st").save_pretrained(place / "hydra", force=True)
     model = hydractl.load(place / folder)
@@ -218,7 +220,7 @@ def test_predict_says_what_the_pipeline_says(place, folder):
     )
     found = 0
     for text in TEXTS[:5]:
-        with warnings.catch_warnings():  # it has no words of its own where a tokenizer marks none
+        with warnings.catch_warnings():  # transformers warns about tokenizers without subword marks
             warnings.simplefilter("ignore")
             expected = ask(text)
         predictions = model.predict([text])
@@ -245,9 +247,7 @@ def test_the_ood_score_of_an_entity_is_the_highest_of_its_words_each_an_input_of
     for model in map(hydractl.load, (place / "base.st", place / "hydra.st")):
         for text in TEXTS[:5]:
             predictions = model.predict([text])
-            logits = model.member_logits(model.encode([text]))[
-                :, 0, 1:-1
-            ]  # of tokens, which are words: (M, Q, C)
+            logits = model.member_logits(model.encode([text]))[:, 0, 1:-1]  # each token is a word: (M, Q, C)
             of_words, begins = SCORES[score].of(logits.double()), []
             for word in predictions.words[0]:
                 begins.append(text.index(word, begins[-1] + 1 if begins else 0))
@@ -342,7 +342,7 @@ def test_entities_have_a_temperature_of_their_own(place, tmp_path, capsys):
     none = ("--temperature", tmp_path / "none.jsonl", "--store", tmp_path / "none.st")
     run("eval", tmp_path / "warm.st", *common, *none, "-o", tmp_path / "n.json")
     kept = open_model(str(tmp_path / "none.st")).header
-    assert kept.entity_temperature == header.entity_temperature  # there is no span to fit another one on
+    assert kept.entity_temperature == header.entity_temperature  # no span to fit another temperature
     assert kept.temperature != header.temperature
     run(
         "eval",

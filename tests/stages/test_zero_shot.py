@@ -1,4 +1,4 @@
-"""Zero-shot models through every stage: what the two towers say of images, classes named late, and nothing run twice."""
+"""Zero-shot models in every stage: both towers, classes named late, and no repeated forward passes."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ NAMED = Naming(names=NAMES, templates=TEMPLATES)
 CLIP_AT_LEAST = pytest.mark.parametrize(
     "work", ["clip", pytest.param("siglip", marks=pytest.mark.more)], indirect=True, scope="module"
 )
-"""For what a kind of model plays no part in: names of classes, and what is refused."""
+"""For tests in which the architecture does not matter: class names and refusals."""
 
 
 @pytest.fixture(
     scope="module", params=["clip", pytest.param("siglip", marks=pytest.mark.more)]
 )  # tests/contracts/test_forward.py compares both with transformers
 def work(request, tmp_path_factory):
-    """A base, scores, three members and their hydras, with classes and without."""
+    """Folder with a base, scores, three members, and their hydras with stored classes and without."""
     folder = tmp_path_factory.mktemp(request.param)
     base = str(pair(request.param, folder).save(folder / "base.st"))
     score(base, folder / "scores.json", naming=NAMED)
@@ -92,7 +92,7 @@ def fuse(folder, name, **changes):
 
 
 def evaluate(model, folder, **changes):
-    """Return a report and each row's log-probabilities (M, N, C)."""
+    """Return a report, and the log-probabilities (M, N, C) of each row."""
     given = {"data": DataRef.parse(DATA), "latency": False, "bootstrap": 0, "batch_size": 16, "device": "cpu"}
     saved = folder / f"predictions-{len(list(folder.iterdir()))}.st"
     report = run_eval(EvalConfig(model=str(model), save_predictions=saved, **(given | changes)))
@@ -106,7 +106,7 @@ def pixels(opened, data=DATA):
 
 
 def by_hand(path, naming=NAMED):
-    """Return logits (B, C) and class embeddings (C, F) of a base or member, each prompt on its own."""
+    """Return logits (B, C) and class embeddings (C, F) of a base or member, one forward pass per prompt."""
     opened = open_model(str(path))
     model, how = load_model(opened), opened.header.prompting.tokenization
     rows = []
@@ -180,7 +180,7 @@ def test_settled_models_run_no_text_tower(work, kind):
 
 @torch.inference_mode()
 def test_a_longer_prompt_beside_it_changes_no_class(work):
-    """Prompts are padded to the longest, and padding must not be seen."""
+    """Prompts are padded to the longest; padding must not change embeddings."""
     opened = open_model(str(work / "base.st"))
     alone = with_classes(opened, Classes(names=("7", "8"), templates=("{label}",)))
     beside = with_classes(
@@ -211,7 +211,7 @@ def test_a_hydra_is_the_same_in_another_process(work, python):
 @pytest.mark.parametrize("told", [True, False])
 @torch.inference_mode()
 def test_a_siglip_sees_padding_unless_its_tokenizer_says_otherwise(tmp_path, told):
-    """As the library: texts are as long as the model takes, and a mask goes along only where the tokenizer makes one."""
+    """As in transformers, texts are padded to the maximum length, without a mask if the tokenizer makes none."""
     import transformers
 
     names = ["input_ids", *(["attention_mask"] if told else [])]
@@ -246,7 +246,7 @@ def test_a_siglip_sees_padding_unless_its_tokenizer_says_otherwise(tmp_path, tol
 
 
 def masked_values(base, objective):
-    """Return the objective of a base as a function of the heads (tower, layer, head) that are masked in it."""
+    """Return a function from masked heads (tower, layer, head) to the objective of the base."""
     opened = open_model(str(base))
     labels = torch.tensor(open_items(DATA, opened.header.preprocess).labels)
     inside, outside = (pixels(opened, data) for data in (DATA, OTHERS))
@@ -278,7 +278,7 @@ def masked_values(base, objective):
 
 
 def naive(base, towers, budget, objective):
-    """Run the greedy method with whole passes of masked models."""
+    """Run the greedy search with full passes of masked models; return removed heads and objectives."""
     value = masked_values(base, objective)
     heads = [(n, i, h) for n in ("text", "vision") if n in towers for i in range(2) for h in range(4)]
     gone, found = [], []
@@ -293,7 +293,7 @@ def naive(base, towers, budget, objective):
 CLIPS = ("acc", ()), ("avg", ("text",))
 SIGLIPS = ("avg", ()), ("nll", ("vision",))
 SEARCHES = {"clip": (*CLIPS, *SIGLIPS), "siglip": (*SIGLIPS, *CLIPS)}
-"""The objectives and towers by which circuits of a model are searched, by default the first two."""
+"""Objectives and towers of circuits by architecture; default runs use the first two."""
 
 
 @pytest.mark.spread(cases=1)
@@ -334,7 +334,7 @@ def test_classes_are_the_datas_where_nothing_else_names_them(work, tmp_path):
 def test_a_step_runs_the_vision_tower_once_a_batch_and_the_text_tower_once(
     work, tmp_path, monkeypatch, max_memory
 ):
-    """Where memory has a bound, as on a GPU, the first batch of each data set is tried before anything else."""
+    """With a memory limit, as on a GPU, the first batch of each data set also runs before the search."""
     seen, own = [], tower.entering
 
     def entering(tower, inputs, *known):
@@ -356,7 +356,7 @@ def test_a_step_runs_the_vision_tower_once_a_batch_and_the_text_tower_once(
             force=True,
         )
 
-        # the whole model, and twice where heads are exchanged at the end
+        # one pass of the whole model, and two passes if the search exchanges heads at the end
         passes = seen.count(False) // batches
         assert seen.count(False) == passes * batches + tried
         assert passes <= 3
@@ -569,7 +569,7 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path, work):
 
 @CLIP_AT_LEAST
 def test_members_with_other_classes_are_not_fused(work, tmp_path):
-    """Members never store classes; a file that does nevertheless is one of our own that somebody edited."""
+    """Members never store classes, so only an edited file can differ."""
     opened = with_classes(open_model(members(work)[0]), NAMED.classes(open_model(members(work)[0])))
     state, header = opened.checkpoint.tensors(), opened.header
     from support.builders import Sample

@@ -1,4 +1,4 @@
-"""What a report says against its own numbers: data used twice, sets too small, models made with what they are tested on."""
+"""Warnings in reports: samples used twice, small data sets, models trained on the test data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NEAR = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A base, and a member whose lineage tells of what it was made with."""
+    """A base, and a fine-tuned member."""
     found = tmp_path_factory.mktemp("models")
     base().save(found / "base.st")
     base().pruned((0, 1), (1, 2, 3), (0,)).tuned(0).save(found / "member.st")
@@ -104,7 +104,7 @@ def row_of(*steps):
 
 
 def test_what_a_model_was_made_with_is_told(folder):
-    """Wherever in its past it is, and whichever model of a row; what `eval` itself read for a copy counts for nothing."""
+    """Training steps anywhere in the lineage of any model of the row count. Data of `eval --store` do not."""
     scored = made("score", ("few", None), objective="avg")
     member = made("prune", ("base.st", made("finetune", ("id", None))), ("scores.json", scored))
 
@@ -122,7 +122,7 @@ def test_what_a_model_was_made_with_is_told(folder):
 
 
 def test_what_is_stored_is_not_tested_on_what_it_was_found_on(folder):
-    """Through later copies and in a hydra of them; not once it has been dropped with the weights, and where nothing else was."""
+    """Later copies and `fuse` keep the warning. Values typed by the user or dropped by `fuse` cause none."""
     tested = DataRef.parse("digits::split=test,classes=0-6,limit=110")
     other = DataRef.parse("digits::split=val,classes=0-6,limit=110")
     asked = {"metrics": ("accuracy",), "bootstrap": 0}
@@ -186,7 +186,7 @@ def test_scores_say_what_they_are_of(folder):
 
 
 def test_compared_rows_have_paired_differences(folder):
-    """The model against itself: whatever is drawn, nothing differs; unpaired, it would."""
+    """A model compared with itself differs by exactly 0 on every resample, because resamples are paired."""
     itself, other = (
         NamedModels.parse(f"{n}={folder / file}")
         for n, file in (("same", "base.st"), ("member", "member.st"))
@@ -216,7 +216,7 @@ def test_without_intervals_there_are_no_differences(folder):
 
 
 def test_what_is_shared_is_counted_where_it_would_be_told():
-    """An OOD set that holds one sample of the ID set twice has two that cannot be told, of its own three."""
+    """A sample of the ID set that appears twice among three OOD samples counts twice."""
     data = {"id": identity("id", [1, 4]), "few": identity("few", [1, 1, 2])}
 
     said = list(of_data(measurement("few"), data))

@@ -1,4 +1,4 @@
-"""Data that have the classes which a model gives them: its accuracy is 1, however classes are called, or the data are refused."""
+"""Matching of class names: labels are the predictions of the model, so correct matching has accuracy 1."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse"
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    """Images, the classes that a model gives them, of which every one occurs, and the model with names and without."""
+    """Folder of images, classes predicted for the images, and the model with class names and without."""
     folder = tmp_path_factory.mktemp("work")
     images = open_data("digits::split=test,limit=200")
     pictures = [images.image(i) for i in range(len(images))]
@@ -36,6 +36,7 @@ def work(tmp_path_factory):
     state = sample.state | {"head.weight": weight, "head.bias": torch.zeros(COUNT)}
     path = type(sample)(sample.header, state).save(folder / "uncentred.st")
     logits = hydractl.load(path).predict(pictures).probabilities.log()
+    # With centred logits, the model predicts each of the classes for some image.
     state["head.bias"] = -(logits - logits.mean(1, keepdim=True)).mean(0)
     type(sample)(sample.header, state).save(folder / "nameless.st")
     header = sample.header.model_copy(update={"labels": NAMES})
@@ -46,7 +47,7 @@ def work(tmp_path_factory):
 
 
 def table(work, path, names):
-    """Write a table of images whose classes are called so."""
+    """Write a CSV table of the images with these class names."""
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(["image", "label"])

@@ -1,4 +1,4 @@
-"""Costs: counted without data, and measured in turn."""
+"""Parameters, MACs, training costs and latencies of rows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_shared_parameters_count_once_and_sums_are_over_models():
 
 
 def test_textbook_macs_of_one_network_with_several_classifiers_are_of_one_pass():
-    """MIMO, as its lineage tells; the same hydra that was trained otherwise counts each member."""
+    """A hydra trained with the method MIMO counts one pass; any other method counts one pass per member."""
     model = base().model()
     alone = count_sizes(loaded(model), SIZES)["macs_textbook"].value
 
@@ -75,7 +75,7 @@ def test_textbook_macs_of_one_network_with_several_classifiers_are_of_one_pass()
 
 
 def trained(seed, macs, *sources):
-    """Return a model that a run of `finetune` made of others."""
+    """Return a model whose lineage has one run of `finetune` on these models."""
     inputs = tuple(InputFile(name="a.st", sha256=sha("a"), made_by=one.header.made_by) for one in sources)
     results = {} if macs is None else {"training_macs": macs}
     step = Step(command="finetune", options={}, inputs=inputs, seed=seed, results=results)
@@ -84,7 +84,7 @@ def trained(seed, macs, *sources):
 
 
 def test_training_costs_what_all_runs_did_that_led_there():
-    """One that several models come from counts once, whatever lies between; nothing is told where one does not say."""
+    """A run shared by several models counts once. Untrained models, and runs without a record, have no value."""
     untrained, old, first = SimpleNamespace(header=base().header), trained(0, None), trained(0, 1000)
     pruned = Step(
         command="prune",
@@ -104,7 +104,7 @@ def test_training_costs_what_all_runs_did_that_led_there():
 
 
 def test_what_training_took_is_not_asked_where_no_lineage_tells(tmp_path, monkeypatch):
-    """Before a model answers; where another row tells, a column may have gaps."""
+    """The error precedes all forward passes. A column may have gaps if another row has a value."""
     told = replace(base(), header=trained(0, 1000).header).save(tmp_path / "told.st")
     model = base().save(tmp_path / "base.st")
     given = {
@@ -144,7 +144,7 @@ def test_textbook_macs_are_those_of_the_librarys_own_model(family):
 
 
 def test_textbook_macs_of_a_hydra_are_its_members():
-    """Though they share a trunk, and the last block is cut."""
+    """Neither the shared trunk nor the pruned last block lowers the sum."""
     models = [base().model(), base().pruned((0, 1, 2, 3), (2,), (0, 3)).model()]
     alone = [count_sizes(loaded(model), SIZES)["macs_textbook"].value for model in models]
     first, second = (model.tower() for model in models)
@@ -190,7 +190,7 @@ def test_rows_take_turns(monkeypatch):
 
 
 def test_each_row_is_waited_for_on_its_own_devices(monkeypatch):
-    """And on no other, which it would wake."""
+    """Synchronizing another CUDA device would initialize it."""
     waited = []
     monkeypatch.setattr("torch.cuda.synchronize", waited.append)
     monkeypatch.setattr(evaluate_cost, "_call", lambda *_: lambda: None)
@@ -219,7 +219,7 @@ def test_only_the_times_asked_for_are_measured(monkeypatch):
     ("share", "device", "doubtful"), [(0.95, "cpu", False), (0.5, "cpu", True), (0.5, "cuda", False)]
 )
 def test_times_of_a_busy_machine_are_doubtful(monkeypatch, share, device, doubtful):
-    """The processor runs the thread for a share of the time; what waits for a GPU says nothing."""
+    """On a GPU the share of processor time proves nothing, because the thread waits for kernels."""
     clock = [0.0]
 
     def passing(*_args: object) -> list[list[float]]:

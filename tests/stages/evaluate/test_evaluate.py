@@ -1,4 +1,4 @@
-"""eval end to end on the digits: definitions from the saved file, laws, errors."""
+"""`eval` on digits: metrics recomputed from saved predictions, invariants, errors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def config(model, **changes):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A base, three of its members, and their hydra."""
+    """A base, three members, and their hydra."""
     folder = tmp_path_factory.mktemp("models")
     base().save(folder / "base.st")
     for i, keep in enumerate(KEEP):
@@ -81,7 +81,7 @@ def test_one_sample_says_that_its_intervals_tell_nothing(models):
 
 @pytest.fixture(scope="module")
 def full(models):
-    """One evaluation of everything but time, with its predictions."""
+    """Report with all metrics except latencies; predictions are saved next to it."""
     members = ",".join(str(models / f"m{i}.st") for i in range(3))
     report = run_eval(
         config(
@@ -121,7 +121,7 @@ def test_every_metric_follows_from_the_saved_predictions(models, full):
         assert again.ood == row.ood
 
 
-@pytest.mark.newer  # scikit-learn's own Brier score of many classes
+@pytest.mark.newer  # multiclass Brier score needs scikit-learn 1.7
 def test_definitions_are_those_of_scikit_learn_and_torchmetrics(models, full):
     saved = SavedPredictions.load(models / "predictions.safetensors")
     labels = saved.labels["id"]

@@ -1,4 +1,4 @@
-"""Examples of `eval --keep-examples`: those that the predictions say, shown as the data hold them, and nobody else's business."""
+"""`eval --keep-examples`: choice of samples, their form in the report, and privacy of paths."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUICK = ("--no-latency", "--device", "cpu", "--bootstrap", "0", "-q")
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """Reports of a pair of models beside one of them, with examples and without, and what they said."""
+    """Folder with reports of single models and of a pair, with examples and without, and saved predictions."""
     folder = tmp_path_factory.mktemp("examples")
     for seed in (0, 1):
         base().pruned((0, 1), (2,), (0, 3)).tuned(seed).save(folder / f"m{seed}.st")
@@ -105,7 +105,7 @@ def test_accuracy_by_class_is_of_the_same_classes_in_every_row(here):
 
 
 def test_images_in_memory_stay_as_they_are(tmp_path):
-    """A thumbnail is made of a copy."""
+    """Thumbnails are resized copies."""
     rgb = base(variant("class-token"))
     rgb.save(tmp_path / "m.st")
     folder = tmp_path / "d" / "0"

@@ -1,4 +1,4 @@
-"""`--fail-if`: grammar, what can be asked, and what comes of it."""
+"""`--fail-if`: grammar, refused conditions, results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""eval by scores of features: the library's own features, scores by scikit-learn, a choice on validation data, refusals."""
+"""Feature-based OOD scores of `eval`, compared with timm's features and scikit-learn's estimators."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def report(here):
 
 
 def features(seed, reference):
-    """What timm calls the features before its classifier."""
+    """Return the features before timm's classifier, (N, D), and the labels."""
     sample, items = base(seed=seed), open_data(reference)
     images = torch.stack(
         [eval_transform(sample.header.preprocess)(items.image(i)) for i in range(len(items))]
@@ -74,7 +74,10 @@ def features(seed, reference):
 
 
 def shrunk_relative(known, labels, asked, *, power=0.5):
-    """Relative Mahalanobis by its definition, with the inverses themselves; alpha is (D / (D + N - C)) ** power."""
+    """Return relative Mahalanobis scores (N,), computed with explicit inverses.
+
+    The shrinkage alpha is (D / (D + N - C)) ** power.
+    """
     u, x = (torch.nn.functional.normalize(torch.tensor(f), dim=1).numpy() for f in (asked, known))
     (count, width), classes = x.shape, labels.unique().tolist()
     alpha = (width / (width + count - len(classes))) ** power
@@ -91,12 +94,12 @@ def shrunk_relative(known, labels, asked, *, power=0.5):
 
 
 def by_hand(seed, reference):
-    """Scores of one model by scikit-learn and numpy."""
+    """Return the OOD scores (N,) of one model by name, computed with scikit-learn and numpy."""
     known, labels = features(seed, FIT)
     asked, _ = features(seed, reference)
     relative = shrunk_relative(known, labels, asked)
     unit = [torch.nn.functional.normalize(torch.tensor(x), dim=1).numpy() for x in (known, asked)]
-    plane = PCA(31).fit(known)  # the norm before the classifier leaves a direction of 32 without variance
+    plane = PCA(31).fit(known)  # layer norm leaves one of 32 directions without variance
     known, asked = plane.transform(known), plane.transform(asked)
     means = [known[labels == c].mean(0) for c in range(7)]
     tied = EmpiricalCovariance(assume_centered=True).fit(
@@ -118,7 +121,7 @@ def auroc(inside, outside):
 @pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(("row", "seeds"), [("m0", (0,)), ("pair", (0, 1))])
 def test_the_scores_are_those_of_the_librarys_features(row, seeds, here, report):
-    """A row of two models has the mean of their scores; a temperature changes none."""
+    """A row of two models has the mean of their scores. The temperature does not change these scores."""
     saved = SavedPredictions.load(here / "p.st").said[row]
     for name, reference in (("id", DATA), ("others", NEAR), ("val", VAL), ("nines", OOD_VAL)):
         own = [by_hand(seed, reference) for seed in seeds]
@@ -128,7 +131,7 @@ def test_the_scores_are_those_of_the_librarys_features(row, seeds, here, report)
 
 
 def test_a_fit_on_held_out_data_and_another_alpha_would_be_seen(here, report):
-    """What the test above compares with is apart from what either fault gives."""
+    """The comparison above is sharp enough to detect a fit on `--val` and a wrong shrinkage."""
     saved = SavedPredictions.load(here / "p.st").said["m0"]["others"].scores["relative-mahalanobis"]
     strangers, _ = features(0, NEAR)
     for fault in (
@@ -175,13 +178,13 @@ def test_a_report_must_name_the_best_score(report):
 
 
 def test_features_cost_no_pass(here, monkeypatch):
-    """Each sample goes through the model once, and those to fit on once more than without."""
+    """Each sample passes through the model once; only the samples of `--fit` are additional."""
     rows, run = [], Tower.forward
     monkeypatch.setattr(Tower, "forward", lambda self, x: rows.append(len(x)) or run(self, x))
 
     run_eval(config(here / "m0.st", metrics=("auroc",)))
 
-    assert sum(rows) == 90 + 40 + 30 + 30  # to fit, to standardize, and what is tested
+    assert sum(rows) == 90 + 40 + 30 + 30  # `--fit`, `--data`, `--near`, `--val`
 
 
 def test_a_covariance_of_too_few_samples_is_told(here, capsys):

@@ -1,4 +1,4 @@
-"""eval by several OOD scores: the numbers from the models' own logits by scikit-learn, the shape of the report, refusals."""
+"""`eval --ood-score` with several scores, compared with scikit-learn on logits of plain forward passes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def config(model, **changes):
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """Two models whose logits are far from 0, and a report of them by every score, at a temperature."""
+    """Two models with logits far from 0, and a report with all scores at a temperature."""
     folder = tmp_path_factory.mktemp("scores")
     for seed in (0, 1):
         sample = base(seed=seed)
@@ -56,7 +56,7 @@ def report(here):
 
 
 def logits_of(here, reference):
-    """The logits (M, N, C) of both models by their plain forward pass, divided by the temperature."""
+    """Return the logits (M, N, C) of both models divided by the temperature."""
     items, preprocess = open_data(reference), base().header.preprocess
     images = torch.stack([eval_transform(preprocess)(items.image(i)) for i in range(len(items))])
     with torch.inference_mode():
@@ -64,7 +64,7 @@ def logits_of(here, reference):
 
 
 def by_hand(z):
-    """Every score (N,) of logits (M, N, C)."""
+    """Return each score (N,) of logits (M, N, C)."""
     p = z.softmax(-1)
     entropies = -p.xlogy(p).sum(-1)
     mean = p.mean(0)
@@ -91,7 +91,7 @@ def test_every_number_is_scikit_learns_of_scores_by_hand(here, report):
             assert found["auroc"] == pytest.approx(roc_auc_score(is_ood, both), abs=2e-3)
             assert found["aupr"] == pytest.approx(average_precision_score(is_ood, both), abs=2e-3)
             seen.add(found["auroc"])
-    assert len(seen) > 5  # the scores rank otherwise, so that a mistaken one is seen
+    assert len(seen) > 5  # scores rank the samples differently, so mixed-up scores are noticed
 
 
 def test_the_saved_predictions_tell_the_logits(here):
@@ -144,7 +144,7 @@ def test_there_is_a_table_a_score(here, report, capsys):
 
 @pytest.fixture(scope="module")
 def by_energy(here):
-    """One report by one score that is not the usual one."""
+    """Report with `energy` instead of the default score."""
     return run_eval(config(here / "m0.st", ood_score=("energy",))).document
 
 
@@ -169,7 +169,7 @@ def test_the_table_says_by_which_score(by_energy, capsys):
 
     out = capsys.readouterr().out
     assert "OOD sets by energy" in out
-    assert ", by energy" not in out  # one score needs no tables of its own
+    assert ", by energy" not in out  # a single score needs no separate tables
 
 
 def test_a_stored_temperature_divides_the_logits_that_scores_read(here, report):

@@ -1,4 +1,4 @@
-"""Predictions: the log-softmax of the model's logits, decoded once, kept in a canonical file."""
+"""Predictions: log-softmax of logits, decoding of images, the saved file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def digits():
 
 
 class Counting(ImageSet):
-    """A set that counts how often an image is decoded."""
+    """Image set that records the index of each decoded image."""
 
     __slots__ = ()
     seen: list[int] = []  # noqa: RUF012 - emptied by each test

@@ -1,4 +1,4 @@
-"""Rerankers: single logits of pairs of a query and a passage, whose order is measured query by query."""
+"""Rerankers: one logit per pair of query and passage, ranking metrics per query."""
 
 from __future__ import annotations
 

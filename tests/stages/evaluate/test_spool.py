@@ -1,4 +1,4 @@
-"""Predictions that are kept on the disk: what is read of them is what memory would have held, and nothing of them stays."""
+"""Predictions stored on disk: equal to predictions in memory, and no file remains."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def labels():
 
 @pytest.fixture(params=["in the order of the data", "sorted by length"])
 def kept(said, request, tmp_path, monkeypatch):
+    # With a limit of 0 bytes, predictions of any size are stored on disk.
     monkeypatch.setattr(inference, "HELD_BYTES", 0)
     order = torch.arange(N) if request.param.startswith("in") else torch.randperm(N)
     batches = ((i, said.log_probs[:, i], said.logsumexp[:, i]) for i in order.split(8))
@@ -59,7 +60,7 @@ def test_it_reads_as_it_would_in_memory(kept, said, tmp_path):
             assert same(part, own)
     for many in (kept, said, Scaled(kept, 1.7), Joined((said, kept))):
         assert same(Joined(tuple(many.members())), many)
-    assert not list(tmp_path.iterdir())  # the file has no name
+    assert not list(tmp_path.iterdir())  # the file is unnamed
 
 
 def test_every_number_is_what_it_would_be_in_memory(kept, said, labels, monkeypatch):
@@ -129,7 +130,7 @@ def test_scores_of_several_models_are_means_over_their_members(said):
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="needs posix_fallocate")
 def test_a_disk_that_is_full_before_the_file_has_its_blocks_is_an_error(said, tmp_path, monkeypatch):
-    """A mapped page without disk space would end the process by SIGBUS."""
+    """Without allocated blocks, a write to the mapped file would end the process with SIGBUS."""
 
     def full(_file, _begin, size):
         assert size == said.log_probs.nbytes

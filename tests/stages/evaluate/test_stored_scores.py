@@ -1,4 +1,4 @@
-"""eval by scores of features that checkpoints hold: as if they were fitted again, to the bit, at no pass over training data."""
+"""Feature-based OOD scores stored in checkpoints: bit-identical to fitted ones, without training data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def config(model, *compare, **changes):
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """A hydra of two members, the first of them, and a copy of each that stores all scores."""
+    """A hydra of two members, its first member, and copies of both with stored scores."""
     made = tmp_path_factory.mktemp("models")
     for i in range(2):
         base().pruned((0, 1), (2,), (0, 3) if i else (1,)).tuned(i).save(made / f"m{i}.st")
@@ -56,7 +56,7 @@ def here(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def both(here):
-    """Reports, and what is said of each sample, with the scores that are held and with those fitted again."""
+    """Report and predictions with stored scores, then with newly fitted scores."""
     found = []
     for name, fitting in (("held", {}), ("fitted", FITTING)):
         paths = {"out": here / f"{name}.json", "save_predictions": here / f"{name}.safetensors"}
@@ -97,7 +97,7 @@ DEFAULT = ("msp", "energy+density")
 
 
 def test_the_default_is_measured_where_all_rows_hold_it(here, tmp_path):
-    """`auroc` stays that of `msp`; a threshold is on the default."""
+    """`auroc` without a suffix remains the value of `msp`; the threshold uses the default score."""
     held = run_eval(config(here / "m0-stored.st", ood_score=None, threshold_for=0.95, delta=0.2)).document
     named = run_eval(config(here / "m0-stored.st", ood_score=DEFAULT)).document
     lacking = run_eval(
@@ -113,7 +113,7 @@ def test_the_default_is_measured_where_all_rows_hold_it(here, tmp_path):
 
 
 def test_the_default_is_fitted_where_data_are_given(here, tmp_path):
-    """Fitted, stored and measured again: the same numbers; and conditions may be on it."""
+    """Fitted scores and the stored copy give equal numbers, and `--fail-if` accepts the default score."""
     condition = Condition.parse("auroc@energy+density[others]<0")
     given = {"ood_score": None, "fail_if": (condition,)}
     fitted = run_eval(
@@ -129,7 +129,7 @@ def test_the_default_is_fitted_where_data_are_given(here, tmp_path):
 
 
 def test_what_scores_keep_and_compute_is_part_of_a_row(here):
-    """32 features, 7 classes: one matrix, a point a class, a mean and weights; and four numbers to standardize."""
+    """A (D, D) matrix, C class means, the global mean, D weights, and four numbers to standardize."""
     sizes = {"metrics": ("auroc", "parameters", "macs")}
     plain = run_eval(config(here / "m0-stored.st", ood_score=("msp",), **sizes)).document.rows[0].values
     held = run_eval(config(here / "m0-stored.st", ood_score=DEFAULT, **sizes)).document.rows[0].values

@@ -1,4 +1,4 @@
-"""eval with a temperature: fitted on held-out data for each row, and in every number."""
+"""`eval --temperature`: fitted on held-out data per row, applied to all metrics."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def rows_of(models):
 
 @pytest.fixture(scope="module")
 def fitted(models):
-    """Every row with its own temperature, its predictions, and the same without."""
+    """Report and predictions with fitted temperatures, then without."""
     both = []
     for name, temperature in (("scaled", HELDOUT), ("plain", None)):
         report = run_eval(
@@ -269,7 +269,7 @@ def test_labels_are_matched_by_name(models, tmp_path):
 
 @pytest.fixture
 def texts(tmp_path, monkeypatch):
-    """A tiny text model without class names, and reviews."""
+    """Folder with a tiny text model without class names, and reviews; the current directory."""
     monkeypatch.chdir(tmp_path)
     reviews(tmp_path / "test.jsonl", 30, seed=1)
     reviews(tmp_path / "val.jsonl", 30, seed=2)
@@ -278,7 +278,7 @@ def texts(tmp_path, monkeypatch):
 
 
 def only(path, label, *, called=None):
-    """Write the rows of one label, maybe called otherwise, into a file and return its reference."""
+    """Write the rows with one label, renamed to `called`, to a file, and return the file's reference."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     new = path.with_name(f"{label}-{called}.jsonl")
     new.write_text(
@@ -302,7 +302,7 @@ def test_texts_are_scaled_too(texts):
 
 
 def test_a_class_means_the_same_in_both_sets_even_if_one_lacks_some(texts):
-    """Taken in order on its own, the only class of the split would be the model's first."""
+    """Matched by position, the only class of the held-out data would become the model's first class."""
     given = {"data": DataRef.parse("test.jsonl"), "name": "bert", "metrics": ("nll",)}
     split = only(texts / "val.jsonl", "positive")
     found = run_eval(config(arch(texts), temperature=split, **given)).document.rows[0]

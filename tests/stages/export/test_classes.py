@@ -1,4 +1,4 @@
-"""A zero-shot model that is exported has its classes in the graph, in the order in which they were named, and no text tower."""
+"""Exported zero-shot models: the graph has class embeddings in the given order, and no text tower."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ KEEPS = (((0, 2, 3), ()), ((1,), (0, 3)))
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """By kind a hydra whose first member has no heads in the last layer, one that stores classes, and a base."""
+    """Paths by name: for each architecture a base, a hydra with stored classes, and a hydra without.
+
+    The first member has no heads in the last layer.
+    """
     folder, found = tmp_path_factory.mktemp("models"), {}
     for kind in ARCHITECTURES:
         base = pair(kind, folder)
@@ -41,7 +44,7 @@ def models(tmp_path_factory):
 
 
 def same(path, out, names=NAMES, templates=TEMPLATES):
-    """Check an exported model of a path against the path's own, which is told its classes by another way."""
+    """Assert that an exported file and its source model give equal outputs for the same classes."""
     given = {} if names is None else {"classes": names, "templates": templates}
     loaded = hydractl.load(path, **given)
     asked = torch.randn(3, *loaded.header.preprocess.input_size, generator=torch.Generator().manual_seed(8))
@@ -55,7 +58,8 @@ def same(path, out, names=NAMES, templates=TEMPLATES):
     assert torch.allclose(found["member_logits"], members, atol=1e-5)
     for name in ("probabilities", "entropy", "mutual_information"):
         assert torch.allclose(found[name], getattr(expected, name), atol=1e-5), name
-    assert members.diff(dim=-1).abs().amax((0, 1)).min() > 1e-3  # else an order of classes would be no matter
+    # Neighbouring classes have different logits, so a wrong order of classes would be noticed.
+    assert members.diff(dim=-1).abs().amax((0, 1)).min() > 1e-3
 
 
 @pytest.mark.more

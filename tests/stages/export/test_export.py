@@ -1,4 +1,4 @@
-"""What is exported answers as the model does, wherever it runs, and nothing is written that does not."""
+"""Exported models answer as the source model does, or are not written."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def fused(folder, *samples, **options):
 
 @pytest.fixture(scope="module")
 def hydra(tmp_path_factory):
-    """A hydra with a temperature and a mean that is not its deviation: in a layer no member has heads, in the last one the second has none."""
+    """A hydra with a temperature, and with a mean unequal to the standard deviation.
+
+    No member has heads in the first layer; the second member has none in the last layer.
+    """
     sample = base(TWO)
     how = sample.header.preprocess.model_copy(update={"mean": (0.4,), "std": (0.3,)})
     sample = replace(sample, header=sample.header.model_copy(update={"preprocess": how}))
@@ -53,7 +56,7 @@ def hydra(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def exported(hydra):
-    """What `export` says of a quantized hydra, and what was made on the way: a file in fp32."""
+    """Report of an int8 export, and the bytes of the intermediate fp32 file."""
     config = ExportConfig(
         model=str(hydra), out=hydra.with_name("hydra.onnx"), data=DATA, ood="noise::limit=20", quantize="int8",
         report=hydra.with_name("report.json"),
@@ -224,7 +227,9 @@ def test_pixels_are_prepared_as_eval_prepares_them(interpolation, mode):
         for scale in ((1.0, 1.0), (0.6, 0.8), (1.7, 2.3), (5.03, 7.7)):
             pixels = pictures(how, size=scale, batch=2, seed=1)
             actual, expected = Pixels(how)(pixels), prepared(how, pixels)
-            if mode == "center" and how.resizes_tensors:  # the graph scales weights by those within the crop
+            # torchvision scales its int16 weights by the largest of all pixels, the graph by the largest
+            # within the crop
+            if mode == "center" and how.resizes_tensors:
                 steps = (actual - expected).abs() * torch.tensor(how.std)[:, None, None] * 255
                 assert steps.max() < 2.01, scale
                 assert (steps > 0.5).float().mean() < 0.05, scale

@@ -1,4 +1,4 @@
-"""The script beside an exported model answers as `predict` does, in a process of its own that knows no hydractl."""
+"""The script next to an exported model answers as `predict` does, in a process without hydractl."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def opened(path: Path) -> Image.Image:
 
 
 def write_images(folder: Path) -> list[str]:
-    """Write images of several sizes, modes and formats, one of them turned by its EXIF orientation."""
+    """Write images of several sizes, modes and formats, one with an EXIF rotation; return their names."""
     numbers = np.random.default_rng(0)
     names = []
     for i, (mode, size, name) in enumerate(
@@ -78,10 +78,10 @@ def write_images(folder: Path) -> list[str]:
 
 @pytest.fixture
 def answers(python):
-    """Run a script, isolated from where hydractl lies."""
+    """Return a function that runs a script in isolated mode (`python -I`) and parses its output."""
 
     def run(script_path: Path, *inputs: str, stdin: str = "") -> list[dict[str, object]]:
-        # a warm interpreter has libraries that a script must not need
+        # A warm interpreter has libraries that the script must not import.
         assert not re.search(r"^\s*(import|from) (hydractl|timm)", script_path.read_text(), re.MULTILINE)
         done = subprocess.run(
             [python(), "-I", script_path, *inputs],
@@ -127,7 +127,7 @@ def test_images_are_answered_as_predict_answers_them(tmp_path, monkeypatch, suff
     names = write_images(tmp_path)
     first = predictions(image_model(tmp_path / "first.st"), *names)
     scores = np.sort([line["ood_score"] for line in first])
-    widest = np.diff(scores).argmax()  # pixels that are resized otherwise move scores a little
+    widest = np.diff(scores).argmax()  # a gap: resizing may change scores slightly
     below = float(scores[widest : widest + 2].mean())
     sets = sets_of(SetMethod.LAC)
     model = image_model(tmp_path / "m.st", threshold=threshold(below), prediction_sets=sets)
@@ -205,7 +205,7 @@ def test_tokens_are_numbers_where_a_model_has_no_tokenizer(tmp_path, answers):
 
 
 def functions_of(header: Header, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return what a script defines, without a model."""
+    """Return the namespace of a script, executed with a fake model."""
     sets = header.prediction_sets
     metadata = {"hydractl.labels": json.dumps(header.labels)}
     metadata |= {} if sets is None else {"hydractl.prediction_sets": sets.model_dump_json()}
@@ -218,7 +218,7 @@ def functions_of(header: Header, monkeypatch: pytest.MonkeyPatch) -> dict[str, A
 
 
 def sets_of(method: SetMethod, *, by_class: bool = False) -> PredictionSets:
-    """Return sets of seven classes that hold for nothing."""
+    """Return prediction sets for seven classes with invented thresholds."""
     options = {"penalty": 0.07, "rank": 2} if method is SetMethod.RAPS else {}
     thresholds = tuple(np.linspace(0.5, 0.9, 7)) if by_class else (0.8,)
     data = Fingerprint(reference="digits", sha256=f"sha256:{'0' * 64}")
@@ -232,7 +232,7 @@ def test_prediction_sets_are_those_of_predict(monkeypatch, method, by_class):
     header = base(ONE).header.model_copy(update={"labels": tuple("abcdefg"), "prediction_sets": rule})
     found = functions_of(header, monkeypatch)["prediction_set"]
     probabilities = torch.randn(50, 7, generator=torch.Generator().manual_seed(0)).mul(2).softmax(-1)
-    probabilities[0] = torch.tensor([0.4, 0.2, 0.2, 0.2, 0, 0, 0])  # some are equal
+    probabilities[0] = torch.tensor([0.4, 0.2, 0.2, 0.2, 0, 0, 0])  # ties
     expected = class_sets(probabilities, rule)
     assert len({*expected.sum(1).tolist()}) > 1
     for p, row in zip(probabilities.numpy(), expected.tolist(), strict=True):
@@ -267,7 +267,7 @@ def test_images_are_read_to_the_bit_as_timm_and_transformers_read_them(
 
 
 def test_only_image_formats_are_opened(tmp_path, monkeypatch):
-    """An EPS starts Ghostscript, whatever its name; a small file may decode to gigabytes."""
+    """Pillow starts Ghostscript for an EPS of any name, and a small file may decode to gigabytes."""
     read = functions_of(base(ONE).header, monkeypatch)["read"]
     (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\n")
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", None)
@@ -315,7 +315,7 @@ def test_no_name_of_a_file_is_code(tmp_path, monkeypatch):
 def test_a_threshold_that_does_not_hold_is_left_out(tmp_path, options, stored, reason):
     model, heard = image_model(tmp_path / "m.st", threshold=stored, labels=()), Heard()
 
-    out = tmp_path / ("m.onnx" if options else "m.pt2")  # what is quicker, where either will do
+    out = tmp_path / ("m.onnx" if options else "m.pt2")  # int8 needs ONNX; otherwise .pt2 is faster
     run_export(ExportConfig(model=str(model), out=out, **options), heard)
 
     assert [text for text in heard.warnings if reason in text]

@@ -1,4 +1,4 @@
-"""finetune: the classifier fits the data, whatever the model had."""
+"""Classifiers in `finetune`: kept, replaced or added to fit the classes of the data."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def prepared(given):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Sentence-transformers' layout: an encoder, no classifier, the mean over tokens; texts of three classes beside it."""
+    """Folder in the layout of sentence-transformers: mean pooling, no classifier; texts of three classes."""
     place = tmp_path_factory.mktemp("backbone")
     sample = save_text_model(BERT, place / "m")
     sample.library().base_model.save_pretrained(place / "m")
@@ -65,7 +65,7 @@ def texts_config(out, folder, **changes):
     return config(out, folder / "m", **({"data": data, "val": val} | changes))
 
 
-# what fits stays, what does not is drawn anew
+# classifiers that are kept or replaced
 
 
 def test_a_classifier_that_fits_stays(tmp_path):
@@ -144,7 +144,7 @@ def test_the_number_may_be_insisted_on(tmp_path):
 
 
 def test_classes_beyond_the_datas_have_no_names_and_leave_room(tmp_path, folder):
-    """Whatever part of the data comes next, each class is the one that it was."""
+    """Another subset of the classes does not change the index of any class."""
     out = tmp_path / "base.st"
     work, heard = prepared(texts_config(out, folder, num_classes=5))
     names = (*ANIMALS, "unnamed class 3", "unnamed class 4")
@@ -222,7 +222,7 @@ def test_some_names_alike_do_not_keep_a_classifier_that_is_to_be_replaced(tmp_pa
 
 def test_validation_has_no_classes_of_its_own(tmp_path, folder):
     model = base().save(tmp_path / "model.st")
-    for classes in ("0-3", "3-5"):  # as many as there are would be taken in order
+    for classes in ("0-3", "3-5"):  # "3-5" has as many classes as `--data`
         with pytest.raises(DataError, match=r"^`--val digits.*: has classes") as caught:
             prepared(config(tmp_path / "out.st", model, val=digits(classes, "val")))
         assert "that `--data digits" in caught.value.message

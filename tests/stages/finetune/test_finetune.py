@@ -1,4 +1,4 @@
-"""finetune: the same bytes whatever interrupts it, and nothing changes that should not."""
+"""`finetune`: equal bytes after interruptions, frozen parts, metadata of outputs, errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ VAL = "digits::split=val,classes=0-6,limit=40"
 RECIPE = Recipe(lr=(1e-3,), epochs=3, batch_size=16, augment=("shift",), dropout=0.1)
 ROOT = Path(hydractl.__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-# keys' biases cancel in the softmax, so their gradients are rounding errors, which AdamW would scale up
+# Biases of keys cancel in the softmax. AdamW would scale up the rounding errors in their gradients.
 SGD = replace(RECIPE, optimizer="sgd", lr=(0.05,), weight_decay=0.0)
 
 
@@ -70,18 +70,18 @@ def header(path):
 
 @pytest.fixture
 def member(tmp_path):
-    """A member of which one layer has no head and q/k norms that nothing reads."""
+    """A member with a layer without heads, whose q/k norms are unused."""
     variant = Variant("timm-vit", "qk-norm", TIMM_VIT["qk-norm"][0], TINY | {"qk_norm": True})
     return base(variant).pruned((0, 1), (), (2,)).save(tmp_path / "member.st")
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """What a run makes with nothing changed."""
+    """Output of a run with default settings."""
     return tuned(tmp_path_factory.mktemp("plain") / "plain.st")
 
 
-# laws
+# invariants
 
 
 def test_same_seed_same_bytes(tmp_path, plain):
@@ -157,7 +157,7 @@ DEEP, SHALLOW, CLIP = ARCH, ARCH.replace("depth=2", "depth=1"), "transformers-vi
 def test_a_share_to_drop_that_nothing_takes_is_refused_unless_a_recipe_says_it(
     tmp_path, model, share, named, why
 ):
-    """And one that is taken changes the result."""
+    """A rate that the model uses changes the result; a rate from a recipe may be unused."""
     if model == CLIP:
         model = base(variant(model)).save(tmp_path / "model.st")
     recipe = replace(SGD, steps=1, epochs=None, warmup=0, dropout=None)
@@ -218,7 +218,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, recipe):
         cuts += 1
         assert cuts < 20
         try:
-            # each time, one message further than the last: the first is spoken before training, one when going on
+            # The limit grows by one message, because a resumed run prints one more message before training.
             run_finetune(config(out, recipe=recipe, save_every=1), Cut(2 if cuts == 1 else 3))
         except KeyboardInterrupt:
             assert (tmp_path / "out.st.state").is_dir()
@@ -246,7 +246,7 @@ def test_a_killed_process_goes_on_to_the_same_bytes(tmp_path, python, plain):
 
     assert process.wait() == -signal.SIGKILL
     assert not out.exists()
-    report = run_finetune(config(out, wait=True))  # until the kill has reached the process itself
+    report = run_finetune(config(out, wait=True))  # the killed process may hold its lock a moment longer
     assert 0 < report.resumed_from < 12
     assert out.read_bytes() == plain.read_bytes()
     assert [p.name for p in tmp_path.iterdir()] == ["out.st"]
@@ -261,6 +261,7 @@ def test_ctrl_c_after_the_first_line_can_be_gone_on_from(tmp_path, python):
             "-o", str(out)]  # fmt: skip
     with subprocess.Popen(
         argv, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True,
+        # A test runner in the background ignores SIGINT, and child processes inherit ignored signals.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 - no threads here
     ) as process:  # fmt: skip
         while "(epoch 1)" not in process.stderr.readline():
@@ -321,7 +322,7 @@ def test_pieces_change_nothing(tmp_path):
 
 
 def test_smoothed_labels_pull_that_much_less(tmp_path):
-    """From a head of zeros, which answers all classes alike, the first step is 1 - s of what it is without smoothing."""
+    """A classifier of zeros predicts equal probabilities, so the first step shrinks by the factor 1 - s."""
     recipe = replace(SGD, reset_head=True, train=("head",), steps=1, epochs=None, warmup=0)
     model = base().save(tmp_path / "model.st")
     plain, smoothed = (
@@ -334,7 +335,7 @@ def test_smoothed_labels_pull_that_much_less(tmp_path):
 
 
 def test_mixing_pairs_changes_no_class_s_share_of_a_batch(tmp_path):
-    """So from a head of zeros the first step moves the bias as it does unmixed, and the weight otherwise."""
+    """From a classifier of zeros, the first step changes the bias as without mixup, but not the weight."""
     recipe = replace(SGD, reset_head=True, train=("head",), steps=1, epochs=None, warmup=0)
     model = base().save(tmp_path / "model.st")
     plain, mixed = (
@@ -387,7 +388,7 @@ def test_training_lowers_the_loss(tmp_path):
     assert report.accuracy > 0.6
 
 
-# what is written
+# outputs
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -469,7 +470,7 @@ def test_other_architectures_train(tmp_path, variant):
     assert not still
 
 
-# what validation tells
+# validation
 
 
 @pytest.mark.parametrize(("val", "said"), [
@@ -493,11 +494,11 @@ def test_validation_on_what_is_learnt_is_warned_about(tmp_path, val, said, heard
     assert heard.warnings == ([] if said is None else [f"{said}: {lost}"])
 
 
-# what ends a run
+# interruptions
 
 
 class Lost(Heard):
-    """A `Progress` that moves a file away after so many messages."""
+    """A `Progress` that renames a file after the given number of messages."""
 
     def __init__(self, path, after):
         super().__init__()
@@ -511,7 +512,7 @@ class Lost(Heard):
 
 @pytest.fixture
 def pictures(tmp_path):
-    """Two folders of images, for training and validation."""
+    """Folders of images for training and validation."""
     random = np.random.default_rng(0)
     for part, label, i in product(("train", "val"), "ab", range(6)):
         file = tmp_path / part / label / f"{i}.png"
@@ -538,7 +539,7 @@ def test_a_file_that_was_away_for_a_moment_costs_nothing(pictures):
     assert out.read_bytes() == whole
 
 
-# the state of another run
+# state of another run
 
 
 def cut(out, **changes):

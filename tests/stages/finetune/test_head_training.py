@@ -1,4 +1,4 @@
-"""`finetune --train head`: one pass of the frozen encoder, and what trains is as if it had run in each epoch."""
+"""`finetune --train head`: stored features give the same results as running the encoder in every epoch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OWN = ("head", "own")
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """References by name, and the data of texts."""
+    """References of models by name, and two files of reviews under "texts"."""
     folder = tmp_path_factory.mktemp("models")
     tokenizer().save(str(folder / "tokenizer.json"))
     made = {
@@ -73,13 +73,13 @@ def config(models, name, out, **changes):
 
 
 def tuned(models, name, out, **changes):
-    """Return the tensors that a run writes, and its report."""
+    """Return the tensors of the output, and the report of the run."""
     report = run_finetune(config(models, name, out, **changes))
     return Checkpoint.open(out).tensors(), report
 
 
 def in_each_epoch(monkeypatch):
-    """Let the encoder run in each step, in evaluation mode, as it must where its inputs change."""
+    """Disable stored features: the encoder then runs in each step, in evaluation mode."""
     monkeypatch.setattr(stage, "keep_features", lambda *_: None)
 
 
@@ -113,7 +113,7 @@ def test_the_classifier_trains_as_if_its_encoder_ran_in_each_step(models, tmp_pa
 
 
 def test_it_is_logistic_regression_on_the_features_of_the_base(models, tmp_path):
-    """Without the loop: batches, order, features and gradients by hand."""
+    """Batches, order, features and gradients are computed by hand."""
     recipe = replace(
         RECIPE, optimizer="sgd", lr=(0.1,), momentum=0.0, weight_decay=0.0, warmup=0, schedule="constant"
     )
@@ -136,7 +136,7 @@ def test_it_is_logistic_regression_on_the_features_of_the_base(models, tmp_path)
 
 
 def passes(monkeypatch):
-    """Count from here on how often towers are run."""
+    """Record the batch size of each following forward pass of a tower in the returned list."""
     counted = []
     forward = Tower.forward
     monkeypatch.setattr(
@@ -153,7 +153,7 @@ def test_the_encoder_sees_each_sample_once(models, tmp_path, monkeypatch, epochs
     recipe = replace(RECIPE, epochs=epochs)
     report = run_finetune(config(models, "vit-class-token", tmp_path / "out.st", recipe=recipe), heard)
 
-    encoded = [count for count in counted if count > 1]  # but for blank samples, of which sizes are learnt
+    encoded = [count for count in counted if count > 1]  # batches of 1 are blank inputs, run to measure sizes
     assert encoded == [60, 40]
     assert heard.steps[1] == "Running the frozen encoder once and storing its features"
     whole = replace(RECIPE, epochs=epochs, train=("readout", "head"))
@@ -164,7 +164,7 @@ def test_the_encoder_sees_each_sample_once(models, tmp_path, monkeypatch, epochs
 @pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("change", ["augment", "mixup", "teacher"])
 def test_an_encoder_that_must_run_in_each_step_is_in_evaluation_mode(models, tmp_path, monkeypatch, change):
-    """Whatever its architecture drops: weights are those of the same encoder that drops nothing."""
+    """Dropout rates of the architecture have no effect on a frozen encoder."""
     rates = {
         "drop_rate": 0.5,
         "proj_drop_rate": 0.5,
@@ -228,7 +228,7 @@ def test_features_that_lie_in_a_file_give_the_same_bytes(models, tmp_path, monke
 @pytest.mark.more
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_the_bytes_are_the_same_for_any_number_of_processes(models, tmp_path, python, world):
-    """Pieces that are fewer than processes, too: three a batch, and one."""
+    """Batches of one piece leave processes without work."""
     for name, accumulate in (("vit-distilled", 3), ("own-heads", 1)):
         words = (
             f"finetune {models[name]} --data {TRAIN} --val {VAL} --train head --lr 1e-2,1e-1 --keep-best --epochs 2 "

@@ -1,4 +1,4 @@
-"""finetune of a hydra: one trunk and M members train together, and what comes out is the hydra that went in."""
+"""`finetune` of a hydra: a shared trunk and M members train together."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def members(path):
 
 @pytest.fixture(scope="module")
 def hydra(tmp_path_factory):
-    """Three equal members that have their own from the last block on, of which one other block has no heads."""
+    """Three equal members with own tensors in the last block; block 1 has no heads."""
     folder = tmp_path_factory.mktemp("hydra")
     one = base().pruned((0, 1), (), (0, 1, 3)).save(folder / "one.st")
     out = folder / "hydra.st"
@@ -120,7 +120,7 @@ def test_members_that_nothing_tells_apart_are_warned_about(tmp_path, hydra, chan
 
 
 def test_what_tells_equal_members_apart_is_something_that_their_model_takes(tmp_path):
-    """A tower of CLIP drops nothing but whole samples."""
+    """CLIP's vision tower has stochastic depth, but no dropout."""
     one, out = (
         base(variant("transformers-vision-tower-clip")).save(tmp_path / "one.st"),
         tmp_path / "hydra.st",
@@ -215,9 +215,9 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, hydra, whole):
 @pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("batches", ["shared", "own"])
 def test_apart_from_the_first_block_a_member_trains_as_it_would_alone(tmp_path, batches):
-    """Nothing shared: SGD on the mean of M losses moves each member as SGD at 1/M of the rate does alone.
+    """Without shared tensors, SGD on the mean of M losses equals SGD on one member at the rate lr / M.
 
-    On batches of its own, as with its own `--seed`, however many pieces a batch is computed in.
+    With `batches="own"`, each member has the batches of its own `--seed`, for any number of pieces per batch.
     """
     samples = [base().pruned((0,), (1, 2), ()).tuned(1), base().pruned((0, 3), (), (1,)).tuned(2)]
     paths = tuple(str(s.save(tmp_path / f"{i}.st")) for i, s in enumerate(samples))
@@ -262,7 +262,7 @@ def test_pieces_change_nothing_on_batches_and_with_dropout_of_their_own(tmp_path
 
 
 def test_members_get_classifiers_of_their_own(tmp_path, hydra):
-    """Member m's is what the seed + m draws for a model alone; no dropout is needed then to tell members apart."""
+    """Member m has the classifier that seed + m draws for a single model; members differ without dropout."""
     data = DataRef.parse("digits::split=train,classes=0-4,limit=24")
     val = DataRef.parse("digits::split=val,classes=0-4,limit=20")
     recipe, heard = replace(RECIPE, dropout=0.0, epochs=None, steps=1, lr=(1e-9,)), Heard()

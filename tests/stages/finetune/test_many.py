@@ -1,4 +1,4 @@
-"""Fine-tuning by several processes: with blocks run again, under autocast, and with weights that lie in parts."""
+"""`finetune` with several processes: gradient checkpointing, autocast, sharded weights (FSDP)."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ JOBS = {
     },
 }  # fmt: skip
 
-sharded = pytest.mark.newer  # torch 2.5 cannot look into weights that lie in parts
+sharded = pytest.mark.newer  # torch 2.5 cannot inspect sharded weights
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, python):
-    """A folder with what two processes have made, and the models."""
+    """Folder with the models and the outputs of two processes."""
     folder = tmp_path_factory.mktemp("many")
-    # a layer without heads, whose q/k norms nothing reads
+    # The last layer has no heads, so its q/k norms are unused.
     variant = Variant("timm-vit", "qk-norm", TIMM_VIT["qk-norm"][0], TINY | {"qk_norm": True})
     base(variant).pruned((0, 1), (1, 2, 3), ()).save(folder / "member.st")
     for i, keep in enumerate((((0, 1), (1, 2), (0,)), ((0, 1), (0, 3), (2, 3)))):
@@ -74,7 +74,7 @@ def furthest(one, other):
 
 
 def alone(folder, name, out):
-    """Do a job in this process, from the beginning or from where others left it."""
+    """Run a job in this process, from the start or from the state that other processes saved."""
     job = {k: v for k, v in JOBS[name].items() if k not in {"shards", "cut", "left"}}
     with one_thread():
         return run_finetune(config(**{**job, "model": folder / job["model"], "out": out}))

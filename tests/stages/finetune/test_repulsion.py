@@ -1,4 +1,4 @@
-"""finetune --repulsion: members differ more on images without an answer; whom it refuses."""
+"""`finetune --repulsion`: members disagree more on images with permuted patches; refused models and options."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def hydra(tmp_path_factory):
 
 
 def agreement_of(path):
-    """Return how much members agree on images whose patches are permuted."""
+    """Return the agreement of the members on images with permuted patches."""
     random = torch.Generator().manual_seed(0)
     opened = open_model(str(path))
     images = torch.randn(blank_inputs(opened.header.preprocess, 16, device="cpu").shape, generator=random)
@@ -98,7 +98,7 @@ def test_what_does_not_go_with_it(hydra, tmp_path, changes, said):
 
 @pytest.mark.more
 def test_a_frozen_encoder_runs_in_each_step(hydra, tmp_path):
-    """Kept features are of the images as they are."""
+    """Stored features would be those of images in the original order of patches."""
     given = {"recipe": replace(SGD, train=("head",))}
     plain = run_finetune(config(tmp_path / "plain.st", hydra, **given))
     pushed = run_finetune(config(tmp_path / "pushed.st", hydra, repulsion=3.0, **given))

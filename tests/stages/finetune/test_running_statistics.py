@@ -1,4 +1,4 @@
-"""finetune: a stem with batch norm keeps its statistics, so that what is validated is what is written, however it was computed."""
+"""`finetune` with batch norm in the stem: validation uses the statistics of the written file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""finetune --teacher: who teaches whom, and who cannot."""
+"""`finetune --teacher`: distillation from models and hydras; refused teachers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tuned(out, model, **changes):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two teachers, two students, and either as a hydra of which nothing is shared."""
+    """Two teachers, two students, and a hydra of each pair, without shared tensors."""
     made = tmp_path_factory.mktemp("teachers")
     for seed in (3, 4):
         base(seed=seed).save(made / f"teacher{seed - 3}.st")
@@ -56,13 +56,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def together(folder):
-    """The hydra of students, each taught by a teacher of its own."""
+    """Hydra of the students, trained with one teacher per member."""
     teachers = tuple(str(folder / f"teacher{i}.st") for i in (0, 1))
     return tuned(folder / "together.st", folder / "students.st", teacher=teachers)
 
 
 def alone(folder, student, *, teacher):
-    """Return what one student learns from one teacher, at the part of the rate that a member of two has."""
+    """Return a student after distillation from one teacher, at half the rate: a hydra averages two losses."""
     out, model = folder / f"alone{student}{teacher}.st", folder / f"student{student}.st"
     recipe = replace(SGD, lr=(0.025,))
     return tuned(out, model, recipe=recipe, teacher=(str(folder / f"teacher{teacher}.st"),)).tensors()
@@ -106,7 +106,7 @@ def test_teachers_are_in_the_lineage(folder, together):
 
 
 class CutAtStep(Silent):
-    """A `Progress` that interrupts after the first evaluated step."""
+    """A `Progress` that raises `KeyboardInterrupt` at the first evaluated step."""
 
     def step(self, message):
         if message.startswith("step"):

@@ -1,4 +1,4 @@
-"""fuse: members become one file, or are refused before their tensors are read."""
+"""`fuse`: shared, merged and grouped tensors; refusals before tensors are read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fuse(paths, out, **changes):
     return run_fuse(FuseConfig(models=tuple(map(str, paths)), out=out, **changes))
 
 
-# --- what comes out -----------------------------------------------------------------------------------------------------
+# --- outputs ---------------------------------------------------------------------------------------
 
 
 def test_fates_trunk_and_bytes(tmp_path):
@@ -93,7 +93,7 @@ def test_dtypes_stay(tmp_path, name, mlp):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("count", [3, 5])
 def test_the_mean_of_merged_mlps_is_summed_in_float64_and_rounded_once(tmp_path, count, dtype):
-    """Of members whose numbers are of so different sizes that float32 would lose some of them on the way."""
+    """Weights have magnitudes from 2 ** -20 to 2 ** 19, so a sum in float32 would lose digits."""
     one, name = base(PLAIN).pruned(*KEEPS[0]).cast(DTYPES[dtype]), "blocks.1.mlp.fc2.weight"
     generator = torch.Generator().manual_seed(count)
     shape = (count, *one.state[name].shape)
@@ -147,7 +147,7 @@ def test_owning_what_differs_anyway_is_warned_about(tmp_path):
     ]
     assert (
         hears(tmp_path, apart, own_from=2, mlp="merge", force_merge=True, force=True).warnings == []
-    )  # it keeps MLPs apart
+    )  # the option separates the MLPs of the last block
     equal = [replace(s, state=s.state | {"norm.bias": one.state["norm.bias"]}) for s in apart]
     assert hears(tmp_path, equal, own_from=2, mlp="keep", force=True).warnings == []
 
@@ -169,7 +169,7 @@ def test_a_member_that_comes_twice_is_warned_about(tmp_path):
 
 
 def test_many_members_that_come_again_are_one_warning(tmp_path):
-    """And so are their thresholds."""
+    """Dropped thresholds of several members also cause a single warning."""
     bound = Threshold(score="msp", below=-0.5, risk=0.1, delta=0.05, count=10, accepted=5, errors=0)
     samples = [base(PLAIN).pruned(*keep) for keep in KEEPS[:2]] * 4
     samples = [replace(s, header=s.header.model_copy(update={"threshold": bound})) for s in samples]
@@ -242,7 +242,7 @@ def test_lineage_holds_every_member_and_where_it_came_from(tmp_path):
 
 
 def test_a_base_is_a_member_of_its_own_kind(tmp_path):
-    """The base beside a member that was pruned from it: one origin, so MLPs may be merged."""
+    """A pruned member and its base have a common origin, so merging their MLPs is allowed."""
     model = base(PLAIN).save(tmp_path / "base.st")
     digest = Checkpoint.open(model).digest
     pruned = base(PLAIN).pruned(*KEEPS[0])
@@ -274,11 +274,11 @@ def test_to_a_pipe_and_from_one(tmp_path, capfdbinary, monkeypatch):
     assert all(list(a.spans[n].pieces()) == list(b.spans[n].pieces()) for n in a.specs)
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------
 
 
 def but(**update: object):
-    """Return a second member whose header differs."""
+    """Return a second member with other header fields."""
     sample = base(PLAIN).pruned(*KEEPS[1])
     return replace(sample, header=sample.header.model_copy(update=update))
 
@@ -332,7 +332,7 @@ def test_members_that_do_not_belong_together(tmp_path, monkeypatch, second, mess
 
 
 def test_members_that_differ_in_training_alone_are_fused(tmp_path):
-    """Rates of dropout, a default that one states, two forms of one size, a tag of weights, a crop that is the same."""
+    """Dropout rates, explicit defaults, forms of the image size, tags and ineffective crops may differ."""
     first, second = (base(PLAIN).pruned(*keep) for keep in KEEPS[:2])
     architecture = first.header.architecture
     stated = architecture.config | {"drop_path_rate": 0.1, "img_size": [8, 8], "qkv_bias": True}
@@ -434,7 +434,7 @@ def test_weights_so_large_that_outputs_overflow_fail_the_check(tmp_path, mlp):
 @pytest.mark.parametrize("mlp", ["merge", "keep"])
 @pytest.mark.parametrize(("where", "name"), [((1,), "head.bias"), ((0, 1), "blocks.0.mlp.fc1.weight")])
 def test_weights_that_are_not_finite_are_refused(tmp_path, where, name, mlp, verify):
-    """Whether they differ between the members or not, one tensor in memory at a time."""
+    """Shared and differing tensors are checked, one tensor in memory at a time."""
     samples = [base(PLAIN).pruned(*k) for k in KEEPS]
     for i in where:
         samples[i].state[name] = torch.full_like(samples[i].state[name], float("nan" if verify else "inf"))

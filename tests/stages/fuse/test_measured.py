@@ -1,4 +1,4 @@
-"""fuse on labelled data: what merging did, how much of it data allow, and the temperature that is stored."""
+"""`fuse --data`: loss from merging, `--merge-trunk auto`, stored temperatures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ASKED = Measuring(data=VAL, device="cpu")
 
 @pytest.fixture(scope="module")
 def members(tmp_path_factory):
-    """Three that were made of one base and know digits, each with a classifier of its own."""
+    """Three members of one base with different classifiers of digits."""
     folder = tmp_path_factory.mktemp("members")
     one = replace(base(PLAIN), header=base(PLAIN).header.model_copy(update={"base": sha("base")}))
     for i in range(3):
@@ -55,7 +55,7 @@ def fuse(members, out, ear=None, **changes):
 
 @pytest.fixture(scope="module")
 def losses(members, tmp_path_factory):
-    """What merging each number of blocks costs."""
+    """Increase of validation NLL by number of merged blocks."""
     out = tmp_path_factory.mktemp("each") / "hydra.st"
     return {n: fuse(members, out, merge_trunk=n).measured.tried[-1].loss for n in (1, 2, 3)}
 
@@ -90,7 +90,7 @@ def test_what_is_measured_is_what_eval_says_of_hydra_and_members(members, tmp_pa
         assert quality.temperature == pytest.approx(row.get("temperature", 1.0), rel=1e-5)
     assert last.loss == pytest.approx(rows[0]["nll"] - rows[1]["nll"], abs=1e-4)
     assert (found.samples, last.merge_trunk, report.temperature) == (50, 2, last.hydra.temperature)
-    # what was stored is what eval and load then go by
+    # `eval` and `load` use the stored temperature.
     assert evaluated(tmp_path / "hydra.st", members)[0]["nll"] == pytest.approx(last.hydra.nll, rel=1e-4)
     assert open_model(str(tmp_path / "hydra.st")).header.temperature == report.temperature
 
@@ -109,7 +109,7 @@ def test_agreement_is_of_the_ensembles_predictions(members, tmp_path):
 
 @pytest.mark.more
 def test_auto_merges_as_much_as_may_be(members, losses, tmp_path):
-    """By brute force: the largest number of blocks whose loss is within the bound, tried from the largest down."""
+    """Reference by brute force: the largest number of blocks whose loss is within the bound."""
     assert len({round(loss, 6) for loss in losses.values()}) == 3
     for bound in sorted(max(loss, 0.0) for loss in losses.values()):
         wanted = max(n for n, loss in losses.items() if loss <= bound)
@@ -124,7 +124,7 @@ def test_auto_merges_as_much_as_may_be(members, losses, tmp_path):
 
 
 def test_where_merging_costs_too_much_nothing_is_merged(members, losses, tmp_path, monkeypatch):
-    """Members are asked once each, hydras once each, and the one that equals its members not at all."""
+    """Each member and each merged hydra predicts once; a hydra equal to its members does not predict."""
     asked, predict = [], merge_trunk.predict
     monkeypatch.setattr(
         merge_trunk, "predict", lambda model, *a, **k: asked.append(model.name) or predict(model, *a, **k)
@@ -158,7 +158,7 @@ def test_auto_begins_where_heads_part_or_members_own_all(members, tmp_path):
 
 
 def test_a_hydra_has_the_class_names_of_the_data_if_its_members_have_none(tmp_path):
-    """Members with names keep them: `LABEL_0` is no name."""
+    """Placeholders (`LABEL_0`) count as missing names; real names of members are kept."""
     names = tuple(f"LABEL_{i}" for i in range(7))
     for labels, expected in (((), tuple("0123456")), (names, tuple("0123456")), (tuple("abcdefg"), None)):
         one = base(PLAIN)
@@ -191,7 +191,7 @@ def test_a_temperature_alone_asks_the_hydra_alone(members, tmp_path):
 
 @pytest.mark.newer
 def test_temperatures_of_members(members, tmp_path):
-    """One that all have is the hydra's; different ones are refused; a new one takes the place of either."""
+    """A common temperature is kept, different ones are refused, and a new temperature replaces both."""
     samples = [base(PLAIN).pruned((0,), (1,), (i,)) for i in range(2)]
 
     def at(*temperatures):
@@ -213,7 +213,7 @@ def test_temperatures_of_members(members, tmp_path):
 
 
 def test_table_and_json(members, tmp_path, capsys):
-    """What a person sees and what a machine reads are the same numbers."""
+    """The table and `--json` show the same numbers."""
     data = "digits::split=val,classes=0-6,limit=50"
     line = ["fuse", *map(str, members), "--merge-trunk", "auto", "--max-loss", "99", "--data", data,
             "--temperature", data, "--device", "cpu"]  # fmt: skip

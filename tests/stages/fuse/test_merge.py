@@ -1,4 +1,4 @@
-"""fuse --merge-trunk: what may be averaged, what is refused, and where such members come from."""
+"""`fuse --merge-trunk`: averaged tensors, refused merges, and origins of mergeable members."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def saved(folder, samples):
 
 
 def from_one_base(count=3):
-    """Members of one base that were tuned apart, with all of its heads."""
+    """Return fine-tuned members of one base, with all heads."""
     one = base(PLAIN)
     header = one.header.model_copy(update={"base": sha("base")})
     return [replace(one, header=header).tuned(i) for i in range(count)]
@@ -62,7 +62,7 @@ def finetuned(model, out, seed, **changes):
 
 @pytest.mark.more
 def test_the_paper_s_pipeline_with_a_merged_trunk(tmp_path):
-    """Pruned apart from block 1 on, tuned apart, fused: block 0 runs once, and own blocks are the members' own."""
+    """Members are pruned from block 1 on and fine-tuned separately: only block 0 runs once for all."""
     model = base(PLAIN).save(tmp_path / "base.st")
     scores = scores_file(tmp_path / "s.json", ((0.4, 0.3, 0.2, 0.1),) * 3)
     pruned = run_prune(PruneConfig(
@@ -119,7 +119,7 @@ def test_models_of_two_random_starts_have_no_mean(tmp_path):
 
 
 def test_models_of_two_random_starts_may_own_every_block(tmp_path):
-    """Nothing is averaged then, and the hydra is they."""
+    """Without averaging, the hydra equals the two models."""
     paths = saved(tmp_path, [base(PLAIN), base(PLAIN, seed=1)])
 
     report = fuse(paths, tmp_path / "hydra.st", own_from=0)

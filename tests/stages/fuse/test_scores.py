@@ -1,4 +1,4 @@
-"""fuse --fit --val: the hydra stores the OOD score that `eval` fits for it."""
+"""`fuse --fit --val`: the hydra stores the same fitted OOD score as `eval --store`."""
 
 from __future__ import annotations
 

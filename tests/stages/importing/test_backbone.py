@@ -1,4 +1,4 @@
-"""import: weights without a classifier become a base with one that is drawn; what else does not fit is still refused."""
+"""`import` of weights without a classifier: a new classifier is drawn; other mismatches are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ BERT = variant("transformers-bert-plain")
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    """A vision transformer with 7 classes, as a training script saves it: with a classifier, without, and with another part."""
+    """A folder of ViT weights in several forms, and the state dict of the whole model with 7 classes.
+
+    The files have a classifier, no classifier, an additional tensor, or LoRA tensors.
+    """
     place = tmp_path_factory.mktemp("weights")
     torch.manual_seed(0)
     state = dict(timm.create_model(NAME, num_classes=7, **OPTIONS).state_dict())
@@ -53,7 +56,7 @@ def bring(source, out, *, arch=ARCH, **changes):
 
 
 def check(header, found, state, seed=0):
-    """The classifier is what the library's own rules draw from the seed, and all else is what was there."""
+    """Assert that only the classifier is new, with the library's initialization for the seed."""
     fresh = FAMILIES[header.architecture.family].initialise(header.architecture, seed)
     for name, tensor in found.items():
         assert torch.equal(
@@ -104,7 +107,7 @@ def test_what_is_drawn_has_the_dtype_of_the_largest_tensor(tmp_path, weights):
     ("name", "said"), [("surplus", "`reg_token`"), ("adapted", r"`blocks\.0\.lora\.weight`")]
 )
 def test_what_else_does_not_fit_is_refused(tmp_path, weights, name, said):
-    """A trained classifier is not dropped for a mistake in the architecture, nor a weight of a block."""
+    """A trained classifier or a weight of a block is never dropped for a wrong architecture."""
     with pytest.raises(CheckpointError, match=said):
         bring(weights[0] / f"{name}.safetensors", tmp_path / "b.st", num_classes=7)
     assert not (tmp_path / "b.st").exists()

@@ -1,4 +1,4 @@
-"""import: what training scripts save becomes a base with the same outputs, or is refused with nothing run and nothing left."""
+"""`import`: checkpoints of training scripts become bases with the same outputs; refusals run no code."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def check_equal(path, state):
     assert all(torch.equal(found[k], v) for k, v in state.items())
 
 
-# --- what comes out -----------------------------------------------------------------------------------------------------
+# --- outputs ---------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
@@ -273,7 +273,7 @@ def test_two_classes_of_one_name_are_refused(tmp_path, state, labels):
     assert not (tmp_path / "base.st").exists()
 
 
-# --- other repositories -------------------------------------------------------------------------------------------------
+# --- original repositories -------------------------------------------------------------------------
 
 
 def clip_names(state):
@@ -389,7 +389,7 @@ def test_a_tokenizer_comes_along(tmp_path, bert):
     assert '"cat":1' in open_model(str(tmp_path / "base.st")).header.preprocess.tokenizer
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------
 
 
 class Evil:
@@ -529,7 +529,7 @@ def test_usage(tmp_path, state, options, message):
 
 
 def test_as_many_labels_as_classes_are_asked_for(tmp_path, state):
-    """Whoever gave labels is told how many, not to give a number that the labels would then contradict."""
+    """With `--labels`, the hint names the number of labels. `--num-classes` would contradict the labels."""
     path = saved(tmp_path, state)
     with pytest.raises(CheckpointError, match="has 7 classes, not 3") as caught:
         bring(path, tmp_path / "base.st", num_classes=None, labels="a,b,c")
@@ -553,7 +553,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path, state, value):
 
 
 def test_a_name_that_a_folder_has_too(tmp_path, monkeypatch, state):
-    """Says how to mean the one or the other."""
+    """The hint explains how to write the architecture and the folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bert").mkdir()
     hint = (

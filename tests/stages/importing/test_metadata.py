@@ -1,4 +1,4 @@
-"""import takes what a training script saved about its model, and refuses what contradicts it."""
+"""`import` reads the model's options saved by a training script, and refuses contradicting arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BERT = {
 
 
 def namespace(**changes):
-    """The options of timm's `train.py` that concern the model, as its parser leaves them, and some that do not."""
+    """Return parsed options of timm's `train.py`: all options of the model, and a few unrelated ones."""
     return argparse.Namespace(
         **{
             "data_dir": "data", "model": NAME, "pretrained": False, "num_classes": 7, "gp": None, "img_size": 8, "input_size": None,
@@ -49,7 +49,7 @@ def library():
 
 
 def saved_by_timm(folder, library, args):
-    """What a run of timm's leaves: its files, the last one with a moving average."""
+    """Save a checkpoint with timm's own saver and a moving average; return the path."""
     optimizer = torch.optim.SGD(library.parameters(), lr=0.1)
     ema = ModelEmaV3(library)
     saver = CheckpointSaver(
@@ -92,7 +92,7 @@ def test_a_run_of_timm_needs_no_architecture(tmp_path, library):
 
 @pytest.mark.parametrize("typed", [{}, {"images": Images(mean=(0.25,), std=(0.5,))}])
 def test_plain_weights_have_the_crop_of_timms_saver(tmp_path, library, typed):
-    """One rule for all weights: timm's published crop, which timm's own scripts use for any size."""
+    """The crop is timm's published one for the architecture, as in timm's scripts for any image size."""
     arch = f"{NAME}::" + ",".join(f"{k}={v}" for k, v in KWARGS.items())
     heard = Heard()
     plain = bring(
@@ -135,7 +135,7 @@ def test_what_agrees_with_the_file_is_taken(tmp_path, library):
 
 
 def test_heads_that_are_the_default_are_contradicted_too(tmp_path):
-    """`num_heads` is not among the options of a run that left it as it was: 3 of 64."""
+    """`num_heads` is missing from the saved options, because the run used timm's default: 3 heads of 64."""
     model = timm.create_model(NAME, num_classes=7, img_size=16, depth=1)
     args = namespace(model_kwargs={"img_size": 16, "depth": 1}, img_size=16)
     path = saved_by_timm(tmp_path, model, args)
@@ -149,7 +149,7 @@ class Pool(enum.Enum):
 
 
 class Node:
-    """As OmegaConf keeps a value, and a dictionary of values."""
+    """Node of an OmegaConf configuration: a value, or a dictionary of nodes."""
 
     def __init__(self, value, kind=Any):
         self._metadata, self._parent = {"ref_type": kind}, None
@@ -188,7 +188,7 @@ def test_every_place_for_options(tmp_path, library, wrap):
 
 
 def test_sizes_that_are_typed_go_before_those_among_other_options(tmp_path, library):
-    """A script's `embed_dim` may be that of something else: shapes tell."""
+    """`embed_dim` of a script may describe another part, so arguments and tensor shapes decide."""
     path = saved(tmp_path, {"state_dict": library.state_dict(), "args": {"arch": NAME, "embed_dim": 128}})
     typed = ",".join(f"{k}={v}" for k, v in KWARGS.items())
     assert bring(path, tmp_path / "b.st", arch=f"{NAME}::{typed}", num_classes=7).num_classes == 7
@@ -222,7 +222,7 @@ NOTHING = {
 
 
 def test_options_of_other_kinds_are_passed_over(tmp_path, library):
-    """MAE's `global_pool` is a flag, others call ImageNet's mean by name."""
+    """In MAE `global_pool` is a flag; other scripts give ImageNet's mean by name."""
     args = {
         "arch": NAME,
         "global_pool": True,

@@ -1,4 +1,4 @@
-"""import: whatever stands before the names of an architecture goes, and a trained classifier is never lost for its name."""
+"""`import`: any prefix of tensor names is removed, and a trained classifier of another name is never lost."""
 
 from __future__ import annotations
 

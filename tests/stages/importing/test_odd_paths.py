@@ -1,4 +1,7 @@
-"""Weights whose file name is not UTF-8 or has control characters; torch itself maps no file of the first kind."""
+"""Weights in files whose names are not UTF-8 or contain control characters.
+
+`torch.load(mmap=True)` fails for names that are not UTF-8.
+"""
 
 from __future__ import annotations
 

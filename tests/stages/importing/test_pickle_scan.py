@@ -1,4 +1,4 @@
-"""Pickles of torch ask for no more than their files hold: what they would do is found out with nothing behind their names."""
+"""Scan of torch pickles: calls, memory and sizes are checked without running code of the file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.
 
 
 class Calls:
-    """Pickled as a call."""
+    """Object whose pickle calls a function."""
 
     def __init__(self, function, *args):
         self.call = (function, args)
@@ -38,7 +38,7 @@ def saved(tmp_path, value, *, old=False):
 
 
 def patched(path, change):
-    """Write an archive's pickle anew."""
+    """Rewrite the pickle inside an archive with `change`."""
     with zipfile.ZipFile(path) as archive:
         records = {r.filename: archive.read(r) for r in archive.infolist()}
     with zipfile.ZipFile(path, "w") as archive:
@@ -106,7 +106,7 @@ def test_tensors_of_a_class_are_no_longer_either(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_a_tensor_may_be_spread_over_a_few_numbers(tmp_path):
-    """Buffers are saved so: one number, seen many times."""
+    """Expanded buffers are stored with stride 0."""
     path = saved(tmp_path, {"x": shaped((1000, 4), (0, 1))})
     assert read_weights((path,), ema=False).tensors["x"].shape == (1000, 4)
 
@@ -151,16 +151,18 @@ def test_a_pickle_that_is_too_long_is_said(tmp_path, monkeypatch):
 
 
 def test_keys_whose_hash_takes_for_ever_are_refused():
+    # A pickle stores a repeated tuple once, but its hash visits 2 ** 60 tuples.
     deep = (1,)
     for _ in range(60):
         deep = (deep, deep)
     body = pickle.dumps(deep, protocol=2)[2:-1]
+    # The tuple is the key of SETITEM (`s`) and SETITEMS (`u`).
     for keyed in (b"}" + body + b"Ns", b"}(" + body + b"Nu"):
         with pytest.raises(NeedsCodeError):
             rehearse(b"\x80\x02" + keyed + b".", 0, 1)
 
 
-@pytest.mark.newer  # torch 2.5 reads no sets
+@pytest.mark.newer  # torch 2.5 does not load sets
 @forms
 def test_what_training_scripts_save_beside_weights_is_let_through(tmp_path, old):
     model = torch.nn.Linear(3, 2)
@@ -180,7 +182,7 @@ def test_what_training_scripts_save_beside_weights_is_let_through(tmp_path, old)
 
 @forms
 def test_an_ordered_dict_may_be_called_with_its_pairs(tmp_path, old):
-    """As pickles of Python 2 do."""
+    """Pickles of Python 2 contain such calls."""
     call = Calls(collections.OrderedDict, [[name, tensor] for name, tensor in WEIGHTS.items()])
     weights = read_weights((saved(tmp_path, call, old=old),), ema=False)
     assert weights.tensors.keys() == WEIGHTS.keys()
@@ -190,7 +192,7 @@ def test_an_ordered_dict_may_be_called_with_its_pairs(tmp_path, old):
 @settings(max_examples=100)
 @given(data=st.data())
 def test_any_change_of_a_pickle_is_met_in_words(data):
-    """With fewer than eight million bytes, whatever their order, nothing else is raised and no memory taken."""
+    """Pickles below `MOST_BYTES` raise only three known errors, for any content."""
     buffer = io.BytesIO()
     torch.save(WEIGHTS, buffer)
     with zipfile.ZipFile(buffer) as archive:

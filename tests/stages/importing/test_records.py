@@ -1,4 +1,4 @@
-"""What training scripts save beside weights is read as data: values of numpy, paths, times and enumerations, and nothing is run."""
+"""Objects saved with weights (numpy values, paths, times, enums) are read as data; no code runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Colour(enum.Enum):
 
 
 class Attributes(dict):
-    """As Lightning's own."""
+    """Dictionary like Lightning's `AttributeDict`."""
 
 
 @dataclasses.dataclass
@@ -50,7 +50,7 @@ class Slots:
 
 
 class Calls:
-    """Pickled as a call."""
+    """Object whose pickle calls a function."""
 
     def __init__(self, function, *args):
         self.call = (function, args)

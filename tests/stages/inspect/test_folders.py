@@ -1,4 +1,4 @@
-"""Folders of the libraries: the names on disk differ from those in memory, what belongs to what does not."""
+"""`inspect` of folders of transformers, timm and open_clip, whose tensor names differ from those in memory."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from support.variants import VARIANTS, variant
 FIRST = list({v.family: v for v in VARIANTS if v.family.startswith("transformers")}.values())
 RENAMED = [v for v in VARIANTS if v.family.startswith("transformers") and FAMILIES[v.family].on_disk]
 SPLIT = ("transformers-dinov2-swiglu", "transformers-gte", "transformers-nomic-bert", "transformers-jina-v3")
-"""Of these the library also splits tensors: queries, keys and values that lie in one, or a gate and what it gates."""
+"""Models whose fused tensors the library also splits: queries, keys and values, or a gated MLP."""
 
 
 def saved(variant, folder):
-    """Write a variant's base as its library does, and as we do; return both paths and the base."""
+    """Save a variant's base with its library and with hydractl; return both paths and the base."""
     sample = base(variant)
     sample.library().save_pretrained(folder / "theirs")
     return folder / "theirs", sample.save(folder / "ours.st"), sample
@@ -50,7 +50,7 @@ def test_a_folder_of_transformers_has_the_parts_of_its_model(tmp_path, variant):
         n: a.parameters for n, a in expected.parts.items()
     }
     assert "attention" in found.parts
-    # nothing says how its inputs are made
+    # The folder has no file about preprocessing or a tokenizer.
     assert "other commands cannot use it: " in found.hint or found.hint.startswith(
         "it has no image preprocessing"
     )
@@ -129,7 +129,7 @@ def test_names_on_disk_become_those_in_memory(tmp_path, variant):
 @pytest.mark.spread(alike=True)
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_names_in_memory_stay_as_they_are(variant):
-    """So that a folder whose names are new already is read alike."""
+    """Folders written by a newer library already have the names in memory."""
     sample = base(variant)
 
     assert [name_in_memory(sample.family, name) for name in sample.state] == list(sample.state)

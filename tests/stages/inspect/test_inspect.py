@@ -246,7 +246,7 @@ def test_an_odd_configuration_is_no_crash(folder, config):
 
 
 def through_fifo(path: Path, content: bytes, **options: bool):
-    """Inspect a FIFO; fail if the writer could not write everything."""
+    """Inspect a FIFO, and fail if the writer could not write everything."""
     os.mkfifo(path)
     broken = []
 
@@ -269,6 +269,7 @@ def through_fifo(path: Path, content: bytes, **options: bool):
 def test_a_stream_tells_as_much_as_a_file_and_is_read_to_its_end(tmp_path, monkeypatch, about):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
+    # `tempfile` caches the value of TMPDIR.
     monkeypatch.setattr("tempfile.tempdir", None)
     big = SPECS | {"pos_embed": TensorSpec("F32", (1, 1 << 20, 2))}
     if about is not None and about.plan is not None:
@@ -286,7 +287,7 @@ def test_a_stream_tells_as_much_as_a_file_and_is_read_to_its_end(tmp_path, monke
 
 
 class Trickle(io.RawIOBase):
-    """A pipe that hands over a byte at a time."""
+    """Pipe with at most one byte per read."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -427,7 +428,7 @@ def test_ranks_are_a_permutation_that_follows_the_scores(layers, heads, data):
     assert sorted(rank for row in found for rank in row) == list(range(1, layers * heads + 1))
     first_to_go = [(score, i, j) for i, row in enumerate(table) for j, score in enumerate(row)]
     gone = sorted(first_to_go, key=lambda head: -found[head[1]][head[2]])
-    assert gone == sorted(first_to_go)  # of equal scores the lower head goes first
+    assert gone == sorted(first_to_go)  # among equal scores, the lower head is removed first
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.data())

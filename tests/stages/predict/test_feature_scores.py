@@ -1,4 +1,4 @@
-"""predict by OOD scores of features: as `eval` found them, from a checkpoint that holds them or from `--fit`, in the same pass."""
+"""`predict` with feature-based OOD scores, stored or fitted by `--fit`: equal to those of `eval`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def evaluated(model, **settings):
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """Two members with other masks, and what they make together; `stored.st` is of another temperature, and fitted before."""
+    """Two members with different masks, and a hydra of both."""
     made = tmp_path_factory.mktemp("models")
     for i in range(2):
         base().pruned((0, 1), (2,), (0, 3) if i else (1,)).tuned(i).save(made / f"m{i}.st")
@@ -64,7 +64,7 @@ def row(here):
 
 @pytest.fixture(scope="module")
 def found(here, row):
-    """What `eval` says of each sample, by the name of the score."""
+    """OOD scores of `eval` by name, each of shape (N,)."""
     return SavedPredictions.load(here / "p.st").said["hydra"]["id"].scores
 
 
@@ -81,14 +81,14 @@ def scores(here, model, **settings):
 
 
 def close(ours, theirs):
-    """To five digits of what the score may be."""
+    """Whether two scores agree to five digits of the largest absolute value."""
     return torch.allclose(ours, theirs, rtol=1e-5, atol=1e-5 * float(theirs.abs().max()))
 
 
 @pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("score", FITTED)
 def test_a_checkpoint_tells_the_scores_that_eval_found(here, found, score):
-    """The temperature of the copy is another one: ViM reads the logits as they were when it was fitted."""
+    """The copy stores another temperature, but ViM reads logits at the temperature of its fit."""
     told = scores(here, "stored.st", ood_score=score, threshold=NONE)
 
     assert len(told) == COUNT
@@ -106,7 +106,7 @@ def test_the_stored_threshold_accepts_what_eval_counted(here, row):
 
     assert row.threshold.score == "mahalanobis"
     assert sum(line["accepted"] for line in told) == row.threshold.accepted < COUNT
-    found = torch.tensor([line["ood_score"] for line in told])  # float32, as lines have it
+    found = torch.tensor([line["ood_score"] for line in told])  # printed scores are float32
     assert (found < torch.tensor(row.threshold.below)).tolist() == [line["accepted"] for line in told]
 
 
@@ -181,7 +181,7 @@ def test_what_is_held_survives_a_copy_and_shards(here, row, tmp_path):
 
 
 def test_a_base_that_holds_scores_is_no_folder_of_its_library(tmp_path):
-    """timm would refuse tensors that it does not know; ours takes them."""
+    """timm refuses unknown tensors, so a base with stored scores is saved in hydractl's format."""
     base().save(tmp_path / "base.st")
     evaluated(tmp_path / "base.st", ood_score=("knn",), store=tmp_path / "held.st")
     for name in ("base", "held"):
@@ -252,7 +252,7 @@ def test_what_cannot_be_told_is_refused(here, row, model, settings, message, hin
 
 @pytest.fixture
 def earlier(here, row, tmp_path):
-    """A file as it was written before scores were defined anew: its scores have no version, nor has its threshold."""
+    """A file of an earlier format: stored scores and threshold have version 1."""
     whole = Checkpoint.open(here / "stored.st")
     header = whole.header.model_copy(
         update={
@@ -290,7 +290,7 @@ def test_what_means_the_same_as_before_is_told(earlier, here, found, tmp_path):
 
 
 def test_the_default_is_what_the_checkpoint_holds(here, row, found, tmp_path):
-    """`energy+density` where it is held, unasked; else `msp`."""
+    """The default is `energy+density` if the checkpoint stores this score, and `msp` otherwise."""
     evaluated(here / "hydra.st", store=tmp_path / "held.st")
     assert close(scores(here, tmp_path / "held.st"), found["energy+density"])
     assert scores(here, "hydra.st").equal(scores(here, "hydra.st", ood_score="msp"))

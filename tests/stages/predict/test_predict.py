@@ -1,4 +1,4 @@
-"""predict: a line an input, in order, in every form, from every kind of DATA; cut off at any point it goes on."""
+"""`predict`: one line per input, in order, for every format, source of data and number of processes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
-    """The current folder, with images."""
+    """The current directory, with images."""
     monkeypatch.chdir(tmp_path)
     pixels = np.random.default_rng(0).integers(0, 256, (5, 9, 11), dtype=np.uint8)
     for name, image in zip(FILES, pixels, strict=True):
@@ -58,7 +58,7 @@ def work(tmp_path, monkeypatch):
 
 
 def told(models, *data, model="hydra.st", out="out.jsonl", **settings):
-    """Return the lines of a run."""
+    """Run `predict` and return the output lines."""
     run_predict(
         PredictConfig(model=str(models / model), data=data, out=out_of(out), device="cpu", **settings)
     )
@@ -102,7 +102,7 @@ def test_folders_of_any_depth_files_and_toys_stand_in_the_order_given(models, wo
 
     called = [line.get("path", (line.get("data"), line.get("row"))) for line in found]
     two, three = (
-        [(ref, place) for place in open_data(ref).places]  # their numbers in the whole set
+        [(ref, place) for place in open_data(ref).places]  # row numbers in the full data set
         for ref in ("digits::limit=2", "digits::classes=3,limit=1")
     )
     assert two[0][1] > 1
@@ -157,7 +157,7 @@ def test_lines_of_standard_input_are_texts_or_the_paths_of_images(models, work, 
 
 
 def test_single_texts_are_answered_as_they_come(models, work, monkeypatch):
-    """With one sample in a forward pass nothing waits for what comes later."""
+    """With batch size 1, each text is answered before the next line is read."""
     seen = []
 
     class Slow(io.BytesIO):
@@ -253,7 +253,7 @@ def test_a_run_without_a_readable_image_writes_their_errors_and_fails(models, wo
 @pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
 def test_an_interrupted_run_leaves_no_file(models, work, monkeypatch, suffix):
-    """An older release's journal is ignored."""
+    """A journal of an older release is ignored."""
     journal = work / f"out{suffix}.journal"
     journal.write_text("mine")
     before = sorted(work.rglob("*"))
@@ -289,7 +289,7 @@ def test_an_interrupted_run_leaves_no_file(models, work, monkeypatch, suffix):
 @pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("world", [2, 3])
 def test_several_processes_make_the_bytes_of_one(models, work, monkeypatch, world):
-    """Images of which one cannot be read, and texts."""
+    """The images include an unreadable file."""
     (work / "t.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS * 2))
     (work / "flat/bad.png").write_bytes(b"no image")
     monkeypatch.setattr("hydractl.prediction.answers.BATCHES", 2)
@@ -367,7 +367,7 @@ def test_a_line_that_is_no_text_is_named(models, work, monkeypatch):
 
 
 ODD = ("a::b.png", "a::label=x.png", "\xe9.png", os.fsdecode(b"\xff.png"), "two\nlines.png")
-"""Names of files that a list, a reference or a locale may take for something else."""
+"""File names that resemble references, contain newlines, or are not UTF-8."""
 
 
 @pytest.fixture
@@ -386,7 +386,7 @@ def test_paths_that_are_read_from_standard_input_open_again(models, odd, monkeyp
     out = out_of(f"found.{suffix}")
     run_predict(PredictConfig(model=str(models / "hydra.st"), data=("-",), out=out, **settings))
 
-    if suffix == "parquet":  # which holds UTF-8 only
+    if suffix == "parquet":  # Parquet strings must be UTF-8
         found = pq.read_table(out).to_pylist()
         assert [row["path"] for row in found if not row["error"]] == [
             name.decode(errors="backslashreplace") for name in names

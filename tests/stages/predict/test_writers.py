@@ -1,4 +1,4 @@
-"""What is written of an input comes back from every form as it was, whatever classes and files are called."""
+"""Each output format preserves all values of a line, for any class names and file names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def in_single(value):
 
 @pytest.fixture(scope="module")
 def said():
-    """Two inputs that are accepted, three that are not; members that vote each in their own way."""
+    """Predictions for five inputs, of which two are accepted; members disagree."""
     logits = torch.randn(MEMBERS, len(PATHS), len(NAMES), generator=torch.Generator().manual_seed(4)) * 2
     responses = Responses(logits.log_softmax(-1), logits.logsumexp(-1))
     strangest = Predictions.of(responses, NAMES, None).scores["entropy"].sort().values[2]
@@ -46,7 +46,7 @@ def said():
 
 @pytest.fixture(scope="module")
 def lines(said):
-    """An image that cannot be read stands among them."""
+    """Output lines, with an unreadable image as the third."""
     told = [
         {"path": path} | line
         for path, line in zip(
@@ -77,7 +77,7 @@ def test_every_form_holds_the_same(lines):
     for form, writer in WRITERS.items():
         files[form] = io.BytesIO()
         writing = writer(files[form], kinds)
-        writing.write(lines[:4])  # block after block
+        writing.write(lines[:4])  # two blocks
         writing.write(lines[4:])
         writing.close()
     table = [

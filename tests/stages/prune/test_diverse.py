@@ -1,4 +1,4 @@
-"""The strategy `diverse`: candidates are valued as the members that they would be, and the choice follows from that."""
+"""`prune --strategy diverse`: predictions of candidates, choice of members, refusals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TEMPLATES = ("a photo of a {label} .", "the big {label}")
 
 
 class Case:
-    """A base, scores of its heads, and data."""
+    """A base, random importances of its heads, and data."""
 
     def __init__(self, folder, model, data, ood, naming=None):
         self.folder, self.model, self.data, self.ood = folder, str(model), str(data), str(ood)
@@ -79,7 +79,7 @@ class Case:
         return run_prune(config)
 
     def probabilities(self, path, reference):
-        """Return a member's probabilities (N, C) and the labels as the data count them."""
+        """Return the probabilities (N, C) of a member, and the labels (N,) in the order of the data, or None."""
         opened = open_model(str(path))
         how = opened.header.preprocess
         items = open_items(reference, how)
@@ -114,7 +114,7 @@ CASES = {"images": images, "texts": texts, "zero-shot": zero_shot}
 
 
 BY_DEFAULT = {"images": Diversity.NONE, "texts": Diversity.MI, "zero-shot": Diversity.DISAGREEMENT}
-"""The diversity that each case meets by default."""
+"""Diversity measured by default for each case."""
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def towers_of(report):
     return [HeadMask.read(m.mask_path).towers for m in report.members]
 
 
-# --- candidates are valued as members ------------------------------------------------------------------------------------
+# --- predictions of candidates ---------------------------------------------------------------------
 
 
 @pytest.mark.spread(cases=1)
@@ -164,7 +164,7 @@ def test_towers_without_scores_keep_their_heads(tmp_path):
     assert report.diverse.sets[0].mi == pytest.approx(mutual_information(probs), abs=1e-5)
 
 
-# --- the choice ----------------------------------------------------------------------------------------------------------
+# --- choice of members -----------------------------------------------------------------------------
 
 
 def test_as_many_candidates_as_members_are_what_sample_draws(pictures):
@@ -176,7 +176,7 @@ def test_as_many_candidates_as_members_are_what_sample_draws(pictures):
     chosen = towers_of(report)
     assert all(mask in sampled for mask in chosen)
     assert len(chosen) == len({str(mask) for mask in chosen}) == 3
-    # the same members in another order: sums differ in their last bit
+    # Both sets have the same members in another order, so their sums differ in the last bit.
     assert report.diverse.sets[0].mi == pytest.approx(report.diverse.sets[1].mi, abs=1e-12)
     assert report.diverse.sets[0].disagreement == report.diverse.sets[1].disagreement
 
@@ -309,7 +309,7 @@ def test_candidates_are_valued_by_density_as_circuits_are(tmp_path, name):
             assert candidate.objective == pytest.approx(circuit.value(), abs=1e-3)
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------
 
 
 def unlabelled(folder):

@@ -1,4 +1,4 @@
-"""prune: what comes out is the base less the dropped heads, and nothing comes out when anything is wrong."""
+"""`prune`: members equal the base without the dropped heads; a failed run writes nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def prune(model, out, **changes):
     return run_prune(PruneConfig(model=str(model), out=out, **changes))
 
 
-# --- what comes out ------------------------------------------------------------------------------------------------
+# --- outputs ---------------------------------------------------------------------------------------
 
 
 def test_a_mask_written_by_hand(tmp_path, model):
@@ -351,7 +351,7 @@ def test_a_random_architecture_can_be_pruned(tmp_path):
     assert sum(map(len, open_model(str(tmp_path / "m.st")).header.masks[0]["vision"].keep)) == 7
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------
 
 
 def bad_mask(edit):
@@ -365,7 +365,7 @@ def bad_mask(edit):
 
 
 def with_scores(table=TABLE, *, stopped=None, **changes):
-    """Scores of every head, or of a greedy run that stopped after some removals."""
+    """Return a function that writes importances of all heads, or of a greedy search that stopped early."""
     removals = None if stopped is None else greedy(stopped)
 
     def make(folder):
@@ -544,7 +544,7 @@ def test_options_that_contradict_each_other(changes, message):
 
 @pytest.mark.parametrize("wanted", [None, "fp16"])
 def test_verification_measures_what_is_stored_against_the_masked_base(tmp_path, model, wanted):
-    """With the weights of one head blown up, rounding shows but stays under the relative tolerance."""
+    """Large weights of the heads make rounding measurable, but below the relative tolerance."""
     sample = base(PLAIN)
     state = sample.state | {"blocks.0.attn.proj.weight": sample.state["blocks.0.attn.proj.weight"] * 50}
     type(sample)(sample.header, state).save(model)

@@ -1,4 +1,4 @@
-"""Strategies: where members' masks come from, what each needs, and what is written down about them."""
+"""Strategies of `prune`: origin of masks, required options, lineage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.variants import PLAIN
 
 TABLE = ((0.9, 0.1, 0.8, 0.7), (0.2, 0.3, 0.6, 0.5), (0.95, 0.4, 0.05, 0.85))
 CLUSTERS = (((0, 0), (2, 0), (2, 3)), ((0, 2), (0, 3)), ((2, 1),), ((0, 1), (2, 2)))
-"""Layer 1 has no head in them."""
+"""Layer 1 has no head in any cluster."""
 REMOVE = HeadBudget(remove=4)
 
 
@@ -50,7 +50,7 @@ def prune(model, out, progress=None, *, verify=False, **changes):
 
 
 def of_heads(heard):
-    """Return the warnings but for those that the scores are of no model."""
+    """Return the warnings without those about scores of other weights."""
     return [warning for warning in heard.warnings if "other weights" not in warning]
 
 
@@ -180,7 +180,7 @@ def test_without_a_budget_a_member_of_each_file_keeps_one_head_of_each_cluster(t
     assert keeps(both) == [keep for report in alone for keep in keeps(report)]
 
 
-# --- what is said --------------------------------------------------------------------------------------------------------
+# --- messages --------------------------------------------------------------------------------------
 
 
 def test_scores_by_layer_that_are_compared_over_layers_are_warned_about(tmp_path, model):
@@ -262,11 +262,14 @@ def test_each_objective_has_a_number_of_its_own(tmp_path, model):
     assert [m.origin.budget["remove"] for m in masks_of(report)] == [4, 6]
 
 
-# --- what the scores choose ----------------------------------------------------------------------------------------------
+# --- number of heads from the scores ---------------------------------------------------------------
 
 
 def circuit(path, *, knee=6, stop=12, baseline=0.9, rise=0.02, **changes):
-    """Scores of a greedy run that rises at first, stays until `knee`, and falls then."""
+    """Write importances of a greedy search.
+
+    The objective is constant until `knee` removals, then falls. Removals end after `stop`.
+    """
     heads = sorted((s, layer, h) for layer, row in enumerate(TABLE) for h, s in enumerate(row))
     steps = [
         Removal(
@@ -332,7 +335,7 @@ def test_scores_that_do_not_say_how_many(tmp_path, model, make, kind, message, h
     assert sorted(p.name for p in tmp_path.iterdir()) == before
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------
 
 
 def test_scores_of_another_architecture_of_the_same_shape(tmp_path, model):

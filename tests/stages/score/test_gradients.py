@@ -1,4 +1,4 @@
-"""Options and results in the scores file of `taylor`, `magnitude` and `cahp`."""
+"""Options and results of `taylor`, `magnitude` and `cahp` in the scores file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_bad_settings_leave_nothing_behind(model, tmp_path, method, given, messa
 
 
 def test_the_salience_of_cahp_is_of_the_first_texts(tmp_path):
-    """Whatever their length: of 16 texts in batches of 4, a quarter of the batches is the first four."""
+    """Salience uses the first of four batches, in the order of the data, for texts of any length."""
     rows = [json.loads(line) for line in reviews(tmp_path / "all.jsonl", 32, seed=0).read_text().splitlines()]
     rows.sort(key=lambda row: len(row["text"]))
     short, long = rows[:16], rows[16:]

@@ -70,7 +70,7 @@ def test_an_interrupted_search_ends_with_the_same_bytes(model, tmp_path, monkeyp
         2,
         4,
         1,
-    ):  # steps since the last check of all heads: the third ends before it is where the second was
+    ):  # steps since the last full check; the third run stops before the position of the second
         with pytest.raises(KeyboardInterrupt):
             run_score(circuit(model, out, **settings), Stopped(after))
 
@@ -111,7 +111,7 @@ def test_a_bound_on_memory_changes_no_byte(model, tmp_path):
 @pytest.mark.more
 @pytest.mark.newer
 def test_a_compiled_search_ends_with_the_same_bytes_and_goes_on(model, tmp_path, monkeypatch):
-    """Of graphs that run as they are: the machine's own ones round otherwise."""
+    """The backend runs graphs without changes; kernels of the default backend would round differently."""
     count = CompileCounter()
     monkeypatch.setattr(runtime, "BACKEND", count)
     whole, out = tmp_path / "whole.json", tmp_path / "s.json"
@@ -169,7 +169,7 @@ def written(model, tmp_path_factory):
 
 
 def sealed(text, **changes):
-    """Return a journal with other values and their digest."""
+    """Return the journal with changed values and a matching digest."""
     journal = JournalFile.from_json(text, where="the journal")
     return journal.model_copy(update=changes).sealed().to_json()
 

@@ -1,4 +1,4 @@
-"""The number of threads may change the last bits of scores, and no order of heads."""
+"""The number of threads may change the last bits of importances, but never the order of heads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.reviews import arch, reviews
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, python):
-    """The scores of every method, by the number of threads."""
+    """Scores files of each method by number of threads."""
     folder = tmp_path_factory.mktemp("threads")
     jobs = {
         name: {
@@ -22,7 +22,7 @@ def made(tmp_path_factory, python):
             "method": method,
             "given": given,
             "budget": {"remove": 3},
-            "batch_size": 128,  # the larger the products, the more of them are shared out
+            "batch_size": 128,  # large products are split between threads
             "device": "cpu",
         }
         for name, method, given in CASES
@@ -52,7 +52,7 @@ def flat(scores):
 def test_the_number_of_threads_moves_no_head(made, name):
     one, two = (flat(made[threads][name]) for threads in (1, 2))
 
-    # float32 and its rounding
+    # With another number of threads, float32 sums are rounded differently.
     assert two == pytest.approx(one, rel=0, abs=1e-4 * max(map(abs, one)))
     assert sorted(range(len(two)), key=two.__getitem__) == sorted(range(len(one)), key=one.__getitem__)
     if "clusters" in made[1][name]:

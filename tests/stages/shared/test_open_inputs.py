@@ -1,4 +1,4 @@
-"""A data set's fingerprint is the same whoever read its items."""
+"""The fingerprint of a data set does not depend on the number of processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = hashlib.sha256().digest_size + SAMPLE_BYTES
 
 
 class Share(ProcessGroup):
-    """One of several processes, told what the others read."""
+    """Process group of one rank, with simulated contributions of the other ranks."""
 
     def __init__(self, items, rank, world):
         self.items, self.rank, self.world = items, rank, world

@@ -1,4 +1,4 @@
-"""No command writes over what it reads, `--force` or not."""
+"""No command overwrites an input, even with `--force`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_an_input_is_never_written_over(folder, argv, capsys, tmp_path):
     if Path(filled[-1]).suffix not in {suffix, ".safetensors" if suffix == ".st" else suffix}:
         assert main([*filled, "--force"]) == 2
         assert re.search(rf"must have the suffix .*\{suffix}\b", capsys.readouterr().err)
-        link = tmp_path / f"link{suffix}"  # by another name it is the same input
+        link = tmp_path / f"link{suffix}"  # same input under another name
         link.symlink_to(filled[-1])
         filled[-1] = str(link)
 
@@ -90,7 +90,7 @@ def test_an_input_is_never_written_over(folder, argv, capsys, tmp_path):
 
 
 def test_other_files_beside_a_model_may_be(folder):
-    """A folder of weights is no folder of data."""
+    """A folder of weights may get additional files, unlike a folder of data."""
     out = folder / "bert" / "scores-of-mine.json"
     argv = ["score", str(folder / "bert"), "--method", "magnitude", "-o", str(out), "-q"]
     assert main(argv) == 0

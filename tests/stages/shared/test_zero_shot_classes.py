@@ -1,4 +1,4 @@
-"""Which classes a user, a file or the data name, and what is refused."""
+"""Class names from options, files and data; refused names."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path):
         Naming.parse(str(path), None)
 
 
-# --- for a model --------------------------------------------------------------------------------------------------------
+# --- models ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
