@@ -162,7 +162,7 @@ def test_a_run_that_was_cut_off_goes_on_under_its_name_and_steps(runs, tmp_path)
     assert len({run.options["name"] for run in parts}) == 1 < len({run.options["name"] for run in runs})
     assert [run.configuration is None for run in parts] == [False] + [True] * (cuts - 1)
     steps = [entry for run in parts for entry in run.logged]
-    # wandb ignores steps that do not increase
+    # wandb ignores steps that do not increase.
     assert [step for step, _ in steps] == sorted(step for step, _ in steps)
     assert dict(steps) == dict(whole.logged)
 

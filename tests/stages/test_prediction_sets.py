@@ -301,7 +301,7 @@ def test_too_few_samples_are_refused_with_the_number_that_is_needed(models, caps
 @pytest.mark.newer  # export needs torch 2.8
 def test_an_exported_model_says_what_its_sets_are(models, stored):
     onnx = pytest.importorskip("onnxruntime")
-    # a hydra of three blocks takes three times as long
+    # A hydra of three blocks takes three times as long.
     one, out = base(of_depth(PLAIN, 1)), models / "one.onnx"
     header = one.header.model_copy(update={"prediction_sets": stored.rule})
     model = replace(one, header=header).save(models / "one.st")

@@ -1,4 +1,4 @@
-"""Exported models answer as the source model does, or are not written."""
+"""Exported models answer like the source model; files with other answers are not written."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fused(folder, *samples, **options):
 def hydra(tmp_path_factory):
     """A hydra with a temperature, and with a mean unequal to the standard deviation.
 
-    No member has heads in the first layer; the second member has none in the last layer.
+    No member has heads in the first layer; the second member has no heads in the last layer.
     """
     sample = base(TWO)
     how = sample.header.preprocess.model_copy(update={"mean": (0.4,), "std": (0.3,)})

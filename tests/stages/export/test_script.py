@@ -78,7 +78,7 @@ def write_images(folder: Path) -> list[str]:
 
 @pytest.fixture
 def answers(python):
-    """Return a function that runs a script in isolated mode (`python -I`) and parses its output."""
+    """Return a function to run a script in isolated mode (`python -I`) and parse the output."""
 
     def run(script_path: Path, *inputs: str, stdin: str = "") -> list[dict[str, object]]:
         # A warm interpreter has libraries that the script must not import.

@@ -157,7 +157,7 @@ DEEP, SHALLOW, CLIP = ARCH, ARCH.replace("depth=2", "depth=1"), "transformers-vi
 def test_a_share_to_drop_that_nothing_takes_is_refused_unless_a_recipe_says_it(
     tmp_path, model, share, named, why
 ):
-    """A rate that the model uses changes the result; a rate from a recipe may be unused."""
+    """A rate with an effect changes the result; a rate from a recipe may have no effect."""
     if model == CLIP:
         model = base(variant(model)).save(tmp_path / "model.st")
     recipe = replace(SGD, steps=1, epochs=None, warmup=0, dropout=None)

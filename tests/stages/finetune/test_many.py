@@ -74,7 +74,7 @@ def furthest(one, other):
 
 
 def alone(folder, name, out):
-    """Run a job in this process, from the start or from the state that other processes saved."""
+    """Run a job in this process, from the start or from the saved state of other processes."""
     job = {k: v for k, v in JOBS[name].items() if k not in {"shards", "cut", "left"}}
     with one_thread():
         return run_finetune(config(**{**job, "model": folder / job["model"], "out": out}))

@@ -242,7 +242,7 @@ def test_lineage_holds_every_member_and_where_it_came_from(tmp_path):
 
 
 def test_a_base_is_a_member_of_its_own_kind(tmp_path):
-    """A pruned member and its base have a common origin, so merging their MLPs is allowed."""
+    """A base and a pruned member have a common origin, so merging MLPs is allowed."""
     model = base(PLAIN).save(tmp_path / "base.st")
     digest = Checkpoint.open(model).digest
     pruned = base(PLAIN).pruned(*KEEPS[0])

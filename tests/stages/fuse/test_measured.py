@@ -109,7 +109,7 @@ def test_agreement_is_of_the_ensembles_predictions(members, tmp_path):
 
 @pytest.mark.more
 def test_auto_merges_as_much_as_may_be(members, losses, tmp_path):
-    """Reference by brute force: the largest number of blocks whose loss is within the bound."""
+    """Reference by brute force: the largest number of blocks with a loss within the bound."""
     assert len({round(loss, 6) for loss in losses.values()}) == 3
     for bound in sorted(max(loss, 0.0) for loss in losses.values()):
         wanted = max(n for n, loss in losses.items() if loss <= bound)
@@ -124,7 +124,7 @@ def test_auto_merges_as_much_as_may_be(members, losses, tmp_path):
 
 
 def test_where_merging_costs_too_much_nothing_is_merged(members, losses, tmp_path, monkeypatch):
-    """Each member and each merged hydra predicts once; a hydra equal to its members does not predict."""
+    """Each member and each merged hydra predicts once; an unmerged hydra does not predict."""
     asked, predict = [], merge_trunk.predict
     monkeypatch.setattr(
         merge_trunk, "predict", lambda model, *a, **k: asked.append(model.name) or predict(model, *a, **k)
@@ -191,7 +191,7 @@ def test_a_temperature_alone_asks_the_hydra_alone(members, tmp_path):
 
 @pytest.mark.newer
 def test_temperatures_of_members(members, tmp_path):
-    """A common temperature is kept, different ones are refused, and a new temperature replaces both."""
+    """A common temperature is kept, different ones are refused, and a new temperature replaces either."""
     samples = [base(PLAIN).pruned((0,), (1,), (i,)) for i in range(2)]
 
     def at(*temperatures):

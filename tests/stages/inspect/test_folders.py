@@ -1,4 +1,4 @@
-"""`inspect` of folders of transformers, timm and open_clip, whose tensor names differ from those in memory."""
+"""`inspect` of folders of transformers, timm and open_clip, with tensor names unlike the names in memory."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ TEMPLATES = ("a photo of a {label} .", "the big {label}")
 
 
 class Case:
-    """A base, random importances of its heads, and data."""
+    """A base, random head importances, and data."""
 
     def __init__(self, folder, model, data, ood, naming=None):
         self.folder, self.model, self.data, self.ood = folder, str(model), str(data), str(ood)
@@ -79,7 +79,7 @@ class Case:
         return run_prune(config)
 
     def probabilities(self, path, reference):
-        """Return the probabilities (N, C) of a member, and the labels (N,) in the order of the data, or None."""
+        """Return the probabilities (N, C) of a member, and the labels (N,) in the same order, or None."""
         opened = open_model(str(path))
         how = opened.header.preprocess
         items = open_items(reference, how)
@@ -176,7 +176,7 @@ def test_as_many_candidates_as_members_are_what_sample_draws(pictures):
     chosen = towers_of(report)
     assert all(mask in sampled for mask in chosen)
     assert len(chosen) == len({str(mask) for mask in chosen}) == 3
-    # Both sets have the same members in another order, so their sums differ in the last bit.
+    # Sums differ in the last bit, because both sets have the same members in another order.
     assert report.diverse.sets[0].mi == pytest.approx(report.diverse.sets[1].mi, abs=1e-12)
     assert report.diverse.sets[0].disagreement == report.diverse.sets[1].disagreement
 

@@ -365,7 +365,7 @@ def bad_mask(edit):
 
 
 def with_scores(table=TABLE, *, stopped=None, **changes):
-    """Return a function that writes importances of all heads, or of a greedy search that stopped early."""
+    """Return a writer of importances for all heads, or for a greedy search with an early stop."""
     removals = None if stopped is None else greedy(stopped)
 
     def make(folder):
@@ -544,7 +544,7 @@ def test_options_that_contradict_each_other(changes, message):
 
 @pytest.mark.parametrize("wanted", [None, "fp16"])
 def test_verification_measures_what_is_stored_against_the_masked_base(tmp_path, model, wanted):
-    """Large weights of the heads make rounding measurable, but below the relative tolerance."""
+    """Large projection weights make rounding measurable, but below the relative tolerance."""
     sample = base(PLAIN)
     state = sample.state | {"blocks.0.attn.proj.weight": sample.state["blocks.0.attn.proj.weight"] * 50}
     type(sample)(sample.header, state).save(model)

@@ -50,7 +50,7 @@ def prune(model, out, progress=None, *, verify=False, **changes):
 
 
 def of_heads(heard):
-    """Return the warnings without those about scores of other weights."""
+    """Return the warnings, except about scores of other weights."""
     return [warning for warning in heard.warnings if "other weights" not in warning]
 
 
@@ -266,9 +266,9 @@ def test_each_objective_has_a_number_of_its_own(tmp_path, model):
 
 
 def circuit(path, *, knee=6, stop=12, baseline=0.9, rise=0.02, **changes):
-    """Write importances of a greedy search.
+    """Write importances of a greedy search with `stop` removals.
 
-    The objective is constant until `knee` removals, then falls. Removals end after `stop`.
+    The objective is above `baseline` until `knee` removals, then falls.
     """
     heads = sorted((s, layer, h) for layer, row in enumerate(TABLE) for h, s in enumerate(row))
     steps = [
