@@ -1,4 +1,4 @@
-"""A fast part of the architectures benchmark: one architecture of each kind that the libraries have."""
+"""A fast part of the architectures benchmark: one architecture of each kind per library."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ TINY_STANDS_FOR = {
     "vit_small_patch16_rope_mixed_224", "vit_pe_core_tiny_patch16_384", "ViT-B-16-SigLIP2", "PE-Core-S-16-384",
     "EVA02-E-14-plus",
 }  # fmt: skip
-"""The dearest of these, of which `support.variants` and `support.trunks` have small ones."""
+"""Expensive architectures; `support.variants` and `support.trunks` have small models of the same kinds."""
 MET = {v.arch for v in VARIANTS} - {PLAIN.arch, "bert"}
-"""Those that are small variants themselves, of which all contracts are laws; one of each library is examined here as well."""
+"""Architectures of small variants, covered by all contracts. One of each library is also examined here."""
 REFUSED = {
     "timm": {
         "beit3_base_patch16_224": (
@@ -103,7 +103,7 @@ def named(table):
 
 @pytest.fixture(scope="module")
 def architectures():
-    """Return the benchmark as it is when run as a script: its folder comes first on the path."""
+    """Return the benchmark module as imported by a script, with its folder first on the path."""
     kept = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
     path = list(sys.path)
     sys.path.insert(0, str(FOLDER))
@@ -116,7 +116,7 @@ def architectures():
 
 @pytest.fixture(scope="module")
 def found(architectures):
-    """Return what examines a case by its name."""
+    """Return a function that examines a case by name."""
     cases = {
         library: {c.name: c for c in architectures.cases(library, everything=True)}
         for library in architectures.LIBRARIES
@@ -147,7 +147,7 @@ def test_every_architecture_of_the_issue_is_swept(architectures):
 
 @pytest.mark.newer
 def test_every_class_of_transformers_families_is_swept_in_several_configurations(architectures):
-    """A class that a family reads and that is not here would go unchecked."""
+    """Classes missing here would not be checked."""
     from hydractl.families.registry import FAMILIES
 
     cases = architectures.cases("transformers")
@@ -178,7 +178,7 @@ def test_a_line_a_group_reasons_with_counts_and_totals(architectures, capsys):
 
 
 def test_a_failure_is_seen(architectures, monkeypatch, capsys):
-    """The benchmark can fail: a perturbed comparison does not pass."""
+    """A perturbed comparison fails."""
     monkeypatch.setattr(sys.modules["architectures_check"], "largest_difference", lambda *_: 0.5)
     assert architectures.main(["--library", "openclip", "--match", "ViT-B-32"]) == 1
     assert "supported 0 refused 0 failed 1" in capsys.readouterr().out

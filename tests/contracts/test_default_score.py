@@ -1,4 +1,4 @@
-"""Every family, every variant: the default OOD score of an Auto class's or an exported graph is that of `predict`."""
+"""All variants: the default OOD score of Auto classes and exported graphs equals the score of `predict`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def images_or_texts(sample, *, batch, seed):
 
 
 def hydra_of(sample):
-    """Two members that differ everywhere; a zero-shot model has been told seven classes."""
+    """Return a hydra of two members without shared tensors; a zero-shot model gets seven classes."""
     hydra = Hydra([sample.pruned(*keep).tuned(i).model() for i, keep in enumerate(KEEPS)]).eval()
     for seed, answer in enumerate(hydra.answers):
         if isinstance(answer, Contrast):
@@ -44,7 +44,7 @@ def scores_of(hydra, sample):
 )
 @pytest.mark.parametrize("variant", OF_CLASSES, ids=str)
 def test_the_score_of_one_graph_is_that_of_predict(variant):
-    """At another temperature than it was fitted at."""
+    """The temperature differs from the temperature of the fit."""
     sample = base(variant)
     hydra, family = hydra_of(sample), FAMILIES[sample.header.architecture.family]
     scores = scores_of(hydra, sample)
@@ -75,7 +75,7 @@ def test_without_a_stored_score_it_is_msp():
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_the_score_keeps_its_digits_in_any_dtype(dtype):
-    """Of weights that are converted, and under autocast."""
+    """Buffers remain float32 after a conversion and under autocast."""
     sample = base(PLAIN)
     hydra = hydra_of(sample)
     with_score = WithDefaultScore(hydra, scores_of(hydra, sample), FAMILIES["timm-vit"], name="m")

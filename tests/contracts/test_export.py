@@ -1,4 +1,4 @@
-"""Every family, every variant: a file that `export` writes answers as the model does, of any number of samples, texts of any length."""
+"""All variants: exported files answer as the model, for any batch size and text length."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from support.stored_scores import COUNT, store_scores
 from support.variants import OF_CLASSES, VARIANTS
 
 KEEPS = (((0, 2, 3), (), (1,)), ((1, 2), (), ()))
-"""A layer in which no member has heads, and a last one in which one has none."""
+"""In layer 1 no member has heads; in the last layer the second member has none."""
 CLASSES = ("a", "b", "c")
 USUAL = (("transformers-mpnet-plain", "base", ".onnx"),)
-"""What a run without `--all-variants` tries, a variant of each format: each takes seconds. Windows, masks and lengths;
-attention with a bias, whose strides are others in the graph than in torch."""
+"""Cases without `--all-variants`, because an export takes seconds.
+
+MPNet has texts of any length, and an attention bias with other strides in the graph than in torch.
+"""
 FIRST = {v.family: v for v in reversed(VARIANTS)}.values()
 
 
 @pytest.fixture
 def prompted(monkeypatch):
-    """Let prompts be random tokens: variants have no tokenizer."""
+    """Replace prompts by random tokens, because variants have no tokenizer."""
 
     def prompts(header):
         def encode(texts, _):
@@ -44,7 +46,7 @@ def prompted(monkeypatch):
 
 
 def asked_of(sample):
-    """Yield what a user may ask: some samples, one, and texts that are shorter; the first token is never padding."""
+    """Yield inputs: several samples, one sample, and short texts. The first token is never padding."""
     how = sample.header.preprocess
     for batch, seed in ((3, 7), (1, 8)):
         inputs = sample.inputs(batch=batch, seed=seed)
@@ -57,7 +59,10 @@ def asked_of(sample):
 
 
 def saved(sample, kind, folder):
-    """Return the path of a base, a member or a hydra of two, which stores an OOD score of features where its inputs have one class each."""
+    """Save a base, a member or a hydra of two members, and return the path.
+
+    Hydras store a feature-based OOD score unless the model is multi-label.
+    """
     if kind != "hydra":
         return (sample if kind == "base" else sample.pruned(*KEEPS[0])).save(folder / "m.st")
     members = [str(sample.pruned(*keep).tuned(i).save(folder / f"{i}.st")) for i, keep in enumerate(KEEPS)]

@@ -1,4 +1,4 @@
-"""Every family, every variant: the features that a readout gives beside its logits make these with the classifier."""
+"""All variants: the classifier on the features of a readout gives the logits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEEPS = (((0, 2, 3), (), (1,)), ((), (1, 2), (0, 3)))
 
 
 def settled(model):
-    """A zero-shot model that has been told seven classes."""
+    """Give a zero-shot model seven classes, and return the model."""
     for seed, answer in enumerate(model.answers):
         if isinstance(answer, Contrast):
             source = torch.Generator().manual_seed(seed)
@@ -60,7 +60,7 @@ def test_features_and_classifier_give_the_logits(variant):
 
 @pytest.mark.parametrize("name", HYDRAS)
 def test_every_member_has_features_of_its_own(name):
-    """Of members that differ everywhere, at the temperature of the model; two classifiers, one a token, and zero-shot among them."""
+    """Members without shared tensors, at a temperature, including token classifiers and zero-shot models."""
     sample = base(variant(name))
     hydra = settled(Hydra([sample.pruned(*keep).tuned(i).model() for i, keep in enumerate(KEEPS)]))
     hydra.temperature = 0.5
@@ -71,14 +71,14 @@ def test_every_member_has_features_of_its_own(name):
 @pytest.mark.parametrize("layout", ["in turn", "stacked"])
 @pytest.mark.parametrize("name", HYDRAS)
 def test_the_layout_does_not_matter(layout, name):
-    """No hook catches anything, and no part runs in turn for it."""
+    """Features need no hooks, and the readout is stacked in the stacked layout."""
     sample = base(variant(name))
     hydra = settled(Hydra([sample.tuned(i).model() for i in range(3)]))
     hydra.lay_out(layout)
     *_, plain = seen(hydra, sample)
 
     features = check(hydra, sample, members=3)
-    hydra.lay_out(layout)  # after which each readout is stacked as it is now
+    hydra.lay_out(layout)  # stacks the new readouts
 
     torch.testing.assert_close(check(hydra, sample, members=3), features)
     torch.testing.assert_close(plain, features)
@@ -87,7 +87,7 @@ def test_the_layout_does_not_matter(layout, name):
 
 
 @pytest.mark.spread(cases=1)
-@pytest.mark.newer  # torch 2.5 traces neither a dropout of what is computed later nor a mapping proxy
+@pytest.mark.newer  # torch 2.5 cannot trace deferred dropout or mapping proxies
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["timm-vit-distilled", "transformers-clip-plain"])
 def test_features_come_out_of_one_graph(name):
@@ -124,7 +124,7 @@ def test_a_readout_that_gives_features_has_the_logits_of_before(name):
         layer.register_forward_pre_hook(lambda _, args: read.append(args[0]))
     hydra(inputs)
     assert bool(layers) == (len(hydra.towers) == 1)
-    if layers and read[0].ndim == 2:  # one classifies each token
+    if layers and read[0].ndim == 2:  # excludes classifiers of each token
         members = [torch.cat(part, -1) for part in zip(*[iter(read)] * (len(layers) // 2), strict=True)]
         assert torch.equal(torch.stack(members), features)
 

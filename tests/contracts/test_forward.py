@@ -1,4 +1,4 @@
-"""Every family, every variant: embed, blocks and readout in turn are the library's own forward pass."""
+"""All variants: embed, blocks and readout together equal the library's forward pass."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_equals_the_library(variant, dtype, tolerance):
 @every_variant
 @torch.inference_mode()
 def test_the_five_steps_in_turn_are_the_forward_pass(variant):
-    """`heads`, `project` and `join` for all tokens: the view on which scoring rests."""
+    """`heads`, `project` and `join` are applied to all tokens, as in scoring."""
     sample = base(variant)
     model = sample.model(torch.float64)
     inputs = sample.inputs(dtype=torch.float64)
@@ -108,7 +108,7 @@ def test_resuming_from_any_layer_is_the_forward_pass(variant):
 @every_variant
 @torch.inference_mode()
 def test_blocks_say_whether_they_join_each_token_by_itself(variant):
-    """Compiled searches fold samples and tokens into one axis where blocks say so."""
+    """Compiled searches fold samples and tokens into one axis if `tokenwise` is true."""
     model = base(variant).model(torch.float64)
     for name, asked in model.routed(base(variant).inputs(dtype=torch.float64)).items():
         stream = model.tower(name).embed(asked)
@@ -182,7 +182,7 @@ def test_an_empty_batch_stays_empty():
 @pytest.mark.spread(alike=True)
 @every_variant
 def test_gradients_reach_every_parameter(variant):
-    """What is built can be fine-tuned: no part is detached, none is left out of `parameters`."""
+    """No part is detached or missing in `parameters`, so models can be fine-tuned."""
     model = base(variant).model()
     names = dict(model.named_parameters())
     model(base(variant).inputs()).logsumexp(dim=1).sum().backward()

@@ -1,4 +1,4 @@
-"""Every family, every variant: a hydra is its members, and computes once what they have in common."""
+"""All variants: a hydra equals its members, and computes shared parts once."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_one_member_is_itself(tmp_path):
 @pytest.mark.parametrize("layer", [0, 1, 2])
 @pytest.mark.parametrize("name", ["class-token", "registers", "map-pool", "distilled", "res-post"])
 def test_the_trunk_is_found_and_run_once(tmp_path, name, layer):
-    """Blocks before the first difference see B samples, the others M B; the embedding runs once."""
+    """Blocks before the first difference get B samples, later blocks M B samples. The embedding runs once."""
     shared = ((1, 3),) * layer
     keeps = [(*shared, *((i,),) * (3 - layer)) for i in range(3)]
     samples = [base(variant(name)).pruned(*keep) for keep in keeps]
@@ -260,7 +260,8 @@ TRACED = [
     "hydra",
     pytest.param("trunk", marks=pytest.mark.more),
 ]
-"""Tracing takes long: a hydra of layers without heads has all that the others are made of."""
+"""Models to trace. Tracing is slow, and a hydra with layers without heads contains all parts of the
+others."""
 
 
 @pytest.fixture
@@ -284,7 +285,7 @@ def answers(out):
 
 @pytest.mark.newer
 @pytest.mark.parametrize("loaded", TRACED, indirect=True)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside torch
 def test_compiles(loaded):
     model, inputs = loaded
     torch._dynamo.reset()
@@ -297,7 +298,7 @@ def test_compiles(loaded):
 @pytest.mark.more  # tests/contracts/test_export.py exports a hydra
 @pytest.mark.newer
 @pytest.mark.parametrize("loaded", TRACED, indirect=True)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised inside torch
 def test_exports_with_any_batch(loaded):
     model, inputs = loaded
     exported = torch.export.export(model, (inputs,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
@@ -316,7 +317,7 @@ def test_load_returns_a_plain_module(loaded):
     assert hydractl.load is load
     with torch.inference_mode():
         moved = copy.deepcopy(model).to(torch.float64).to(torch.float32)
-        # where weights lie in memory may decide how older releases of torch round
+        # In older releases of torch, rounding may depend on the memory addresses of weights.
         torch.testing.assert_close(answers(moved(inputs)), answers(model(inputs)), rtol=0, atol=1e-6)
     states = model.state_dict(), moved.state_dict()
     assert states[0].keys() == states[1].keys()

@@ -1,4 +1,4 @@
-"""Every family, every variant with a classifier: what a frozen encoder gives once makes the logits of the whole model."""
+"""All variants with a classifier: stored features of a frozen encoder give the logits of the whole model."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_classifiers_hold_all_that_trains_with_train_head(variant):
     ids=["all", "heads"],
 )
 def test_each_member_has_features_and_classifiers_of_its_own(name, own):
-    """Also where members have samples of their own, as they train."""
+    """In training, each member may also have its own samples."""
     sample = base(variant(name))
 
     def members():

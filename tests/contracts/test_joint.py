@@ -1,4 +1,4 @@
-"""Every family, every variant: a hydra trains as its members would, apart where they are, and goes back into its file."""
+"""All variants: gradients of a hydra equal the gradients of its members; trained tensors return to the file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sharply(logits, labels):
 @pytest.mark.spread(every=16, families=("timm-vit", "timm-eva", "transformers-bert", "transformers-deberta"))
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_a_hydra_s_gradients_are_its_members_and_its_tensors_go_back(tmp_path, variant):
-    """Of a trunk of one block, of masks that differ after it, and of parts that are shared or averaged in between."""
+    """A trunk of one block, different masks after the trunk, and shared or averaged parts."""
     samples = [base(variant).pruned(*keep) for keep in KEEPS]
     family = base(variant).family
 
@@ -60,7 +60,7 @@ def test_a_hydra_s_gradients_are_its_members_and_its_tensors_go_back(tmp_path, v
     }
 
     inputs, labels = samples[0].inputs(batch=2), torch.tensor([1, 0])
-    subject.module.training = True  # and none of its parts: nothing is dropped
+    subject.module.training = True  # submodules stay in evaluation mode, so dropout is off
     outputs = subject.module(inputs)
     of_each(header, sharply)(outputs, labels).sum().backward()
     alone = []
@@ -78,7 +78,7 @@ def test_a_hydra_s_gradients_are_its_members_and_its_tensors_go_back(tmp_path, v
         for state_of_one, grad in zip(subject.states, grads, strict=True):
             found, expected = state_of_one[name].grad, grad if grouped else mean
             if expected is None:
-                continue  # nothing depends on it, or not in all members
+                continue  # unused, or unused in some members
             close = largest_difference(found, expected / (len(grads) if grouped else 1))
             assert close <= 1e-5, name
 
@@ -89,7 +89,7 @@ def test_a_hydra_s_gradients_are_its_members_and_its_tensors_go_back(tmp_path, v
 )
 @torch.no_grad()
 def test_members_may_have_inputs_of_their_own(tmp_path, family, shares):
-    """Without a trunk, whether they share the embedding or not."""
+    """There is no trunk; the embedding may be shared or not."""
     one = base(next(v for v in VARIANTS if v.family == family))
     late = one.tuned(1, only=lambda n: not shares or place_of(one.family, n).part != "embed")
     opened = fused(tmp_path, [one, late], mlp="keep")
@@ -107,7 +107,7 @@ def test_members_may_have_inputs_of_their_own(tmp_path, family, shares):
 
 
 def test_a_tensor_without_axes_goes_back(tmp_path):
-    """A hydra holds the scalars of its members as a vector."""
+    """A hydra stores scalars of its members as a vector."""
     clip = next(v for v in VARIANTS if v.family == "transformers-clip")
     opened = fused(tmp_path, [base(clip), base(clip, seed=1)], mlp="keep")
 

@@ -1,6 +1,6 @@
-"""Every family, every variant: stacked, a hydra is its members still, and calls hardly more kernels than one model.
+"""All variants: a stacked hydra equals its members, with few more kernels than one model.
 
-In both layouts, a forward pass on a GPU waits for nothing of the processor's.
+In both layouts, a forward pass causes no synchronization between GPU and processor.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from support.variants import VARIANTS, Variant
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
 RAGGED = (((0, 2, 3), (), (1,)), ((), (1, 2), (0, 3)), ((0, 1, 2, 3), (3,), ()))
 APART = 5
-"""Kernels beside the layers': the stream repeated, queries apart from keys in the last block, and three for the ensemble."""
+"""Additional kernels outside layers: one to repeat the stream, one to separate queries from keys in the last
+block, three for the ensemble."""
 
 THEIRS = {
-    # the grid of patches, which may be another for each size of images
+    # the grid of patches, which depends on the image size
     "timm-eva": {"copy in timm.layers.pos_embed_sincos._get_pos_embed_from_coords"},
-    # a number that distances are compared with
+    # a constant for the comparison of distances
     "transformers-deberta": {
         "copy in transformers.models.deberta_v2.modeling_deberta_v2.make_log_bucket_position"
     },
 }
-"""By family, what the library copies to the device in each forward pass of its own: once, for all layers and members."""
+"""Copies to the device inside the library, by family: once per forward pass, for all layers and members."""
 
 
 def stacked(folder, samples, *, mlp="keep"):
-    """Fuse samples through files; return the hydra, stacked."""
+    """Fuse samples through files; return the hydra in the stacked layout."""
     paths = tuple(str(s.save(folder / f"{i}.st")) for i, s in enumerate(samples))
     run_fuse(FuseConfig(models=paths, out=folder / "hydra.st", mlp=mlp, verify=False, force=True))
     hydra = load(folder / "hydra.st")
@@ -70,7 +71,7 @@ def test_stacked_equals_its_members_with_fewer_kernels(tmp_path, variant, kind):
         assert at_once < kernels(lambda: hydra(inputs)).total()
 
 
-@pytest.mark.newer  # what the GPU is made of, torch 2.5 does not have
+@pytest.mark.newer  # the simulated GPU needs a release after torch 2.5
 @pytest.mark.spread(
     alike=True,
     every=16,
@@ -90,7 +91,7 @@ def test_stacked_equals_its_members_with_fewer_kernels(tmp_path, variant, kind):
 @every_variant
 @torch.inference_mode()
 def test_a_forward_pass_copies_nothing_to_the_device_and_reads_nothing_there(tmp_path, variant):
-    """Each copy would wait until the device has computed all that it was given, and no graph of its kernels could be captured."""
+    """A copy waits for all queued kernels, and prevents the capture of a CUDA graph."""
     samples = [base(variant).pruned(*keep) for keep in RAGGED]
     hydra, member = stacked(tmp_path, samples), samples[0].model()
     with made_up():
@@ -113,7 +114,7 @@ DEEP = {
 
 
 TURNED = {"timm-eva"}
-"""Families whose angles are looked up by member and layer, in more functions than the library's."""
+"""Families with rotary angles per member and layer, which need more function calls than the library."""
 
 
 def twelve_layers(family):
@@ -125,7 +126,7 @@ def twelve_layers(family):
 @pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("family", DEEP)
 def test_twelve_layers_that_are_fine_tuned_call_a_tenth_more_kernels_at_most(tmp_path, family):
-    """Norms and all: only where they stand before what they are for can they be multiplied into it."""
+    """Members have different norms, whose weights are multiplied into the following linear layers."""
     single = twelve_layers(family)
     samples = [single.pruned(*([(m,), (m, 3)] * 6)).tuned(m) for m in range(3)]
     hydra, library, inputs = stacked(tmp_path, samples), single.library(), single.inputs()
@@ -144,6 +145,6 @@ def test_twelve_layers_call_a_tenth_more_kernels_and_functions_at_most(tmp_path,
     ratio = kernels(lambda: hydra(inputs)).total() / kernels(lambda: library(inputs)).total()
     assert ratio <= 1.1, ratio
     if family not in TURNED:
-        functions(lambda: hydra(inputs))  # which looks at the weights that are stacked
+        functions(lambda: hydra(inputs))  # the first pass also inspects the stacked weights
         ratio = functions(lambda: hydra(inputs)) / functions(lambda: library(inputs))
         assert ratio <= 1.1, ratio

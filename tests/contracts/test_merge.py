@@ -1,4 +1,4 @@
-"""A hydra with a merged trunk is its members with the mean of their trunks, which runs once."""
+"""A hydra with a merged trunk equals its members with averaged trunks, and runs the trunk once."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ APART = {
     "transformers-beit-shared-relative": r"beit\.(layernorm|pooler)|classifier\.",
     "transformers-clip-plain": r"(vision|text)_model\.(post|final)_layer_?norm|(visual|text)_projection|logit_scale",
 }
-"""What stands behind the blocks, by variant."""
+"""Patterns of tensor names after the blocks, by variant."""
 FAMILIES = [v for v in VARIANTS if str(v) in APART]
 OWN = (((0, 3), (1,), ()), ((1, 2), (), (0, 1, 3)), ((0,), (2, 3), (1,)))
-"""Which heads each member keeps in blocks of its own."""
+"""Heads of each member in its own blocks."""
 
 
 def tuned(variant, merge_trunk):
-    """Members of one base whose heads differ from block `merge_trunk` on, and whose weights differ throughout."""
+    """Return fine-tuned members of one base, with different heads from block `merge_trunk` on."""
     keeps = [((0, 2, 3), (1, 2), (3,))[:merge_trunk] + own[merge_trunk:] for own in OWN]
     return [base(variant).pruned(*keep).tuned(i) for i, keep in enumerate(keeps)]
 
 
 def merged_by_hand(variant, samples, merge_trunk):
-    """Put the mean in float64 of everything before block `merge_trunk` into every member."""
+    """Replace all tensors before block `merge_trunk` by their mean in float64; return the means by name."""
 
     def is_trunk(name):
         layer = LAYER.search(name)
@@ -81,7 +81,7 @@ def test_a_merged_hydra_is_its_members_with_the_mean_trunk(tmp_path, monkeypatch
 
 
 def counting(ran, run):
-    """Return `Block.forward` that notes how many samples it is given."""
+    """Return a wrapper of `Block.forward` with a record of batch sizes in `ran`."""
 
     def counted(block, stream, queries=None):
         ran.append(stream.tokens.shape[0])

@@ -1,4 +1,4 @@
-"""Every text family, every variant: what fills a batch up to its longest text is seen by none of them."""
+"""All variants of text families: padding to the longest text of a batch does not change answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def model_of(variant, kind):
-    """Return something that answers inputs with logits (M, B, C), in float64."""
+    """Return a function from inputs to logits (M, B, C), in float64."""
     sample, double = base(variant), torch.float64
     match kind:
         case "base":
@@ -43,7 +43,7 @@ def model_of(variant, kind):
 
 
 def texts_of(variant):
-    """Return texts (B, T) of several lengths, T at least `ROOM` tokens below what the model takes."""
+    """Return texts (B, T) of several lengths, with T at least `ROOM` tokens below the model's maximum."""
     sample = base(variant)
     how = sample.header.preprocess
     assert isinstance(how, Tokenization)
@@ -64,7 +64,7 @@ def texts_of(variant):
 def padded(texts: Mapping[str, torch.Tensor], tokens: int, how: Tokenization) -> dict[str, torch.Tensor]:
     fill = {"input_ids": how.pad_id, "attention_mask": 0, "token_type_ids": 0}
     filled = {n: torch.nn.functional.pad(texts[n], (0, tokens), value=fill[n]) for n in fill if n in texts}
-    return texts | filled  # the words stay as they are
+    return texts | filled  # word starts are not padded
 
 
 def test_there_are_texts_of_several_lengths():
@@ -101,10 +101,10 @@ def test_a_text_alone_is_a_text_in_a_batch(variant, kind):
 @every_text
 @torch.inference_mode()
 def test_what_stands_in_the_padding_is_not_read(variant):
-    """Other tokens where the mask says padding: a mask that is ignored would pass with the pad token alone."""
+    """Other tokens replace the padding, because the pad token alone might not reveal an ignored mask."""
     model, texts = model_of(variant, "base"), texts_of(variant)
     hidden = ~texts["attention_mask"].bool()
-    first = texts["input_ids"][:, :1]  # a token of the text, surely not the one that pads
+    first = texts["input_ids"][:, :1]  # a token of the text, never the pad token
     changed = texts | {"input_ids": torch.where(hidden, first, texts["input_ids"])}
     assert hidden.any()
     assert largest_difference(model(changed), model(texts)) <= 1e-6
@@ -115,7 +115,7 @@ def test_what_stands_in_the_padding_is_not_read(variant):
 @every_kind
 @torch.inference_mode()
 def test_every_token_has_something_to_look_at(variant, kind, monkeypatch):
-    """Padding too: where a softmax is of nothing, some kernels answer with zeros and some with not-a-number."""
+    """A softmax over no keys is zero in some kernels and NaN in others, so padding also attends to tokens."""
     seen = []
     heads = Attention.heads
     monkeypatch.setattr(

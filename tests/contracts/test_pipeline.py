@@ -1,4 +1,4 @@
-"""Text classifiers: what transformers' pipeline says of a folder that hydractl writes, one text at a time, is what `predict` says."""
+"""Text classifiers: transformers' pipeline on a folder from hydractl answers as `predict`, text by text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEXTS = (
     "sat on\n\tthe  mat",
     "[SEP] cat",
 )
-"""Texts of all lengths: none, one word, words and letters that nothing knows, more than a model reads, a special token."""
+"""Empty, short and long texts, unknown words and letters, and a special token."""
 READ = [v for v in VARIANTS if v.family.startswith("transformers") and "vocab_size" in v.options]
 FIRST = [
     *{v.family: v for v in reversed(READ)}.values(),
@@ -57,6 +57,6 @@ def test_the_pipeline_says_what_predict_says(tmp_path, variant, side):
         for text, row in zip(TEXTS, expected.probabilities.tolist(), strict=True):
             (answer,) = ask([text], truncation=True)
             scores = {int(one["label"].removeprefix("LABEL_")): one["score"] for one in answer}
-            of_logits = dict(enumerate(row[-len(scores) :]))  # a single logit is that of the second class
+            of_logits = dict(enumerate(row[-len(scores) :]))  # a single logit belongs to the second class
             assert scores == pytest.approx(of_logits, abs=1e-5), (folder, text)
             assert len(scores) == (len(row) if folder == "hydra" else variant.options.get("num_labels"))

@@ -1,4 +1,4 @@
-"""Every family, every variant: a pruned model is the base whose dropped heads have no column in the projection."""
+"""All variants: a pruned model equals the base with zeroed projection columns of the dropped heads."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_pruned_equals_masked(variant, keep):
 
     masked = sample.masked(*keep).model()(inputs)
     assert largest_difference(pruned, masked) <= 1e-5
-    assert largest_difference(masked, sample.model()(inputs)) > 1e-3  # the heads did something
+    assert largest_difference(masked, sample.model()(inputs)) > 1e-3  # the dropped heads have an effect
 
 
 @pytest.mark.spread(alike=True, every=8)
 @every_variant
 @torch.inference_mode()
 def test_masked_in_our_view_is_masked_in_the_library(variant):
-    """The oracle itself: zeroed columns loaded into the library's own model, which knows nothing of heads."""
+    """Check of the reference: the library's own model with zeroed columns."""
     masked = base(variant).masked(*RAGGED["ragged"])
     inputs = masked.inputs(dtype=torch.float64)
     pruned = base(variant).pruned(*RAGGED["ragged"]).model(torch.float64)
@@ -65,7 +65,7 @@ def test_keeping_every_head_changes_nothing(variant):
 @pytest.mark.spread(families=(*READERS, "transformers-vit"))
 @every_variant
 def test_the_stage_prunes_it(variant, tmp_path):
-    """Whole: with its check, its sizes and its costs."""
+    """`run_prune` with verification, sizes and costs."""
     sample, keep = base(variant), RAGGED["ragged"]
     mask = mask_file(tmp_path / "m.json", sample.header, *keep)
 
@@ -96,7 +96,7 @@ def test_pruning_any_heads_equals_masking_them(keep, seed):
 @pytest.mark.spread(alike=True, every=8)
 @every_variant
 def test_a_member_reads_as_the_library_s_model_with_fewer_rows(variant):
-    """Same names; tensors without a head axis are untouched, the others have lost whole heads."""
+    """Names are equal. Tensors without a head axis are unchanged; the others lack the dropped heads."""
     sample = base(variant)
     member = sample.pruned(*RAGGED["ragged"])
     assert member.state.keys() == sample.library().state_dict().keys()
@@ -113,7 +113,7 @@ def test_a_member_reads_as_the_library_s_model_with_fewer_rows(variant):
         layer, heads = with_heads[name]
         entries = heads.copies * (
             1 if heads.one_entry else 8
-        )  # of keys and values there may be fewer heads, each for as many query heads
+        )  # grouped-query attention has fewer heads of keys and values
         sharing = 4 * entries // tensor.shape[heads.axis]
         kept = sorted({head // sharing for head in RAGGED["ragged"][layer]})
         parts = tensor.unflatten(
@@ -123,7 +123,7 @@ def test_a_member_reads_as_the_library_s_model_with_fewer_rows(variant):
 
 
 def test_a_member_runs_in_timm_s_own_attention():
-    """timm's `Attention` decouples heads from width: a member's tensors load into it as they are."""
+    """timm's `Attention` accepts a head width, so tensors of a member load unchanged."""
     from timm.layers import Attention
 
     member = base(variant("class-token")).pruned((0, 3), (1,), (0, 1, 2))
@@ -137,7 +137,7 @@ def test_a_member_runs_in_timm_s_own_attention():
 
 
 def test_a_gate_is_cut_with_its_heads():
-    """No timm vision transformer passes `gated` on, so the gate is tested on the attention module alone."""
+    """Only the attention module is tested, because no vision transformer of timm has the option `gated`."""
     from timm.layers import Attention
 
     from hydractl.families.timm.modules import head_group

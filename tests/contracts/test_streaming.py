@@ -1,4 +1,4 @@
-"""Every family: a model that is filled step by step while it runs is the model."""
+"""All families: a model with blocks filled from files during a forward pass gives the same outputs."""
 
 from __future__ import annotations
 

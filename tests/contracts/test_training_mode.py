@@ -1,9 +1,9 @@
-"""Every family, every variant: in training mode, too, the model is the library's: all that drops, drops there as much.
+"""All variants: in training mode, dropout acts at the same places and rates as in the library.
 
-What a training pass draws at random hangs on the order of its draws, which is not the library's. So each draw is made a fixed
-pattern of the same place and rate: dropout with rate p weighs elements by 1 - p (1 + cos i) / 2 along the last axis, attention
-dropout its weights likewise, and a path that is dropped with rate p counts 1 - p. A layer that is missing, stands elsewhere
-or has another rate then changes the logits.
+Random masks depend on the order of draws, which differs from the library. The tests therefore replace each
+draw by a fixed pattern of the same place and rate. Dropout with rate p multiplies element i of the last axis
+by 1 - p (1 + cos i) / 2, also for attention weights. A dropped path with rate p is multiplied by 1 - p. A
+missing layer, another place or another rate changes the logits.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ RATES = {
     ),
     "openclip": (),
 }  # fmt: skip
-"""The options that each library has for it; each gets a rate of its own. OpenCLIP's classifiers drop nothing."""
+"""Options of each library for dropout rates. Classifiers of open_clip have no dropout."""
 
 TRAINED = [v for v in VARIANTS if len(FAMILIES[v.family].towers) == 1]
-"""A model that compares images with texts is not trained."""
+"""Models that compare images with texts are not trained."""
 
 
 def dropping(variant: Variant) -> Variant:
-    """Return the variant with every option that it has for dropping things set, each to another rate."""
+    """Return the variant with all of its dropout options set to different rates."""
     library = base(variant).header.architecture.library
     known = base(variant).header.architecture.config
     options = dict(variant.options)
@@ -73,13 +73,13 @@ def attention(
         scores = (
             scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
         )
-    weights = scores.softmax(-1).nan_to_num(0.0)  # as torch has it for a token that may look at nothing
+    weights = scores.softmax(-1).nan_to_num(0.0)  # torch gives zeros for a token that attends to nothing
     return weighed(weights, dropout_p) @ value
 
 
 @pytest.fixture
 def fixed(monkeypatch):
-    """Make what drops at random drop by a pattern, in a model's own classes too."""
+    """Replace random dropout by a fixed pattern; return a function that does the same for `DropPath`."""
     monkeypatch.setattr(F, "dropout", dropout)
     monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
 
@@ -116,7 +116,7 @@ def test_training_mode_is_the_library_s(variant, fixed):
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if not v.family.startswith("openclip")], ids=str)
 @torch.no_grad()
 def test_the_rates_are_felt(variant, fixed):
-    """Or the law above would compare two models that drop nothing."""
+    """Without effective rates, the comparison above would prove nothing."""
     sample = base(dropping(variant))
     model = sample.model(torch.float64)
     fixed(model)
@@ -129,7 +129,7 @@ def test_the_rates_are_felt(variant, fixed):
 @pytest.mark.parametrize("variant", TRAINED, ids=str)
 @torch.no_grad()
 def test_pieces_of_a_batch_drop_what_all_of_it_drops(variant):
-    """Attention's own dropout, which kernels draw, is off."""
+    """Dropout of attention weights is off, because its masks are drawn by kernels."""
     sample = base(variant)
     model, inputs = sample.model().train(), sample.inputs(batch=4)
     noise = set_dropout(model, 0.2, path=0.2)

@@ -1,4 +1,4 @@
-"""Real shells: scripts as a user would run them."""
+"""Shell scripts, run as by a user."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import pytest
 
 @pytest.fixture
 def shell(tmp_path, python):
-    """Run a bash script in a new folder, with `hydractl` on the path; by the number of the server of its processes."""
+    """Return a function that runs a bash script in a new folder, with `hydractl` on PATH.
+
+    The argument `server` is the number of the warm server for the script's processes.
+    """
 
     def run(script: Path, name: str, server: int = 0) -> Path:
         folder, tools = tmp_path / name, tmp_path / f"{name}.tools"

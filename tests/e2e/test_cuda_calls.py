@@ -1,6 +1,6 @@
-"""What torch's own CUDA code is asked for, on a runtime without a GPU: launches, waits, copies, memory, a second device.
+"""Calls of torch's CUDA code to a simulated runtime: launches, waits, copies, memory, devices.
 
-Kernels do nothing there, so numbers are hardly looked at; `test_gpu.py` does that.
+Kernels do nothing; `test_gpu.py` compares numbers.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ import pytest
 from support.unreal_cuda import build, environment, why_not
 
 pytestmark = [
-    pytest.mark.newer,  # the layout of what CUDA 13 says of a device
+    pytest.mark.newer,  # device properties have the layout of CUDA 13
     pytest.mark.skipif(why_not() is not None, reason=why_not() or ""),
 ]
 TESTS = Path(__file__).parents[1]
 IDLE = {"waits": 0, "copies": 0, "allocations": 0}
 MOST = {"pruned": 1.12, "tuned": 1.25}
-"""Launches of a stacked hydra over those of the library's model, texts with padding; fine-tuned members share the embedding."""
+"""Upper bounds of launches of a stacked hydra, relative to the library's model, for texts with padding.
+
+Fine-tuned members share the embedding.
+"""
 WAITS = {
     "finetune": {"training.loop._steps": 2, "training.loop.tally": 2, "runtime.wait_for": 1},  # 2 epochs
     "score": {
-        "scoring.gradients.mean_gradient": 3,  # 3 layers: whether it is finite
+        "scoring.gradients.mean_gradient": 3,  # 3 layers: check for finite values
         "scoring.weight_scores._l1.<locals>.<dictcomp>": 3,
     },
     "cahp": {  # labels and moments of 4 batches, and gradients
@@ -34,21 +37,22 @@ WAITS = {
     },
     "prune": {"runtime.wait_for": 12},  # 3 candidates on 4 batches
     "fuse": {"runtime.wait_for": 8},  # 2 members
-    "eval": {"runtime.wait_for": 12},  # 2 models, 4 batches and 2 of what is OOD
+    "eval": {"runtime.wait_for": 12},  # 2 models, 4 ID batches and 2 OOD batches
     "predict": {"runtime.wait_for": 4},
 }
-"""Where a stage waits for its GPU, how often, when it runs models: where a number is read, and nowhere else."""
+"""Number of waits for the GPU by stage and function. Each function reads a number; no other function may
+wait."""
 
 
 @pytest.fixture(scope="module")
 def cuda(tmp_path_factory):
-    """The runtime."""
+    """Path of the simulated runtime."""
     return build(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture(scope="module")
 def counted(cuda, tmp_path_factory):
-    """What models asked for, all in one process."""
+    """Counts of calls by models, measured in one process."""
     folder = tmp_path_factory.mktemp("models")
     done = run(cuda, "-m", "support.launches", str(folder), GPUS=2)
     assert done.returncode == 0, done.stderr
@@ -57,7 +61,7 @@ def counted(cuda, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stages(cuda, tmp_path_factory):
-    """What stages asked for with `--device cuda:1`, all in one process."""
+    """Counts of calls by stages with `--device cuda:1`, measured in one process."""
     done = run(cuda, "-m", "support.unreal_stages", str(tmp_path_factory.mktemp("stages")), GPUS=2)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -85,7 +89,7 @@ def test_a_hydra_launches_little_more_than_one_model(counted, family, kind, batc
 @pytest.mark.more
 @pytest.mark.parametrize("family", ["vit", "bert", "decoder", "clip"])
 def test_a_steady_pass_leaves_the_processor_out(counted, family):
-    """So that kernels wait for nothing, and a graph of them can be made."""
+    """Without waits and copies, the kernels can be captured as a CUDA graph."""
     for kind in MOST:
         for batch in (1, 4):
             row = counted[family][f"{kind}, {batch}"]
@@ -95,7 +99,7 @@ def test_a_steady_pass_leaves_the_processor_out(counted, family):
 
 @pytest.mark.more
 def test_a_wait_and_a_copy_are_found(counted):
-    """The laws are worth nothing if the runtime hears nothing."""
+    """Planted waits and copies are counted."""
     found = counted["planted"]
     refused = {name: "captur" in row.pop("captured") for name, row in found.items()}
     assert refused == {"read": True, "sent": True, "nothing": False}
@@ -114,19 +118,19 @@ def test_a_stage_keeps_to_its_gpu_and_waits_where_it_reads_a_number(stages, stag
     found = stages[stage]
     assert found["code"] == 0, found["said"]
     assert found["devices"] == [1]
-    assert found["waits"].pop("weights", 0) <= 100  # once: two models have about so many tensors
+    assert found["waits"].pop("weights", 0) <= 100  # copied once; two models have about 100 tensors
     assert found["waits"] == WAITS[stage]
 
 
 def test_a_wait_and_another_device_are_found(stages):
-    """In a stage whose inputs are copied by one who waits, beside a kernel on the first GPU."""
+    """Planted waits of a stage, and a kernel on the first GPU, are counted."""
     found = stages["planted"]
     assert found["devices"] == [0, 1]
     assert found["waits"]["__main__.carelessly"] == 4
 
 
 def test_values_are_those_of_the_processor(stages):
-    """So that what stages wait for is what they wait for on a GPU, however it depends on what was computed."""
+    """With wrong values, the number of waits could differ from a real GPU."""
     ours, processors = stages["probabilities"].values()
     assert ours == pytest.approx(processors, abs=1e-6)
 

@@ -1,4 +1,4 @@
-"""A small decoder, trained from random weights on queries of CLINC150, goes through every stage of the example pipeline."""
+"""A small decoder, trained on queries of CLINC150, passes through all stages of the example pipeline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTINGS = {
 
 
 def tokenizer(path: Path) -> int:
-    """Write a tokenizer of the words of the training texts, and return how many it knows."""
+    """Write a tokenizer for the words of the training texts, and return the vocabulary size."""
     made = Tokenizer(models.WordLevel(unk_token=SPECIAL[1]))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     texts = of_kind(open_data(SETTINGS["train"], content=Content.TEXTS), TextSet).texts

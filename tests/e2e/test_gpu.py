@@ -1,6 +1,6 @@
-"""Each stage on a GPU that is made up writes what it writes on the processor.
+"""Each stage writes the same results on a simulated GPU as on the processor.
 
-What has to be tried on a real one is its kernels, its streams and its memory; nothing is compiled here.
+Kernels, streams, memory and compilation need a real GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hydractl.prediction.loaded_model import load
 from hydractl.scoring.methods import METHODS
 from support.gpu import crossings, made_up
 
-pytestmark = pytest.mark.newer  # what the GPU is made of, torch 2.5 does not have
+pytestmark = pytest.mark.newer  # the simulated GPU needs a release after torch 2.5
 
 DEVICES = {"cpu": contextlib.nullcontext, "cuda": made_up}
 TRAIN, VAL = "digits::classes=0-6,split=train,limit=70", "digits::classes=0-6,split=val,limit=35"
@@ -65,7 +65,7 @@ TUNED = {
     "oba": ("--method", "oba::keep=0.8,batches=1"),
 }
 ALIKE = {"whole", "bf16", "of few weights", "swa", "singular-values", "batch-ensemble"}
-"""What moves between devices nothing that another way of tuning does not."""
+"""Settings whose transfers between devices also occur with other settings."""
 ROWS = {
     "MC": "mc:base.st::passes=2,rate=0.2",
     "Laplace": f"laplace:base.st::data={TRAIN}",
@@ -82,7 +82,7 @@ def run(*command, device=None):
 
 
 def same(one, other, *, within=0.0):
-    """Check that two files hold the same tensors."""
+    """Assert that two files have the same tensors."""
     found, expected = load_file(one), load_file(other)
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
@@ -91,7 +91,7 @@ def same(one, other, *, within=0.0):
 
 @pytest.fixture(scope="module", autouse=True)
 def models(tmp_path_factory):
-    """Begin in a folder with a trained model, two members of it, and a hydra."""
+    """Change to a folder with a trained model, two members, and a hydra."""
     with contextlib.chdir(tmp_path_factory.mktemp("models")):
         run("finetune", TINY, *TRAINS, "-o", "base.st", device="cpu")
         run("score", "base.st", "--method", "random", "-o", "s.json")
@@ -177,7 +177,7 @@ def test_predictions_are_the_same():
 
 @pytest.mark.parametrize("features", [False, True])
 def test_a_batch_is_answered_after_one_wait(features):
-    """Logits, whether they are finite, and features come together."""
+    """Logits, the check for finite values, and features are transferred together."""
     with made_up():
         model = load("hydra.st").to("cuda")
         images = torch.rand(6, 1, 8, 8)
@@ -192,13 +192,13 @@ def test_a_batch_is_answered_after_one_wait(features):
 
 
 def test_training_waits_where_a_number_is_read():
-    """Not for a batch's inputs and labels, and not for each tensor that is kept; weights come to the device one by one, once."""
+    """Batches and stored tensors cause no wait. Each weight is copied to the device once."""
     with crossings() as found:
         run("finetune", "m-0.st", *TRAINS, "--batch-size", "35", "-o", "w.st", device="cuda")
     del found["copy in hydractl.training.trainer.__init__"]
     found.pop(
         "stack in accelerate.accelerator.backward", None
-    )  # zeros of a gradient, which C++ makes where it sees the tensor
+    )  # zero gradients, which C++ creates for the underlying tensor
     assert found == {
         "_local_scalar_dense in hydractl.training.loop._steps": EPOCHS,
         "copy in hydractl.training.loop.tally": EPOCHS,
@@ -229,7 +229,7 @@ def test_diverse_members_are_the_same():
 
 
 def test_tensors_of_both_devices_are_refused():
-    """The device is worth nothing that takes what a GPU refuses."""
+    """The simulated device refuses operations that a GPU refuses."""
     with made_up():
         layer, x = torch.nn.Linear(3, 2).to("cuda"), torch.randn(4, 3)
         with pytest.raises(RuntimeError, match="same device"):
@@ -260,7 +260,7 @@ def test_tensors_of_both_devices_are_refused():
 )
 @pytest.mark.parametrize("inference", [False, True])
 def test_what_the_processor_and_the_device_wait_for_is_counted(times, run, inference):
-    """The law of forward passes is worth nothing if it hears nothing."""
+    """Each wait or copy is counted; other operations are not."""
     with torch.inference_mode(inference), made_up():
         x = torch.arange(3).cuda()
         with crossings() as found:

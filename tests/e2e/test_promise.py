@@ -1,4 +1,4 @@
-"""The plan of `benchmarks/promise.py`: commands that a user could type, made in an order that works, at the costs that it says."""
+"""The plan of `benchmarks/promise.py`: valid commands in a possible order, with the stated costs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TASKS = ("digits", "clinc150", "shapes")
 
 
 def planned(task, tmp_path, monkeypatch):
-    """Return the plan of a task, or that of `benchmarks/paper/measure.py`."""
+    """Return the plan of a task; the task "paper" is the plan of `benchmarks/paper/measure.py`."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     monkeypatch.syspath_prepend(ROOT / "benchmarks" / "paper")
     from measure import planned
@@ -26,10 +26,10 @@ def planned(task, tmp_path, monkeypatch):
 
     if task == "paper":
         return planned(digits(tmp_path / "seed", 11), "digits")
-    (tmp_path / "shapes-clip").mkdir()  # else it would be trained
+    (tmp_path / "shapes-clip").mkdir()  # an existing model is not trained
     folder = tmp_path / "seed"
     (folder / "data").mkdir(parents=True)
-    for part in ("train", "val", "test", "near", "far", "oos", "near-val"):  # else they would be drawn
+    for part in ("train", "val", "test", "near", "far", "oos", "near-val"):  # existing data are not drawn
         (folder / "data" / f"{part}.jsonl").touch()
     text = partial(clinc150, file=tmp_path / "clinc150.jsonl", backbone=tmp_path / "encoder")
     return fill({"digits": digits, "clinc150": text, "shapes": shapes}[task](folder, 11))
@@ -74,4 +74,4 @@ def test_members_of_a_merged_trunk_are_trained_for_no_longer_than_the_ensemble(p
     assert costs["single"] in (1, *fitted_first)
     begun = costs["deep ensemble of 3"] - 3
     assert costs["merged trunk of 3 K 1"] <= costs["deep ensemble of 3"]
-    assert costs["trained as one K 1"] == pytest.approx(3 + begun, abs=0.1)  # of whole epochs
+    assert costs["trained as one K 1"] == pytest.approx(3 + begun, abs=0.1)  # whole epochs only

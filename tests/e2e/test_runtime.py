@@ -1,4 +1,4 @@
-"""`benchmarks/runtime.py`: it needs torch and timm alone, says what it did not measure, and loses nothing else by it."""
+"""`benchmarks/runtime.py`: required packages, reasons for missing numbers, rows after a failed row."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ABSENT = ("pydantic", "typer", "rich", "transformers", "datasets", "accelerate",
 @pytest.fixture
 def rows(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    monkeypatch.setattr("hydractl.auto.register.HEARD", {})  # which it clears
+    monkeypatch.setattr("hydractl.auto.register.HEARD", {})  # cleared by the benchmark
     for name in ("runtime", "runtime_rows"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import runtime_rows
@@ -48,7 +48,7 @@ def runtime(rows):
 
 
 def test_nothing_but_torch_and_timm_is_needed(tmp_path):
-    """And no installed hydractl; `runpy` puts a script's folder nowhere, as `python` would."""
+    """hydractl need not be installed. Unlike `python`, `runpy` does not add the script's folder to the path."""
     script = str(FOLDER / "runtime.py")
     code = f"import sys; sys.path.insert(0, {str(FOLDER)!r})" + ALONE.format(absent=ABSENT, script=script)
     done = subprocess.run(
@@ -103,7 +103,7 @@ def test_a_row_that_fails_leaves_the_others(runtime, monkeypatch, capsys):
 
 
 def test_a_gpus_tables_end_as_a_block_for_an_issue(runtime):
-    """What was not measured says why, and a line has as many cells as its heading."""
+    """Missing numbers have a reason, and all lines have the cells of the heading."""
     found = {runtime.SINGLE: runtime.Times([0.002], 12.0), "hydra": "failed: E: "}
     made = {name: runtime.Row(torch.neg, 1.0) for name in found}
     table, _ = runtime.report(found, made, runtime.Setting("cuda", "bf16", "eager", 4))
@@ -151,13 +151,13 @@ def test_nothing_is_begun_that_would_end_after_the_time(runtime, monkeypatch):
     monkeypatch.setattr(
         runtime, "time", SimpleNamespace(monotonic=lambda: seconds[0], perf_counter=lambda: seconds[0])
     )
-    found = times(runtime, {runtime.SINGLE: slow, "hydra": slow}, end=0.5)  # three runs until one is ready
+    found = times(runtime, {runtime.SINGLE: slow, "hydra": slow}, end=0.5)  # the first time needs three runs
     assert found["hydra"] == runtime.TIME_WAS_UP
     assert len(found[runtime.SINGLE].seconds) == 1
 
 
 def test_compiled_rows_share_no_code(runtime):
-    """Else each call looks through what was compiled of the others, and after eight nothing more is."""
+    """With shared code, each call checks the guards of all rows, and torch stops compiling after eight."""
     seen = []
 
     def backend(graph, inputs):

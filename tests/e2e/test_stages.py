@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "stages.md"
-NUMBER = re.compile(
-    r"\S*\d\S*(?: [kMGT]\b)?"
-)  # what training took counts in another unit where it is shorter
+NUMBER = re.compile(r"\S*\d\S*(?: [kMGT]\b)?")  # training costs of short runs have another unit prefix
 
 
 def session() -> list[tuple[str, str]]:
@@ -26,14 +24,14 @@ def session() -> list[tuple[str, str]]:
 
 
 def shape(text: str) -> list[list[str]]:
-    """Return the words of each line, numbers blanked and maps of heads left out: they vary with the machine."""
+    """Return the words of each line without numbers and maps of heads, which vary with the machine."""
     lines = (NUMBER.sub("#", line).replace("■", "#").replace("·", "#") for line in text.splitlines())
     return [re.sub(r"[#\s]*#[#\s]*", " # ", re.sub("─+", "─", line)).split() for line in lines]
 
 
-@pytest.mark.more  # the pipeline beside it is the end-to-end path of each run
+@pytest.mark.more  # test_pipeline.py is the end-to-end test of each run
 def test_the_session_runs_and_prints_what_it_shows(shell, tmp_path, request):
-    """Its shape hangs neither on how long models train nor on how much data there is: all of it with `--all-variants`."""
+    """Few epochs and samples give output of the same form; `--all-variants` runs the original commands."""
     script = tmp_path / "session.sh"
     steps = session()
     written = "\n".join(f"{command}\necho @@@" for command, _ in steps)
