@@ -1,23 +1,24 @@
-"""Which architectures of timm, transformers and open_clip are covered, and is what we say of them true?
+"""Sweep all architectures of timm, transformers and open_clip, and check whether support claims are true.
 
-    python benchmarks/architectures.py [--library timm|transformers|openclip] [--match GLOB] [--all] [--verbose] [--json]
+    python benchmarks/architectures.py [--library timm|transformers|openclip] [--match GLOB] [--all]
+    [--verbose] [--json]
 
-What is swept:
+The sweep covers:
 
-* timm: every architecture of a module that defines plain vision transformers or timm's `Eva`; with `--all` all others,
-  which are to be refused with a reason,
-* transformers: every model type with a text or image classifier or with zero-shot image classification, and several
-  configurations of those that are covered,
-* openclip: every name of open_clip's registry.
+* timm: every architecture in a module that defines plain vision transformers or timm's `Eva`; with `--all`
+  also all other architectures, which must be refused with a reason,
+* transformers: every model type with a text classifier, image classifier or zero-shot image classification,
+  and several configurations of supported types,
+* openclip: every name in the registry of open_clip.
 
-Each is either refused, with the reason, or shrunk and checked with random weights of which none is zero or one by
-initialisation:
+Each architecture is refused with a reason, or shrunk and checked with random weights, all different from zero
+and one:
 
-* the model's forward pass equals the library's (transformers: also when opened from a folder that the library saved),
-* a pruned model equals the model whose dropped heads are masked,
-* a hydra of two pruned, differing members equals its members.
+* the forward pass equals the library's (transformers: also after opening a folder saved by the library),
+* a pruned model equals the model with masked heads,
+* a hydra of two different pruned members equals its members.
 
-Ends with `supported N refused N failed N` for each library, and with exit code 1 if anything failed.
+Ends with `supported N refused N failed N` for each library. The exit code is 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ QUOTED = re.compile(r"`[^`]*`")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Sweep and print; return the exit code."""
+    """Run the sweep and print the results. Return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--library", choices=LIBRARIES, action="append", help="repeatable; default: all")
     parser.add_argument("--match", default="*", metavar="GLOB", help="architectures whose name matches")
@@ -70,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def cases(library: str, *, everything: bool = False) -> list[Case]:
-    """Return what is swept of a library; `everything` matters for timm alone."""
+    """Return the cases of a library. `everything` only affects timm."""
     if library == "timm":
         import architectures_timm
 
@@ -92,7 +93,7 @@ def _examined(case: Case, *, verbose: bool) -> Finding:
 
 
 def numbers(findings: Iterable[Finding]) -> str:
-    """Return the largest difference of each kind."""
+    """Format the largest difference of each check; `-` if not measured."""
     found = list(findings)
     cells = []
     for kind in ("library", "masked", "members"):
@@ -102,13 +103,13 @@ def numbers(findings: Iterable[Finding]) -> str:
 
 
 def counts(findings: Iterable[Finding]) -> str:
-    """Return how many there are of each verdict."""
+    """Format the number of findings per verdict."""
     verdicts = Counter(f.verdict for f in findings)
     return " ".join(f"{verdict} {verdicts[verdict]}" for verdict in VERDICTS)
 
 
 def summarise(library: str, findings: list[Finding], *, seconds: float) -> None:
-    """Print a line a group with its largest differences, the refusals by reason, the failures, and the totals."""
+    """Print one line per group with its largest differences, refusals by reason, failures, and totals."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(finding.group, []).append(finding)
@@ -130,5 +131,5 @@ def summarise(library: str, findings: list[Finding], *, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # models this small wait for threads longer than they compute
+    torch.set_num_threads(1)  # With more threads, models of this size spend more time waiting than computing.
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""What is checked of one architecture, whichever library it is of."""
+"""Check one architecture of any library: forward pass, pruning and fusing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from support.builders import Sample, perturbed  # the oracles live with the tests
+from support.builders import Sample, perturbed  # The reference implementations are part of the tests.
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,19 +32,22 @@ if TYPE_CHECKING:
 
 DEPTH = 2
 VISIBLE = 1e-3
+"""Smallest relative change of the logits by dropped heads. 100 times `TOLERANCE`, so that a wrong mask is
+visible; with twice the value, more architectures fail as untestable."""
 ERRORS = (RuntimeError, TypeError, ValueError, AttributeError, KeyError, AssertionError, ImportError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One architecture, or one configuration of it.
+    """An architecture, or one configuration of an architecture.
 
     Attributes:
-        name: What to call it.
-        group: Which line it is counted in; empty for that of the family that reads it.
-        describe: Return it as it is, or shrunk; an `UnsupportedModelError` is a refusal.
-        shrink: Return it shrunk, where `describe` does not; it must succeed.
-        save: Write a sample's library model to a folder as the library does, where the model is then to be opened from.
+        name: Name in messages.
+        group: Line of the summary; empty for the family of the model.
+        describe: Returns the model, in original or small size. An `UnsupportedModelError` counts as refused.
+        shrink: Returns a small model if `describe` returns the original size; an error counts as failed.
+        save: Writes the library's model to a folder, which is then opened and compared. None to skip this
+            check.
     """
 
     name: str
@@ -56,9 +59,17 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What came of one case: `supported`, `refused` (reason) or `failed` (reason).
+    """Result of one case.
 
-    The differences are relative to max(1, largest logit) in fp32.
+    Attributes:
+        name: Name of the case.
+        group: Line of the summary.
+        verdict: `supported`, `refused` or `failed`.
+        reason: Reason of a refusal or failure, else empty.
+        library: Difference to the library's logits, relative to max(1, largest logit) in fp32; None if not
+            measured.
+        masked: The same between the pruned and the masked model.
+        members: The same between a hydra and its members.
     """
 
     name: str
@@ -71,7 +82,7 @@ class Finding:
 
 
 def examine(case: Case) -> Finding:
-    """Decide one case; an error that is not a refusal of ours is a failure."""
+    """Check one case. Errors other than a refusal by hydractl count as failed."""
     group = case.group
     try:
         described = case.describe()
@@ -107,10 +118,13 @@ def _failed(name: str, group: str, error: Exception) -> Finding:
 def differences(
     described: Described, save: Callable[[Any, Path], None] | None = None
 ) -> tuple[float, float, float]:
-    """Return how far the model is from the library's, pruned from masked, and a hydra from its members.
+    """Measure the three differences of a model with random weights.
+
+    Returns:
+        Largest difference to the library, between pruned and masked, and between a hydra and its members.
 
     Raises:
-        ValueError: If a check would be empty: dropped heads change nothing.
+        ValueError: If dropped heads do not change the logits, so that the check would be empty.
     """
     architecture = described.architecture
     header = Header(
@@ -146,7 +160,7 @@ def _stored_difference(
     inputs: Inputs,
     expected: torch.Tensor,
 ) -> float:
-    """Return how far a model opened from the library's folder is from the library's."""
+    """Return the difference between a model opened from the library's folder and the library's logits."""
     with tempfile.TemporaryDirectory(prefix="hydractl-") as folder:
         save(library, Path(folder))
         model = load_model(open_model(folder))
@@ -154,7 +168,7 @@ def _stored_difference(
 
 
 def fused_difference(members: list[Any], inputs: Inputs) -> float:
-    """Fuse members through files, and return how far the hydra's member logits are from their own."""
+    """Fuse members, and return the difference between the hydra's member logits and the members' own."""
     with tempfile.TemporaryDirectory(prefix="hydractl-") as folder:
         paths = [member.save(Path(folder) / f"{i}.st") for i, member in enumerate(members)]
         out = Path(folder) / "hydra.st"

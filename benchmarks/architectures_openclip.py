@@ -1,4 +1,4 @@
-"""open_clip's registry, shrunk: two blocks a tower, four heads of eight, four patches, few words."""
+"""Shrunken models of open_clip's registry: two blocks per tower, four heads of width 8, four patches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL_TEXT: dict[str, object] = {
 
 
 def cases() -> list[Case]:
-    """Return all of the registry."""
+    """Return one case per model of the registry."""
     return [
         Case(name=name, describe=partial(described, name), shrink=partial(shrunk, name))
         for name in sorted(open_clip.list_models())
@@ -39,12 +39,12 @@ def cases() -> list[Case]:
 
 
 def described(name: str) -> Described:
-    """Return a model as it is, without weights."""
+    """Describe a model in its original size, without weights."""
     return family_for_name(f"openclip:{name}").describe(f"openclip:{name}", {})
 
 
 def shrunk(name: str) -> Described:
-    """Return a model with its own options, but small."""
+    """Describe a small version of a model with the same options."""
     config = open_clip.get_model_config(name)
     vision = config["vision_cfg"]
     if vision.get("timm_model_name"):
@@ -61,7 +61,11 @@ def shrunk(name: str) -> Described:
 
 
 def _shrunk_trunk(name: str, own: Mapping[str, Any]) -> Described:
-    """Return a model whose image tower is timm's, shrunk as timm's own are: in its registry, as open_clip gives no sizes."""
+    """Describe a small version of a model with an image tower of timm.
+
+    open_clip has no options for the sizes of a timm tower, so the shrunken tower is registered in timm under
+    a new name.
+    """
     timm_name = own["vision_cfg"]["timm_model_name"]
     config = architectures_timm.shrunk(timm_name).architecture.config
     sizes: dict[str, Any] = {key: value for key, value in config.items() if key != "num_classes"}
@@ -75,7 +79,7 @@ def _shrunk_trunk(name: str, own: Mapping[str, Any]) -> Described:
         timm.models.register_model(make)
     with torch.device("meta"):
         width = make(num_classes=0).num_features
-    # without a projection, embeddings are what a tower pools
+    # Without a projection, embeddings have the width of the tower's pooled features.
     width = width if own["vision_cfg"].get("timm_proj") == "none" else WIDTH
     options: dict[str, object] = {
         "embed_dim": width,

@@ -1,4 +1,4 @@
-"""timm's architectures, shrunk to two blocks, at most four heads where they allow it, and the smallest image."""
+"""Shrunken architectures of timm: two blocks, the smallest image, and at most four heads if possible."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_HEADS = 4
 
 
 def cases(*, everything: bool = False) -> list[Case]:
-    """Return the architectures of the modules whose classes are covered, or all of timm's."""
+    """Return a case for each architecture of the supported modules, or for all architectures of timm."""
     names = (
         timm.list_models()
         if everything
@@ -37,15 +37,15 @@ def cases(*, everything: bool = False) -> list[Case]:
 
 
 def described(name: str) -> Described:
-    """Return an architecture as it is, on the meta device."""
+    """Describe an architecture in its original size, on the meta device."""
     return family_for_name(name).describe(name, {"num_classes": NUM_CLASSES})
 
 
 def shrunk(name: str) -> Described:
-    """Return an architecture with two blocks and the smallest image, and fewer heads where it can be built so.
+    """Describe an architecture with two blocks, the smallest image, and fewer heads if it can be built.
 
     Raises:
-        UnsupportedModelError: If it cannot be built even in its own width.
+        UnsupportedModelError: If the model cannot be built even at its original width.
     """
     family = family_for_name(name)
     with torch.device("meta"):
@@ -58,10 +58,12 @@ def shrunk(name: str) -> Described:
     }
     heads = min(MAX_HEADS, model.blocks[0].attn.num_heads)
     narrow: dict[str, object] = {"num_heads": heads, "embed_dim": heads * head_width(model.blocks[0].attn)}
+    # The original MLP ratio may be invalid for the narrow width, and grouped keys must divide the number of heads.
+    # The last try keeps the original width.
     for extra in (narrow, narrow | {"mlp_ratio": 4.0}, narrow | {"num_kv_heads": heads}, {}):
         try:
             found = family.describe(name, options | extra)
-            # a convolutional stem may have a width of its own, which only a forward pass finds out
+            # A convolutional stem may have a fixed width. The mismatch raises only in a forward pass.
             with torch.device("meta"), torch.no_grad():
                 meta = family.build(found.architecture, full_mask(found.architecture.towers), None)
                 meta(torch.empty(1, *image_size(found)))
@@ -72,10 +74,10 @@ def shrunk(name: str) -> Described:
 
 
 def image_size(found: Described) -> tuple[int, ...]:
-    """Return channels, height and width of what the model is asked.
+    """Return channels, height and width of the model's input.
 
     Raises:
-        TypeError: If it is not asked about images alone.
+        TypeError: If the model does not take images only.
     """
     if not isinstance(found.preprocess, Preprocess):
         raise TypeError(f"{found.architecture.name}: does not read images")

@@ -1,4 +1,4 @@
-"""transformers' model types with a classifier or zero-shot image classification, and configurations of covered ones."""
+"""Model types of transformers with a classifier or zero-shot image classification, in several configurations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAPPINGS = (
 
 
 def cases() -> list[Case]:
-    """Return every class of the mappings, and each covered one in several configurations."""
+    """Return a case for every class of the mappings, and for each variant of a supported class."""
     return [
         Case(
             name="/".join((model_type, model_class, *(f"{k}={v}" for k, v in changes.items()))),
@@ -42,7 +42,7 @@ def cases() -> list[Case]:
 
 
 def classes() -> Iterator[tuple[str, str]]:
-    """Return the `model_type` and the name of every class."""
+    """Yield `model_type` and class name of every class in the mappings."""
     for mapping in MAPPINGS:
         for model_type, found in getattr(modeling_auto, mapping).items():
             for model_class in (found,) if isinstance(found, str) else found:
@@ -50,15 +50,15 @@ def classes() -> Iterator[tuple[str, str]]:
 
 
 def _name(model_type: str, model_class: str) -> str:
-    """Return what a class is called in the tables: its own name, or its type where that stands for it."""
+    """Return the key of a class in `TINY` and `VARIANTS`: its own name if listed, else its model type."""
     return model_class if model_class in TINY else model_type
 
 
 def described(model_type: str, model_class: str, changes: Options) -> Described:
-    """Return a class in a small configuration, by the family that would read its folder.
+    """Describe a class in a small configuration, by the family for its config.json.
 
     Raises:
-        UnsupportedModelError: If there is none, or it refuses the configuration.
+        UnsupportedModelError: If no family supports the class, or the family refuses the configuration.
     """
     config = {"model_type": model_type, "architectures": [model_class]}
     family = family_for_config(config, where=model_class)
@@ -67,7 +67,7 @@ def described(model_type: str, model_class: str, changes: Options) -> Described:
 
 
 def save(library: Any, folder: Path) -> None:  # noqa: ANN401 - transformers is untyped
-    """Write a model as the library does, with a tokenizer and an image processor beside it."""
+    """Write a model with the library, and add a tokenizer and an image processor."""
     with quiet():
         library.save_pretrained(folder)
     save_tokenizer(folder)

@@ -1,4 +1,4 @@
-"""Which configurations of transformers' covered models are swept besides the plain one."""
+"""Configurations of supported transformers models in the sweep: a small plain one, and its variants."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ TINY: Mapping[str, Options] = MappingProxyType(
         "siglip": _PAIR | {"text.projection_size": 32},
     }
 )
-"""The plain configuration of each architecture that is covered, shrunk."""
+"""Small plain configuration of each supported architecture."""
 
 
 def _each(key: str, *values: object) -> tuple[Options, ...]:
@@ -234,4 +234,4 @@ VARIANTS: Mapping[str, tuple[Options, ...]] = MappingProxyType(
         ),
     }
 )  # fmt: skip
-"""Changes to the plain configuration, for each architecture."""
+"""Changes to the plain configuration, for each architecture; each change is one case."""

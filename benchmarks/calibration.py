@@ -1,15 +1,16 @@
-"""A temperature of few validation samples: what it does to the NLL, with its prior, by the NLL alone, and against none at all.
+"""Measure temperatures fitted on few validation samples: NLL with the prior, by the NLL alone, and without.
 
-Trains a dozen models from underfitted to overfitted, single ones and hydras: vision transformers on scikit-learn's digits and on
-drawn shapes, and with `--file` and `--backbone` a sentence encoder on intents of CLINC150. Every model answers once about all
-samples that no training saw. A resample shuffles these: the first 50, 100, 200 and 400 are validation samples that temperatures are
-fitted on, the others, at least 200 and the same for all four, are what NLL is measured on. Which models there are was settled
-before any temperature was fitted to them.
+Trains a dozen models from underfitted to overfitted, single models and hydras: vision transformers on
+scikit-learn's digits and on drawn shapes, and with `--file` and `--backbone` a sentence encoder on intents of
+CLINC150. Every model predicts all samples that no training has seen, once. A resample shuffles these samples:
+temperatures are fitted on the first 50, 100, 200 and 400; the NLL is measured on the remaining samples (at
+least 200, the same for all four sizes). The set of models was fixed before any temperature was fitted.
 
-Models are the unit: a model's number is the mean over its resamples, and intervals are those of a mean over models (Student's t). Models
-of one task share its samples, so that the intervals say little of other tasks. Writes a table and every number.
+A model's number is the mean over its resamples; intervals are for the mean over models (Student's t). Models
+of one task share samples, so the intervals do not cover other tasks. Writes a table and all numbers.
 
-    python benchmarks/calibration.py [--file CLINC150.jsonl --backbone MINILM/] [--resamples 200] [--work DIR] [--out benchmarks/results]
+    python benchmarks/calibration.py [--file CLINC150.jsonl --backbone MINILM/] [--resamples 200] [--work DIR]
+                                     [--out benchmarks/results]
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ from hydractl.metrics.temperature import fit_temperature, scaled_nll
 
 SIZES = (50, 100, 200, 400)
 TEST_LEAST = 200
+"""Smallest number of test samples of a resample. Chosen by hand. Doubling lowers the noise of the test NLL by
+a factor of 1.4, and excludes the larger sizes for tasks with few samples."""
 FITS = {"with the prior": 0.5, "the NLL alone": math.inf}
-"""The deviation of ln T before any sample."""
+"""Prior standard deviation of ln T for each fit; infinity means no prior."""
 INTENTS, EACH = 40, {"train": 20, "val": 20, "test": 30}
-"""Of CLINC150, and how many texts of each."""
+"""Number of intents of CLINC150, and texts per intent of each split."""
 MEMBERS = 3
 
 VIT = "arch:vit_tiny_patch16_224::"
@@ -51,12 +54,12 @@ SHAPES = f"{VIT}img_size=24,patch_size=4,embed_dim=64,depth=4,num_heads=8,num_cl
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One `finetune`.
+    """Options of one `finetune` run.
 
     Attributes:
-        samples: Of the training data; None for all.
-        epochs: Passes over these.
-        options: All others.
+        samples: Number of training samples; None for all.
+        epochs: Passes over the samples.
+        options: Further options.
     """
 
     samples: int | None
@@ -66,14 +69,14 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model of the table: trained once, or a hydra.
+    """A single model or a hydra of the table.
 
     Attributes:
-        name: In tables.
-        model: MODEL reference that it starts from.
-        training: Of the single model, or of what members start from.
-        apart: Of each member from there; None for a single model.
-        trunk: How many blocks members share as their mean.
+        name: Name in tables.
+        model: MODEL reference before training.
+        training: Training of the single model, or of the common starting model of the members.
+        apart: Training of each member after that; None for a single model.
+        trunk: Number of leading blocks that are averaged over the members.
     """
 
     name: str
@@ -85,7 +88,14 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Data references, those of samples that no training sees among them, and models."""
+    """Data references and models of one task.
+
+    Attributes:
+        name: Name in tables.
+        train: Training data.
+        unseen: Data that no training uses.
+        models: Models of the task.
+    """
 
     name: str
     train: str
@@ -95,7 +105,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a model says of all samples that no training saw: log-probabilities (M, N, C) and labels (N,)."""
+    """Predictions of a model on all unseen samples.
+
+    Attributes:
+        log_probs: Log-probabilities, shape (M, N, C).
+        labels: Class indices, shape (N,).
+    """
 
     log_probs: Tensor
     labels: Tensor
@@ -103,14 +118,15 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What resamples said of a model.
+    """Results of a model over all resamples.
 
     Attributes:
-        unseen: How many samples there were.
-        nll: Of all of them, without a temperature.
-        accuracy: Likewise.
-        temperature: The one with the lowest NLL on all of them.
-        differences: By size, then by fit: NLL minus that without a temperature, one number a resample.
+        unseen: Number of unseen samples.
+        nll: NLL on all unseen samples, without a temperature.
+        accuracy: Accuracy on all unseen samples, in [0, 1].
+        temperature: Temperature with the lowest NLL on all unseen samples.
+        differences: For each size and fit, the test NLL minus the NLL without a temperature, one number per
+            resample.
     """
 
     unseen: int
@@ -121,12 +137,12 @@ class Measured:
 
 
 def rate(lr: str, batch: int, *more: str) -> tuple[str, ...]:
-    """Return options of `finetune`."""
+    """Return `finetune` options for learning rate and batch size."""
     return ("--lr", lr, "--batch-size", str(batch), *more)
 
 
 def tasks(folder: Path, file: Path | None, backbone: Path | None) -> Iterator[Task]:
-    """Yield the tasks; that of CLINC150 where it and an encoder are there."""
+    """Yield the tasks. CLINC150 is included if both its file and an encoder are given."""
     usual, shifted = rate("1e-3", 64), rate("1e-3", 64, "--augment", "shift")
     yield Task(
         "digits",
@@ -170,7 +186,13 @@ def tasks(folder: Path, file: Path | None, backbone: Path | None) -> Iterator[Ta
 
 
 def draw(file: Path, folder: Path) -> dict[str, str]:
-    """Write the texts of some intents, a file a split, and return the paths; intents and texts stand in the order of their hashes."""
+    """Write texts of a part of the intents, one file per split.
+
+    Intents and texts are taken in the order of their hashes, so the draw is reproducible.
+
+    Returns:
+        Path of each split.
+    """
     queries = read(file)
     intents = sorted(ordered({q.label for q in queries if q.domain != OOS}, "calibration")[:INTENTS])
     folder.mkdir(parents=True, exist_ok=True)
@@ -190,14 +212,14 @@ def draw(file: Path, folder: Path) -> dict[str, str]:
 
 
 def make(task: Task, model: Model, folder: Path, seed: int) -> Path:
-    """Train a model and return its checkpoint."""
+    """Train a model and return the path of its checkpoint."""
 
     def train(start: object, training: Training, name: str, own_seed: int) -> Path:
         path, limit = folder / f"{name}.st", training.samples
         data = (
             task.train if limit is None else f"{task.train}{',' if '::' in task.train else '::'}limit={limit}"
         )
-        # validation data choose nothing here, and what is unseen has to stay so
+        # Training data replace the validation data, because the unseen samples must not select a checkpoint.
         run("finetune", start, "--data", data, "--val", data, "--epochs", training.epochs, "--eval-every", 10**6,
             *training.options, "--seed", own_seed, "--if-changed", "-o", path)  # fmt: skip
         return path
@@ -212,7 +234,7 @@ def make(task: Task, model: Model, folder: Path, seed: int) -> Path:
 
 
 def answers(task: Task, model: Model, folder: Path, seed: int) -> Answers:
-    """Return what a model says of everything unseen; predictions that are there are not made again."""
+    """Return the predictions of a model on all unseen samples. Existing prediction files are reused."""
     paths = [folder / f"predictions-{i}.st" for i in range(len(task.unseen))]
     if not all(path.exists() for path in paths):
         folder.mkdir(parents=True, exist_ok=True)
@@ -228,7 +250,7 @@ def answers(task: Task, model: Model, folder: Path, seed: int) -> Answers:
 
 
 def measure(found: Answers, *, seed: int, resamples: int) -> Measured:
-    """Fit temperatures on resamples, and measure what they do to the others' NLL."""
+    """Fit temperatures on resamples and measure the NLL on the remaining samples."""
     log_probs, labels = found.log_probs, found.labels
     sizes = [size for size in SIZES if size <= len(labels) - TEST_LEAST]
     differences: dict[int, dict[str, list[float]]] = {size: {name: [] for name in FITS} for size in sizes}
@@ -257,7 +279,7 @@ Row = dict[str, float]
 
 
 def summary(models: Mapping[str, Measured]) -> dict[int, dict[str, Row]]:
-    """Return by size and fit what it did to all models; a size that no model has samples for is left out."""
+    """Summarize the differences over all models, for each size and fit. Sizes without any model are omitted."""
     rows: dict[int, dict[str, Row]] = {}
     for size in SIZES:
         measured = [model.differences[size] for model in models.values() if size in model.differences]
@@ -275,7 +297,7 @@ def summary(models: Mapping[str, Measured]) -> dict[int, dict[str, Row]]:
 
 
 def written(models: Mapping[str, Measured], *, resamples: int, command: str) -> str:
-    """Return the tables as Markdown."""
+    """Return the tables in Markdown."""
     rows = summary(models)
     lines = [
         "# Temperatures of few samples",
@@ -322,7 +344,7 @@ def written(models: Mapping[str, Measured], *, resamples: int, command: str) -> 
 
 
 def verdict(rows: Mapping[int, Mapping[str, Row]]) -> str:
-    """Return whether the mean NLL is above that without a temperature, its whole interval that is, anywhere."""
+    """Return the sizes where a temperature raises the mean NLL significantly (whole 95 % interval above 0)."""
     lines = []
     for name in FITS:
         above = [size for size, fits in rows.items() if fits[name]["mean"] > fits[name]["half interval"]]
@@ -332,7 +354,7 @@ def verdict(rows: Mapping[int, Mapping[str, Row]]) -> str:
 
 
 def main() -> int:
-    """Make the models, measure them, print the tables and write them."""
+    """Train and evaluate the models, and print and write the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,13 +1,15 @@
-"""How much faster circuit scoring is than Algorithm 1 as it is written, with the same result.
+"""Measure the speed of circuit scoring relative to a literal Algorithm 1, with equal results.
 
-A run that removes a third of the heads of a ViT-S/16-sized model with random weights, sampled at its first, middle and
-last removal (what is gone by then is spread evenly over the layers). Naive scoring runs timm's full forward pass for each
-candidate, with the slices of the output projection zeroed. Both sides take turns on the same batch; the figure is the ratio
-of the summed seconds. The candidates' values and their ranking are compared, too; `--double` does so in float64.
+The search removes a third of the heads of a ViT-S/16 with random weights. Both sides are sampled at the
+first, middle and last removal, with the earlier removals spread evenly over the layers. Naive scoring runs
+timm's full forward pass for each candidate, with zeroed slices of the output projection. Both sides run in
+turn on the same batch; the result is the ratio of the summed seconds. Values and ranking of the candidates
+are compared as well, with `--double` in float64.
 
-With `--compile` the other side is ours as `score --compile` runs it. Both take turns as before. What the first call takes
-beyond the second stands apart: compiling, less where torch has kept it from another run (TORCHINDUCTOR_CACHE_DIR names a folder
-that has none). On a CPU seconds are the processor's, which do not grow with what else runs. No speed is claimed.
+With `--compile`, hydractl's eager scoring is compared with `score --compile`, in turn. The extra time of the
+first call is printed separately: compilation, unless torch has cached the code (set TORCHINDUCTOR_CACHE_DIR
+to an empty folder). On a CPU, seconds are processor time, which other load on the machine hardly changes. No
+speed is claimed.
 
     python benchmarks/circuit.py [--arch vit_small_patch16_224] [--samples 4] [--repeats 1] [--double]
     python benchmarks/circuit.py --compile [--device cuda] [--heads 1] [--samples 8] [--repeats 5]
@@ -35,7 +37,7 @@ from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.scoring.settings import CircuitSettings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from support import naive  # the oracle lives with the tests
+from support import naive  # The reference implementation is part of the tests.
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,11 +47,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CLAIM = 2.2
 ROUNDING = 1e-5
-"""By so much may values of the compiled model differ, in float32."""
+"""Largest allowed difference between compiled and eager objectives in float32. Chosen by hand, about 100
+units of rounding; doubling hides larger errors of the compiler."""
 
 
 def main() -> int:
-    """Measure both sides, print them, and return 1 if the claim does not hold."""
+    """Measure both sides and print them. The exit code is 1 if the claim fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -121,15 +124,25 @@ def main() -> int:
 
 
 def told(device: torch.device) -> str:
-    """Return what a device is called, of a CPU with how many threads."""
+    """Return the name of a GPU, or the device type with the number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type}, {torch.get_num_threads()} threads"
 
 
 def against_compiled(job: ScoreJob, other: ScoreJob, *, heads: int | None, repeats: int) -> int:
-    """Measure both, print them, and return 1 if they differ by more than rounding."""
-    settings = CircuitSettings(objective="auroc-nll")  # moves with each logit
+    """Compare eager and compiled scoring, and print both.
+
+    Args:
+        job: Eager job.
+        other: Compiled job.
+        heads: Number of candidates per layer; None for all.
+        repeats: Timed repetitions.
+
+    Returns:
+        Exit code: 1 if the rankings differ, or values differ by more than `ROUNDING`.
+    """
+    settings = CircuitSettings(objective="auroc-nll")  # This objective depends on every logit.
     sides = {"eager": job, "compiled": other}
     circuits = {name: Circuit(replace(side, settings=settings)) for name, side in sides.items()}
     wanted = [h for h in circuits["eager"].candidates() if heads is None or h.head < heads]
@@ -137,7 +150,8 @@ def against_compiled(job: ScoreJob, other: ScoreJob, *, heads: int | None, repea
     found: dict[str, list[float]] = {}
     begin: dict[str, float] = {}
     for name, circuit in circuits.items():
-        one = partial(valued, circuit, wanted[-1:])  # in the last layer: little more than a pass
+        # A candidate in the last layer needs little more than a forward pass.
+        one = partial(valued, circuit, wanted[-1:])
         _, first = timed(one)
         begin[name] = first - timed(one)[1]
     is_cpu = job.model.device.type == "cpu"
@@ -174,13 +188,13 @@ def against_compiled(job: ScoreJob, other: ScoreJob, *, heads: int | None, repea
 
 
 def valued(circuit: Circuit, heads: list[HeadId]) -> list[float]:
-    """Return the objective without each of some heads."""
+    """Return the objective without each of the given heads."""
     with torch.inference_mode():
         return circuit.without(heads)[0].tolist()
 
 
 def ours(circuit: Circuit) -> dict[tuple[int, int], float]:
-    """Return the objective without each remaining head."""
+    """Return the objective without each remaining head, by (layer, head)."""
     with torch.inference_mode():
         return {(h.layer, h.head): v for h, v in circuit.candidate_values().items()}
 
@@ -190,12 +204,12 @@ def literally(
     heads: list[tuple[int, int]],
     data: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> dict[tuple[int, int], float]:
-    """Return the same by a full pass for each head."""
+    """Return the same objectives by a full forward pass per head."""
     return {head: naive.without(library, *head, "avg", data, batch=len(data[0])) for head in heads}
 
 
 def timed(work: Callable[[], T], clock: Callable[[], float] = time.perf_counter) -> tuple[T, float]:
-    """Return a result and the seconds that it took."""
+    """Return the result of a function and its seconds."""
     start = clock()
     result = work()
     return result, clock() - start

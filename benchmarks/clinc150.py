@@ -1,14 +1,17 @@
-"""Which texts of CLINC150 are known, near and far: the rule behind the built-in `intents`, and other draws from the whole file.
+"""Divide CLINC150 into known, near-OOD and far-OOD texts: the built-in `intents`, and other draws.
 
-    python benchmarks/clinc150.py CLINC150.jsonl --seed 1 -o drawn/       a .jsonl file a part, for `--data drawn/train.jsonl`
-    python benchmarks/clinc150.py CLINC150.jsonl --ship                   hydractl/data/intents.json.xz, from seed 0
+    python benchmarks/clinc150.py CLINC150.jsonl --seed 1 -o drawn/   one .jsonl file per part, for `--data
+    drawn/train.jsonl`
+    python benchmarks/clinc150.py CLINC150.jsonl --ship               hydractl/data/intents.json.xz, from seed
+    0
 
-The file has an object a line: `text`, `label` (the intent), `domain`, `split` (train, val, test); out-of-scope queries have the
-domain and label `oos`. The rule looks at names and the seed alone, never at what a model makes of a text. Names are put in the
-order of the SHA-256 of `SEED/NAME`. Of the first four domains each gives five intents that are known, five that are left out for
-choosing (`near-val`) and five for testing (`near`); of the other six domains two are for choosing (`far-val`) and four for testing
-(`far`). What is for choosing is drawn from CLINC150's own validation split, what is for testing from its test split. Texts of an
-intent are taken in the order of their hashes, too.
+The input file has one JSON object per line: `text`, `label` (intent), `domain`, `split` (train, val, test).
+Out-of-scope queries have the domain and label `oos`. The rule only uses names and the seed, never predictions
+of a model. Names are sorted by the SHA-256 of `SEED/NAME`. Each of the first four domains contributes five
+known intents, five near-OOD intents for choosing (`near-val`) and five for testing (`near`). Of the other six
+domains, two are far OOD for choosing (`far-val`) and four for testing (`far`). Parts for choosing come from
+CLINC150's validation split, parts for testing from its test split. Texts of an intent are also taken in the
+order of their hashes.
 """
 
 from __future__ import annotations
@@ -24,9 +27,9 @@ from typing import NamedTuple
 SHIPPED = Path(__file__).parents[1] / "hydractl" / "data" / "intents.json.xz"
 OOS = "oos"
 HOME, CHOOSING = 4, 2
-"""How many domains intents are known of, and of how many others far ones are for choosing."""
+"""Number of domains with known intents, and number of other domains for choosing."""
 KNOWN = 5
-"""How many intents of a domain are known, and as many left out for choosing and for testing."""
+"""Number of known intents per domain, and of near-OOD intents for choosing and for testing."""
 ATTRIBUTION = {
     "source": "A subset of CLINC150: Stefan Larson, Anish Mahendran, Joseph J. Peper, Christopher Clarke, Andrew Lee, Parker Hill, "
     "Jonathan K. Kummerfeld, Kevin Leach, Michael A. Laurenzano, Lingjia Tang and Jason Mars: An Evaluation Dataset for Intent "
@@ -37,7 +40,12 @@ ATTRIBUTION = {
 
 
 class Part(NamedTuple):
-    """Where a part's texts come from: a split of CLINC150, and at most how many of each intent."""
+    """Source of a part.
+
+    Attributes:
+        split: Split of CLINC150.
+        each: Upper bound on the texts per intent.
+    """
 
     split: str
     each: int
@@ -56,7 +64,7 @@ PARTS = {
 
 
 class Query(NamedTuple):
-    """One line of the file."""
+    """A line of the file."""
 
     text: str
     label: str
@@ -65,7 +73,7 @@ class Query(NamedTuple):
 
 
 def ordered(names: Iterable[str], key: str) -> list[str]:
-    """Return names in the order of their hashes."""
+    """Return names sorted by the SHA-256 of `key/name`."""
     return sorted(names, key=lambda name: hashlib.sha256(f"{key}/{name}".encode()).digest())
 
 
@@ -73,8 +81,8 @@ def classes(domains: Mapping[str, Sequence[str]], seed: int) -> dict[str, tuple[
     """Return the intents of each part, sorted.
 
     Args:
-        domains: Every domain's intents.
-        seed: Each makes another draw.
+        domains: Intents of every domain.
+        seed: Seed of the draw.
     """
     home, others = (order := ordered(domains, str(seed)))[:HOME], order[HOME:]
     each = [ordered(domains[domain], f"{seed}/{domain}") for domain in home]
@@ -96,13 +104,13 @@ def classes(domains: Mapping[str, Sequence[str]], seed: int) -> dict[str, tuple[
 
 
 def read(file: Path) -> list[Query]:
-    """Return every query of the whole file."""
+    """Read all queries of the file."""
     lines = file.read_text(encoding="utf-8").splitlines()
     return [Query(**json.loads(line)) for line in lines]
 
 
 def domains_of(queries: Iterable[Query]) -> dict[str, list[str]]:
-    """Return every domain's intents, sorted; what is out of scope has none."""
+    """Return the sorted intents of every domain, without out-of-scope queries."""
     found: dict[str, set[str]] = {}
     for query in queries:
         if query.domain != OOS:
@@ -113,7 +121,15 @@ def domains_of(queries: Iterable[Query]) -> dict[str, list[str]]:
 def draw(
     queries: Sequence[Query], seed: int, parts: Mapping[str, Part] = PARTS
 ) -> dict[str, dict[str, list[str]]]:
-    """Return the texts of each part by intent; a part of fewer texts an intent has the first of those of a larger one."""
+    """Return the texts of each part by intent.
+
+    A part with fewer texts per intent contains the first texts of a larger one with the same name.
+
+    Args:
+        queries: All queries.
+        seed: Seed of the draw.
+        parts: Source and size of each part.
+    """
     texts: dict[tuple[str, str], list[str]] = {}
     for query in queries:
         texts.setdefault((query.split, query.label), []).append(query.text)
@@ -128,19 +144,19 @@ def draw(
 
 
 def shipped(queries: Sequence[Query], seed: int = 0) -> dict[str, object]:
-    """Return what the package holds: the attribution, the names that the rule looks at, and the texts."""
+    """Return the content of the shipped file: attribution, domain names for the rule, and texts."""
     return {**ATTRIBUTION, "seed": seed, "domains": domains_of(queries), "parts": draw(queries, seed)}
 
 
 def write(path: Path, intents: Mapping[str, Sequence[str]]) -> int:
-    """Write a part, an object a line, and return how many texts it has."""
+    """Write a part as JSON Lines and return its number of texts."""
     lines = [json.dumps({"text": t, "label": intent}) for intent, texts in intents.items() for t in texts]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return len(lines)
 
 
 def main() -> None:
-    """Write the parts."""
+    """Write the parts, or the shipped file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

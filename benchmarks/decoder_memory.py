@@ -1,7 +1,8 @@
-"""How much memory `prune` and `fuse` take of a decoder of 2 GB in bf16, in shards of 500 MB: peak over `import timm`.
+"""Measure the peak memory of `prune` and `fuse` for a sharded decoder of 2 GB in bf16, above `import timm`.
 
-The model is a Llama with random weights, 32 heads that share 8 heads of keys. Both commands copy tensor by tensor, and verify by
-filling each block from the files while it runs, so neither holds a model.
+The model is a Llama with random weights in shards of 500 MB; 32 query heads share 8 key heads. Both commands
+copy tensor by tensor, and verify by filling each block from the files while it runs, so neither holds a
+model.
 
     python benchmarks/decoder_memory.py [--layers 14] [--members 2]
 """
@@ -19,7 +20,7 @@ from fuse_cost import MEGABYTE, watched
 
 
 def main() -> int:
-    """Make the folder, measure, and return 1 if a command takes as much as the model."""
+    """Make the folder, and measure. The exit code is 1 if a command needs as much memory as the model."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -52,7 +53,7 @@ def main() -> int:
 
 
 def make_folder(folder: Path, layers: int) -> int:
-    """Write a random classifier as transformers does, with a tokenizer, and return the bytes of its weights."""
+    """Write a random transformers classifier with a tokenizer. Return the size of the weights in bytes."""
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
     from support.text_folders import save_tokenizer

@@ -1,4 +1,4 @@
-"""The models, data and training of `hydractl demo --full` and `hydractl demo --task text`, as their pipelines have them."""
+"""Models, data and training options of `hydractl demo --full` and `hydractl demo --task text`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 
 
 class DemoTask:
-    """Parameters of a demo, as command lines have them; `out` in the architecture is the folder of the tokenizer."""
+    """Parameters of a demo, in the form of command-line options.
+
+    Args:
+        files: Files of the demo's pipeline.
+        out: Folder of the tokenizer; replaces `{out}` in the architecture.
+    """
 
     def __init__(self, files: Sequence[str], out: Path) -> None:
         params: dict[str, Any] = tomllib.loads(demos.pipeline(files, out, 0))["params"]
@@ -29,7 +34,7 @@ class DemoTask:
 
 
 def reviews(out: Path) -> DemoTask:
-    """Return the task on reviews, whose tokenizer is in a folder."""
+    """Return the task on reviews. Its tokenizer is stored in `out`."""
     return DemoTask(demos.DEMOS["text"], out)
 
 

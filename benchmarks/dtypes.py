@@ -1,12 +1,13 @@
-"""What bfloat16 and `torch.compile` save on a CPU, and what bfloat16 does to the numbers of `eval`.
+"""Measure bfloat16 and `torch.compile` on a CPU: speed, and the effect of bfloat16 on the metrics of `eval`.
 
-Speed: ViT-B/16 of timm and hydras of it (`runtime_rows.py`), in float32 as they are, compiled, and in bfloat16 both ways.
-Interleaved: each round runs every one of them once; printed are medians of the process's own seconds and of the ratios within a
-round. Quality: for each model, `hydractl eval` in both data types on the same data, and the difference, as means over models with
-95 % intervals.
+Speed: ViT-B/16 of timm and hydras of this model (`runtime_rows.py`), in float32 and bfloat16, eager and
+compiled. Runs are interleaved: each round runs every variant once. Prints medians of processor seconds, and
+medians of the ratios within a round. Quality: for each model, `hydractl eval` in both data types on the same
+data. Prints differences as means over models with 95 % intervals.
 
     python benchmarks/dtypes.py [--batch 1 4] [--rounds 9] [--no-compile]
-    python benchmarks/dtypes.py --models a/hydra.st b/hydra.st --data 'digits::classes=0-6,split=test' --near digits::classes=7-9
+    python benchmarks/dtypes.py --models a/hydra.st b/hydra.st --data 'digits::classes=0-6,split=test'
+                                --near digits::classes=7-9
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ METRICS = ("accuracy", "nll", "ece", "near auroc")
 
 
 def main() -> None:
-    """Measure what is asked for."""
+    """Measure quality if models are given, else speed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -50,7 +51,7 @@ def main() -> None:
 
 
 def speed(batches: list[int], rounds: int, *, compiled: bool) -> None:
-    """Print a table for each batch size."""
+    """Print a table of times for each batch size."""
     print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
     )
@@ -78,7 +79,7 @@ def speed(batches: list[int], rounds: int, *, compiled: bool) -> None:
 
 
 def quality(models: list[str], data: str, near: str) -> None:
-    """Print what `eval` finds in both data types."""
+    """Print the metrics of `eval` in both data types."""
     found = {name: [evaluated(model, data, near, name) for model in models] for name in DTYPES}
     for metric in METRICS:
         apart = [b[metric] - a[metric] for a, b in zip(found["fp32"], found["bf16"], strict=True)]
@@ -90,7 +91,7 @@ def quality(models: list[str], data: str, near: str) -> None:
 
 
 def evaluated(model: str, data: str, near: str, dtype: str) -> dict[str, float]:
-    """Return the metrics of a model in a data type."""
+    """Return the metrics of a model in a data type, with a single near-OOD set."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "report.json"
         command = [

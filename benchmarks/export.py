@@ -1,6 +1,6 @@
-"""How long does an exported hydra take in onnxruntime, and in torch? Both in turn on the CPU, with as many threads each.
+"""Compare an exported hydra in onnxruntime with torch: in turn on the CPU, with equally many threads.
 
-By the clock, and by the time that processors spent on it, which other work on the machine does not lengthen much.
+Prints wall-clock time and processor time. Other load on the machine has little effect on processor time.
 
     python benchmarks/export.py [--arch vit_tiny_patch16_224] [--members 3] [--batch 1,8] [--rounds 15]
 """
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 
 
 def run(*words: str) -> None:
-    """Run a command line.
+    """Run a hydractl command.
 
     Raises:
-        SystemExit: If it fails.
+        SystemExit: If the command fails.
     """
     if code := hydractl(list(words)):
         raise SystemExit(code)
 
 
 def seconds(call: Callable[[Named], object], inputs: Named) -> tuple[float, float]:
-    """Return how long one call takes, by the clock and of processors."""
+    """Return wall-clock and processor seconds of one call."""
     start, spent = perf_counter(), process_time()
     call(inputs)
     return perf_counter() - start, process_time() - spent
 
 
 def main() -> None:
-    """Make a hydra of members with other heads each, export it, and time both."""
+    """Make a hydra of members with different heads, export the hydra, and time both."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -99,11 +99,11 @@ def main() -> None:
             for i in range(asked.rounds + 2):
                 pair = seconds(subject, inputs), seconds(session, inputs)
                 for own, time in zip(times, pair, strict=True):
-                    if i > 1:  # the first two warm up
+                    if i > 1:  # The first two rounds are warm-up.
                         own.append(time)
         for i, what in enumerate(("the clock", "processors")):
             ours, theirs = ([time[i] for time in own] for own in times)
-            ratio = median(b / a for a, b in zip(ours, theirs, strict=True))  # of neighbours
+            ratio = median(b / a for a, b in zip(ours, theirs, strict=True))  # Ratios of consecutive runs.
             print(
                 f"batch {batch}, {what}: torch {1e3 * median(ours):.1f} ms, onnxruntime {1e3 * median(theirs):.1f} ms, "
                 f"ratio {ratio:.2f} (at most 1.1)"

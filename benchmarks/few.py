@@ -1,28 +1,30 @@
-"""How do OOD scores of features fare beside MSP where a class has 5, 10, 20 or 100 training samples?
+"""Compare feature-based OOD scores with MSP for 5, 10, 20 or 100 training samples per class.
 
-The bar: no score of features is more than 4 points of AUROC below MSP of the same model, near or far, in the mean of five draws;
-that `eval` refuses a score, and says why, counts as met. Each draw has other classes and other samples. Models are made by
-`finetune`, numbers by one `eval` with `--fit` and `--val`. `--fit` is the few training samples; `--val` are as many a class that no
-training has seen, at most 20. What lies in `--work` is not made again. Printed are all tasks of which there are results.
+The bar: no feature-based score is more than 4 points of AUROC below MSP of the same model, near or far, in
+the mean of five draws. A score that `eval` refuses with a reason meets the bar. Each draw has other classes
+and samples. Models are trained by `finetune`; all numbers are from one `eval` with `--fit` (the few training
+samples) and `--val` (equally many samples per class that no training uses, at most 20). Files in `--work` are
+reused. The tables include all tasks with results.
 
-    python benchmarks/few.py --task clinc150 --file CLINC150.jsonl --backbone MINILM/ --work few/ [--seed 31] [--draws 5]
+    python benchmarks/few.py --task clinc150 --file CLINC150.jsonl --backbone MINILM/ --work few/ [--seed 31]
+    [--draws 5]
     python benchmarks/few.py --task digits --work few/ [--samples 5 10 20 100]
 
-`clinc150`: `clinc150.py` draws 20 intents. Near are 20 other intents of the same domains; far are the intents of the other domains,
-and queries out of scope. Encoders:
+`clinc150`: `clinc150.py` draws 20 intents. Near OOD are 20 other intents of the same domains; far OOD are
+intents of other domains and out-of-scope queries. Encoders:
 
-- `frozen`: MiniLM as it is; a classifier alone is fitted (`finetune --train head`);
-- `tuned`: the whole model, from there on;
-- `tuned-at-once`, if asked for: the whole model, with a classifier drawn anew.
+- `frozen`: MiniLM unchanged, with a fitted classifier (`finetune --train head`);
+- `tuned`: the whole model, trained from `frozen`;
+- `tuned-at-once` (optional): the whole model, with a random classifier.
 
-`digits`: seven of scikit-learn's ten digits are drawn, and of these some images; near are the other three, far photographs and noise.
-Encoders are the demo's ViT, 64 wide:
+`digits`: seven of scikit-learn's ten digits are drawn, with a few images each. Near OOD are the other three
+digits, far OOD photographs and noise. Encoders are the demo's ViT of width 64:
 
 - `tuned`: the whole model is trained on the few images, from random weights;
-- `frozen`: trained on the training images of all ten digits, as encoders usually have seen more than what they are used for; then a
-  classifier alone is fitted on the few images;
-- `frozen-known`: the same, trained on the images of the seven alone;
-- `frozen-random`, if asked for: the same, of random weights, which tells little of the digits and MSP nothing of the unknown.
+- `frozen`: trained on the training images of all ten digits, because encoders usually have seen more than
+  their later data; then a classifier is fitted on the few images;
+- `frozen-known`: the same, trained on the images of the seven digits only;
+- `frozen-random` (optional): the same with random weights, whose features say little about digits.
 """
 
 from __future__ import annotations
@@ -56,18 +58,31 @@ RESULTS = Path(__file__).parent / "results"
 SCORES = (ENERGY_DENSITY, RELATIVE, MAHALANOBIS, KNN, VIM)
 AS_PUBLISHED = "alpha=0:normalize=false"
 EARLIER = (f"{RELATIVE}:{AS_PUBLISHED}", f"{MAHALANOBIS}:{AS_PUBLISHED}", f"{KNN}:k=50")
-"""What these names meant before the scores were shrunk and normalized."""
+"""Options for the earlier definitions of these scores, without shrinkage and normalization."""
 KINDS = ("near", "far")
 BAR = 4.0
+"""Largest allowed loss of AUROC against MSP, in points. Chosen by hand; doubling accepts scores that are
+clearly worse with few samples."""
 DECIMALS = 5
 HELD_OUT = 20
+"""Largest number of validation samples per class. Chosen by hand; doubling stabilizes scores that `--val`
+fits."""
 KNOWN = 7
 NEVER = ("--eval-every", "100000")
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """DATA references of one draw with one size of the training sample; `seed` is that of the draw."""
+    """DATA references of one draw with one training size.
+
+    Attributes:
+        train: Training data.
+        val: Held-out data for `--val`.
+        test: Test data of known classes.
+        near: Near-OOD sets by name.
+        far: Far-OOD sets by name.
+        seed: Seed of the draw.
+    """
 
     train: str
     val: str
@@ -79,7 +94,7 @@ class Splits:
 
 @dataclass(frozen=True)
 class Clinc150:
-    """Intents, and a sentence encoder."""
+    """Task on intents with a sentence encoder."""
 
     file: Path
     backbone: Path
@@ -112,7 +127,7 @@ class Clinc150:
         )
 
     def train(self, encoder: str, splits: Splits, folder: Path) -> Path:
-        """Return a model: ten epochs, at least 60 and at most 320 steps."""
+        """Train a model for ten epochs, limited to 60 to 320 steps. Return its path."""
         count = Path(splits.train).read_text(encoding="utf-8").count("\n")
         steps = ("--steps", str(min(max(60, 10 * count // 32), 320)))
         if encoder == "tuned-at-once":
@@ -128,14 +143,14 @@ class Clinc150:
 
 @dataclass(frozen=True)
 class Digits:
-    """Digits, and the demo's ViT."""
+    """Task on digits with the demo's ViT."""
 
     work: Path
     encoders: ClassVar = ("tuned", "frozen", "frozen-known", "frozen-random")
     usual: ClassVar = encoders[:3]
 
     def splits(self, folder: Path, seed: int, samples: int) -> Splits:
-        """Draw digits and images, and write the images to fit on and to hold out."""
+        """Draw digits and images, and write training and held-out images."""
         order = ordered("0123456789", str(seed))
         known, others = sorted(order[:KNOWN]), sorted(order[KNOWN:])
         for split, count in (("train", samples), ("val", min(samples, HELD_OUT))):
@@ -154,7 +169,7 @@ class Digits:
         )
 
     def train(self, encoder: str, splits: Splits, folder: Path) -> Path:
-        """Return a model: 900 steps of the whole, 200 of a classifier alone."""
+        """Train a model: 900 steps for the whole model, 200 for a classifier. Return its path."""
         path = folder / f"{encoder}.st"
         if encoder == "tuned":
             return finetune(DIGITS.architecture, splits, path, *DIGITS.training, "--steps", "900", *NEVER)
@@ -162,7 +177,7 @@ class Digits:
         return finetune(self._start(encoder, splits), splits, path, *head)
 
     def _start(self, encoder: str, splits: Splits) -> str | Path:
-        """Return what a classifier is fitted on; all draws share the encoder of all ten digits."""
+        """Return the encoder for a classifier. All draws share the encoder trained on ten digits."""
         if encoder == "frozen-random":
             return DIGITS.architecture
         chosen, count, name = "classes=0-9", 10, "all"
@@ -181,7 +196,7 @@ Task: TypeAlias = Clinc150 | Digits
 
 
 def write_images(folder: Path, split: str, digits: Iterable[str], count: int, seed: int) -> None:
-    """Write so many images of each digit, a folder a digit; fewer are the first of more."""
+    """Write images into a folder per digit. A smaller count writes the first images of a larger one."""
     images = of_kind(open_data(f"digits::split={split}"), ImageSet)
     for digit in digits:
         indices = (
@@ -196,7 +211,7 @@ def write_images(folder: Path, split: str, digits: Iterable[str], count: int, se
 
 
 def finetune(model: str | Path, splits: Splits, path: Path, *options: str) -> Path:
-    """Return the path of a model, which is trained if it is not there."""
+    """Return the path of a model. Trains the model if the file is missing."""
     if not path.exists():
         data = ("--data", splits.train, "--val", splits.val)
         run(("finetune", str(model), *data, *options, "--seed", str(splits.seed), "-o", str(path)))
@@ -204,11 +219,12 @@ def finetune(model: str | Path, splits: Splits, path: Path, *options: str) -> Pa
 
 
 class Measured(BaseModel):
-    """Of one model.
+    """Results of one model.
 
     Attributes:
-        auroc: By OOD set, and by `near` and `far`, which are means over sets; then by score.
-        refused: Why, by score.
+        accuracy: Accuracy on the test data, in [0, 1].
+        auroc: AUROC by score, for each OOD set, and for `near` and `far` (means over sets).
+        refused: Reason for each refused score.
     """
 
     accuracy: float
@@ -217,7 +233,7 @@ class Measured(BaseModel):
 
 
 def measure(model: Path, splits: Splits) -> Measured:
-    """Evaluate a model by all scores that are not refused."""
+    """Evaluate a model with all scores that `eval` accepts."""
     scores, refused = [MSP, *SCORES, *EARLIER], dict[str, str]()
     row = None
     while row is None:
@@ -240,7 +256,7 @@ def measure(model: Path, splits: Splits) -> Measured:
 
 
 def evaluate(model: Path, splits: Splits, scores: Sequence[str]) -> Row:
-    """Return what `eval` reports by these scores."""
+    """Return the row of `eval` for the given scores."""
     near, far = ([f"{name}={data}" for name, data in sets.items()] for sets in (splits.near, splits.far))
     data: dict[str, Any] = {
         "data": splits.test, "near": near, "far": far, "fit": splits.train, "val": splits.val,
@@ -251,7 +267,7 @@ def evaluate(model: Path, splits: Splits, scores: Sequence[str]) -> Row:
 
 
 class Cell(NamedTuple):
-    """What all draws say of one task, encoder and size."""
+    """Results of all draws for one task, encoder and training size."""
 
     task: str
     encoder: str
@@ -260,16 +276,16 @@ class Cell(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What messages call it."""
+        """Name in messages."""
         return f"{self.task} {self.encoder} {self.samples}"
 
     def differences(self, score: str, kind: str) -> list[float]:
-        """Return the points that a score has more than MSP, for each draw that does not refuse it."""
+        """Return a score's AUROC minus MSP's in points, for each draw that does not refuse the score."""
         aurocs = [drawn.auroc[kind] for drawn in self.draws if score not in drawn.refused]
         return [100 * (auroc[score] - auroc[MSP]) for auroc in aurocs]
 
     def to_text(self, score: str, kind: str) -> str:
-        """Return the mean difference and its standard error."""
+        """Format the mean difference with its standard error, or `refused`."""
         points = self.differences(score, kind)
         if not points:
             return "refused"
@@ -277,12 +293,12 @@ class Cell(NamedTuple):
 
 
 def standard_error(numbers: Sequence[float]) -> float:
-    """Return that of a mean."""
+    """Return the standard error of the mean."""
     return statistics.stdev(numbers) / math.sqrt(len(numbers))
 
 
 def table(cells: Sequence[Cell], scores: Sequence[str]) -> str:
-    """Return MSP and what scores have more, in points, as a table of Markdown; why some are refused stands below."""
+    """Return a Markdown table of MSP and the differences of other scores in points, and reasons of refusals."""
     heads = ["task", "encoder", "a class", "accuracy", *(f"`{MSP}` {kind}" for kind in KINDS)]
     heads += [f"`{score}` {kind}" for score in scores for kind in KINDS]
     lines = [f"| {' | '.join(heads)} |", f"|---|---|{'---:|' * (len(heads) - 2)}"]
@@ -303,7 +319,7 @@ def table(cells: Sequence[Cell], scores: Sequence[str]) -> str:
 
 
 def verdicts(cells: Sequence[Cell], scores: Sequence[str]) -> str:
-    """Return for each score where it is worst beside MSP, and whether it meets the bar."""
+    """Return for each score its worst difference to MSP, and whether the score meets the bar."""
     lines = []
     for score in scores:
         worst, where = min(
@@ -318,7 +334,7 @@ def verdicts(cells: Sequence[Cell], scores: Sequence[str]) -> str:
 
 
 def page() -> str:
-    """Return both tables of all tasks of which there are results."""
+    """Return both tables for all tasks with results."""
     files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("few-*.json"))]
     cells = [
         Cell(file["task"], row["encoder"], row["samples"], [Measured(**drawn) for drawn in row["draws"]])
@@ -334,7 +350,7 @@ def page() -> str:
 
 
 def main() -> None:
-    """Make and measure what is missing, keep the numbers, and print the tables."""
+    """Train and evaluate missing models, write the numbers, and print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -383,7 +399,7 @@ def main() -> None:
 
 
 def numbers(task: Task, encoder: str, folder: Path, seed: int, samples: int) -> Measured:
-    """Return what was measured of one model, which is made if it is not there."""
+    """Return the results of one model. Trains and evaluates the model if the results are missing."""
     path = folder / f"{encoder}.json"
     if not path.exists():
         splits = task.splits(folder, seed, samples)

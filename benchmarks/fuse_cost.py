@@ -1,7 +1,9 @@
-"""What `fuse` costs at ViT-L size, 3 members: peak memory over `import timm`, and time against copying the inputs.
+"""Measure `fuse` at ViT-L size with 3 members: peak memory above `import timm`, and time relative to `cp`.
 
-`cp` and fuse run in turn, both into new files; time is the median of the per-repetition ratios. The time of `import timm`,
-which tells fuse what tensors the architecture has, is taken off fuse's (the whole command is shown beside). Two kinds of members: pruned only (MLPs shared) and fine-tuned (every tensor differs, MLPs averaged).
+`cp` and `fuse` run in turn, both writing new files. The time ratio is the median of the ratios within a
+repetition. The time of `import timm`, which `fuse` needs for the tensors of the architecture, is subtracted;
+the time of the whole command is also printed. There are two types of members: pruned only (shared MLPs), and
+fine-tuned (every tensor differs, MLPs are averaged).
 
     python benchmarks/fuse_cost.py [--repeats 5] [--arch vit_large_patch16_224]
 """
@@ -23,7 +25,7 @@ from hydractl.families.open_model import open_model
 from hydractl.manifest.head_mask import HeadMask, TowerKeep
 
 MEGABYTE = 1e6
-# A process's own high-water mark; the one that a parent is told of also counts what it had before it called exec.
+# The process reads VmHWM itself: ru_maxrss, as reported to a parent, also counts the memory before `exec`.
 WATCHED = """
 import sys
 from pathlib import Path
@@ -42,7 +44,7 @@ TIME_CLAIM = 2.0
 
 
 def main() -> int:
-    """Build the members, measure, and return 1 if a claim does not hold."""
+    """Build the members and measure both types. The exit code is 1 if a claim fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -59,7 +61,7 @@ def main() -> int:
 
 
 def make_members(arch: str, folder: Path) -> list[Path]:
-    """Prune a random base to two thirds of its heads, differently three times."""
+    """Prune a random base to two thirds of its heads, with three different masks."""
     opened = open_model(f"arch:{arch}")
     base = folder / "base.st"
     base.write_bytes(opened.checkpoint.paths[0].read_bytes())
@@ -91,7 +93,7 @@ def make_members(arch: str, folder: Path) -> list[Path]:
 
 
 def perturb(member: Path, *, seed: int) -> None:
-    """Change every tensor a little, as fine-tuning does."""
+    """Add small noise to every tensor, like fine-tuning."""
     checkpoint = Checkpoint.open(member)
     generator = torch.Generator().manual_seed(seed)
     tensors = {
@@ -103,7 +105,7 @@ def perturb(member: Path, *, seed: int) -> None:
 
 
 def measure(kind: str, members: list[Path], repeats: int) -> int:
-    """Fuse and copy in turn; print both sides and return how many claims fail."""
+    """Run `cp` and `fuse` in turn, print both, and return the number of failed claims."""
     out = members[0].with_name("hydra.st")
     command = ["fuse", *map(str, members), "-o", str(out), "--no-verify", "--json"]
     fused, whole, copied, memory = [], [], [], []
@@ -140,7 +142,7 @@ def measure(kind: str, members: list[Path], repeats: int) -> int:
 
 
 def fresh(folder: Path) -> Path:
-    """Return an empty folder."""
+    """Create an empty folder, or remove all files of an existing folder."""
     if folder.exists():
         for path in folder.iterdir():
             path.unlink()
@@ -149,7 +151,11 @@ def fresh(folder: Path) -> Path:
 
 
 def watched(arguments: list[str], folder: Path) -> tuple[float, float]:
-    """Run `hydractl` with some arguments, or `import timm` without any; return seconds and peak resident bytes."""
+    """Run `hydractl` in a new process, or `import timm` if there are no arguments.
+
+    Returns:
+        Seconds, and peak resident memory in bytes.
+    """
     note = folder / "peak"
     seconds = run([sys.executable, "-c", WATCHED, str(note), *arguments])
     return seconds, 1024 * float(note.read_text())
@@ -159,7 +165,7 @@ def run(command: list[str]) -> float:
     """Run a command and return its seconds.
 
     Raises:
-        SystemExit: If it fails.
+        CalledProcessError: If the command fails.
     """
     start = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

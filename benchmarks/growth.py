@@ -1,17 +1,19 @@
-"""How time and memory of the stages grow: with members, layers, classes, samples, and processes.
+"""Measure the growth of time and memory of the stages with members, layers, classes, samples, and processes.
 
-Each point is a command of its own on a small vision transformer and on pictures that are made here. Its time is processor
-time of the command without Python's start and the libraries', on one thread, the least of the repetitions, so that a busy
-machine changes little; its memory is what it takes at its peak beyond the libraries. Exponents are slopes of logarithms from
-one size to the next: the last one counts, as what does not grow weighs least there. Linear is 1, and 1.1 is claimed of all but
-two methods with layers: Taylor layer by layer has a pass for each, 2.2; the circuit by exhaustive search has as many candidates
-as the heads squared, each of which runs the layers that follow, 3.3.
+Each point is a command on a small vision transformer and generated images. Time is the processor time of the
+command on one thread, without the start of Python and the libraries; the least of the repetitions, so that
+other load has little effect. Memory is the peak above the libraries. Exponents are slopes on a log-log scale
+between neighbouring sizes; the last slope counts, because constant parts matter least there. Linear growth is
+1, and the claimed bound is 1.1. Two methods grow faster with layers: Taylor layer by layer has one pass per
+layer (2.2); the exhaustive circuit search evaluates as many candidates as the heads squared, each through the
+following layers (3.3).
 
-Processes are compared by the busiest one's processor time for the same work: two should take half of it each.
+Processes are compared by the processor time of the busiest process for the same work: two processes should
+need half each.
 
     python benchmarks/growth.py [--repeats 2] [--axis members layers classes samples processes] [-o growth]
 
-`-o NAME` writes NAME.json and the picture NAME.png.
+`-o NAME` writes NAME.json and the figure NAME.png.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 BOUND = 1.1
+"""Largest allowed exponent for linear growth. Chosen by hand: 0.1 covers noise. Doubling would accept
+quadratic growth."""
 MIB = 2**20
 AXES: dict[str, tuple[int, ...]] = {
     "members": (1, 2, 4, 8, 16),
@@ -44,14 +48,15 @@ AXES: dict[str, tuple[int, ...]] = {
 }
 USUAL = {"members": 3, "layers": 6, "classes": 10, "samples": 1000, "processes": 1}
 LEAST_S, LEAST_MIB = 0.1, 16
-"""What is less is no measure of anything."""
+"""Seconds and MiB below which measurements are noise; smaller values are raised to these bounds. Chosen by
+hand; doubling ignores more growth at small sizes."""
 HEADS = 4
 SIDE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How large one point is."""
+    """Sizes of one point."""
 
     members: int
     layers: int
@@ -62,21 +67,21 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Processor seconds, and MiB beyond the libraries."""
+    """Processor seconds, and memory above the libraries in MiB."""
 
     seconds: float
     mib: float
 
 
 class Folder:
-    """What commands of one size read: a base, members, a hydra, pictures; each is made when first asked for."""
+    """Input files of the commands for one point, created at first use: base, members, hydra, images."""
 
     def __init__(self, root: Path, sizes: Sizes) -> None:
         self.root, self.sizes = root / "-".join(str(getattr(sizes, axis)) for axis in AXES), sizes
         self.root.mkdir()
 
     def data(self) -> str:
-        """Return a folder of so many pictures in so many classes."""
+        """Return a folder of random images with the point's samples and classes."""
         from PIL import Image
 
         folder = self.root / "data"
@@ -91,20 +96,20 @@ class Folder:
         return f"{folder}/"
 
     def base(self) -> str:
-        """Return a base of random weights."""
+        """Return the reference to a base with random weights."""
         return (
             f"arch:vit_tiny_patch16_224::img_size={SIDE},patch_size=4,in_chans=1,embed_dim=64,num_heads={HEADS},"
             f"depth={self.sizes.layers},num_classes={self.sizes.classes}"
         )
 
     def members(self) -> list[str]:
-        """Return pruned members."""
+        """Return the paths of pruned members."""
         if not (self.root / "m0.st").exists():
             run(self.prune())
         return [str(self.root / f"m{i}.st") for i in range(self.sizes.members)]
 
     def prune(self) -> list[str]:
-        """Return the command that prunes them."""
+        """Return the command that prunes the members."""
         drawn = [
             "--members",
             str(self.sizes.members),
@@ -116,7 +121,7 @@ class Folder:
         return ["prune", self.base(), *drawn, "--force", "-o", str(self.root / "m{i}.st")]
 
     def hydra(self) -> str:
-        """Return a hydra."""
+        """Return the path of a hydra, or of the only member."""
         members, out = self.members(), self.root / "hydra.st"
         if len(members) == 1:
             return members[0]
@@ -125,7 +130,7 @@ class Folder:
         return str(out)
 
     def out(self, name: str) -> list[str]:
-        """Return where a command writes to."""
+        """Return the output options of a command."""
         return ["--force", "-o", str(self.root / name)]
 
 
@@ -158,11 +163,11 @@ STAGES: Mapping[str, tuple[Callable[[Folder], list[str]], Mapping[str, int]]] = 
         {"members": 1, "layers": 1, "classes": 1, "samples": 1, "processes": 1},
     ),
 }  # fmt: skip
-"""A stage's command, what it is measured over, and the power of it that the method itself takes."""
+"""Command of each stage, with its axes and the exponent of the method for each axis."""
 
 
 def main() -> int:
-    """Measure, print a table for each axis, and return 1 if a claim does not hold."""
+    """Measure, and print a table per axis. The exit code is 1 if a claim fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -185,7 +190,7 @@ def main() -> int:
 
 
 def measured(root: Path, axis: str, repeats: int) -> dict[str, dict[int, Cost]]:
-    """Return what every stage costs at every size of an axis; the sizes take turns."""
+    """Return the cost of every stage at every size of an axis. The sizes run in turn."""
     root.mkdir()
     folders = {size: Folder(root, Sizes(**{**USUAL, axis: size})) for size in AXES[axis]}
     found: dict[str, dict[int, Cost]] = {}
@@ -204,17 +209,17 @@ def measured(root: Path, axis: str, repeats: int) -> dict[str, dict[int, Cost]]:
 
 
 def cost(command: Sequence[str], *, processes: int) -> Cost:
-    """Return what a command costs; of several processes, the one that took most."""
+    """Return the cost of a command; with several processes, the maximum over the processes."""
     lines = run(command, processes=processes)
     costs = [json.loads(line.partition("COST ")[2]) for line in lines if "COST " in line]
     return Cost(seconds=max(c["seconds"] for c in costs), mib=max(c["mib"] for c in costs))
 
 
 def run(command: Sequence[str], *, processes: int = 1) -> list[str]:
-    """Run a command of hydractl in a worker, or in several, and return what they said.
+    """Run a hydractl command in worker processes and return the lines of their output.
 
     Raises:
-        SystemExit: If it fails.
+        SystemExit: If the command fails.
     """
     start = [sys.executable]
     if processes > 1:
@@ -229,7 +234,7 @@ def run(command: Sequence[str], *, processes: int = 1) -> list[str]:
 
 
 def worker(arguments: list[str]) -> int:
-    """Run a command, and say what it cost beyond the libraries."""
+    """Run a command and print its cost above the libraries. Returns the exit code."""
     import timm  # noqa: F401 - what is measured begins after it
     import torch
 
@@ -245,7 +250,7 @@ def worker(arguments: list[str]) -> int:
 
 
 def report(axis: str, found: dict[str, dict[int, Cost]]) -> int:
-    """Print an axis's table, and return how many claims do not hold."""
+    """Print the table of an axis, and return the number of failed claims."""
     sizes = AXES[axis]
     print(
         f"\n{axis:14s}"
@@ -275,13 +280,13 @@ def report(axis: str, found: dict[str, dict[int, Cost]]) -> int:
 
 
 def exponent(sizes: Sequence[int], values: Sequence[float], least: float) -> float:
-    """Return the slope of the logarithms from the last size but one to the last; what is less than `least` counts as that."""
+    """Return the log-log slope between the last two sizes. Values below `least` are raised to `least`."""
     low, high = (max(value, least) for value in values[-2:])
     return math.log(high / low) / math.log(sizes[-1] / sizes[-2])
 
 
 def write(out: Path, found: dict[str, dict[str, dict[int, Cost]]]) -> None:
-    """Write all points, and draw them."""
+    """Write all points, and plot them."""
     import matplotlib as mpl
 
     mpl.use("agg")

@@ -1,18 +1,20 @@
-"""Do the two guarantees of `eval --threshold-for` hold, and what do they accept? Simulated, beside the bound that they replace.
+"""Simulate the guarantees of `eval --threshold-for`: error rates and coverage, with the earlier bound.
 
-A population is many inputs, each with an OOD score and a chance of being answered wrongly, so that the risk below any threshold is
-known exactly. A trial draws N of them independently, finds a threshold as `eval` does, and looks at the whole population. The
-populations were written down before anything was run, and none is left out:
+A population is a large set of inputs, each with an OOD score and a probability of a wrong answer. The risk
+below any threshold is therefore known exactly. A trial draws n inputs independently, finds a threshold as
+`eval` does, and measures the threshold on the whole population. All populations were written down before the
+first run, and all are reported:
 
-    calibrated      a probability that is right: an answer is wrong as often as it says; 91 % accuracy
-    hard            the same, 77 % accuracy
-    noisy           92 % accuracy, and 2 % of all labels are wrong, however sure the model is
-    unrelated       4 % of the answers are wrong whatever the score
-    blunders        the surest tenth holds more errors than the rest, so that the risk does not rise with the score
-    equal scores    `calibrated`, with probabilities of one decimal
-    digits          the demo's vision transformer, trained here, on its test digits: scores are `msp`
+    calibrated      confidence equals accuracy; 91 % accuracy
+    hard            the same with 77 % accuracy
+    noisy           92 % accuracy; 2 % of all labels are wrong, at any confidence
+    unrelated       4 % wrong answers at any score
+    blunders        the most confident tenth has more errors than the rest: the risk does not rise with the
+        score
+    equal scores    `calibrated`, with probabilities rounded to one decimal
+    digits          the demo's vision transformer, trained here, on its test digits; the scores are `msp`
 
-`Bonferroni` is what `errors-among-accepted` was before: ranks 5 % apart that share `delta` equally.
+`Bonferroni` is the earlier method of `errors-among-accepted`: ranks 5 % apart share `delta` equally.
 
     python benchmarks/guarantees.py [--trials 2000] [--out benchmarks/results]
 """
@@ -47,8 +49,11 @@ SIZES = (100, 400, 1600)
 RISKS = (0.01, 0.05, 0.1)
 DELTA = 0.05
 INPUTS = 100_000
+"""Inputs of a simulated population. Chosen by hand: rounding of shares to 1e-5 is far below the risks in
+`RISKS`. Doubling doubles the time of sorting and changes no verdict."""
 LEVEL = 0.999
-"""Of the intervals that verdicts rest on: there are over a hundred of them."""
+"""Confidence level of the intervals behind the verdicts. Each run has 189 verdicts, so at 0.999 about 0.1 of
+them fail by chance. With twice the error probability (0.998), about 0.2 fail by chance."""
 HEAD = (
     "| n | risk | Bonferroni: reached | coverage | broken | errors-among-accepted: reached | coverage | broken | best | "
     "accepted-and-wrong: reached | coverage | wrong | best |"
@@ -64,13 +69,13 @@ LEGEND = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Population:
-    """P inputs, each as likely as any other.
+    """Inputs with equal probability of being drawn, sorted by score.
 
     Attributes:
-        name: In tables.
-        scores: (P,), in order.
-        wrong: (P,), the chance that each is answered wrongly.
-        before: (P + 1,), the sum of these over the first inputs.
+        name: Heading in tables.
+        scores: Shape (P,), ascending.
+        wrong: Shape (P,), probability of a wrong answer for each input.
+        before: Shape (P + 1,), cumulative sum of `wrong`, starting with 0.
     """
 
     name: str
@@ -80,7 +85,7 @@ class Population:
 
     @classmethod
     def of(cls, name: str, scores: np.ndarray, wrong: np.ndarray) -> Population:
-        """Return a population of inputs in any order."""
+        """Build a population from unsorted scores and error probabilities."""
         order = np.argsort(scores, kind="stable")
         return cls(
             name=name,
@@ -90,14 +95,23 @@ class Population:
         )
 
     def below(self, threshold: float | None) -> tuple[float, float]:
-        """Return the share of inputs that a threshold accepts, and that of inputs that are accepted and wrong."""
+        """Measure a threshold on the population.
+
+        Returns:
+            Share of accepted inputs (score below the threshold), and share of inputs that are accepted and
+            wrong. Both are 0 if the threshold is None.
+        """
         if threshold is None:
             return 0.0, 0.0
         accepted = int(np.searchsorted(self.scores, threshold))
         return accepted / len(self.scores), float(self.before[accepted]) / len(self.scores)
 
     def best(self, risk: float) -> tuple[float, float]:
-        """Return the largest share of inputs that each guarantee lets a threshold accept, for who knows the population."""
+        """Return the largest possible share of accepted inputs under each guarantee.
+
+        Returns:
+            Largest share for errors among accepted inputs, and for accepted and wrong inputs.
+        """
         places = np.unique(np.searchsorted(self.scores, self.scores))
         counts = np.append(places[1:], len(self.scores))
         wrong = self.before[counts]
@@ -108,14 +122,18 @@ class Population:
         )
 
     def draw(self, count: int, generator: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the scores of independent draws, and whether answers to them are right."""
+        """Draw inputs independently, with replacement.
+
+        Returns:
+            Scores and correctness of the answers, both of shape (count,).
+        """
         places = generator.integers(len(self.scores), size=count)
         hits = generator.random(count) >= self.wrong[places]
         return torch.from_numpy(self.scores[places]), torch.from_numpy(hits)
 
 
 def synthetic() -> list[Population]:
-    """Return the populations whose risks are known by design."""
+    """Return the populations with known error probabilities."""
     uniform = (np.arange(INPUTS) + 0.5) / INPUTS
 
     def probability(mean: float, spread: float) -> np.ndarray:
@@ -137,7 +155,7 @@ def synthetic() -> list[Population]:
 
 
 def digits(folder: Path) -> Population:
-    """Return what a model says of digits that it was not trained on; each is answered rightly or wrongly."""
+    """Train the demo's model and return its test digits as a population with error probabilities 0 or 1."""
     model, path = folder / "base.st", folder / "predictions.st"
     run("finetune", DIGITS.architecture, "--data", DIGITS.train, "--val", DIGITS.val, *DIGITS.training,
         "--epochs", DIGITS.epochs, "--seed", 0,
@@ -151,7 +169,11 @@ def digits(folder: Path) -> Population:
 
 
 def run(*words: object) -> None:
-    """Run a command of hydractl in silence."""
+    """Run a hydractl command without output.
+
+    Raises:
+        SystemExit: If the command fails; the message contains its standard error.
+    """
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
         code = hydractl([*map(str, words)])
     if code:
@@ -159,7 +181,10 @@ def run(*words: object) -> None:
 
 
 def bonferroni(scores: torch.Tensor, hits: torch.Tensor, *, risk: float) -> Selection:
-    """Return the loosest threshold that passes where all share `DELTA`, from the one that accepts most."""
+    """Return the loosest threshold that passes a binomial test at `DELTA` / number of tested ranks.
+
+    Ranks are tested from the largest number of accepted inputs downwards.
+    """
     count = len(scores)
     ranks: list[int] = []
     share = 1.0
@@ -186,7 +211,7 @@ METHODS: dict[str, Callable[[torch.Tensor, torch.Tensor, float], Selection]] = {
 def measured(
     population: Population, count: int, risk: float, *, trials: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Return a row for each method, all of them on the same draws."""
+    """Run all methods on the same draws and return one row per method."""
     generator = np.random.default_rng([seed, count, round(1000 * risk)])
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in METHODS}
     for _ in range(trials):
@@ -203,6 +228,7 @@ def measured(
             "reached": float((pairs[:, 0] > 0).mean()),
             "coverage": float(pairs[:, 0].mean()),
             "best_coverage": best[name == CONFORMAL],
+            # The factor absorbs rounding: a share that equals the risk exactly is not a violation.
             "broken": int((pairs[:, 1] > risk * pairs[:, 0] * (1 + 1e-9)).sum()),
             "accepted_and_wrong": float(pairs[:, 1].mean()),
             "deviation": float(pairs[:, 1].std(ddof=1) / math.sqrt(trials)),
@@ -213,7 +239,7 @@ def measured(
 
 
 def holds(row: dict[str, Any]) -> bool:
-    """Return whether what a row promises is inside the interval of what was seen, or on the safe side of it."""
+    """Return whether a row is compatible with the promised bound at confidence `LEVEL`."""
     if row["method"] == CONFORMAL:
         return bool(row["accepted_and_wrong"] - norm.ppf((1 + LEVEL) / 2) * row["deviation"] <= row["risk"])
     broken, trials = row["broken"], row["trials"]
@@ -221,7 +247,7 @@ def holds(row: dict[str, Any]) -> bool:
 
 
 def written(rows: Sequence[dict[str, Any]], *, command: str) -> str:
-    """Return the tables and the verdicts."""
+    """Return the page in Markdown: verdicts, legend, and one table per population."""
     trials = rows[0]["trials"]
     lines = [
         "# Guarantees of thresholds, simulated",
@@ -267,12 +293,12 @@ def written(rows: Sequence[dict[str, Any]], *, command: str) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share in percent."""
+    """Format a share in percent."""
     return f"{100 * share:.1f}"
 
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a line for each promise, and one for what the sequence gains."""
+    """Return one line per promise, and lines that compare coverage and success between the methods."""
     lines = []
     for method in METHODS:
         own = [row for row in rows if row["method"] == method]
@@ -321,7 +347,7 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    """Simulate everything, print the verdicts and write the tables; fail if a promise does not hold."""
+    """Run the simulation, print the verdicts and write the tables. The exit code is 1 if a promise fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

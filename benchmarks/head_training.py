@@ -1,8 +1,8 @@
-"""How long `finetune --train head` takes where features are kept, beside the encoder in each step and beside whole tuning.
+"""Measure `finetune --train head` with stored features, with the encoder in each step, and full training.
 
-A ViT-Ti/16 at 224 pixels, drawn at random, and JPEG files of 320 x 240 in four classes, made here. Each repetition trains once in each
-way, in turn, so that a busy machine is busy for all; ratios are medians over the repetitions. Returns 1 if the two classifiers differ
-by more than 1e-5.
+The model is a random ViT-Ti/16 at 224 pixels; the data are generated JPEG files of 320 x 240 in four classes.
+Each repetition trains once in each mode, in turn, so that other load affects all modes. Ratios are medians
+over the repetitions. The exit code is 1 if the two classifiers differ by more than 1e-5.
 
     python benchmarks/head_training.py [--images 256] [--epochs 10] [--repeats 3]
 """
@@ -26,11 +26,13 @@ from hydractl.training.recipe import PARTS, Recipe
 
 MODEL = "arch:vit_tiny_patch16_224"
 TOLERANCE = 1e-5
+"""Largest allowed difference of a weight between the two classifiers. Chosen by hand for rounding in fp32;
+doubling hides larger differences."""
 KEPT, EACH, WHOLE = "features kept", "encoder in each step", "all trains"
 
 
 def main() -> int:
-    """Measure, print a line a way, and return 1 if the classifiers differ."""
+    """Measure, print one line per mode, and return 1 if the classifiers differ."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -57,7 +59,7 @@ def main() -> int:
 
 
 def timed(folder: Path, way: str, epochs: int) -> float:
-    """Train in one of the ways, and return the seconds."""
+    """Train in one mode and return the seconds."""
     data = DataRef.parse(str(folder / "data"))
     recipe = Recipe(epochs=epochs, batch_size=32, train=PARTS if way == WHOLE else ("head",))
     config = FinetuneConfig(

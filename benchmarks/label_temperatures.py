@@ -1,11 +1,12 @@
-"""One temperature for all labels of a multi-label model, or one for each: which has the lower NLL on new data?
+"""Compare a common temperature with one temperature per label for multi-label models, by NLL on new data.
 
-Simulated, so that the truth is known: true log odds of each of 10 labels are normal with deviation 2, and a model says them times an
-overconfidence of 1.5 that differs among labels: its logarithm is normal with a deviation of `spread`. All temperatures are fitted
-by hydractl's own functions on the same held-out samples: a common one, one for each label apart, and one for each label that is
-drawn to the common one, as `--temperature DATA` has them. Printed is the mean, over draws of labels and samples, of the NLL with a
-temperature for each label less that with the common one, in thousandths of a nat, with its 95 % interval (Student): below 0 a
-temperature for each is better.
+The data are simulated: the true log odds of 10 labels are normal with standard deviation 2. The model's log
+odds are the true ones times an overconfidence of 1.5, varied per label by a log-normal factor with standard
+deviation `spread`. All temperatures are fitted by hydractl on the same held-out samples: a common
+temperature, separate temperatures per label, and temperatures per label with a prior at the common one, as in
+`--temperature DATA`. The table has the NLL with temperatures per label minus the NLL with the common
+temperature, as a mean over draws, in thousandths of a nat, with a 95 % interval (Student). Values below 0
+favour temperatures per label.
 
     python benchmarks/label_temperatures.py [--draws 60]
 """
@@ -29,19 +30,27 @@ SAMPLES, SPREADS = (100, 300, 1000), (0.0, 0.1, 0.2, 0.4, 0.6)
 
 
 def drawn(count: int, factors: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return the log odds (N, Q) that a model says, and which labels apply (N, Q)."""
+    """Draw samples.
+
+    Returns:
+        Log odds of the model, and true labels, both of shape (N, Q).
+    """
     true = 2 * torch.randn(count, LABELS, generator=generator, dtype=torch.float64)
     applies = torch.rand(count, LABELS, generator=generator, dtype=torch.float64) < true.sigmoid()
     return true * factors, applies
 
 
 def responses(log_odds: Tensor) -> Responses:
-    """Return what a model says whose log odds are (N, Q)."""
+    """Return model responses for log odds of shape (N, Q), with one member."""
     return Responses(F.pad(log_odds[None, ..., None], (1, 0)).log_softmax(-1), None)
 
 
 def gains(samples: int, spread: float, seed: int) -> tuple[float, float]:
-    """Return the NLL with temperatures of labels less that with a common one, on new samples: fitted apart, and drawn to it."""
+    """Return the NLL with temperatures per label minus the NLL with the common temperature, on new samples.
+
+    Returns:
+        Difference for separate fits, and for fits with a prior. In thousandths of a nat.
+    """
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(LABELS, generator=generator, dtype=torch.float64)
     factors = OVERCONFIDENCE * (spread * noise).exp()

@@ -1,7 +1,8 @@
-"""How much memory `prune` and `fuse` take at ViT-B size, 3 members: peak over `import timm`, with verification and without.
+"""Measure the peak memory of `prune` and `fuse` at ViT-B size with 3 members, above `import timm`.
 
-Both copy tensor by tensor, and verify by filling each block from the files while it runs, so neither holds a model. Of the
-members all tensors differ, as fine-tuning leaves them; their MLPs are averaged, or kept apart.
+Runs with and without verification. Both commands copy tensor by tensor, and verify by filling each block from
+the files while it runs, so neither holds a model. All tensors differ between the members, as after
+fine-tuning; MLPs are averaged, or kept separate.
 
     python benchmarks/memory.py [--arch vit_base_patch16_224]
 """
@@ -17,7 +18,7 @@ from fuse_cost import MEGABYTE, make_members, perturb, watched
 
 
 def main() -> int:
-    """Make a base and its members, measure, and return 1 if a command takes as much as one model."""
+    """Make a base and members, and measure. The exit code is 1 if a command needs a model's memory."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,7 +1,7 @@
-"""How much memory `eval` takes to measure predictions that it keeps on the disk: peak over the libraries, and how it grows.
+"""Measure the memory of `eval` for predictions stored on disk: peak above the libraries, and growth.
 
-Made-up predictions of 3 members go where `eval` keeps them, a batch at a time; then a temperature is fitted and every metric is
-measured. In memory they would take 4 M N C bytes, and a copy of them.
+Random predictions of 3 members are stored as `eval` does, batch by batch. Then one pass of a temperature fit
+and all metrics run. In memory, the predictions would need 4 M N C bytes, and a copy.
 
     python benchmarks/metrics_memory.py [--samples 100000] [--classes 1000] [--members 3] [--at-most 500]
 """
@@ -23,7 +23,7 @@ SCORES = ("msp", "entropy", "mi", "energy")
 
 
 def worker(members: int, samples: int, classes: int, folder: Path) -> None:
-    """Keep and measure predictions, and print the peak of memory beyond that of the libraries, in bytes."""
+    """Store and measure random predictions, and print the peak memory above the libraries, in bytes."""
     import torch
 
     from hydractl.metrics.compute import measure
@@ -34,6 +34,7 @@ def worker(members: int, samples: int, classes: int, folder: Path) -> None:
 
     torch.set_num_threads(1)
     draw = torch.Generator().manual_seed(0)
+    # Initializes the thread pool and kernels of torch before the idle memory is measured.
     torch.randn(8, 8).softmax(0)
     idle = peak()
     labels = torch.randint(classes, (samples,), generator=draw)
@@ -47,7 +48,7 @@ def worker(members: int, samples: int, classes: int, folder: Path) -> None:
             yield indices, logits.log_softmax(-1), logits.logsumexp(-1)
 
     said = collected(batches(), count=samples, folder=folder)
-    scaled_nll(said, labels, 1.1)  # one of the forty passes of a fit
+    scaled_nll(said, labels, 1.1)  # A temperature fit has about forty passes like this.
     measure(
         Scaled(said, 1.1),
         labels,
@@ -60,13 +61,14 @@ def worker(members: int, samples: int, classes: int, folder: Path) -> None:
 
 
 def peak() -> int:
-    """Return the most memory that this process has had, in bytes."""
+    """Return the peak resident memory of this process, in bytes."""
     found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux reports ru_maxrss in KiB, macOS in bytes.
     return found if sys.platform == "darwin" else found * 1024
 
 
 def measured(members: int, samples: int, classes: int) -> int:
-    """Return the peak of a process of its own."""
+    """Run the worker in a new process, because peak memory never falls within a process. Return its peak."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--worker", folder]
         command += ["--members", str(members), "--samples", str(samples), "--classes", str(classes)]
@@ -74,7 +76,7 @@ def measured(members: int, samples: int, classes: int) -> int:
 
 
 def main() -> int:
-    """Measure, and return 1 if the whole takes more than it may, or memory grows as predictions do."""
+    """Measure three sizes. The exit code is 1 above `--at-most`, or if growth exceeds a square root."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

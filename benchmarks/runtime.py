@@ -1,42 +1,49 @@
-"""What a hydra costs to run, against its members in turn, a deep ensemble and the library's own single model.
+"""Compare the runtime of a hydra with its members in turn, a deep ensemble, and the library's single model.
 
-Interleaved: each round runs every row once, so that a noisy machine is noisy for all; figures are medians, and those of ratios are of
-the ratios within a round. A round is repeated until there are `--repeats`, and until every row has run for 0.2 s in all, or 500 times. On a GPU
-time is between events on its stream, and a row's peak is the memory that one run of it takes beside all weights; of a
-graph, that of the run that it keeps. `runtime_rows.py` makes the models.
+Runs are interleaved: each round runs every row once, so that noise affects all rows. Times are medians;
+ratios are medians of the ratios within a round. Rounds are repeated `--repeats` times, and until every row
+has run for 0.2 s in total or 500 times. On a GPU, time is measured between events on the stream, and the peak
+is the memory of one run beyond all weights (for a CUDA graph, of the captured run). `runtime_rows.py` makes
+the models.
 
-A device with few samples waits for the processor that calls its kernels. `--how calls` measures that processor's time, wherever it is:
-eager rows of models with the same layers and heads, but so narrow that there is next to nothing to compute, and hydras stacked.
+With few samples, a device waits for the processor that launches its kernels. `--how calls` measures this
+launch time on any device: eager runs of models with the same layers and heads, but so narrow that computation
+is negligible, with stacked hydras.
 
-Compiled rows take any batch size (`dynamic=True`): one compilation does for all sizes but 1, which torch compiles on its own and
-which is therefore the last. Code for one size alone may be a little faster, for every row.
+Compiled rows take any batch size (`dynamic=True`): one compilation serves all sizes except 1, which torch
+compiles separately; batch size 1 therefore runs last. Code for a single size may be slightly faster, for
+every row.
 
-It needs torch, timm and hydractl's sources, where they are: nothing else is installed, and hydractl itself need not be.
+Needs torch, timm and the source tree of hydractl; hydractl need not be installed.
 
     python benchmarks/runtime.py [--device cpu] [--dtype fp32 bf16] [--batch 1 4] [--repeats 15]
-    python benchmarks/runtime.py --device cuda --dtype bf16 --batch 1,4,16,64,256 [--how calls eager graph compiled "compiled graph"] [--minutes 5]
+    python benchmarks/runtime.py --device cuda --dtype bf16 --batch 1,4,16,64,256
+                                 [--how calls eager graph compiled "compiled graph"] [--minutes 5]
 
-What would end after `--minutes` is not begun, and a row that fails is left out: its table says why. Each table is followed by itself
-as a line of JSON, which stays where the command is killed; a line of JSON with all tables ends it. On a GPU a block follows, to
-paste into an issue.
+Work that would end after `--minutes` is not started. A row that fails is skipped, and the table shows the
+reason. Each table is followed by a line of JSON, which survives if the command is killed; the last line of
+JSON has all tables. On a GPU, a block of Markdown for an issue follows.
 
-At batch 4 on a GPU, the paper reports 1.07 of a hydra, and a trunk of 10 was claimed to cost nothing. On an H200 the first fails, and in
-bf16 the second (`results/runtime-h200.md`). Counted, a hydra (a trunk of 10) takes these times what the single model takes:
+At batch 4 on a GPU, the paper reports a ratio of 1.07 for a hydra, and a trunk of 10 was claimed to be free.
+On an H200 the first claim fails, and in bf16 also the second (`results/runtime-h200.md`). Counted costs of a
+hydra (with a trunk of 10), relative to the single model:
 
     launches         148 / 133 = 1.11        138 / 133 = 1.04       of an eager pass; a graph has none
                      123 / 109 = 1.13        113 / 109 = 1.04       of a compiled pass
-    bytes of weights 115 M / 87 M = 1.33     91 M / 87 M = 1.05     attention twice: 3 members with 8 of 12 heads
+    bytes of weights 115 M / 87 M = 1.33     91 M / 87 M = 1.05     attention twice: 3 members with 8 of 12
+    heads
     work             46.17 / 17.56 = 2.63    20.58 / 17.56 = 1.17     multiply-accumulates, in G
 
-An H200 in bf16: at batch 4, where it waits for the processor, eager 1.28 (1.13) and compiled 1.19 (1.12); graphs, at batch 1, where
-memory counts, 1.18 (1.00); at 4 already 1.67 (1.04); at 64, where it is busy, 2.28 (1.03).
+On an H200 in bf16: at batch 4, limited by launches, eager 1.28 (1.13) and compiled 1.19 (1.12). Graphs: at
+batch 1, limited by memory, 1.18 (1.00); at batch 4 already 1.67 (1.04); at batch 64, limited by compute, 2.28
+(1.03).
 """
 
 from __future__ import annotations
 
 import time
 
-START = time.monotonic()  # to load torch is part of the time
+START = time.monotonic()  # Loading torch counts towards `--minutes`.
 
 import argparse
 import json
@@ -74,16 +81,27 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CALLS = "calls"
 HOWS = (CALLS, "eager", "graph", "compiled", "compiled graph")
-"""The last two are those that may take minutes; they share what is compiled."""
+"""Execution modes. The last two may need minutes for compilation and share the compiled code."""
 WARM, UNCOUNTED, ENOUGH, MOST, LAST = 3, 2, 0.2, 500, 5.0
-"""Runs before a row is ready; rounds that do not count; the seconds that each row runs at least, if not as many rounds as come next;
-and the seconds that are left for the rounds of a table."""
+"""WARM: runs before a row is ready. UNCOUNTED: first rounds that are discarded. ENOUGH: least total seconds
+of each row. MOST: number of rounds that suffices instead. LAST: seconds reserved for the rounds of a table.
+All were chosen by hand: doubling ENOUGH or MOST doubles the time of fast rows, doubling LAST skips more rows
+near the time limit."""
 TIME_WAS_UP = "not measured: time was up"
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A bound on the ratio of two rows' times, and for which devices and batch sizes it is claimed."""
+    """Upper bound on the ratio of two rows' times.
+
+    Attributes:
+        device: Device of the claim.
+        row: Claimed row.
+        against: Row for comparison.
+        bound: Largest allowed ratio.
+        batches: Batch sizes of the claim.
+        hows: Execution modes of the claim.
+    """
 
     device: str
     row: str
@@ -104,11 +122,16 @@ CLAIMS = (
     Claim("cuda", "hydra", SINGLE, 1.07, (4,), ("eager", "graph")),
     Claim("cuda", "hydra, trunk of 10", SINGLE, 1.00, (4,), ("eager", "graph")),
 )
-"""At 64 samples on a GPU a hydra is held against its arithmetic: its time over single's is no more than its operations over single's."""
+"""Claims for small batches. For 64 samples on a GPU, `claimed` adds that a hydra's time ratio is at most its
+MAC ratio."""
 
 
 def main() -> int:
-    """Measure, print a table for each dtype, way and batch size, and return 1 if a claim does not hold or was not measured."""
+    """Measure, and print a table for each dtype, mode and batch size.
+
+    Returns:
+        Exit code: 1 if a claim fails or was not measured.
+    """
     options = parsed()
     torch.manual_seed(0)
     cuda = options.device == "cuda"
@@ -144,7 +167,7 @@ def main() -> int:
 
 
 def for_an_issue(name: str, tables: Sequence[dict[str, object]]) -> str:
-    """Return what was measured on a GPU as a block of Markdown."""
+    """Return the measurements on a GPU as a block of Markdown."""
     lines = [
         "", "Paste this into an issue:", "",
         f"### benchmarks/runtime.py on {name}", "",
@@ -169,7 +192,7 @@ def for_an_issue(name: str, tables: Sequence[dict[str, object]]) -> str:
 
 
 def parsed() -> argparse.Namespace:
-    """Return the options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -192,10 +215,10 @@ def parsed() -> argparse.Namespace:
 
 
 def compiled(model: Run, backend: str | Callable[..., Run] = "inductor") -> Run:
-    """Return a model that is compiled when it is first called.
+    """Return a model that compiles itself at its first call.
 
-    Beside a function's code dynamo keeps all that it made of it, eight at most, and a call looks through them: each row has code
-    of its own, or those of one class would pay for one another.
+    Dynamo caches up to eight compilations per code object and searches all of them in each call. Each row
+    therefore gets a copy of the code object, otherwise rows of one class would slow each other down.
     """
 
     def call(x: torch.Tensor) -> object:
@@ -207,14 +230,24 @@ def compiled(model: Run, backend: str | Callable[..., Run] = "inductor") -> Run:
 
 
 class Limits(NamedTuple):
-    """How much is measured: the least rounds of a table, and when all ends, by the monotonic clock."""
+    """Limits of a measurement.
+
+    Attributes:
+        repeats: Least number of rounds per table.
+        end: End of the run on the monotonic clock.
+    """
 
     repeats: int
     end: float
 
 
 class Times(NamedTuple):
-    """Seconds of each round, and the memory of one run on a GPU, in MiB."""
+    """Measurements of a row.
+
+    Attributes:
+        seconds: Seconds of each round.
+        peak: Memory of one run on a GPU in MiB, or None.
+    """
 
     seconds: list[float]
     peak: float | None
@@ -223,13 +256,16 @@ class Times(NamedTuple):
 def measure(
     rows: dict[str, tuple[Run, float]], images: torch.Tensor, how: str, limits: Limits
 ) -> dict[str, Times | str]:
-    """Return what each row took, after rounds that do not count; or why there is nothing.
+    """Time all rows in interleaved rounds.
 
     Args:
-        rows: What is run, and its multiply-accumulates, by which it is foretold how long a row needs until it is ready.
-        images: What it is given.
-        how: The way.
-        limits: A round that is begun is finished; there is one at least, which then counts.
+        rows: For each row, the model and its MACs. MACs predict the preparation time of a row.
+        images: Input batch.
+        how: Execution mode.
+        limits: Limits of the run. A started round is finished, and at least one round runs and counts.
+
+    Returns:
+        Times of each row without warm-up rounds, or the reason if the row was not measured.
     """
     whys: dict[str, str] = {}
     ready: dict[str, Run] = {}
@@ -262,7 +298,7 @@ def measure(
 
 
 def enough(seconds: Sequence[Sequence[float]], limits: Limits) -> bool:
-    """Return whether nothing more need be measured of a table, of all rounds of each row."""
+    """Return whether all rows of a table have enough rounds, or time is up."""
     if not seconds or time.monotonic() > limits.end:
         return True
     rounds = len(seconds[0]) - UNCOUNTED
@@ -271,18 +307,24 @@ def enough(seconds: Sequence[Sequence[float]], limits: Limits) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """Return what a table says of a row that failed."""
+    """Return the reason for a failed row."""
     return f"failed: {type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
 def prepared(run: Run, images: torch.Tensor, how: str) -> tuple[Run, float | None]:
-    """Return what is timed, warm, and its peak."""
+    """Warm up a row, and capture its CUDA graph if requested.
+
+    Returns:
+        The function to time, and its peak memory in MiB (None on the CPU).
+    """
     for _ in range(WARM):
         run(images)
     if images.device.type == "cpu":
         return run, None
     if "graph" not in how:
         return run, peak_of(lambda: run(images))[1]
+    # A graph must be captured after a run on a side stream, see "CUDA Graphs" in the documentation of
+    # PyTorch.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -319,7 +361,11 @@ def timed(run: Run, images: torch.Tensor) -> float:
 
 
 def peak_of(run: Callable[[], object]) -> tuple[object, float]:
-    """Return what a run returns, and the MiB that it takes beside what is held before."""
+    """Call a function on the GPU.
+
+    Returns:
+        Its result, and its peak memory in MiB beyond the memory allocated before.
+    """
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -329,7 +375,7 @@ def peak_of(run: Callable[[], object]) -> tuple[object, float]:
 
 
 class Setting(NamedTuple):
-    """What a table was measured with."""
+    """Settings of a table."""
 
     device: str
     dtype: str
@@ -340,7 +386,11 @@ class Setting(NamedTuple):
 def report(
     found: dict[str, Times | str], rows: dict[str, Row], setting: Setting
 ) -> tuple[dict[str, object], int]:
-    """Print medians, ratios and claims; return the table as data, and how many claims do not hold or were not measured."""
+    """Print medians, ratios and claims of a table.
+
+    Returns:
+        The table as data, and the number of claims that fail or were not measured.
+    """
     seconds = {name: one.seconds for name, one in found.items() if isinstance(one, Times)}
     rounds = max(map(len, seconds.values()), default=0)
     print(f"\n{setting.how}, batch {setting.batch}, {setting.dtype}: medians of {rounds} rounds")
@@ -374,12 +424,12 @@ def report(
 
 
 def told(value: float | None) -> str:
-    """Return a ratio as a table has it."""
+    """Format a ratio; `-` for None."""
     return "-" if value is None else f"{value:.3f}"
 
 
 def claimed(rows: dict[str, Row], setting: Setting) -> Iterator[tuple[str, str, float]]:
-    """Yield what is claimed of a setting: row, against which, and the bound."""
+    """Yield the claims for a setting: row, row for comparison, and bound."""
     for claim in CLAIMS:
         if (claim.device, True, True) == (
             setting.device,
@@ -393,7 +443,7 @@ def claimed(rows: dict[str, Row], setting: Setting) -> Iterator[tuple[str, str, 
 
 
 def ratio(seconds: dict[str, list[float]], row: str, against: str) -> float | None:
-    """Return the median of the ratios within each round, None where one of both was not measured."""
+    """Return the median of the ratios within each round, or None if a row was not measured."""
     if row not in seconds or against not in seconds:
         return None
     return round(statistics.median(a / b for a, b in zip(seconds[row], seconds[against], strict=True)), 4)

@@ -1,7 +1,7 @@
-"""The models that `runtime.py` compares, of random weights: torch, timm and hydractl's sources are all that they need.
+"""Models of `runtime.py` with random weights. Needs only torch, timm and the source tree of hydractl.
 
-The single model, the deep ensemble and the members in turn are timm's own modules and timm's own forward pass (members with
-sliced attention), so the comparison is with what a user would run without hydractl.
+The single model, the deep ensemble and the members in turn use timm's modules and timm's forward pass
+(members with sliced attention), so the comparison is with code that runs without hydractl.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydractl.auto.register import HEARD
 
-HEARD.clear()  # timm is not told of hydractl's models, which would take more than torch and timm
+# Prevents registration of hydractl's models in timm, which would import more than torch and timm.
+HEARD.clear()
 import timm
 import torch
 from timm.models import vision_transformer
@@ -33,22 +34,28 @@ SINGLE, ENSEMBLE, IN_TURN = "single", f"deep ensemble x{MEMBERS}", "members in t
 TIMM = timm.__version__
 TRUNKS = {"hydra": 0, "hydra, trunk of 8": 8, "hydra, trunk of 10": 10}
 OTHER = {"cpu": "stacked", "cuda": "in turn"}
-"""The layout that `auto` is not, on a device."""
+"""Layout that `auto` does not choose on a device."""
 NARROW = {"img_size": 16, "patch_size": 16, "embed_dim": HEADS, "num_classes": 10}
-"""Of the same layers and heads, which have next to nothing to compute."""
+"""Options of a model with the same layers and heads and negligible computation."""
 
 
 class Row(NamedTuple):
-    """What is timed, and its multiply-accumulates for one sample."""
+    """A model with its MACs per sample."""
 
     model: Callable[[torch.Tensor], object]
     macs: float
 
 
 def build_rows(dtype: torch.dtype, device: str, *, narrow: bool = False) -> dict[str, Row]:
-    """Build every model that is compared, from one set of random weights: what is asked of a hydra first, the dearest last.
+    """Build all models of the comparison from one set of random weights, hydras before the slowest rows.
 
-    Narrow, their time is that of the calls, and hydras are stacked, as they are where calls are what counts.
+    Args:
+        dtype: Data type of the weights.
+        device: Device of the weights.
+        narrow: Build narrow models with stacked hydras, whose time is the launch time of kernels.
+
+    Returns:
+        Rows by name.
     """
     base = timm.create_model(ARCH, **(NARROW if narrow else {})).eval().to(device, dtype)
     layout, other = ("stacked", "in turn") if narrow else ("auto", OTHER[device])
@@ -70,7 +77,11 @@ def build_rows(dtype: torch.dtype, device: str, *, narrow: bool = False) -> dict
 
 
 def random_masks(trunk: int) -> list[Mask]:
-    """Draw masks of 8 heads a layer on average, uneven like a circuit's, that agree in the first layers."""
+    """Draw masks with 7 and 9 heads in alternating layers, uneven like a circuit's.
+
+    Args:
+        trunk: Number of leading layers with equal masks for all members.
+    """
     masks: list[Mask] = []
     for member in range(MEMBERS):
         layers = []
@@ -83,9 +94,12 @@ def random_masks(trunk: int) -> list[Mask]:
 
 
 def timm_member(base: Any, keep: Mask, held: dict[object, Any]) -> Any:  # noqa: ANN401 - timm is untyped
-    """Slice a copy of timm's model in place of hydractl, so that timm's own forward pass runs it.
+    """Slice heads out of a copy of timm's model, so that timm's own forward pass runs the member.
 
-    It shares its tensors with the base, and its attentions with those of the same heads among `held`, to which it adds its own.
+    Args:
+        base: Model whose tensors are shared.
+        keep: Kept heads of each layer.
+        held: Attention modules by (layer, kept heads), shared between members; new modules are added.
     """
     member = copy.deepcopy(base, {id(p): p for p in base.parameters()})
     for i, (block, kept) in enumerate(zip(member.blocks, keep, strict=True)):
@@ -94,10 +108,10 @@ def timm_member(base: Any, keep: Mask, held: dict[object, Any]) -> Any:  # noqa:
 
 
 class Narrow(vision_transformer.Attention):  # type: ignore[misc,no-any-unimported]  # timm is untyped
-    """Attention of timm before 1.0.23, whose own forward pass takes its heads to be as wide together as the stream."""
+    """Attention for timm before 1.0.23, whose forward pass requires heads as wide in total as the stream."""
 
     def forward(self, x: torch.Tensor, **_: object) -> torch.Tensor:
-        """Return what timm's does (B, T, D) of x (B, T, D), in evaluation, without masks or norms."""
+        """Return timm's attention output in evaluation mode, without masks or norms. Shape (B, T, D)."""
         parted = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
         z = F.scaled_dot_product_attention(*parted.unbind(0))
         y: torch.Tensor = self.proj(z.transpose(1, 2).flatten(-2))
@@ -105,7 +119,7 @@ class Narrow(vision_transformer.Attention):  # type: ignore[misc,no-any-unimport
 
 
 def sliced(attention: Any, kept: tuple[int, ...]) -> Any:  # noqa: ANN401 - as above
-    """Return timm's attention with some of its heads."""
+    """Reduce timm's attention module to the kept heads, in place."""
     width, heads = attention.head_dim, attention.num_heads
     rows = torch.tensor([h * width + k for h in kept for k in range(width)])
     qkv = torch.cat([rows + i * heads * width for i in range(3)])
@@ -125,7 +139,7 @@ def sliced(attention: Any, kept: tuple[int, ...]) -> Any:  # noqa: ANN401 - as a
 
 
 def hydra_of(base: nn.Module, masks: Sequence[Mask], layout: Any) -> Hydra:  # noqa: ANN401 - one of three words
-    """Fuse members that were pruned but not fine-tuned; equal tensors are the same objects, as `fuse` makes them."""
+    """Fuse pruned members without fine-tuning. Equal tensors are shared objects, as after `fuse`."""
     held: dict[object, Any] = {}
     hydra = Hydra([wrap(timm_member(base, keep, held), keep) for keep in masks]).eval()
     hydra.lay_out(layout)
@@ -133,7 +147,7 @@ def hydra_of(base: nn.Module, masks: Sequence[Mask], layout: Any) -> Hydra:  # n
 
 
 def macs(base: Any, masks: Sequence[Mask]) -> float:  # noqa: ANN401 - as above
-    """Return the multiply-accumulates of one sample: layers that all members share once, MLPs and norms for each."""
+    """Return the MACs of one sample. Leading layers with equal masks count once, others per member."""
     width, tokens = base.embed_dim, base.patch_embed.num_patches + 1
     head = width // HEADS
     total, apart = base.patch_embed.num_patches * 3 * 16 * 16 * width, False

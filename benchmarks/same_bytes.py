@@ -1,18 +1,21 @@
-"""Do two trees of hydractl do the same, to the last byte?
+"""Check that two source trees of hydractl have the same behaviour, byte for byte.
 
-    python benchmarks/same_bytes.py OLD_TREE NEW_TREE [--only SUBSTRING]... [--expect SUBSTRING]... [--folder FOLDER] [--jobs N]
+    python benchmarks/same_bytes.py OLD_TREE NEW_TREE [--only SUBSTRING]... [--expect SUBSTRING]... [--folder
+    FOLDER]
+                                    [--jobs N]
 
-Runs the command lines of `same_bytes_cases.txt`, every stage on every family, in both trees (checkouts, each with a folder
-`hydractl`), offline and on one thread, and compares exit codes, standard output and error, and every file written. Times and
-the places of folders are left out. Prints a line a command line with OLD's exit code, what differs below it, and exits 1 if
-anything does that is not expected.
+Runs the command lines of `same_bytes_cases.txt` (every stage on every family) in both trees, offline and on
+one thread. Trees are checkouts, each with a folder `hydractl`. Compares exit codes, standard output, standard
+error and all written files; times and folder names are ignored. Prints one line per command line with OLD's
+exit code, followed by the differences. The exit code is 1 if there is an unexpected difference.
 
-`--only`: run the groups whose name holds the text. `--expect`: what is meant to differ, any text out of `GROUP: COMMAND LINE`
-or of the difference; it is shown and not counted. `--folder`: work there, and leave it to look at: `inputs`, `old`, and
-`new-NAME` for each NEW_TREE of that name. What a tree did there is remembered, and not run again while its code is the same.
-`--jobs 1`: one tree after the other.
+`--only`: run groups with this text in the name. `--expect`: text in `GROUP: COMMAND LINE` or in the
+difference; matching differences are shown and not counted. `--folder`: work in this folder and keep it:
+`inputs`, `old`, and `new-NAME` for each NEW_TREE of this name. Results are reused while the code of the tree
+is unchanged. `--jobs 1`: run one tree after the other.
 
-Models are those of OLD's `tests/support/variants.py`, as their libraries write them: what OLD lacks is not compared.
+Models come from OLD's `tests/support/variants.py`, saved by their libraries; models missing in OLD are not
+compared.
 """
 
 from __future__ import annotations
@@ -43,24 +46,24 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 WAYS = ("process", "terminal", "module")
 STAMP = "stamp"
-"""The file that says of which code the other files of a folder are."""
+"""File with the digest of the code that wrote the other files of the folder."""
 OF_TESTS = "tiny_trunk_"
-"""What names of architectures begin with that tests add to timm, and no other process knows."""
+"""Prefix of architectures that tests register in timm. Other processes do not know these architectures."""
 SHOWN = 12
-"""Lines of a difference."""
+"""Number of lines shown per difference. Chosen by hand; doubling only lengthens the output."""
 Seen = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One command line.
+    """A command line.
 
     Attributes:
-        group: What it is run with, in one folder.
-        argv: Without the program.
-        how: One of `WAYS`, or `main`.
-        stdin: A file, or empty.
-        stdout: A file, or empty.
+        group: Group of commands that run in the same folder.
+        argv: Arguments without the program name.
+        how: One of `WAYS`, or `main` for a call of the main function.
+        stdin: File for standard input, or empty.
+        stdout: File for standard output, or empty.
     """
 
     group: str
@@ -76,7 +79,7 @@ class Case:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run both trees and compare; return the exit code."""
+    """Run both trees and compare. Return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -91,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.path.insert(0, str(options.old.resolve() / "tests"))
     from support.variants import VARIANTS
 
-    # a process of its own does not know the architectures that tests add to timm
+    # New processes do not know architectures that tests register in timm.
     variants = [v for v in VARIANTS if OF_TESTS not in repr(v.options)]
     cases = [
         case
@@ -110,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def prepare(folder: Path, table: Path, variants: Sequence[Any]) -> Path:
-    """Write what command lines read, unless it is there as it would be now; return the folder."""
+    """Write the input files of the command lines if they are missing or out of date. Return the folder."""
     stamp = digest_of(HERE / "same_bytes_inputs.py", table)
     if not is_of(folder, stamp):
         write_inputs(folder, variants)
@@ -119,7 +122,7 @@ def prepare(folder: Path, table: Path, variants: Sequence[Any]) -> Path:
 
 
 def digest_of(*files: Path) -> str:
-    """Return a digest of all files together."""
+    """Return the SHA-256 of the concatenated files."""
     digest = hashlib.sha256()
     for path in files:
         digest.update(path.read_bytes())
@@ -127,7 +130,7 @@ def digest_of(*files: Path) -> str:
 
 
 def is_of(folder: Path, stamp: str) -> bool:
-    """Return whether a folder bears a stamp; one that does not is emptied."""
+    """Return whether a folder has the given stamp. If not, the folder is emptied."""
     if (folder / STAMP).is_file() and (folder / STAMP).read_text() == stamp:
         return True
     shutil.rmtree(folder, ignore_errors=True)
@@ -136,7 +139,7 @@ def is_of(folder: Path, stamp: str) -> bool:
 
 
 def read_cases(text: str, models: Mapping[str, Sequence[str]]) -> Iterator[Case]:
-    """Return every command line of the file, groups that are for several models written out."""
+    """Yield the command lines of the file. Groups for several models are repeated for each model."""
     words: dict[str, str] = {}
     group, lines = "", list[str]()
     for line in (*filter(None, (line.partition("#")[0].strip() for line in text.splitlines())), "[end]"):
@@ -152,7 +155,7 @@ def read_cases(text: str, models: Mapping[str, Sequence[str]]) -> Iterator[Case]
 
 
 def models_of(variants: Sequence[Any]) -> dict[str, list[str]]:
-    """Return the names of the models that `[each KIND]` and `[more KIND]` stand for."""
+    """Return model names for `[each KIND]` (first variant of each family) and `[more KIND]` (the rest)."""
     found: dict[str, list[str]] = {"each edited": [name for name, *_ in EDITED]}
     families = set()
     for variant in variants:
@@ -163,7 +166,7 @@ def models_of(variants: Sequence[Any]) -> dict[str, list[str]]:
 
 
 def kind_of(variant: Any) -> str:  # noqa: ANN401 - what tests call a variant
-    """Return whether a model reads images, texts, or compares both."""
+    """Return `image`, `text`, or `pair` for models with both towers."""
     towers = {key.partition(".")[0] for key in variant.options if "." in key}
     if len(towers) > 1:
         return "pair"
@@ -171,7 +174,7 @@ def kind_of(variant: Any) -> str:  # noqa: ANN401 - what tests call a variant
 
 
 def case(group: str, line: str, model: str) -> Case:
-    """Read one line."""
+    """Parse one line."""
     words = shlex.split(Template(line).substitute(MODEL=model) if model else line)
     streams = {"<": "", ">": ""}
     while len(words) > 2 and words[-2] in streams:
@@ -183,7 +186,10 @@ def case(group: str, line: str, model: str) -> Case:
 
 
 def run_tree(tree: Path, cases: Sequence[Case], root: Path, inputs: Path) -> list[Seen]:
-    """Run cases in a tree, in folders beneath `root`, and return what came of each; what is remembered is not run again."""
+    """Run cases in a tree, each group in a folder below `root`, and return their results.
+
+    Groups with stored results are not run again if the code and the cases are unchanged.
+    """
     code = sorted((tree / "hydractl").rglob("*.py"))
     stamp = digest_of(HERE / "same_bytes_worker.py", inputs / STAMP, *code)
     if not is_of(root, stamp):
@@ -211,14 +217,14 @@ def run_tree(tree: Path, cases: Sequence[Case], root: Path, inputs: Path) -> lis
 
 
 def remembered(results: Path, groups: Mapping[str, Sequence[Any]]) -> dict[str, list[Seen]]:
-    """Return what came of those groups whose cases were run as they are now."""
+    """Return the stored results of groups whose cases are unchanged."""
     lines = results.read_text().splitlines() if results.is_file() else []
     found = map(json.loads, lines)
     return {one["group"]: one["seen"] for one in found if groups.get(one["group"]) == one["cases"]}
 
 
 def compare(cases: Sequence[Case], old: Sequence[Seen], new: Sequence[Seen], expected: Sequence[str]) -> bool:
-    """Print the table; return whether anything differs that is not meant to."""
+    """Print the table. Return whether there is an unexpected difference."""
     counts: Counter[str] = Counter()
     for one, before, after in zip(cases, old, new, strict=True):
         found = list(differences(before, after))
@@ -233,7 +239,7 @@ def compare(cases: Sequence[Case], old: Sequence[Seen], new: Sequence[Seen], exp
 
 
 def differences(old: Seen, new: Seen) -> Iterator[str]:
-    """Return what differs, each as a text."""
+    """Yield a text for each difference between two results."""
     if old["code"] != new["code"]:
         yield f"exit code: {old['code']} became {new['code']}"
     for stream in ("stdout", "stderr"):

@@ -1,6 +1,7 @@
-"""What the command lines of `same_bytes.py` read: tiny models as their libraries save them, data, and damaged files.
+"""Input files for the command lines of `same_bytes.py`: tiny library models, data, and damaged files.
 
-Weights are noise of a fixed seed, so that none is zero or one by initialisation. Nothing of hydractl is used.
+Weights are noise from a fixed seed, so that no weight is zero or one by initialization. Uses no code of
+hydractl.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ KNOWN = (*SPECIAL, *GOOD, *BAD, *FILMS, *GADGETS, *PLAIN)
 DIGITS = [str(i) for i in range(7)]
 END = 60
 WORDS = (*KNOWN, *(f"word{i}" for i in range(len(KNOWN), END)), "[END]")
-"""Sixty-one, as many as the tiny text models know; the last one ends the texts of CLIP."""
+"""Vocabulary of 61 words, the size of the tiny text models. The last word ends the texts of CLIP."""
 PROCESSOR: Options = {
     "image_processor_type": "ViTImageProcessor", "image_mean": [0.4], "image_std": [0.3], "resample": 3,
 }  # fmt: skip
@@ -68,7 +69,8 @@ EDITED: tuple[tuple[str, str, str, Options | None], ...] = (
     ("open-clip-empty", OPEN_CLIP, "open_clip_config.json", {"model_cfg": {}}),
     ("open-clip-no-tokenizer", OPEN_CLIP, "tokenizer.json", None),
 )  # fmt: skip
-"""Folders made of others: their name, what they are copied from, and which file is changed, or left out."""
+"""Modified copies of model folders: name, source folder, changed file, and changed JSON entries (None removes
+the file)."""
 FILES = {
     "empty.json": "", "empty.st": "", "broken.json": '{"schema": "hydractl.scores/1", ', "list.json": "[1, 2]",
     "unknown.json": '{"schema": "hydractl.nonsense/1"}', "blank.jsonl": "\n",
@@ -79,11 +81,11 @@ RANDOM = random.Random(0)  # noqa: S311 - reproducible, not secret
 
 
 def write_inputs(folder: Path, variants: Iterable[Any]) -> None:
-    """Write everything.
+    """Write all input files.
 
     Args:
-        folder: Empty.
-        variants: Of `support.variants`: `family`, `name`, `arch` and `options`.
+        folder: Empty folder.
+        variants: Variants of `support.variants` with `family`, `name`, `arch` and `options`.
     """
     for variant in variants:
         save_model(folder / str(variant), variant)
@@ -98,7 +100,7 @@ def write_inputs(folder: Path, variants: Iterable[Any]) -> None:
 
 
 def save_model(folder: Path, variant: Any) -> None:  # noqa: ANN401 - what tests call a variant
-    """Write a variant as its library does."""
+    """Write a variant with its library."""
     import torch
 
     library = str(variant.family).partition("-")[0]
@@ -110,7 +112,7 @@ def save_model(folder: Path, variant: Any) -> None:  # noqa: ANN401 - what tests
 
 
 def save_timm(folder: Path, arch: str, options: Options) -> None:
-    """Write timm's folder."""
+    """Write a timm model folder."""
     import timm
 
     problem = {key: options.pop(key) for key in ("problem_type",) if key in options}
@@ -124,7 +126,7 @@ def save_timm(folder: Path, arch: str, options: Options) -> None:
 
 
 def save_transformers(folder: Path, arch: str, options: Options) -> None:
-    """Write a folder of transformers with an image processor, a tokenizer, or both."""
+    """Write a transformers model folder with an image processor, a tokenizer, or both."""
     import transformers
 
     voice: Any = transformers.logging  # untyped
@@ -137,7 +139,8 @@ def save_transformers(folder: Path, arch: str, options: Options) -> None:
     image = "image_size" in options or "vision" in nested
     labels = DIGITS if image else ["negative", "positive"]
     flat |= {"num_labels": len(labels), "id2label": dict(enumerate(labels))}
-    by_word = flat.get("problem_type") == "token_classification"  # which is no `problem_type` to the library
+    # `token_classification` is not a `problem_type` of transformers; it selects the class below.
+    by_word = flat.get("problem_type") == "token_classification"
     flat = {k: v for k, v in flat.items() if not (by_word and k == "problem_type")}
     named = getattr(transformers, arch, None)
     if named is not None:
@@ -162,7 +165,7 @@ def save_transformers(folder: Path, arch: str, options: Options) -> None:
 
 
 def save_open_clip(folder: Path, arch: str, options: Options) -> None:
-    """Write open_clip's folder."""
+    """Write an open_clip model folder."""
     import open_clip
 
     known: dict[str, Any] = open_clip.get_model_config(arch.removeprefix("openclip:"))
@@ -180,7 +183,7 @@ def save_open_clip(folder: Path, arch: str, options: Options) -> None:
 
 
 def save_edited(folder: Path, source: Path, file: str, changes: Options | None) -> None:
-    """Copy a folder, and change one of its JSON files, or remove one of any kind."""
+    """Copy a folder, and change one JSON file or remove one file."""
     shutil.copytree(source, folder)
     if changes is None:
         (folder / file).unlink()
@@ -189,13 +192,13 @@ def save_edited(folder: Path, source: Path, file: str, changes: Options | None) 
 
 
 def beneath(options: Mapping[str, object], tower: str) -> Options:
-    """Return the options of one tower."""
+    """Return the options of one tower, without the prefix."""
     prefix = f"{tower}."
     return {k.removeprefix(prefix): v for k, v in options.items() if k.startswith(prefix)}
 
 
 def perturbed(model: Any) -> Any:  # noqa: ANN401 - the libraries are untyped
-    """Add noise to every weight and buffer."""
+    """Add noise to every weight and buffer, in place."""
     import torch
 
     module: nn.Module = model.eval()
@@ -204,12 +207,13 @@ def perturbed(model: Any) -> Any:  # noqa: ANN401 - the libraries are untyped
         if tensor.is_floating_point() and tensor.numel():
             spread = 0.2 if tensor.ndim < 2 else 0.5 / max(tensor[0].numel(), 1) ** 0.5
             noise = spread * torch.randn(tensor.shape, generator=draw)
+            # Variances must stay positive.
             tensor.add_(noise.abs() if name.endswith("running_var") else noise)
     return module
 
 
 def save_tokenizer(folder: Path, last: str) -> None:
-    """Write a tokenizer that knows `WORDS`, and ends texts with one of them."""
+    """Write a tokenizer with the vocabulary `WORDS` and the given end token."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -227,7 +231,7 @@ def save_tokenizer(folder: Path, last: str) -> None:
 
 
 def write_texts(folder: Path) -> None:
-    """Write reviews with two labels, of films and of gadgets, and pairs of them, as JSON lines, CSV and Parquet."""
+    """Write reviews of films and gadgets with two labels and a second text, as JSON Lines, CSV and Parquet."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -243,14 +247,14 @@ def write_texts(folder: Path) -> None:
 
 
 def review(things: tuple[str, ...]) -> tuple[str, str]:
-    """Return a text and its label."""
+    """Return a random text and its label."""
     label = RANDOM.choice(("negative", "positive"))
     words = ["the", RANDOM.choice(things), "was", *["very"] * RANDOM.randrange(4)]
     return " ".join([*words, RANDOM.choice(GOOD if label == "positive" else BAD)]), label
 
 
 def write_images(folder: Path, names: Sequence[str], mode: str) -> None:
-    """Write a folder with a sub-folder a class, each with four images of noise."""
+    """Write a folder per class with four noise images each."""
     from PIL import Image
 
     for name in names:
@@ -261,7 +265,7 @@ def write_images(folder: Path, names: Sequence[str], mode: str) -> None:
 
 
 def write_weights(folder: Path) -> None:
-    """Write what training scripts save of one of timm's models: wrapped, sharded names, with a moving average."""
+    """Write checkpoints like training scripts: plain or wrapped state dicts, with prefixes and averages."""
     import torch
     from safetensors.torch import load_file
 
@@ -278,23 +282,23 @@ def write_weights(folder: Path) -> None:
 
 
 class Code:
-    """What only code can read back."""
+    """Class whose pickle needs code to load."""
 
 
 def write_damage(folder: Path) -> None:
-    """Write files that cannot be used, and lists of names."""
+    """Write unusable files and lists of names."""
     for name, text in FILES.items():
         (folder / name).write_text(text)
     (folder / "broken.st").write_bytes(b"\xff" * 64)
 
 
 def save_tensors(model: nn.Module, path: Path) -> None:
-    """Write a state dict."""
+    """Write the state dict of a model."""
     from safetensors.torch import save_file
 
     save_file({k: v.contiguous().clone() for k, v in model.state_dict().items()}, path)
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write one JSON document."""
+    """Write a JSON document."""
     path.write_text(json.dumps(value, indent=2))

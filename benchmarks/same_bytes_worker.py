@@ -1,10 +1,10 @@
-"""Runs command lines of the one tree that `PYTHONPATH` names; a part of `same_bytes.py`, which starts it once a tree.
+"""Run command lines of the tree in `PYTHONPATH`. `same_bytes.py` starts this program once per tree.
 
     python -P same_bytes_worker.py PLAN.json RESULTS.jsonl FOLDER INPUTS
 
-The libraries and every module of the package are loaded once, and each command line runs in a fork of that process. Nothing
-of hydractl is called by name but its two entry points, `hydractl.cli.app.main` and `python -m hydractl`, so that trees with
-other modules inside can be compared.
+The libraries and all modules of the package are loaded once; each command line runs in a fork of this
+process. The program only uses the two entry points of hydractl, `hydractl.cli.app.main` and `python -m
+hydractl`, so trees with other modules can be compared.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import NoReturn
 
 PATIENCE_S = 300
+"""Time limit of a command line in seconds. Chosen by hand, far above the slowest command; doubling only
+delays the report of a hang."""
 BUG = 70
-"""The exit code of a command line that ended with an exception of Python's."""
+"""Exit code of a command line that raised a Python exception."""
 LIBRARIES = (
     "torch", "torchvision", "timm", "open_clip", "datasets", "sklearn.cluster", "sklearn.datasets", "sklearn.manifold", "scipy.io",
     "kmedoids", "kneed", "PIL.PngImagePlugin", "matplotlib.backends.backend_svg", "matplotlib.backends.backend_agg",
@@ -36,12 +38,12 @@ MODELS = (
     "bert", "beit", "camembert", "clip", "deberta_v2", "deit", "dinov2", "dinov2_with_registers", "distilbert", "electra",
     "modernbert", "mpnet", "roberta", "siglip", "vit", "xlm_roberta",
 )  # fmt: skip
-"""Models of transformers."""
+"""Model modules of transformers to load before forking."""
 Files = dict[str, str]
 
 
 def main() -> None:
-    """Run the groups of a plan, each in a folder of its own, and write a line of JSON when one is done."""
+    """Run the groups of a plan, each in a new folder, and append a line of JSON per finished group."""
     plan, results, root, inputs = map(Path, sys.argv[1:])
     load_everything()
     for group, cases in json.loads(plan.read_text()).items():
@@ -56,22 +58,27 @@ def main() -> None:
             before = after
         with results.open("a") as file:
             file.write(json.dumps({"group": group, "cases": cases, "seen": found}) + "\n")
-    os._exit(0)  # what is frozen would be called a leak
+    os._exit(0)  # Skips interpreter shutdown, which would report the frozen objects as leaks.
 
 
 def load_everything() -> None:
-    """Import what command lines will, so that a fork has it."""
+    """Import all modules that command lines need, so that forks share them."""
     for name in (*LIBRARIES, *(f"transformers.models.{m}.modeling_{m}" for m in MODELS)):
         importlib.import_module(name)
     package = importlib.import_module("hydractl")
     for module in pkgutil.walk_packages(package.__path__, "hydractl."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    gc.freeze()  # or each fork would copy what its collector looks at
+    # Without this, the garbage collector of each fork would touch, and so copy, all shared pages.
+    gc.freeze()
 
 
 def run(case: dict[str, str | list[str]], folder: Path, root: Path) -> dict[str, object]:
-    """Run one command line in a fork; return its exit code and what it printed, made comparable."""
+    """Run one command line in a fork.
+
+    Returns:
+        Exit code, comparable standard output and error, and processor seconds.
+    """
     how, argv = str(case["how"]), [str(word) for word in case["argv"]]
     master, slave = os.openpty() if how == "terminal" else (-1, -1)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -96,7 +103,7 @@ def run(case: dict[str, str | list[str]], folder: Path, root: Path) -> dict[str,
 
 
 def become(how: str, argv: list[str]) -> NoReturn:
-    """Do what the fork is for."""
+    """Run the command in the forked process and exit. Python errors exit with `BUG`."""
     signal.alarm(PATIENCE_S)
     code = BUG
     try:
@@ -124,7 +131,7 @@ def become(how: str, argv: list[str]) -> NoReturn:
 
 
 def watch(master: int, slave: int) -> bytes:
-    """Return what is written to a terminal of 120 columns until nobody has it open."""
+    """Return the bytes written to a terminal of 120 columns until all writers have closed it."""
     import fcntl
     import termios
 
@@ -134,7 +141,7 @@ def watch(master: int, slave: int) -> bytes:
     while True:
         try:
             shown += (read := os.read(master, 1 << 16))
-        except OSError:  # how Linux says that the other end is closed
+        except OSError:  # Linux raises EIO when the other end is closed.
             read = b""
         if not read:
             os.close(master)
@@ -142,14 +149,14 @@ def watch(master: int, slave: int) -> bytes:
 
 
 def content(descriptor: int) -> bytes:
-    """Return all of a file."""
+    """Return all bytes of a file descriptor."""
     os.lseek(descriptor, 0, os.SEEK_SET)
     with os.fdopen(os.dup(descriptor), "rb") as file:
         return file.read()
 
 
 def comparable(written: bytes, root: Path) -> str:
-    """Return a text without what differs between two runs of one tree: folders, times, places in the code."""
+    """Return a text without the parts that differ between runs of one tree: folders, times, code locations."""
     try:
         text = written.decode()
     except UnicodeDecodeError:
@@ -161,11 +168,11 @@ def comparable(written: bytes, root: Path) -> str:
     timed = re.sub(r"\b[\d.]+ (?:ms|s|it/s)\b", "<time>", text)
     return (
         text if timed == text else re.sub(r" +|─+|-{3,}", " ", timed)
-    )  # columns are as wide as their numbers
+    )  # Column widths depend on the times, so runs of spaces and lines are collapsed.
 
 
 def snapshot(folder: Path) -> Files:
-    """Return the digest of every file that command lines wrote."""
+    """Return the digest of every file written by command lines."""
     return {
         str(path.relative_to(folder)): digest(path)
         for path in sorted(folder.rglob("*"))
@@ -174,7 +181,7 @@ def snapshot(folder: Path) -> Files:
 
 
 def digest(path: Path) -> str:
-    """Return a short digest of a file's bytes."""
+    """Return the first 16 hexadecimal digits of a file's SHA-256."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 

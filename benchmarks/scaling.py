@@ -1,10 +1,11 @@
-"""What a second process brings to circuit scoring, one thread each, and whether the scores stay the same to the last byte.
+"""Measure the speed-up of circuit scoring by a second process (one thread each), and compare outputs.
 
-Interleaved: each repetition scores once with one process and once with several, and figures are medians of the ratios
-within a repetition. Three clocks are read. `command` is what a user waits, with starting Python and torch. `scoring` is
-the stage alone: model, data and every removal. `work` is the processor time of the busiest process: on an idle machine
-it is `scoring`, and on a busy one it still says how the work was shared, while the other two say how much of the machine
-was left for it. That share is printed; ratios of waiting times from a machine that was not idle are no measure of anything.
+Each repetition scores once with one process and once with several; the figures are medians of the ratios
+within a repetition. There are three clocks. `command` is the whole command, including the start of Python and
+torch. `scoring` is the stage: model, data and all removals. `work` is the processor time of the busiest
+process. On an idle machine `work` equals `scoring`. On a busy machine `work` still shows the division of the
+work, and the other clocks depend on the available share of the machine. This share is printed; ratios of
+`command` and `scoring` are only meaningful on an idle machine.
 
     python benchmarks/scaling.py [--repeats 5] [--processes 2] [--samples 512] [--remove 2]
 """
@@ -25,19 +26,20 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "arch:vit_tiny_patch16_224::img_size=32,patch_size=4,in_chans=1,embed_dim=96,depth=6,num_heads=6,num_classes=10"
 IDLE = 0.9
-"""From this share of a processor on, a process that computes all the time was left alone."""
+"""Share of a processor above which the machine counts as idle. Chosen by hand. Smaller values accept busier
+machines; values above 1 never count as idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Seconds of one run.
+    """Measurements of one run.
 
     Attributes:
-        command: From its start to its end.
-        scoring: Of the stage, in rank 0.
-        work: Processor time of the stage in the process that had most.
-        share: Processor time over time of the stage, of the process that had most.
-        file: What was written.
+        command: Seconds of the whole command.
+        scoring: Seconds of the stage in rank 0.
+        work: Processor seconds of the stage in the busiest process.
+        share: Largest processor time of a process divided by the time of the stage.
+        file: Bytes of the output file.
     """
 
     command: float
@@ -48,7 +50,7 @@ class Run:
 
 
 def main() -> int:
-    """Measure, print both sides, and return 1 if the files differ."""
+    """Measure, print both settings, and return 1 if the output files differ."""
     options = parsed()
     if options.worker:
         work(options)
@@ -84,7 +86,7 @@ def main() -> int:
 
 
 def parsed() -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -98,7 +100,7 @@ def parsed() -> argparse.Namespace:
 
 
 def measured(world: int, options: argparse.Namespace) -> Run:
-    """Score once with so many processes."""
+    """Score once with `world` processes."""
     launcher = (
         ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)] if world > 1 else []
     )
@@ -122,7 +124,7 @@ def measured(world: int, options: argparse.Namespace) -> Run:
 
 
 def work(options: argparse.Namespace) -> None:
-    """Be one of the processes: score, and write down how long it took."""
+    """Score in a worker process and write the times to a file."""
     from hydractl.heads.budget import HeadBudget
     from hydractl.processes.distributed import rank
     from hydractl.stages.score.config import ScoreConfig

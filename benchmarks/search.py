@@ -1,35 +1,41 @@
-"""How much faster `score --search lazy` finds a circuit than Algorithm 1 as it is written, and what that costs.
+"""Measure the speed of `score --search lazy` relative to a literal Algorithm 1, and the loss of quality.
 
-Half of the heads of two small models are removed for `avg`, accuracy and OOD detection: the demos' vision transformer on digits
-and their BERT on reviews, trained here by the demos' own command for a few epochs, once (they are kept in a temporary folder).
-The constants of the search were chosen on other models than are judged by default, which ones `search_results.py` says.
+Half of the heads of two small models are removed with the objective `avg`: the demos' vision transformer on
+digits and their BERT on reviews. Both are trained here once by the demo's command for a few epochs, and
+stored in a temporary folder. The constants of the search were chosen on other models than the default seeds;
+`search_results.py` lists them.
 
-Naive is Algorithm 1: for each candidate a forward pass of the library's own model over all data, with the slice of the output
-projection zeroed. It is timed on some removals, evenly spread, and of each on some candidates, *while* each search runs: the
-search stops before that removal, naive runs, the search goes on. Its median seconds for one candidate times the number of
-candidates of all removals are what naive takes: each search has its own figure, of the same minutes on the same machine.
-Seconds are the process's own on the processor, so that others on the machine count for little.
+Naive is Algorithm 1: for each candidate, a forward pass of the library's own model over all data with a
+zeroed slice of the output projection. A sample is timed *while* each search runs: the search pauses before
+some removals, spread evenly, and the naive pass runs for some candidates. The naive time is the median
+seconds of a candidate times the number of candidates of all removals. Each search is therefore compared with
+a naive time from the same minutes on the same machine. Seconds are processor time of the process, so other
+load on the machine has little effect.
 
-What naive finds is what `exact` finds: the tests say so, for every objective and several families. So `exact` is the exhaustive
-search whose final objective `lazy` is held against (found once for each model, and kept beside it). Held out are the same
-circuits on the test split, and the mean over near OOD sets: data that no search saw.
+Tests verify that the naive search and `exact` find the same circuits, for every objective and several
+families. The reference for `lazy` is therefore the final objective of `exact` (computed once per model and
+stored). Held-out numbers are for the same circuits on the test split, as a mean over near OOD sets; no search
+uses these data.
 
-Other settings, from nearly exact to fast, and the exhaustive search itself say what speed costs: those are on the frontier than
-which no other is as fast in the median and as good at worst. What was measured is kept beside the models as long as the code of
-the search stays the same, so a run that was cut off goes on.
+Other settings, from nearly exact to fast, and the exhaustive search show the price of speed. A setting is on
+the frontier if no other setting is as fast in the median and as good in the worst case. Results are stored
+next to the models and reused while the code of the search is unchanged, so an interrupted run continues.
 
-The claim, for each task: the default setting is at least 10 times faster than naive (median over the seeds), its final objective
-minus the exhaustive one's is at least -0.001 in the median and -0.005 at worst, and on held-out data the mean difference is not
-below 0 by more than its 95 % interval.
+The claim, for each task: the default setting is at least 10 times faster than naive (median over the seeds);
+the final objective minus the exhaustive one is at least -0.001 in the median and -0.005 in the worst case; on
+held-out data the mean difference is not below 0 by more than its 95 % interval.
 
-With `--bf16` nothing is searched: the candidates of the first removal are valued in bfloat16 and in float32, the objective from
-either's logits in float64, and the rank correlation of both is printed.
+`--bf16` runs no search: the candidates of the first removal are evaluated in bfloat16 and in float32, with
+the objective computed in float64, and the rank correlation is printed.
 
-With `--choices` the whole choice is judged instead, by members that keep half of the heads and no search: `score`, `prune`, and
-`eval` on the test split, near and far OOD, none of which any choice saw, without fine-tuning. Choices are in `CHOICES`; random
-heads are the mean of five draws. Results are kept seed by seed in `choices.json`. `search_results.py` has the claims.
+`--choices` compares choices of heads by members with half of the heads: `score`, `prune` without fine-tuning,
+and `eval` on the test split with near and far OOD sets, which no choice uses. `CHOICES` lists the choices;
+random heads are the mean of five draws. Results are stored per seed in `choices.json`. `search_results.py`
+has the claims.
 
-    python benchmarks/search.py [--task digits text] [--seeds 80 ... 89] [--settings N] [--kept] [--out FOLDER] [--bf16 | --choices]
+    python benchmarks/search.py [--task digits text] [--seeds 80 ... 89] [--settings N] [--kept] [--out
+    FOLDER]
+                                [--bf16 | --choices]
 """
 
 from __future__ import annotations
@@ -95,11 +101,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 STEPS, CANDIDATES = 4, 2
+"""Number of removals with naive evaluations, and evaluations per removal. Chosen by hand. Doubling either
+doubles the time of naive passes and makes their median more stable."""
 SEEDS = tuple(range(80, 90))
 SETTINGS: tuple[dict[str, float], ...] = ({},)
-"""Of `lazy`, the default first: what is claimed is claimed of that."""
+"""Settings of `lazy`. The first is the default, and the claim is about the default."""
 TASKS = {"digits": 25, "text": 3}
-"""How many epochs each base is trained for."""
+"""Training epochs of the base for each task."""
 CHOICES: dict[str, tuple[str, ...]] = {
     EXACT_CHOICE: ("--objective", "avg", "--search", "exact"),
     LAZY_CHOICE: ("--objective", "avg", "--search", "lazy"),
@@ -108,14 +116,22 @@ CHOICES: dict[str, tuple[str, ...]] = {
     OOD_DENSITY: ("--objective", "ood", "--ood-score", "energy+density", "--search", "exact"),
     RANDOM: ("--method", "random"),
 }
-"""Options of `score`."""
+"""Options of `score` for each choice."""
 DRAWS = 5
 KEEP = ("--keep-fraction", "0.5")
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A trained model with the data that circuits are searched on, and data that no search sees."""
+    """A trained model with data for the search and held-out data.
+
+    Attributes:
+        name: Name of the task.
+        opened: The model.
+        val: ID and OOD data of the search.
+        test: Held-out ID data.
+        near: Held-out OOD data.
+    """
 
     name: str
     opened: OpenModel
@@ -124,7 +140,7 @@ class Task:
     near: tuple[str, ...]
 
     def job(self, data: tuple[str, str], **settings: object) -> ScoreJob:
-        """Return a job on ID and OOD data."""
+        """Return a scoring job on ID and OOD data with the given settings and a budget of half of the heads."""
         id_data, ood_data = (self._batches(reference) for reference in data)
         return ScoreJob(
             model=load_model(self.opened),
@@ -138,7 +154,7 @@ class Task:
 
     @property
     def heads(self) -> int:
-        """How many there are."""
+        """Number of heads of all towers."""
         return sum(t.layers * t.num_heads for t in self.opened.header.architecture.towers.values())
 
     def _batches(self, reference: str) -> RepeatedBatches:
@@ -151,7 +167,14 @@ class Task:
 
 
 class Between(Silent):
-    """A progress that stops a search before some of its steps to time naive evaluations."""
+    """Progress that pauses a search before some of its steps and times naive evaluations.
+
+    Attributes:
+        library: The library's model, with the weights of the task.
+        data: ID inputs, labels and OOD inputs.
+        places: Layer and head of each candidate.
+        seconds: Processor seconds of each naive evaluation.
+    """
 
     def __init__(self, task: Task, job: ScoreJob) -> None:
         architecture = task.opened.header.architecture
@@ -165,11 +188,12 @@ class Between(Silent):
         self.data = ([one.inputs for one in inside], labels, [one.inputs for one in outside])
         self.places = list(naive.candidates(self.library, []))
         self.seconds: list[float] = []
+        # The first evaluation is slower, so a warm-up run is discarded.
         self.evaluate(0)
         self.seconds.clear()
 
     def evaluate(self, number: int) -> None:
-        """Time one evaluation."""
+        """Time one naive evaluation of a candidate."""
         begin = time.process_time()
         naive.without(self.library, *self.places[number % len(self.places)], "avg", self.data)
         self.seconds.append(time.process_time() - begin)
@@ -186,7 +210,13 @@ class Between(Silent):
 
 
 class Exhaustive(NamedTuple):
-    """What the exhaustive search removes, how many times faster than naive it was, and its circuit's objective on held-out data."""
+    """Result of the exhaustive search.
+
+    Attributes:
+        faster: Speed relative to naive.
+        removals: Removed heads in order.
+        held_out: Objective of the last circuit on held-out data.
+    """
 
     faster: float
     removals: tuple[Removal, ...]
@@ -194,7 +224,7 @@ class Exhaustive(NamedTuple):
 
 
 def main() -> int:
-    """Measure, print, and return 1 if the claim does not hold."""
+    """Measure and print. The exit code is 1 if the claim fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -227,7 +257,7 @@ def main() -> int:
     for setting in SETTINGS[: options.settings]:
         for name, searches in found.items():
             if options.kept and not all(path_of(name, seed, setting).exists() for seed in options.seeds):
-                continue  # not measured on all models yet
+                continue  # Some models have no result yet.
             runs = searches.setdefault(spelt(setting), [])
             for seed in options.seeds:
                 runs.append(measured(name, seed, setting))
@@ -242,7 +272,7 @@ def main() -> int:
 
 
 def open_task(name: str, seed: int) -> Task:
-    """Return a task, whose model is trained if that has not been done."""
+    """Return a task. Trains the model if it is missing."""
     experiment = experiment_of(name, seed)
     return Task(
         name=name,
@@ -254,17 +284,17 @@ def open_task(name: str, seed: int) -> Task:
 
 
 def experiment_of(name: str, seed: int) -> DemoTask:
-    """Return the demo that a task is of."""
+    """Return the demo of a task."""
     return DIGITS if name == "digits" else reviews(folder_of(name, seed))
 
 
 def folder_of(name: str, seed: int) -> Path:
-    """Return where a model is kept."""
+    """Return the folder of a task and seed."""
     return Path(tempfile.gettempdir()) / "hydractl-search" / f"{name}-{seed}"
 
 
 def trained(name: str, seed: int) -> Path:
-    """Train a demo's base for a few epochs, unless that has been done."""
+    """Train a demo's base for a few epochs if it is missing. Return its path."""
     experiment, folder = experiment_of(name, seed), folder_of(name, seed)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "base.st"
@@ -293,7 +323,7 @@ def trained(name: str, seed: int) -> Path:
 
 
 def exhaustive(task: Task, seed: int) -> Exhaustive:
-    """Return what the exhaustive search removes, found and timed once."""
+    """Return the result of the exhaustive search. Runs once per model; later calls read the stored result."""
     path = folder_of(task.name, seed) / "exact.json"
     if not path.exists():
         ranking, faster = against_naive(task, task.job(task.val, search="exact"))
@@ -309,14 +339,14 @@ def exhaustive(task: Task, seed: int) -> Exhaustive:
 
 
 def path_of(name: str, seed: int, setting: dict[str, float]) -> Path:
-    """Return where a run is kept, of the code of the search as it is."""
+    """Return the path of a stored result. The name contains a hash of the search's code."""
     files = sorted(Path(circuit.__path__[0]).glob("*.py"))
     code = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
     return folder_of(name, seed) / f"{code} {spelt(setting)}.json"
 
 
 def measured(name: str, seed: int, setting: dict[str, float]) -> Run:
-    """Return what `timed` gives, found once for each state of the search's code: what was cut off goes on."""
+    """Return the result of `timed`, stored for each state of the search's code."""
     path = path_of(name, seed, setting)
     if not path.exists():
         task = open_task(name, seed)
@@ -326,7 +356,11 @@ def measured(name: str, seed: int, setting: dict[str, float]) -> Run:
 
 
 def against_naive(task: Task, job: ScoreJob) -> tuple[Ranking, float]:
-    """Run one search, stopping for naive evaluations; return what it found, and how many times faster it was."""
+    """Run a search with naive evaluations in between.
+
+    Returns:
+        The ranking, and the speed of the search relative to naive.
+    """
     progress = Between(task, job)
     begin = time.process_time()
     with reporting(progress):
@@ -337,7 +371,7 @@ def against_naive(task: Task, job: ScoreJob) -> tuple[Ranking, float]:
 
 
 def timed(task: Task, seed: int, setting: dict[str, float], exact: Exhaustive) -> Run:
-    """Run one lazy search, and hold it against the exhaustive one."""
+    """Run a lazy search and compare the result with the exhaustive search."""
     ranking, faster = against_naive(task, task.job(task.val, search="lazy", **setting))
     removals, best = ranking.removals or (), exact.removals
     half = len(removals) // 2 - 1
@@ -357,7 +391,7 @@ def timed(task: Task, seed: int, setting: dict[str, float], exact: Exhaustive) -
 
 
 def held_out(task: Task, removals: Sequence[Removal]) -> float:
-    """Return the objective of the last circuit on data that no search saw, the mean over near OOD sets."""
+    """Return the objective of the last circuit on held-out data, as the mean over near OOD sets."""
     values = []
     for near in task.near:
         model = Circuit(task.job((task.test, near)))
@@ -368,7 +402,7 @@ def held_out(task: Task, removals: Sequence[Removal]) -> float:
 
 
 def chosen(name: str, seed: int) -> dict[str, dict[str, float]]:
-    """Return the numbers of each choice of one model on held-out data, measured once."""
+    """Return the metrics of each choice for one model on held-out data. Computed once and stored."""
     folder = folder_of(name, seed)
     path = folder / "choices.json"
     if not path.exists():
@@ -394,12 +428,12 @@ def chosen(name: str, seed: int) -> dict[str, dict[str, float]]:
 
 
 def data_of(task: DemoTask, options: Sequence[str]) -> tuple[str, ...]:
-    """Return the data that a choice is made on."""
+    """Return the data options of a choice."""
     return ("--data", task.train) if "taylor" in options else ("--data", task.val, "--ood", task.ood_val)
 
 
 def heads_per_layer(base: Path) -> int:
-    """Return how many heads each layer of a base has."""
+    """Return the number of heads in each layer of a base."""
     (tower,) = open_reader(str(base)).header.architecture.towers.values()
     return tower.num_heads
 
@@ -407,7 +441,11 @@ def heads_per_layer(base: Path) -> int:
 def evaluated(
     task: DemoTask, folder: Path, members: dict[str, list[Path]], seconds: dict[str, float]
 ) -> dict[str, dict[str, float]]:
-    """Return the numbers of each choice, means over its draws."""
+    """Evaluate the members of all choices in one report.
+
+    Returns:
+        Metrics of each choice, as means over its draws.
+    """
     flat = [
         (f"{number}.{i}", p) for number, of_one in enumerate(members.values()) for i, p in enumerate(of_one)
     ]
@@ -433,7 +471,7 @@ def evaluated(
 
 
 def print_ranks(names: Sequence[str], seeds: Sequence[int]) -> None:
-    """Print how alike candidates' values in bfloat16 and in float32 are."""
+    """Print the agreement of candidates between bfloat16 and float32 for each task and seed."""
     for name in names:
         for seed in seeds:
             print(
@@ -444,7 +482,7 @@ def print_ranks(names: Sequence[str], seeds: Sequence[int]) -> None:
 
 
 def ranks(name: str, seed: int) -> tuple[float, int]:
-    """Return Spearman's correlation of candidates' values in bfloat16 and float32, and how many of the best 8 are the same."""
+    """Return Spearman's correlation between bfloat16 and float32 objectives, and the overlap of the best 8."""
     task = open_task(name, seed)
     values = []
     for dtype in (torch.float32, torch.bfloat16):

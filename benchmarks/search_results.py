@@ -1,15 +1,16 @@
-"""What `search.py` measured: the claims, the frontier of speed over loss, tables and a picture.
+"""Results of `search.py`: claims, frontier of speed and loss, tables and a figure.
 
-Of `search.py --choices`, claimed before seeds 200 to 209 ran, for digits and for texts, of paired differences on held-out data
-("more than chance": the 95 % interval over ten models leaves out 0):
+Claims for `search.py --choices`, written before seeds 200 to 209 ran, for digits and texts, on paired
+differences on held-out data ("significant" means: the 95 % interval over ten models excludes 0):
 
-- `avg`, half of accuracy and half of AUROC by `msp` near OOD: lazy search chooses no worse than exact, by more than chance;
-- neither does Taylor;
-- AUROC by `energy+density`, near and far, each: the member chosen by that score keeps more of it than the one by `msp`,
-- and than random heads, by more than chance.
+- `avg` (mean of accuracy and near-OOD AUROC by `msp`): lazy search is not significantly worse than exact
+  search;
+- Taylor is not significantly worse than exact search;
+- AUROC by `energy+density`, near and far: the member chosen by this score is significantly better than the
+  member chosen by `msp`, and than random heads.
 
-The default of `--search` becomes `lazy` if the first claim holds for both tasks and neither interval reaches below -2 points; the default
-of `--method` becomes `taylor` if the second does likewise.
+The default of `--search` becomes `lazy` if the first claim holds for both tasks and neither interval is below
+-2 points. The default of `--method` becomes `taylor` on the same condition for the second claim.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FASTER, MEDIAN, WORST = 10.0, -0.001, -0.005
+"""Claimed bounds: speed relative to naive (median), loss of the objective in the median, and in the worst
+case. Chosen by hand; with doubled losses, coarser searches would also pass."""
 COLUMNS = (
     "search",
     "faster than naive, median (least)",
@@ -61,7 +64,7 @@ CHOICE_METRICS = {
     NEAR_DENSITY: ("auroc@energy+density", "near"),
     FAR_DENSITY: ("auroc@energy+density", "far"),
 }
-"""By column: the metric in a report, and the OOD sets that it is the mean over."""
+"""For each column: metric of the report, and OOD sets of the mean (empty for a metric of the ID set)."""
 AVG = "avg"
 CLAIMS: tuple[tuple[str, str, str, bool], ...] = (
     (LAZY_CHOICE, EXACT_CHOICE, AVG, False),
@@ -71,9 +74,9 @@ CLAIMS: tuple[tuple[str, str, str, bool], ...] = (
     (OOD_DENSITY, RANDOM, NEAR_DENSITY, True),
     (OOD_DENSITY, RANDOM, FAR_DENSITY, True),
 )
-"""One choice, another, a column, and whether the one is claimed to be better, else no worse."""
+"""Claims on choices: first choice, second choice, column, and True for "better" or False for "no worse"."""
 ChoiceNumbers: TypeAlias = "Mapping[str, Mapping[str, Mapping[str, dict[str, float]]]]"
-"""By task, seed and choice the columns."""
+"""Columns of each choice, by task, seed and choice."""
 CHOICES_INTRODUCTION = (
     "Made by `benchmarks/search.py --choices`; claims are in `search_results.py`. Members keep half of the heads and are not "
     "fine-tuned; accuracy and AUROC in percent. Seconds of a processor are of `score` and `prune`. The claims were written down "
@@ -84,7 +87,21 @@ DEFAULT, EXACT = "default", "`--search exact`"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a setting found on one model, against the exhaustive search."""
+    """Result of one setting on one model, compared with the exhaustive search.
+
+    Attributes:
+        seed: Seed of the model.
+        faster: Speed relative to naive.
+        exhaustive: Speed of the exhaustive search relative to naive.
+        work: Work of the search, as reported by `score`.
+        evaluations: Number of evaluated candidates.
+        swapped: Number of swaps.
+        objective: Final objective.
+        difference: Final objective minus the exhaustive one.
+        halfway: The same after half of the removals.
+        held_out: The same on held-out data.
+        same_heads: Number of removed heads in common.
+    """
 
     seed: int
     faster: float
@@ -100,11 +117,11 @@ class Run:
 
 
 Found: TypeAlias = "Mapping[str, Mapping[str, Sequence[Run]]]"
-"""Of each task, by how a setting is typed, the runs of all models."""
+"""Runs of all models, by task and setting (as typed on the command line)."""
 
 
 class Point(NamedTuple):
-    """A search's speed over naive in the median, and its final objectives minus the exhaustive one's."""
+    """Median speed of a search relative to naive, and its final objective minus the exhaustive one."""
 
     faster: float
     median: float
@@ -112,7 +129,7 @@ class Point(NamedTuple):
 
 
 def claims(runs: Sequence[Run]) -> dict[str, bool]:
-    """Return what is claimed of the default setting, and whether it is so."""
+    """Return each claim on the default setting, and whether it holds."""
     differences = [run.difference for run in runs]
     held = [run.held_out for run in runs]
     mean, half = statistics.mean(held), half_interval(held)
@@ -129,7 +146,7 @@ def claims(runs: Sequence[Run]) -> dict[str, bool]:
 
 
 def publish_choices(numbers: ChoiceNumbers, folder: Path | None) -> None:
-    """Print the tables of choices and the claims' verdicts, and write them with every number."""
+    """Print the tables of choices with verdicts. If a folder is given, also write the tables and all numbers."""
     lines = [
         "# What choices of heads are worth on held-out data",
         "",
@@ -175,12 +192,12 @@ def publish_choices(numbers: ChoiceNumbers, folder: Path | None) -> None:
 
 
 def spelt(setting: Mapping[str, float]) -> str:
-    """Return a setting as it is typed."""
+    """Return a setting as typed on the command line."""
     return " ".join(f"--{name} {value:g}" for name, value in setting.items()) or DEFAULT
 
 
 def points(found: Mapping[str, Sequence[Run]]) -> dict[str, Point]:
-    """Return where each search stands, the exhaustive one too, the slowest first."""
+    """Return the point of each search including the exhaustive one, slowest first."""
     placed = {EXACT: Point(statistics.median(run.exhaustive for run in next(iter(found.values()))), 0.0, 0.0)}
     for name, runs in found.items():
         apart = [run.difference for run in runs]
@@ -191,13 +208,13 @@ def points(found: Mapping[str, Sequence[Run]]) -> dict[str, Point]:
 
 
 def frontier(placed: Mapping[str, Point]) -> list[str]:
-    """Return the searches than which no other is as fast in the median and as good at worst, and better in one."""
+    """Return the searches that no other search dominates in median speed and worst loss."""
     best = pareto([(-point.faster, point.worst) for point in placed.values()], up=True)
     return [name for name, point in placed.items() if (-point.faster, point.worst) in best]
 
 
 def table(name: str, found: Mapping[str, Sequence[Run]]) -> str:
-    """Return one task's results in Markdown."""
+    """Return the results of one task in Markdown."""
     default, placed = found[DEFAULT], points(found)
     lines = [
         f"## {name}: {len(default)} models, seeds {', '.join(str(run.seed) for run in default)}",
@@ -214,7 +231,7 @@ def table(name: str, found: Mapping[str, Sequence[Run]]) -> str:
 
 
 def row(search: str, point: Point, runs: Sequence[Run]) -> str:
-    """Return a search's line in the table; of the exhaustive one what is known of it by any runs."""
+    """Return a search's row of the table. The exhaustive search only has a speed."""
     if search == EXACT:
         speed = f"{point.faster:.1f} ({min(run.exhaustive for run in runs):.1f})"
         return f"| {EXACT} | {speed} " + "| " * (len(COLUMNS) - 2) + "|"
@@ -235,10 +252,10 @@ def row(search: str, point: Point, runs: Sequence[Run]) -> str:
 
 
 def publish(found: Found, folder: Path | None) -> None:
-    """Print the tables, and write them with every number and the picture.
+    """Print the tables. If a folder is given, also write the tables, all numbers and the figure.
 
     Raises:
-        SystemExit: If the default setting of a task is not measured.
+        SystemExit: If the default setting of a task is not measured on all seeds.
     """
     if lacking := [name for name, each in found.items() if DEFAULT not in each]:
         raise SystemExit(f"{', '.join(lacking)}: the default setting is not measured on all of these seeds")
@@ -266,7 +283,7 @@ def publish(found: Found, folder: Path | None) -> None:
 
 
 def draw(found: Found, path: Path) -> None:
-    """Plot each search's loss over its speed, task by task."""
+    """Plot loss over speed for each search and task."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6 * len(found) + 2, 4.2), layout="constrained")
@@ -286,7 +303,7 @@ def draw(found: Found, path: Path) -> None:
 
 
 def cloud(axes: Axes, found: Mapping[str, Sequence[Run]], colors: Mapping[str, str]) -> None:
-    """Plot every model's difference, with the median and the worst, and the frontier of the worst."""
+    """Plot the differences of all models, with median and worst per search, and the frontier of the worst."""
     placed = points(found)
     for name, runs in found.items():
         (faster, median, worst), color = placed[name], colors[name]

@@ -1,10 +1,11 @@
-"""Every way to choose heads, side by side: the digits demo's base at 75, 50 and 25 % of its heads, without and with fine-tuning.
+"""Compare all methods for choosing heads at 75, 50 and 25 % of the heads, with and without fine-tuning.
 
-The counterpart of the paper's Figures 5 and 6 (appendix B.3). Per seed a base is trained as `hydractl demo` does; each method
-scores it on the same data (circuits on the validation split and digit 9, gradients on 256 training images, what trains on the
-training split), the best mask of each budget is pruned, measured on the test split against four OOD sets, fine-tuned as the
-demo does, and measured again. Random choices are the mean of several draws. Seconds are those of `score` alone, for one
-budget, on one thread. Writes a table, every number and a figure.
+Counterpart of the paper's Figures 5 and 6 (appendix B.3), with the base of the digits demo. For each seed, a
+base is trained like in `hydractl demo`. Each method scores the base on the same data: circuits on the
+validation split and digit 9, gradients on 256 training images, trained methods on the training split. The
+best mask of each budget is pruned, evaluated on the test split with four OOD sets, fine-tuned as in the demo,
+and evaluated again. Random choices are the mean of several draws. Seconds are the time of `score` for one
+budget, on one thread. Writes a table, all numbers and a figure.
 
     python benchmarks/selection.py [--seeds 0 1 2] [--epochs 20] [--out benchmarks/results]
 """
@@ -40,8 +41,10 @@ HUES = {
     "circuit": "Blues", "taylor": "Oranges", "michel": "Reds", "headmap": "RdPu",
     "cahp": "Greens", "l0": "Purples", "dsp": "Purples", "magnitude": "Greys", "random": "Greys",
 }  # fmt: skip
-"""Of lines in the figure, by method."""
+"""Colormap of the lines in the figure, by method."""
 DRAWS = 5
+"""Random draws of heads. Chosen by hand; doubling lowers the noise of the random row by a factor of 1.4 and
+doubles its time."""
 METRICS = {"Acc": "accuracy", "NLL": "nll", "ECE": "ece", "AUROC": "auroc"}
 PERCENT = ("Acc", "AUROC")
 DENSE = "all heads"
@@ -52,15 +55,15 @@ OOD = ("--ood", DIGITS.ood_val)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One way to score heads.
+    """A method for scoring heads.
 
     Attributes:
-        name: In tables.
-        options: Of `score`.
-        once: Whether one run, made for the smallest budget, serves all budgets.
-        free: Whether its scores are the same for every budget.
-        per_layer: Whether each layer keeps equally many heads, as the method is meant.
-        draws: How many seeds are averaged.
+        name: Name in tables.
+        options: Options of `score`.
+        once: Whether a single run, for the smallest budget, serves all budgets.
+        free: Whether head importance is the same for every budget.
+        per_layer: Whether each layer keeps the same number of heads, as defined by the method.
+        draws: Number of seeds in the average.
     """
 
     name: str
@@ -72,7 +75,7 @@ class Choice:
 
 
 def circuit(name: str, objective: str, *more: str) -> Choice:
-    """Return a greedy search."""
+    """Return a circuit search with an objective. Objectives other than acc, nll and ece use the OOD data."""
     needs = () if objective in {"acc", "nll", "ece"} else OOD
     options = (
         "--method",
@@ -110,7 +113,7 @@ CHOICES = (
 
 
 def main() -> int:
-    """Run everything, print the tables, and write them with a figure."""
+    """Run the benchmark, print the tables, and write them with a figure."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -122,7 +125,7 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
-    torch.set_num_threads(1)  # the demo's matrices are tiny
+    torch.set_num_threads(1)  # The matrices of the demo are too small for more threads.
     chosen = [choice for choice in CHOICES if choice.name in options.only]
     runs = []
     for seed in options.seeds:
@@ -149,11 +152,17 @@ def main() -> int:
 
 
 Rows = dict[str, dict[str, dict[str, float]]]
-"""By stage and budget (`without 50 %`), then by choice: metrics and `seconds`."""
+"""Metrics and `seconds` of each choice, by stage and budget (`without 50 %`), then by choice."""
 
 
 class Bench:
-    """One base and what is made of it."""
+    """A base of one seed and all models pruned from it.
+
+    Args:
+        folder: Folder for all files.
+        seed: Seed of the trainings.
+        epochs: Epochs of fine-tuning; 0 to skip it.
+    """
 
     def __init__(self, folder: Path, *, seed: int, epochs: int) -> None:
         self.folder, self.seed, self.epochs = folder, seed, epochs
@@ -177,7 +186,7 @@ class Bench:
         }
 
     def measure(self, choices: Sequence[Choice]) -> Rows:
-        """Score, prune, measure, fine-tune, measure."""
+        """Score, prune, evaluate, fine-tune, and evaluate again."""
         members = {(c.name, kept): self.members(c, kept) for kept in KEPT for c in choices}
         found: Rows = {}
         for kept in KEPT:
@@ -191,7 +200,7 @@ class Bench:
         return found
 
     def members(self, choice: Choice, kept: float) -> list[Path]:
-        """Return the pruned models of one budget, one a draw."""
+        """Return the pruned models of one budget, one per draw."""
         total = sum(t.num_heads * len(t.keep) for t in self.heads.values())
         layers = sum(len(t.keep) for t in self.heads.values())
         paths = []
@@ -219,7 +228,7 @@ class Bench:
                 amount = ("--keep", round(total * kept / layers), "--per-layer")
             if (
                 choice.options[1] == "cahp"
-            ):  # one head a cluster, and one in each layer: not its salience alone
+            ):  # CAHP keeps one head per cluster and at least one per layer; its importance alone would not.
                 amount = ("--keep", "auto")
             run("prune", self.base, "--scores", scores, *amount, "--no-verify", "-o", path)
             self.seconds[str(path)] = self.seconds[str(scores)]
@@ -227,7 +236,7 @@ class Bench:
         return paths
 
     def tuned(self, path: Path) -> Path:
-        """Return a member after the demo's fine-tuning."""
+        """Return a member after the demo's fine-tuning. Reuses an existing file."""
         out = path.with_name(f"{path.stem}-tuned.st")
         if not out.exists():
             options = [*DIGITS.fine_tuning]
@@ -248,7 +257,7 @@ class Bench:
         return out
 
     def evaluate(self, models: Mapping[str, Sequence[Path]], name: str) -> dict[str, dict[str, float]]:
-        """Return each choice's metrics, averaged over its draws."""
+        """Return the metrics of each choice, averaged over its draws."""
         flat = {f"{label} {i}": path for label, paths in models.items() for i, path in enumerate(paths)}
         (first, path), *others = flat.items()
         report = self.folder / f"{name}.report.json"
@@ -276,7 +285,11 @@ class Bench:
 
 
 def run(*arguments: object) -> None:
-    """Run one command line of hydractl quietly; its messages are shown if it fails."""
+    """Run a hydractl command without output.
+
+    Raises:
+        SystemExit: If the command fails; the message contains its output.
+    """
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = hydractl([*map(str, arguments), "-q"])
@@ -285,7 +298,7 @@ def run(*arguments: object) -> None:
 
 
 def averaged(runs: Sequence[Rows]) -> Rows:
-    """Return means over seeds, and the standard deviation of each as `± ...` where there are several."""
+    """Return means over seeds. With several seeds, add standard deviations as `± COLUMN`."""
     result: Rows = {}
     for stage, choices in runs[0].items():
         for name, columns in choices.items():
@@ -299,7 +312,15 @@ def averaged(runs: Sequence[Rows]) -> Rows:
 
 
 def merged(rows: Rows, path: Path) -> Rows:
-    """Return the rows of an earlier run with those of this one in their place, if it began with the same bases."""
+    """Insert new rows into the rows of an earlier run.
+
+    Args:
+        rows: New rows.
+        path: Results of the earlier run.
+
+    Raises:
+        SystemExit: If the bases of the earlier run differ.
+    """
     whole: Rows = json.loads(path.read_text(encoding="utf-8"))
     for stage, choices in rows.items():
         if any(choices[DENSE][column] != whole[stage][DENSE][column] for column in METRICS):
@@ -310,7 +331,7 @@ def merged(rows: Rows, path: Path) -> Rows:
 
 
 def written(rows: Rows, *, seeds: Sequence[int], command: str) -> str:
-    """Return the tables as Markdown."""
+    """Return the tables in Markdown."""
     lines = [
         "# Ways to choose heads",
         "",
@@ -336,14 +357,14 @@ def written(rows: Rows, *, seeds: Sequence[int], command: str) -> str:
 
 
 def cell(row: Mapping[str, float], column: str) -> str:
-    """Return one number as it is printed."""
+    """Format a number of the table, with its standard deviation if known."""
     scale, digits = (100, 1) if column in PERCENT else (1, 3)
     spread = f" ± {scale * row[f'± {column}']:.{digits}f}" if f"± {column}" in row else ""
     return f"{scale * row[column]:.{digits}f}{spread}"
 
 
 def draw(rows: Rows, path: Path) -> None:
-    """Draw each metric by the share of heads kept, without and with fine-tuning."""
+    """Plot each metric over the share of kept heads, with and without fine-tuning."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -380,17 +401,18 @@ def draw(rows: Rows, path: Path) -> None:
             if r == len(METRICS) - 1:
                 axis.set_xlabel("heads kept, %")
                 axis.set_xticks([100 * kept for kept in KEPT])
-    axes[0][0].invert_xaxis()  # shared by all
+    axes[0][0].invert_xaxis()  # The axes are shared, so one call inverts all.
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="center right", fontsize=8)
     figure.tight_layout(rect=(0, 0, 1 - 1.9 / (5.2 * len(kinds) + 2), 1))
     picture = io.BytesIO()
     figure.savefig(picture, dpi=110)
-    Image.open(picture).convert("RGB").quantize(64).save(path, optimize=True)  # a fifth of the bytes
+    # 64 colours need a fifth of the bytes.
+    Image.open(picture).convert("RGB").quantize(64).save(path, optimize=True)
 
 
 def looks_of(choices: Sequence[Choice]) -> list[dict[str, object]]:
-    """Return how each line is drawn: kindred methods in one hue, dark to light, with different markers."""
+    """Return the style of each line. Related methods share a colormap and have different markers."""
     from matplotlib import pyplot as plt
 
     hues = [HUES[choice.options[1]] for choice in choices]

@@ -1,14 +1,17 @@
-"""Every stage on two devices: what each takes, and how far what it writes differs.
+"""Compare every stage on two devices: time, and the largest difference between the outputs.
 
-The inputs of a stage are those that the first device wrote, so differences do not add up. A difference is |a - b| / max(1, |a|),
-the largest of all numbers that both files hold; of tensors, of head masks and of scores alike. What differs in anything but numbers,
-as in which heads are kept, is said.
+The inputs of each stage are the outputs of the first device, so that differences do not accumulate. A
+difference is |a - b| / max(1, |a|); the table shows the maximum over all numbers of both files: tensors, head
+masks and head importance. Differences in other entries, for example the kept heads, are counted.
 
-    python benchmarks/stages.py [--devices cpu cuda] [--task images] [--arch vit_tiny_patch16_224] [--limit 320] [--only finetune fuse ...]
+    python benchmarks/stages.py [--devices cpu cuda] [--task images] [--arch vit_tiny_patch16_224] [--limit
+    320]
+                                [--only finetune fuse ...]
 
-With one device there are times alone. A row that fails is said to, and the exit code is 1. There are 252 images to validate on, and
-107 OOD ones, so a higher `--limit` is one of training images. Tasks of texts are the kinds of words that a rule finds in queries (as in
-`tokens.py`): which ones a query has (`labels`), or the kind of each word (`words`). Their model is a BERT of MiniLM's size.
+With one device the table has times only. The exit code is 1 if a stage fails. There are 252 validation images
+and 107 OOD images, so a higher `--limit` only adds training images. The tasks on texts use the word
+categories of `tokens.py`, assigned by a rule: the set of categories in a query (`labels`), or the category of
+each word (`words`). Their model is a BERT in the size of MiniLM.
 """
 
 from __future__ import annotations
@@ -53,7 +56,8 @@ TASKS: Mapping[str, tuple[str, str, str, str, str]] = {
     "labels": (*QUERIES, f"--label-thresholds {ACCEPT}"),
     "words": (*QUERIES, ACCEPT),
 }
-"""Architecture, data to train and to validate on, OOD data, and what else `eval` finds."""
+"""For each task: architecture, training data, validation data, OOD data, and further options of `eval
+--store`."""
 TUNE = "--data {train} --val {val} --epochs 2 --batch-size 32 --keep-last --seed 1"
 THERE = "--device {device} -o {out}"
 STAGES: Mapping[str, tuple[str, str]] = {
@@ -72,11 +76,11 @@ STAGES: Mapping[str, tuple[str, str]] = {
     "predict": (f"predict {{stored}} {{val}} {THERE}", "p.jsonl"),
     "predict --dtype bf16": (f"predict {{stored}} {{val}} --dtype bf16 {THERE}", "p16.jsonl"),
 }  # fmt: skip
-"""A command and what it writes; `{name}` is an earlier output of the first device."""
+"""Command and output of each stage; `{name}` is an earlier output of the first device."""
 
 
 def main() -> int:
-    """Run the stages on each device in turn, print a table, and return 1 if a command failed."""
+    """Run the stages on each device in turn and print a table. The exit code is 1 if a command fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -118,7 +122,7 @@ def main() -> int:
 
 
 def write_tables(*, words: bool) -> None:
-    """Write a tokenizer, and queries with the kinds of their words or with those kinds that they have."""
+    """Write a tokenizer and tables of queries, labelled with word categories or their sets."""
     run(["demo", "--task", "text", "--prepare", "-o", "."])
     for split in ("train", "val"):
         with Path(f"{split}.jsonl").open("w") as file:
@@ -129,7 +133,17 @@ def write_tables(*, words: bool) -> None:
 
 
 def filled(words: str, where: Mapping[str, str], options: argparse.Namespace) -> list[str]:
-    """Return a command's words, with the files that the first device wrote, and where it runs."""
+    """Return the words of a command with placeholders replaced by paths, data and device.
+
+    Args:
+        words: Command from `STAGES`.
+        where: Device and output path.
+        options: Parsed command line.
+
+    Returns:
+        Arguments of the command. A missing earlier output becomes `not-written.st`, so that the command
+        fails.
+    """
     earlier = {Path(file).stem: file for file in map(str, Path("0").glob("*"))}
     arch, *data, finds = TASKS[options.task]
     values = defaultdict(
@@ -145,7 +159,11 @@ def filled(words: str, where: Mapping[str, str], options: argparse.Namespace) ->
 
 
 def run(words: list[str]) -> tuple[float, str]:
-    """Return the seconds that a command takes, and what it says where it fails."""
+    """Run a command.
+
+    Returns:
+        Seconds, and the last 200 characters of standard error if the command fails, else an empty string.
+    """
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
         start = time.perf_counter()
@@ -155,7 +173,7 @@ def run(words: list[str]) -> tuple[float, str]:
 
 
 def difference(out: str) -> str:
-    """Return how the second device's file differs from the first's, of those that a command wrote."""
+    """Return the difference between the outputs of the two devices as text."""
     files = sorted(Path("0").glob(out.replace("{i}", "*")))
     largest, other = 0.0, 0
     for file in files:
@@ -172,7 +190,7 @@ def difference(out: str) -> str:
 
 
 def leaves(file: Path) -> Iterator[tuple[str, object]]:
-    """Yield the entries of a file of tensors, JSON or JSON Lines; numbers as tensors."""
+    """Yield name and value of each entry of a safetensors, JSON or JSON Lines file; numbers as tensors."""
     if file.suffix == ".st":
         for name, tensor in load_file(file).items():
             yield name, tensor.double()

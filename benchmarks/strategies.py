@@ -1,12 +1,14 @@
-"""Does choosing diverse members beat drawing them? Hydras by each strategy of `prune`, on digits.
+"""Compare the strategies of `prune` for diverse members on digits.
 
-For each seed a small vision transformer is trained on digits 0 to 6, its heads are scored by circuits (objectives acc, ood and
-avg; digit 9 is the OOD validation data), and hydras of three members are made by each strategy with equally many heads, each
-`--draws` times with other pruning seeds, whose numbers are averaged. Everything is measured on the TEST split, which no choice
-has seen: the OOD sets are digits 7 and 8, patches of photographs, and noise. `diverse` chooses on the validation split.
-Printed are means over the seeds, and differences of `diverse` and `sample`, paired by seed, with 95 % intervals of Student's t.
+For each seed, a small vision transformer is trained on digits 0 to 6. Its heads are scored by circuits
+(objectives acc, ood and avg, with digit 9 as OOD validation data). Each strategy makes hydras of three
+members with equally many heads, `--draws` times with different pruning seeds; the numbers of the draws are
+averaged. All numbers are from the TEST split, which no choice uses; the OOD sets are digits 7 and 8, patches
+of photographs, and noise. `diverse` chooses on the validation split. Prints means over seeds, and differences
+to `sample`, paired by seed, with 95 % intervals (Student).
 
-Training is the only part that a seed shares among strategies, so seeds are independent and draws within a seed are not.
+Strategies share only the trained base of a seed. Seeds are therefore independent, and draws within a seed are
+not.
 
     python benchmarks/strategies.py [--seeds 5] [--draws 2] [--epochs 40] [--candidates 32] [--finetune 0]
 """
@@ -58,7 +60,7 @@ Numbers = dict[str, dict[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says."""
+    """Options of the command line."""
 
     seeds: int
     draws: int
@@ -94,7 +96,7 @@ def main() -> None:
 
 
 def one_seed(folder: Path, seed: int, options: Options) -> Numbers:
-    """Train a base, make every hydra of it, and return each row's numbers."""
+    """Train a base, make all its hydras, and return the numbers of each row."""
     base = folder / "base.st"
     train(ARCH, base, seed=seed, epochs=options.epochs, lr=1e-3)
     scores = {name: folder / f"{name}.json" for name in OBJECTIVES}
@@ -130,12 +132,12 @@ def one_seed(folder: Path, seed: int, options: Options) -> Numbers:
 
 
 def row(strategy: str, draw: int, path: str) -> NamedModels:
-    """Return the row of one hydra."""
+    """Return the row of one hydra for `eval`."""
     return NamedModels(name=f"{strategy} {draw}", models=(path,))
 
 
 def drawn_strategies(scores: Path, options: Options) -> dict[str, dict[str, object]]:
-    """Return what `prune` is told for each strategy in which chance has a part."""
+    """Return the settings of `prune` for each strategy with random draws."""
     drawn: dict[str, object] = {"scores": (scores,), "members": MEMBERS, "pool": POOL}
     found: dict[str, dict[str, object]] = {
         "random": {"strategy": Strategy.RANDOM, "members": MEMBERS},
@@ -150,7 +152,7 @@ def drawn_strategies(scores: Path, options: Options) -> dict[str, dict[str, obje
 def hydra(
     base: Path, folder: Path, name: str, given: Mapping[str, object], seed: int, options: Options
 ) -> str:
-    """Prune, fine-tune if asked to, and fuse; return the hydra's path."""
+    """Prune, fine-tune if requested, and fuse. Return the path of the hydra."""
     stem = name.replace(" ", "-")
     config = PruneConfig(
         model=str(base),
@@ -179,12 +181,12 @@ def train(model: str, out: Path, *, seed: int, epochs: int, lr: float) -> None:
 
 
 def averaged(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each number."""
+    """Return the mean of each column."""
     return {name: statistics.fmean(values[name] for values in each) for name in COLUMNS}
 
 
 def print_means(found: Sequence[Numbers], options: Options) -> None:
-    """Print each row's means over the seeds."""
+    """Print the means of each row over the seeds."""
     print(
         f"\n{options.seeds} seeds, {options.draws} draws each; {MEMBERS} members that lack {REMOVED} of 24 heads, pool {POOL}, "
         f"{options.candidates} candidates; fine-tuned for {options.finetune} epochs; TEST split, means over seeds\n"
@@ -196,7 +198,7 @@ def print_means(found: Sequence[Numbers], options: Options) -> None:
 
 
 def print_differences(found: Sequence[Numbers], names: Sequence[str], *, to: str) -> None:
-    """Print the mean differences to another choice, paired by seed, with 95 % intervals."""
+    """Print mean differences to the row `to`, paired by seed, with 95 % intervals."""
     print(
         f"\ndifferences to {to}, paired by seed, with 95 % intervals (t, {len(found) - 1} degrees of freedom)\n"
     )

@@ -1,17 +1,21 @@
-"""What should the members of a hydra with one own block learn when they are trained further?
+"""Compare losses for further training of the members of a hydra with one own block.
 
-Each row is the hydra `merged trunk of 3 K 1` of `promise.py`, trained further for a third of the epochs at a third of the rate. Rows
-differ in what is learned:
+Each row is the hydra `merged trunk of 3 K 1` of `promise.py`, trained for another third of the epochs with a
+third of the learning rate. Rows differ in the loss:
 
-- `labels .1`, `.5`, `none`: each member learns from a model of the ensemble, and the labels have this share of the loss;
-- `disagreement`: as `labels .1`, on inputs that are moved to where teachers disagree (Nam et al. 2021, section 3.2);
+- `labels .1`, `.5`, `none`: each member is distilled from one model of the ensemble; the number is the weight
+  of the labels;
+- `disagreement`: as `labels .1`, on inputs moved towards disagreement of the teachers (Nam et al. 2021,
+  section 3.2);
 - `repulsion .1`, `1`: as `labels .1`, with `--repulsion` of this weight;
-- `own members`: each member learns from the model that it was before trunks were merged, which takes no further training;
-- `own members with repulsion .1`, `labels alone with repulsion .1`: members are pushed apart, without another ensemble;
-- `own mean`: members learn from their own mean, which takes no further training (after arXiv 2408.02301).
+- `own members`: each member is distilled from its own model before merging, which needs no further teacher;
+- `own members with repulsion .1`, `labels alone with repulsion .1`: repulsion between members, without
+  another ensemble;
+- `own mean`: members are distilled from the mean of all members, which needs no further teacher (after arXiv
+  2408.02301).
 
-Files are those of `promise.py`, and are not made again. Printed are differences from the ensemble of 3 by the default OOD score,
-paired by seed, with 95 % intervals of Student's t.
+Files are shared with `promise.py` and reused. The table has differences from the ensemble of 3 by the default
+OOD score, paired by seed, with 95 % intervals (Student).
 
     python benchmarks/teaching.py digits --work promise/ --seeds 41 42 43
     python benchmarks/teaching.py fashion --idx fashion-mnist/ --work promise/ --seeds 0 1
@@ -41,7 +45,8 @@ from hydractl.training.losses import DistillationLoss
 from hydractl.training.trainer import Job
 
 MOVE = 0.1
-"""Length of a move to where teachers disagree, over the length of the picture."""
+"""Norm of the input perturbation relative to the norm of the image. Chosen by hand. Doubling moves inputs
+further from the data, so that teachers disagree more."""
 SEED = 7
 JUDGED = {"accuracy": True, "nll": False, f"near by {DEFAULT}": True, f"far by {DEFAULT}": True}
 Lesson = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -49,7 +54,18 @@ Change = Callable[[DistillationLoss | None, Callable[[], nn.Module]], Lesson]
 
 
 def disagreement(lesson: DistillationLoss | None, model: Callable[[], nn.Module]) -> Lesson:
-    """Return the loss whose teachers teach on inputs moved along the gradient of a random mix of one teacher's probabilities."""
+    """Return a distillation loss on perturbed inputs.
+
+    Each batch is moved along the gradient of a randomly weighted sum of the probabilities of one random
+    teacher.
+
+    Args:
+        lesson: Distillation loss with its teachers.
+        model: Function that returns the model in training.
+
+    Raises:
+        ValueError: If there are no teachers.
+    """
     if lesson is None:
         raise ValueError("teachers disagree, so there must be some")
     random = torch.Generator().manual_seed(SEED)
@@ -61,6 +77,7 @@ def disagreement(lesson: DistillationLoss | None, model: Callable[[], nn.Module]
         mix = torch.rand(probs.shape, generator=random) * 2 - 1
         (gradient,) = torch.autograd.grad((mix * probs).sum(), moved)
         length = partial(torch.linalg.vector_norm, dim=(1, 2, 3), keepdim=True)
+        # The lower bound avoids a division by zero for inputs without a gradient.
         moved = inputs + MOVE * length(inputs) / length(gradient).clamp_min(1e-12) * gradient
         return lesson(losses, model()(moved), moved)
 
@@ -68,7 +85,7 @@ def disagreement(lesson: DistillationLoss | None, model: Callable[[], nn.Module]
 
 
 def own_mean(_lesson: DistillationLoss | None, _model: Callable[[], nn.Module]) -> Lesson:
-    """Return the loss whose teacher is the mean of the members themselves."""
+    """Return a distillation loss with the mean of the members as the teacher."""
 
     def loss(losses: Tensor, outputs: Tensor, _inputs: Tensor) -> Tensor:
         scaled = outputs.float() / TEMPERATURE
@@ -81,13 +98,13 @@ def own_mean(_lesson: DistillationLoss | None, _model: Callable[[], nn.Module]) 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What the members learn.
+    """A loss for further training.
 
     Attributes:
         teachers: Files of the teachers.
         options: Further options of `finetune`.
-        change: What changes in the loss.
-        passes: Passes of the hydra per step.
+        change: Function that builds the loss from the stage's own; None for the loss of `finetune`.
+        passes: Forward and backward passes of the hydra per step, for the cost.
     """
 
     teachers: tuple[str, ...] = ()
@@ -114,7 +131,7 @@ VARIANTS = {
 
 @contextlib.contextmanager
 def changed(change: Change | None) -> Iterator[None]:
-    """Let `finetune` train with another loss in the block."""
+    """Replace the loss of `finetune` within the block. None changes nothing."""
     original: Callable[..., Job] = vars(finetune)["open_job"]
 
     def open_job(*args: Any) -> Job:  # noqa: ANN401 - as the function's
@@ -138,8 +155,9 @@ def changed(change: Change | None) -> Iterator[None]:
 
 
 def make(plan: Plan) -> dict[str, Numbers]:
-    """Make the files of a seed, and return each row's numbers."""
-    plan.keep((SINGLE, RIVAL, OWN_BLOCK, TAUGHT_HYDRA))  # `eval` takes one model first
+    """Create the files of a seed, and return the numbers of each row by name."""
+    # `eval` measures the rows relative to the first model, so the single model comes first.
+    plan.keep((SINGLE, RIVAL, OWN_BLOCK, TAUGHT_HYDRA))
     make_files(plan)
     task = plan.task
     for name, variant in VARIANTS.items():
@@ -160,7 +178,7 @@ def make(plan: Plan) -> dict[str, Numbers]:
 
 
 def main() -> None:
-    """Make what is missing, measure it, and print and keep the table."""
+    """Create missing files, evaluate, and print and write the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

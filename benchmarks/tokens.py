@@ -1,18 +1,21 @@
-"""Entities of real texts: `run --example tokens` on CLINC150, whose words a rule has tagged.
+"""Evaluate hydras that label words: `run --example tokens` on CLINC150, with entities tagged by a rule.
 
-The tags are numbers, dates, money and places. A rule puts them there, the same in all splits, so nobody's judgement is learnt: what is
-measured is whether members, fusing and calibration work for words, not how well a model finds what people call an entity. The rule
-was written before any model was trained on its tags. Texts keep the splits of CLINC150; of those without an entity as many are drawn
-as there are others, and with each seed others. Far from the data are `oos`, queries out of scope, and `manual`, an encyclopedia of torch.
+The tags are numbers, dates, money and places. The same rule tags all splits, so no human judgement is
+learned. The benchmark measures whether members, fusing and calibration work for words; the results do not
+show how well a model finds entities as people mark them. The rule was written before any model was trained on
+its tags. Texts keep the splits of CLINC150. Each seed draws equally many texts with and without entities. The
+far-OOD sets are `oos` (out-of-scope queries) and `manual` (an encyclopedia of torch).
 
-The rows: the hydra, the model that its members began as (single), the same trained as long as a member (longer: member 0), and
-the members' average without fusing (apart). All numbers have one temperature of the validation texts, and entities one of their own;
-`hydra, words` is the hydra without that one. Printed are means over seeds, and the hydra's differences with 95 % intervals (Student). How long is trained was changed once: after 4 epochs and 1 of seed 0, tags
-that go on (`I-`) were never predicted.
+Rows: the hydra, the common starting model of its members (single), the same model trained as long as a member
+(longer: member 0), and the average of the members without fusing (apart). All probabilities use a temperature
+fitted on the validation texts; entities have a second temperature. `hydra, words` is the hydra without the
+second temperature. The table has means over seeds, and differences to the hydra with 95 % intervals
+(Student). The training time was changed once: after 4 epochs and 1 epoch with seed 0, continuation tags
+(`I-`) were never predicted.
 
     python benchmarks/tokens.py CLINC150.jsonl --encoder MINILM/ --work tokens/ [--seeds 0 1 2] [--texts 1500]
 
-`MINILM/` is any text encoder of transformers. What lies in `--work` and is up to date is not made again.
+`MINILM/` is the folder of any text encoder of transformers. Up-to-date files in `--work` are reused.
 """
 
 from __future__ import annotations
@@ -52,14 +55,14 @@ RULE = {
     "morocco netherlands nigeria norway pakistan panama peru philippines poland portugal russia scotland singapore spain "
     "sweden switzerland thailand turkey ukraine venezuela vietnam",
 }
-"""The words of each kind; without march and may, which are verbs."""
+"""Words of each category. March and may are missing because they are also verbs."""
 KINDS = {word: kind for kind, words in RULE.items() for word in words.split()}
 METRICS = ("accuracy", "nll", "ece", "span_f1", "span_ece", "macs")
 FAR = {"oos": "oos.jsonl", "manual": "manual"}
 
 
 def kind(word: str) -> str | None:
-    """Return what a rule takes a word for, by itself."""
+    """Return the category of a single word by the rule, or None."""
     word = word.strip(".,?!;:'\"")
     if re.fullmatch(r"\$\d[\d,.]*", word):
         return "money"
@@ -69,7 +72,7 @@ def kind(word: str) -> str | None:
 
 
 def tagged(text: str) -> dict[str, list[str]]:
-    """Return the words of a text and their tags; numbers before money are money."""
+    """Return the words and IOB tags of a text. Numbers before a currency are tagged as money."""
     words = text.split()
     kinds = [kind(word) for word in words]
     for i in reversed(range(len(words) - 1)):
@@ -83,7 +86,14 @@ def tagged(text: str) -> dict[str, list[str]]:
 
 
 def write_data(queries: list[Query], folder: Path, *, seed: int, texts: int) -> None:
-    """Write the splits, and what is far."""
+    """Write the splits with equally many texts with and without entities, and the out-of-scope queries.
+
+    Args:
+        queries: All queries of CLINC150.
+        folder: Output folder; created if missing.
+        seed: Seed of the draw.
+        texts: Upper bound on the texts of each split.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for split in ("train", "val", "test"):
         rows = [tagged(q.text) for q in queries if q.split == split and q.label != OOS]
@@ -99,7 +109,7 @@ def write_data(queries: list[Query], folder: Path, *, seed: int, texts: int) -> 
 
 
 def report_of(folder: Path, encoder: Path) -> dict[str, Row]:
-    """Return the rows of a seed, made by the example's pipeline where they are not up to date."""
+    """Return the rows of one seed by name; the pipeline only runs if its outputs are out of date."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         hydractl(["run", "--example", "tokens"])
@@ -121,7 +131,7 @@ def report_of(folder: Path, encoder: Path) -> dict[str, Row]:
 
 
 def numbers(row: Row) -> dict[str, float]:
-    """Return a row's numbers by column."""
+    """Return the columns of a row: metrics, and AUROC on each far-OOD set for texts and entities."""
     ranks = {
         f"{heading} {name}": row.ood[name][metric].value
         for heading, metric in (("AUROC", "auroc"), ("span AUROC", "span_auroc"))
@@ -131,12 +141,12 @@ def numbers(row: Row) -> dict[str, float]:
 
 
 def told(values: list[float]) -> str:
-    """Return the mean of differences, and half of its 95 % interval."""
+    """Format the mean of differences with half of its 95 % interval."""
     return f"{statistics.fmean(values):+.4f} ± {half_interval(values):.4f}"
 
 
 def main() -> int:
-    """Make and measure hydras of each seed, and print the table."""
+    """Train and evaluate the hydras of each seed, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,8 +1,8 @@
-"""What the hydra paper (ICLR 2026) claims in its tables, in numbers that `measure.py` keeps, and what came of each here.
+"""Claims of the tables in the hydra paper (ICLR 2026), as comparisons of rows of `measure.py`, with verdicts.
 
-A claim compares two rows by one metric. Differences are taken seed by seed; of several seeds they have a 95 % interval by
-Student's t. A claim *holds* where the whole interval is on its side, *fails* where it is on the other, and is *open* where
-it includes zero. A claim of equality holds where the whole interval lies within the margin that is named.
+A claim compares two rows by one metric. Differences are paired by seed, with a 95 % interval by Student's t.
+A claim *holds* if the whole interval supports it, *fails* if the whole interval contradicts it, and is *open*
+if the interval includes zero. A claim of equality holds if the whole interval is within the named margin.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ CALLED = {
     "euclidean ood": "Euclidean distance of OOD centroids",
     "mahalanobis ood": "Mahalanobis distance of OOD centroids",
 }
-"""What the page calls metrics, where not by their names."""
+"""Metric names on the page, if different from the stored names."""
 Seeds = Sequence[Mapping[str, Mapping[str, float]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One comparison of the paper's.
+    """A comparison in the paper.
 
     Attributes:
-        table: Where it stands.
-        first: The row that it is about.
-        other: The row beside it.
-        metric: What is compared.
-        more: Whether the first row has more of it.
-        theirs: The paper's two numbers, on the data set named.
-        equal: How far apart both may be to count as equal; None where one is to be better.
-        tuned: Whether it is about models that are tuned to their data, not about zero-shot ones.
+        table: Table of the paper.
+        first: Row with the claimed property.
+        other: Row for comparison.
+        metric: Compared metric.
+        more: Whether the first row has the higher value.
+        theirs: The paper's two numbers, with the data set.
+        equal: Margin for a claim of equality; None for a claim of difference.
+        tuned: True for models fine-tuned on their data, False for zero-shot models.
     """
 
     table: str
@@ -75,7 +75,7 @@ class Claim:
 
     @property
     def words(self) -> str:
-        """What it says."""
+        """The claim as a sentence."""
         metric = CALLED.get(self.metric, self.metric)
         if self.equal is not None:
             return f"{self.first} and {self.other} differ in {metric} by at most {self.equal:g}"
@@ -133,7 +133,7 @@ CLAIMS = (
         ("27", HYDRA, VISION, ACCURACY, True, "74.00, 72.92", None),
     )),
 )  # fmt: skip
-"""Those that need only data and devices that are available here."""
+"""Claims that can be tested with the data and devices available here."""
 UNTESTED = {
     "1, 2 and 7 (batch 4, bf16): a hydra takes 1.07 times as long as a single model": "an H200 takes 1.28 times as long in eager mode and 1.67 times as CUDA graphs (`benchmarks/results/runtime-h200.md`)",
     "3, 24 to 28: OpenCLIP ViT-B/32 on nine data sets": "weights and data are not available here; a small CLIP on five sets of classes replaces them",
@@ -141,12 +141,12 @@ UNTESTED = {
     "5, figure 4: the most and the least important heads in a plane": "`eval --analyse pca --scores` draws them for any model, but no row of this page does",
     "12: eight seeds": "standard deviations here use the seeds that the page names",
 }
-"""Claims that were not tested, and why."""
+"""Untested claims with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Both rows' means over seeds, their difference, and half of its 95 % interval, infinite of one seed."""
+    """Result of a claim: means of both rows, difference with half of its 95 % interval, and verdict."""
 
     first: float
     other: float
@@ -156,12 +156,12 @@ class Found:
 
 
 def about(claim: Claim, task: str) -> bool:
-    """Return whether a claim is about models of a task: rows of the same name are of others there."""
+    """Return whether a claim is about a task. Zero-shot and fine-tuned models use the same row names."""
     return claim.tuned == (task != zero_shot.NAME)
 
 
 def judge(claim: Claim, seeds: Seeds) -> Found | None:
-    """Return what came of a claim, or None where it was not measured."""
+    """Return the result of a claim, or None if a row or metric was not measured."""
     if any(claim.metric not in rows.get(name, {}) for rows in seeds for name in (claim.first, claim.other)):
         return None
     pairs = [(rows[claim.first][claim.metric], rows[claim.other][claim.metric]) for rows in seeds]

@@ -1,14 +1,14 @@
-"""The hydra paper's tables on models and data of this machine's size: makes every row, measures it, and keeps the numbers.
+"""Train and evaluate every row of the hydra paper's tables at small scale, and store the numbers.
 
     python benchmarks/paper/measure.py digits --work paper/ [--seeds 11 12 13 14 15]
     python benchmarks/paper/measure.py clinc150 --file CLINC150.jsonl --backbone MINILM/ --work paper/
     python benchmarks/paper/measure.py shapes --work paper/
     python benchmarks/paper/measure.py zero-shot --work paper/
 
-Every model is made by hydractl's own commands and measured by `eval`. What lies in `--work` already is not made again, so that a
-run that was cut off goes on. The numbers of a seed are kept as soon as they are there, in place of older ones of that seed and beside
-those of others, in `benchmarks/results/paper-TASK.json`, of which `page.py` makes docs/paper.md. No choice was made with these seeds
-in view.
+All models are made by hydractl commands and measured by `eval`. Files in `--work` are reused, so an
+interrupted run continues. The numbers of a seed are stored when complete, in
+`benchmarks/results/paper-TASK.json`; they replace older numbers of the seed and keep other seeds. `page.py`
+writes docs/paper.md from this file. No choice was made with these seeds.
 """
 
 from __future__ import annotations
@@ -39,11 +39,13 @@ from hydractl.runtime import versions
 RESULTS = HERE.parent / "results"
 RAW, SCALED, SHIFTED, CENTROIDS = "raw.json", "scaled.json", "shifted.json", "centroids.json"
 EPOCHS = {"digits": (60, 12), "clinc150": (10, 5), "shapes": (20, 10), zero_shot.NAME: (zero_shot.EPOCHS, 0)}
-"""Of the single model, and of what is tuned from it."""
+"""Epochs of the single model, and of models fine-tuned from it, for each task. Chosen by hand for runs of
+some hours on a CPU; doubling doubles the training time."""
 WIDE = {"digits": DIGITS.replace("embed_dim=64", "embed_dim=72")}
-"""Eight heads of three members that are 2 / 3 as wide share a multiple of 12, as the paper's 774 in place of 768."""
+"""Architecture of the packed ensemble. Eight heads and three members at 2 / 3 of the width need a multiple of
+12, as the paper's 774 instead of 768."""
 LOOKED_AT = (SINGLE, UNTUNED.format(CIRCUIT_OOD))
-"""The rows whose heads' centroids are compared."""
+"""Rows for the comparison of head centroids."""
 CORRUPTED = (SINGLE, ENSEMBLE, HYDRA, HYDRA_T)
 LIBRARIES = ("hydractl", "torch", "timm", "transformers", "scikit-learn")
 GIVEN = {"clinc150": " --file CLINC150.jsonl --backbone MINILM/"}
@@ -51,7 +53,7 @@ METRICS = (*QUALITY, *SIZES, "training_macs")
 
 
 def main() -> None:
-    """Make what is missing, and keep what it measures."""
+    """Create missing files, evaluate, and store the numbers of each seed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -67,7 +69,11 @@ def main() -> None:
 
 
 def keep(task: str, seed: int, rows: dict[str, Numbers]) -> None:
-    """Add the rows of a seed to what is kept of a task, with where they were measured."""
+    """Store the rows of a seed with hardware and versions.
+
+    Raises:
+        SystemExit: If the stored seeds were trained for other epochs.
+    """
     path, epochs = RESULTS / f"paper-{task}.json", [*EPOCHS[task]]
     before: dict[str, Any] = {"epochs": epochs, "seeds": {}}
     if path.exists():
@@ -95,13 +101,13 @@ def planned(plan: Plan, task: str) -> Plan:
     """Return a plan with every row of the tables."""
     whole, tuned = EPOCHS[task]
     plan.task = replace(plan.task, epochs=whole)
-    if plan.task.apart is None:  # an encoder whose classifier is fitted first
+    if plan.task.apart is None:  # The classifier of an encoder is fitted first.
         plan.make("start.st", *plan.task.start)
     return Making(plan, tuned, WITHOUT.get(task, ()), WIDE.get(task)).all()
 
 
 def measured(plan: Plan) -> dict[str, Numbers]:
-    """Return the numbers of every row, by its name."""
+    """Return the numbers of every row by name."""
     make_files(plan)
     found = {row.name: numbers(row, plan) for row in report(plan.report(RAW, "--no-latency")).rows}
     single = replace(plan, rows=plan.rows[:1])
@@ -123,7 +129,10 @@ def measured(plan: Plan) -> dict[str, Numbers]:
 
 
 def distances(row: Row, plan: Plan) -> Numbers:
-    """Return how far heads' centroids of OOD data are from those of ID data, means over heads and the test's OOD sets."""
+    """Return distances between head centroids of OOD and ID data, as means over heads and OOD test sets.
+
+    Empty if the row has no analysis of centroids.
+    """
     analyses: Any = getattr(row, "analyses", None)
     own = None if analyses is None else analyses.centroids
     if own is None:
@@ -134,7 +143,7 @@ def distances(row: Row, plan: Plan) -> Numbers:
 
 
 def numbers(row: Row, plan: Plan) -> Numbers:
-    """Return what a row is judged by."""
+    """Return the metrics of a row: quality, size, diversity and OOD detection."""
     return values(row, METRICS) | diversity(row) | foreign(row, plan)
 
 

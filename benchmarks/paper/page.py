@@ -1,7 +1,7 @@
-"""Makes docs/paper.md of what `measure.py` kept: what the paper's tables claim, and which claims hold here.
+"""Write docs/paper.md from the results of `measure.py`: the claims of the paper's tables, and their verdicts.
 
-python benchmarks/paper/page.py            writes it
-python benchmarks/paper/page.py --check    exits 1 if it is not what would be written
+python benchmarks/paper/page.py            write the page
+python benchmarks/paper/page.py --check    exit with 1 if the page is out of date
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SEVERITIES = ("1", "2", "3", "4", "5", "all")
 
 
 def main() -> int:
-    """Write the page, or say whether it is up to date."""
+    """Write the page, or check whether the page is up to date."""
     text = "\n".join(_lines()) + "\n"
     if sys.argv[1:] == ["--check"]:
         same = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
@@ -60,14 +60,14 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What is kept of a task.
+    """Stored results of a task.
 
     Attributes:
-        command: What measured it.
-        epochs: Of the single model, and of what is tuned from it.
-        seeds: They, as numbers in words.
-        rows: Of each seed, the numbers of a row by its name.
-        where: The hardware and the versions, a line for each that seeds were measured with.
+        command: Command of the measurement.
+        epochs: Epochs of the single model, and of models fine-tuned from it.
+        seeds: Seeds as text.
+        rows: For each seed, the numbers of each row by name.
+        where: Distinct hardware and versions of the seeds, one line each.
     """
 
     command: str
@@ -78,7 +78,7 @@ class Result:
 
     @classmethod
     def read(cls, path: Path) -> Result:
-        """Return what `measure.py` kept."""
+        """Read a results file of `measure.py`."""
         raw = json.loads(path.read_text(encoding="utf-8"))
         seeds: dict[str, dict[str, Any]] = raw["seeds"]
         whole, tuned = raw["epochs"]
@@ -96,7 +96,7 @@ class Result:
 
 
 def kept() -> dict[str, Result]:
-    """Return the results of every task that was measured."""
+    """Return the results of every measured task."""
     paths = {task: RESULTS / f"paper-{task}.json" for task in TASKS}
     return {task: Result.read(path) for task, path in paths.items() if path.exists()}
 
@@ -128,7 +128,7 @@ def _lines() -> Iterator[str]:
 
 
 def vit_b(members: int, kept: int) -> float:
-    """Return billions of multiply-accumulates of ViT-B/16 at 224 pixels, M members with so many of 12 heads in every layer."""
+    """Return giga MACs of a ViT-B/16 hydra at 224 pixels, with `kept` of 12 heads in every layer."""
     tokens, width, hidden, layers, classes = 197, 768, 3072, 12, 1000
     projections, products, mlp = 4 * tokens * width**2, 2 * tokens**2 * width, 2 * tokens * width * hidden
     layer = (projections + products) * kept / 12 + mlp
@@ -165,7 +165,7 @@ def _cell(found: Found) -> str:
 
 
 def _judged(claim: Claim, results: Mapping[str, Result]) -> dict[str, Found]:
-    """Return what came of a claim on each task where its rows were measured."""
+    """Return the result of a claim for each task with the measured rows."""
     each = {task: judge(claim, result.rows) for task, result in results.items() if about(claim, task)}
     return {task: found for task, found in each.items() if found is not None}
 
@@ -205,7 +205,7 @@ def _rows(task: str, result: Result) -> Iterator[str]:
 
 
 def _part(name: str, result: Result) -> str:
-    """Return of which seeds a row's means are, if some have none: of a table that grows, not all have the new ones yet."""
+    """Return a note with the seeds of a row if the row is missing for other seeds, else an empty string."""
     having = [seed for seed, rows in zip(result.seeds, result.rows, strict=True) if name in rows]
     word = "seed" if len(having) == 1 else "seeds"
     return "" if len(having) == len(result.seeds) else f" (only {word} {', '.join(having)})"
@@ -217,13 +217,13 @@ def _parted(
     parts: Sequence[str] | Mapping[str, str],
     key: str,
 ) -> Iterator[str]:
-    """Yield a table of numbers that belong together, of rows that have all; nothing where none has.
+    """Yield a table of related columns for the rows that have all columns. Yields nothing if no row has them.
 
     Args:
-        rows: Of each seed.
-        title: Of the table.
-        parts: The columns, and what they are called if otherwise.
-        key: What a column's numbers are kept as.
+        rows: Rows of each seed.
+        title: Heading of the first column.
+        parts: Columns, optionally mapped to their headings.
+        key: Format of the stored metric name, filled with the column.
     """
     there = [
         name

@@ -1,8 +1,8 @@
-"""What `measure.py` makes of one seed: the models of the hydra paper's tables, by the commands that make them.
+"""Plan of one seed of `measure.py`: commands for the models in the tables of the hydra paper.
 
-Members of circuits are sampled from twice as many removals as are made (the paper, B.5: 48 of 100). What its ablation varies are
-options here: `--seed` of `prune` draws heads, `--order-seed` of `finetune` the order of the data and augmentation, `--dropout-seed`
-what is dropped in training.
+Members of circuits are sampled from a pool twice as large as the number of removals (paper, B.5: 48 of 100).
+The ablation varies options: `--seed` of `prune` draws heads, `--order-seed` of `finetune` sets the order of
+data and the augmentation, `--dropout-seed` sets dropout in training.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VARIED = {
     "none": "nothing varies",
 }
 WITHOUT = {"clinc150": (MIMO,), "shapes": (MC_DROPOUT,)}
-"""Rows that a task cannot have: MIMO is of images alone, and a CLIP's tower has no layer of dropout."""
+"""Rows not available for a task: MIMO needs images, and a CLIP tower has no dropout layer."""
 MEMBERS, MOST = 3, 5
 DROPOUT = "0.1"
 RIVALS = ("lora-ensemble", "singular-values")
@@ -37,11 +37,11 @@ class Making:
     """Adds the rows of the tables to a plan.
 
     Attributes:
-        plan: It.
-        epochs: Of everything that is tuned from the single model.
-        without: Rows that this model or kind of data cannot have.
-        wide: The architecture that a packed ensemble is made of, as wide as its members can share; None where the single model
-            was trained on other data before, which random weights would not make up for.
+        plan: The plan to extend.
+        epochs: Epochs of models fine-tuned from the single model.
+        without: Rows not available for this model or data.
+        wide: Architecture of a packed ensemble, with a width divisible among its members. None if the single
+            model is pretrained, because random weights would make the comparison unfair.
     """
 
     plan: Plan
@@ -51,11 +51,11 @@ class Making:
 
     @property
     def drops(self) -> tuple[str, ...]:
-        """What says that something is dropped; a model without such a layer is refused it."""
+        """Options for dropout; empty for a model without dropout layers (`finetune` refuses the option)."""
         return () if MC_DROPOUT in self.without else ("--dropout", DROPOUT)
 
     def all(self) -> Plan:
-        """Add every row; the single model first."""
+        """Add every row, the single model first."""
         plan, task = self.plan, self.plan.task
         singles = [plan.tune(f"single-{i}.st", task.model, epochs=task.epochs) for i in range(MEMBERS)]
         single = singles[0]
@@ -67,7 +67,7 @@ class Making:
         return plan
 
     def tuned(self, name: str, start: str, *options: str, seed: int = 0, rate: float = 1 / 3) -> str:
-        """Plan what is tuned on from the single model: a third of the rate, unless said otherwise."""
+        """Plan fine-tuning from the single model, by default at a third of the learning rate."""
         task, data = self.plan.task, self.plan.data
         return self.plan.make(
             name, "finetune", start, "--data", data.train, "--val", data.val, *task.tuning, *task.whole,
@@ -76,7 +76,7 @@ class Making:
         )  # fmt: skip
 
     def _rivals(self, single: str) -> None:
-        """Add what the paper compares with, as far as it is made of the single model."""
+        """Add the paper's rival methods that start from the single model."""
         plan = self.plan
         if MC_DROPOUT not in self.without:
             plan.row(MC_DROPOUT, f"mc:{plan.path(single)}::passes=10,rate={DROPOUT}")
@@ -84,7 +84,7 @@ class Making:
         plan.row(LAPLACE, laplace + train)
         plan.row(f"{LAPLACE} (prior by validation)", f"{laplace}val={plan.data.val},{train}")
         for method in RIVALS:
-            # few weights train, and at their papers' rate, ten times that of whole models
+            # Few weights are trained, so the learning rate is that of their papers, ten times the usual one.
             members = [
                 self.tuned(f"{method}-{i}.st", single, "--method", method, seed=i, rate=1.0)
                 for i in range(MEMBERS)

@@ -1,4 +1,4 @@
-"""What is kept of a row of a report, by the names that claims and the page use."""
+"""Numbers stored for a row of a report, by the names in claims and page."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ OOD = ("auroc", "fpr95", "aupr", "mutual_information", "disagreement")
 
 
 def values(row: Row, names: Sequence[str]) -> Numbers:
-    """Return numbers of the ID set."""
+    """Return the named metrics of the ID set."""
     return {name: row.values[name].value for name in names}
 
 
 def diversity(row: Row) -> Numbers:
-    """Return how much members differ on the ID set, 0 of one."""
+    """Return mutual information and disagreement on the ID set; 0 for a single member."""
     return {
         name: row.values[name].value if name in row.values else 0.0
         for name in ("mutual_information", "disagreement")
@@ -29,7 +29,7 @@ def diversity(row: Row) -> Numbers:
 
 
 def foreign(row: Row, plan: Plan) -> Numbers:
-    """Return means over the test's OOD sets, near and far, by max softmax."""
+    """Return OOD metrics by maximum softmax probability: means over near, far, and all OOD test sets."""
     groups = {"near": [*plan.data.near], "far": [*plan.data.far]}
     groups["ood"] = groups["near"] + groups["far"]
     return {

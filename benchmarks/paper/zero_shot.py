@@ -1,9 +1,10 @@
-"""The rows of the hydra paper's zero-shot tables (3, 24 to 28): a small CLIP names coloured shapes, and nothing is tuned.
+"""Rows of the hydra paper's zero-shot tables (3, 24 to 28): a small CLIP on coloured shapes, not tuned.
 
-One CLIP a seed, from nothing. As many of its heads go as in the paper, a sixth (of "-6 heads" a fifth, the next number that 36
-heads allow), found once on all 24 classes; the ID sets are those and their four quarters. OOD data are of the first set, as the
-paper's are of ImageNet-1k. Temperatures are fitted there and hold for all sets; captions of BayesVLM are of images that the CLIP
-was trained on.
+There is one CLIP per seed, trained from random weights. As in the paper, a sixth of the heads is removed ("-6
+heads" removes the next possible number of 36 heads, a fifth). The heads are chosen once on all 24 classes.
+The ID sets are all classes and their four quarters. OOD data are compared with the first set, as the paper
+does with ImageNet-1k. Temperatures are fitted on the first set and used for all sets. The captions for
+BayesVLM are from images of the CLIP's training data.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ LAYERS, HEADS, MEMBERS, EPOCHS = 3, 6, 3, PairConfig(templates=CAPTIONS).epochs
 REMOVED = 2 * LAYERS * HEADS // 6
 CAPTIONED = 960
 VILU_TRAINING = "epochs=300,batch=64"
-"""As often as the paper does for ImageNet-1k, in smaller batches, for there are 2,400 to 9,600 images; a network a set of classes."""
+"""Training options of ViLU. 300 epochs as in the paper for ImageNet-1k, with smaller batches for the 2,400 to
+9,600 images. One network is trained per set of classes. Doubling the epochs doubles the training time."""
 HYDRAS = {HYDRA: ("circuit", REMOVED), FEWER: ("circuit", REMOVED + 1), VISION: ("vision", REMOVED // 2)}
-"""The scores that members are drawn by, and how many heads each of them lacks."""
+"""Scores file for drawing members, and number of removed heads per member."""
 
 
 def begun(folder: Path, seed: int) -> Plan:
-    """Return the plan of one seed; its CLIP is trained, and captioned images are written, if they are not there."""
+    """Return the plan of one seed. Trains its CLIP and writes captioned images if missing."""
     _train(folder, seed)
     data = Data(
         train=TRAIN,
@@ -67,7 +69,7 @@ def begun(folder: Path, seed: int) -> Plan:
 
 
 def planned(plan: Plan) -> Plan:
-    """Plan what is made once, and the rows that are the same for every set of classes."""
+    """Add the rows that are the same for all sets of classes, and the files made once."""
     clip, asked = plan.task.model, plan.task.tuning
     plan.row(SINGLE, clip)
     pairs = plan.path(f"{PAIRS}/{PAIRS}.jsonl")
@@ -91,7 +93,12 @@ def planned(plan: Plan) -> Plan:
 
 
 def measured(plan: Plan) -> dict[str, Numbers]:
-    """Return the numbers of every row by its name: means over the sets of classes, each set's own, and OOD data of the first."""
+    """Create and evaluate all rows.
+
+    Returns:
+        Numbers of every row by name: metrics of each set of classes, their means, and OOD metrics of the
+            first set.
+    """
     temperatures: dict[str, str] = {}
     found: dict[str, Numbers] = {}
     for name in SETS:
@@ -114,13 +121,13 @@ def measured(plan: Plan) -> dict[str, Numbers]:
 
 
 def _of(split: str, name: str) -> str:
-    """Return the shapes of a split whose classes are of a set."""
+    """Return a data reference to the shapes of a split in one set of classes."""
     classes = SETS[name]
     return f"shapes::split={split},classes={classes.start}-{classes.stop - 1}"
 
 
 def of_set(plan: Plan, name: str) -> Plan:
-    """Return the plan with hydras that know the classes of a set, and its test data."""
+    """Return the plan with the test data of a set of classes, and hydras limited to these classes."""
     part = replace(
         plan, data=replace(plan.data, test=_of("test", name)), files=dict(plan.files), rows=list(plan.rows)
     )
@@ -148,7 +155,7 @@ def _options(plan: Plan) -> Iterator[str]:
 
 
 def _scaled(part: Plan, of: str, name: str, temperatures: dict[str, str]) -> Measured:
-    """Return a row whose logits are divided by the temperature that is best for validation data of all classes."""
+    """Return a row with the temperature that is best for validation data of all classes."""
     single = replace(part, rows=[row for row in part.rows if row.name == of])
     given = temperatures.get(of, _of("val", name))
     kind = "single" if of == SINGLE else "hydra"
