@@ -1,7 +1,7 @@
 """Sweep all architectures of timm, transformers and open_clip, and check whether support claims are true.
 
     python benchmarks/architectures.py [--library timm|transformers|openclip] [--match GLOB] [--all]
-    [--verbose] [--json]
+                                       [--verbose] [--json]
 
 The sweep covers:
 

@@ -1,9 +1,7 @@
 """Divide CLINC150 into known, near-OOD and far-OOD texts: the built-in `intents`, and other draws.
 
-    python benchmarks/clinc150.py CLINC150.jsonl --seed 1 -o drawn/   one .jsonl file per part, for `--data
-    drawn/train.jsonl`
-    python benchmarks/clinc150.py CLINC150.jsonl --ship               hydractl/data/intents.json.xz, from seed
-    0
+    python benchmarks/clinc150.py CLINC150.jsonl --seed 1 -o drawn/   one .jsonl file per part, as train.jsonl
+    python benchmarks/clinc150.py CLINC150.jsonl --ship               hydractl/data/intents.json.xz, seed 0
 
 The input file has one JSON object per line: `text`, `label` (intent), `domain`, `split` (train, val, test).
 Out-of-scope queries have the domain and label `oos`. The rule only uses names and the seed, never predictions

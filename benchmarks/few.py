@@ -7,7 +7,7 @@ samples) and `--val` (equally many samples per class that no training uses, at m
 reused. The tables include all tasks with results.
 
     python benchmarks/few.py --task clinc150 --file CLINC150.jsonl --backbone MINILM/ --work few/ [--seed 31]
-    [--draws 5]
+                             [--draws 5]
     python benchmarks/few.py --task digits --work few/ [--samples 5 10 20 100]
 
 `clinc150`: `clinc150.py` draws 20 intents. Near OOD are 20 other intents of the same domains; far OOD are

@@ -8,7 +8,7 @@ the repetitions. Processor time is also printed, which does not depend on other 
 even if other cores decode in parallel.
 
     python benchmarks/predict.py [--arch vit_small_patch16_224] [--items 96] [--batch-size 8] [--repeats 3]
-    [--device cpu]
+                                 [--device cpu]
 """
 
 from __future__ import annotations

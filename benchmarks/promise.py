@@ -8,8 +8,8 @@ data; `raw` is without a temperature. Without `--all`, eight rows are made (six 
 
     python benchmarks/promise.py digits --work promise/ --seeds 44 45 46 47 48 49 50 51 52 53 54 55
     python benchmarks/promise.py fashion --idx fashion-mnist/ --work promise/ --seeds 51 52 53 54 55
-    python benchmarks/promise.py clinc150 --file CLINC150.jsonl --backbone MINILM/ --work promise/ --seeds 41
-    42 43 44 45
+    python benchmarks/promise.py clinc150 --file CLINC150.jsonl --backbone MINILM/ --work promise/
+                                 --seeds 41 42 43 44 45
     python benchmarks/promise.py shapes --work promise/ --seeds 51 52 53 54 55 [--all]
 
 The claims (`claims`) were written before their seeds ran: the claims on texts, chosen on seeds 11 to 15,

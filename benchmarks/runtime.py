@@ -30,8 +30,7 @@ hydra (with a trunk of 10), relative to the single model:
 
     launches         148 / 133 = 1.11        138 / 133 = 1.04       of an eager pass; a graph has none
                      123 / 109 = 1.13        113 / 109 = 1.04       of a compiled pass
-    bytes of weights 115 M / 87 M = 1.33     91 M / 87 M = 1.05     attention twice: 3 members with 8 of 12
-    heads
+    bytes of weights 115 M / 87 M = 1.33     91 M / 87 M = 1.05     attention twice: 3 members, 8 of 12 heads
     work             46.17 / 17.56 = 2.63    20.58 / 17.56 = 1.17     multiply-accumulates, in G
 
 On an H200 in bf16: at batch 4, limited by launches, eager 1.28 (1.13) and compiled 1.19 (1.12). Graphs: at

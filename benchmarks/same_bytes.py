@@ -1,8 +1,7 @@
 """Check that two source trees of hydractl have the same behaviour, byte for byte.
 
-    python benchmarks/same_bytes.py OLD_TREE NEW_TREE [--only SUBSTRING]... [--expect SUBSTRING]... [--folder
-    FOLDER]
-                                    [--jobs N]
+    python benchmarks/same_bytes.py OLD_TREE NEW_TREE [--only SUBSTRING]... [--expect SUBSTRING]...
+                                    [--folder FOLDER] [--jobs N]
 
 Runs the command lines of `same_bytes_cases.txt` (every stage on every family) in both trees, offline and on
 one thread. Trees are checkouts, each with a folder `hydractl`. Compares exit codes, standard output, standard

@@ -33,9 +33,8 @@ and `eval` on the test split with near and far OOD sets, which no choice uses. `
 random heads are the mean of five draws. Results are stored per seed in `choices.json`. `search_results.py`
 has the claims.
 
-    python benchmarks/search.py [--task digits text] [--seeds 80 ... 89] [--settings N] [--kept] [--out
-    FOLDER]
-                                [--bf16 | --choices]
+    python benchmarks/search.py [--task digits text] [--seeds 80 ... 89] [--settings N] [--kept]
+                                [--out FOLDER] [--bf16 | --choices]
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ The inputs of each stage are the outputs of the first device, so that difference
 difference is |a - b| / max(1, |a|); the table shows the maximum over all numbers of both files: tensors, head
 masks and head importance. Differences in other entries, for example the kept heads, are counted.
 
-    python benchmarks/stages.py [--devices cpu cuda] [--task images] [--arch vit_tiny_patch16_224] [--limit
-    320]
-                                [--only finetune fuse ...]
+    python benchmarks/stages.py [--devices cpu cuda] [--task images] [--arch vit_tiny_patch16_224]
+                                [--limit 320] [--only finetune fuse ...]
 
 With one device the table has times only. The exit code is 1 if a stage fails. There are 252 validation images
 and 107 OOD images, so a higher `--limit` only adds training images. The tasks on texts use the word
