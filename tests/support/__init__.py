@@ -1,1 +1,1 @@
-"""What several tests build: tiny models with weights of which none is zero or one, and files of them."""
+"""Helpers of tests: tiny models with weights different from zero and one, and their files."""

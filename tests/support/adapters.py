@@ -1,4 +1,4 @@
-"""Adapters of training methods without a run."""
+"""Adapters of training methods without a training run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from hydractl.training.recipe import Recipe
 
 
 def adapter_of(method, header):
-    """Return the adapter of a method for a model with a header."""
     options = TrainingOptions(method=method_reference(method))
     return load(options.training)(
         model="base.st", header=header, recipe=Recipe(), seed=0, own_batches=False, options=options

@@ -1,4 +1,4 @@
-"""Reports with made-up numbers of times, and of all analyses if research is installed."""
+"""Reports with random latency values, and with all analyses if research is installed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIGURES = ["proposition", "pca", "members", "fewer-heads", "taylor", "runtime"] 
 
 
 def analysed(report: Report, *, scores: str = "circuit", seed: int = 0) -> Report:
-    """Return a report whose rows have every analysis, and times."""
+    """Return a report with latency and every analysis in all rows."""
     draw = Random(seed)  # noqa: S311 - no secret
     rows = tuple(_row(row, (*report.near, *report.far), scores, draw) for row in report.rows)
     return report.model_copy(update={"rows": rows, "options": report.options | {"batch_size": 8}})

@@ -1,4 +1,4 @@
-"""Models as data, in memory and in files."""
+"""Models as header and state dict, in memory and in files."""
 
 from __future__ import annotations
 
@@ -36,20 +36,29 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def over_classes(logits: torch.Tensor, *, multi_label: bool = False) -> torch.Tensor:
-    """Return a library's logits as those of classes: one that is alone, or each label's, beside that of which it is the log odds."""
+    """Add the implicit class to logits of a single output.
+
+    Args:
+        logits: Shape (..., C).
+        multi_label: Whether the outputs are log odds of separate labels.
+
+    Returns:
+        For labels, shape (..., C, 2) with a zero logit for absence. For C = 1, shape (..., 2). Otherwise the
+        logits unchanged.
+    """
     if multi_label:
         return torch.stack([torch.zeros_like(logits), logits], -1)
     return torch.cat([torch.zeros_like(logits), logits], -1) if logits.shape[-1] == 1 else logits
 
 
 def sha(text: str) -> str:
-    """Return a well-formed digest."""
+    """Return a digest of a text in the format of headers."""
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A base or a member: its header and its tensors."""
+    """A base or a member as header and state dict."""
 
     header: Header
     state: dict[str, torch.Tensor]
@@ -59,7 +68,7 @@ class Sample:
         return FAMILIES[self.header.architecture.family]
 
     def model(self, dtype: torch.dtype = torch.float32) -> Model:
-        """Build it."""
+        """Build hydractl's model."""
         check_tensors(
             "sample", {k: spec_of(v) for k, v in self.state.items()}, specs(self.header.to_metadata())
         )
@@ -67,7 +76,7 @@ class Sample:
         return self.family.build(self.header.architecture, self.header.masks[0], state)
 
     def library(self, dtype: torch.dtype = torch.float32) -> nn.Module:
-        """Build the library's own model with the same tensors; for a base."""
+        """Build the library's model with the same weights. Only for a base."""
         architecture = self.header.architecture
         by_word = {"problem_type": architecture.problem_type} if architecture.task.by_word else {}
         pooling = {} if architecture.pooling is None else {"pooling": architecture.pooling}
@@ -83,7 +92,7 @@ class Sample:
         return map_inputs(lambda x: x.to(dtype) if x.is_floating_point() else x, inputs)
 
     def pruned(self, *keep: Sequence[int]) -> Sample:
-        """Return a member that keeps these heads of each layer."""
+        """Return a member with the given heads of each layer."""
         mask = keeping(self.header, *keep)
         state = {
             n: prune_tensor(self.family, self.header.architecture, mask, n, t) for n, t in self.state.items()
@@ -97,39 +106,38 @@ class Sample:
         return replace(self, state=zero_dropped(self.family, self.header.architecture, mask, self.state))
 
     def tuned(self, seed: int, *, only: Callable[[str], bool] = lambda _: True) -> Sample:
-        """Return the sample with noise in the tensors whose names `only` accepts, as fine-tuning would leave it."""
+        """Return the sample with noise in the tensors accepted by `only`, like after fine-tuning."""
         noisy = perturbed(self.state, seed=seed)
         state = {n: noisy[n] if only(n) else t for n, t in self.state.items()}
         return replace(self, state=state)
 
     def cast(self, dtype: torch.dtype) -> Sample:
-        """Return the sample in another dtype."""
         return replace(
             self, state={k: v.to(dtype) if v.is_floating_point() else v for k, v in self.state.items()}
         )
 
     def save(self, path: Path) -> Path:
-        """Write it and return `path`."""
+        """Write a checkpoint and return `path`."""
         with path.open("wb") as file:
             write_tensors(file, self.state, header=self.header)
         return path
 
 
 def word_starts(mask: torch.Tensor) -> torch.Tensor:
-    """Return every other token of each text from the first on, (B, Q), and -1 where it has ended."""
+    """Return every second token of each text as a word start, and -1 after the end. Shape (B, Q)."""
     there = mask[:, ::2].bool()
     return torch.arange(0, mask.shape[1], 2).expand(there.shape).masked_fill(~there, -1)
 
 
 @cache
 def specs(header: str) -> dict[str, TensorSpec]:
-    """Return what `folder.expected_specs` does, which costs as much as a model, once a header."""
+    """Return `expected_specs` for a header. Cached because each call costs as much as building a model."""
     read = Header.model_validate_json(header)
     return expected_specs(FAMILIES[read.architecture.family], read)
 
 
 def perturbed(state: Mapping[str, torch.Tensor], *, seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
-    """Return a state with noise in every weight and buffer, so that none is zero or one by initialisation."""
+    """Return a state dict with noise in every weight and buffer, so that no value is exactly 0 or 1."""
     generator = torch.Generator().manual_seed(seed)
     found: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
@@ -144,7 +152,7 @@ def perturbed(state: Mapping[str, torch.Tensor], *, seed: int, scale: float = 1.
 
 @cache
 def base(variant: Variant = PLAIN, *, seed: int = 0) -> Sample:
-    """Return a base with perturbed weights; shared by tests, which must not change it."""
+    """Return a base with perturbed weights. The result is shared between tests and must not be changed."""
     family = FAMILIES[variant.family]
     options = {key: value for key, value in variant.options.items() if key != "problem_type"}
     described = with_problem_type(family.describe(variant.arch, options), variant.options)
@@ -155,13 +163,14 @@ def base(variant: Variant = PLAIN, *, seed: int = 0) -> Sample:
         preprocess=described.preprocess,
         prompting=described.prompting,
     )
-    with torch.inference_mode(mode=False):  # whoever asks first, later tests may want gradients
+    # The first caller may be in inference mode, but later tests need gradients.
+    with torch.inference_mode(mode=False):
         state = perturbed(family.initialise(described.architecture, seed), seed=seed + 100)
     return Sample(header, state)
 
 
 def keeping(header: Header, *keep: Sequence[int]) -> dict[str, TowerKeep]:
-    """Return the mask that keeps these heads of each layer, the same in each tower."""
+    """Return the mask with these heads of each layer, for every tower."""
     return {
         name: TowerKeep(num_heads=tower.num_heads, keep=tuple(tuple(k) for k in keep))
         for name, tower in header.architecture.towers.items()
@@ -169,20 +178,20 @@ def keeping(header: Header, *keep: Sequence[int]) -> dict[str, TowerKeep]:
 
 
 def mask_file(path: Path, header: Header, *keep: Sequence[int]) -> Path:
-    """Write a head mask as one would by hand."""
+    """Write a head mask without provenance."""
     path.write_text(HeadMask(towers=keeping(header, *keep)).to_json())
     return path
 
 
 def scores_file(path: Path, table: Sequence[Sequence[float]], **changes: object) -> Path:
-    """Write a scores file for a model with one tower called `vision`."""
+    """Write a file of head importance for a model with one tower `vision`."""
     document = scores(table)
     path.write_text(document.model_copy(update=changes).to_json())
     return path
 
 
 def scores(table: Sequence[Sequence[float]]) -> HeadScores:
-    """Return scores for a model with one tower called `vision`."""
+    """Return head importance for a model with one tower `vision`."""
     raw = {
         "schema": "hydractl.scores/1", "method": "random", "objective": None, "options": {},
         "model": {"reference": "base.st", "sha256": sha("base"), "count": None},

@@ -13,13 +13,13 @@ from support.jobs import DOUBLE, labels_for, model_for
 
 
 def asked(sample, count, seed):
-    """Return inputs without what names a zero-shot model's classes."""
+    """Return inputs; only images for zero-shot models."""
     inputs = sample.inputs(batch=count, seed=seed, dtype=DOUBLE)
     return inputs["pixel_values"] if sample.header.prompting else inputs
 
 
 def data_for(sample, *, count=40, others=30):
-    """Return images, labels and OOD images in float64."""
+    """Return ID inputs, labels and OOD inputs in float64."""
     inputs = asked(sample, count, 1)
     return (
         inputs,
@@ -53,12 +53,12 @@ def lazy_constants(*, recheck=search.RECHECK, doubt=search.DOUBT, swaps=None):
 
 
 def removed(ranking):
-    """Return the heads that went, in order."""
+    """Return the removed heads in order, as (tower, layer, head)."""
     return [(r.tower, r.layer, r.head) for r in ranking.removals]
 
 
 class Interrupted(Log):
-    """A log whose owner is interrupted after some removals; `resumed` is the next run's."""
+    """A log that raises KeyboardInterrupt after some removals. `resumed` returns the log of the next run."""
 
     def __init__(self, done=(), baseline=None, memory=None, *, after=10**9):
         self.recorded, self.baseline, self.memory, self.after = tuple(done), baseline, memory or {}, after

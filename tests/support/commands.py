@@ -1,4 +1,4 @@
-"""Command lines that a plan is made of."""
+"""Checks of the command lines in a plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hydractl.evaluation.options import NamedModels
 
 
 def check_typed(commands):
-    """Refuse commands that no user could type."""
+    """Check that the command-line parser accepts all commands."""
     tree = command_tree()
     for command in commands:
         tree.make_context("hydractl", list(command))
@@ -17,14 +17,20 @@ def check_typed(commands):
 
 
 def check_plan(plan, *options, ood=True):
-    """Refuse a benchmark's plan whose files, rows or report no user could ask for."""
+    """Check that the files, rows and report of a benchmark's plan have valid commands."""
     check_typed([*(made.command for made in plan.files.values()), plan.report("r.json", *options, ood=ood)])
     for row in plan.rows:
         NamedModels.parse(f"{row.name}={','.join(row.models)}")
 
 
 def check_order(commands, folder, written):
-    """Refuse commands that read of a folder what was not `written` and no earlier one makes; `{i}` stands for three files."""
+    """Check that commands read only files that exist or that earlier commands write.
+
+    Args:
+        commands: Commands in order.
+        folder: Folder of the plan; other paths are ignored.
+        written: Existing files.
+    """
     for command in commands:
         outputs = {path for option, path in pairwise(command) if option in {"-o", "--store"}}
         words = {word for part in command for word in part.replace("=", ",").split(",")}

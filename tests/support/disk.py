@@ -1,4 +1,4 @@
-"""A disk that a power loss may empty at any moment: which files it stores is known from the calls of `fsync`."""
+"""A simulated disk that may lose data at any moment. Calls of `fsync` determine the stored files."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ if TYPE_CHECKING:
     import pytest
 
 SCRATCH = (".hydractl-part", ".hydractl-lock", ".journal")
-"""Ends of names of files that hold no output."""
+"""Suffixes of temporary files, which are not outputs."""
 
 
 class Disk:
-    """Records `fsync`, renames and removals, and what a power loss after each of them would lose.
+    """Records `fsync`, renames and removals, and the losses of a power failure after each call.
 
-    A rename may reach the disk at any time, so a file must be stored before it. A removal may too, so the folder must be stored
-    after a rename and before the next removal in it.
+    A rename may reach the disk at any time, so the file must be stored before. A removal may too, so the
+    folder must be stored after a rename and before the next removal in this folder.
 
     Attributes:
-        losses: Sentences about files that a power loss would lose.
+        losses: Sentences about files that a power failure would lose.
         renamed: Targets of renames, in order.
     """
 
@@ -60,7 +60,7 @@ class Disk:
         monkeypatch.setattr(os, "remove", removed)
 
     def end(self) -> list[str]:
-        """Return the losses of a power loss now or before; outputs that are there have been reported."""
+        """Return the losses of a power failure now or earlier, after all outputs were reported."""
         for folder in [*self._pending]:
             self._losses_of(folder, "at the end")
         return self.losses

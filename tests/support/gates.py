@@ -1,4 +1,4 @@
-"""What methods need that learn gates: a feed in memory, and a model half of whose heads do nothing."""
+"""Data and models for methods that learn gates: a feed in memory, and a model with unused heads."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from support.variants import variant
 COUNT, BATCH = 48, 16
 INPUTS_SEED = 1
 IDLE = ((0, 2), (1, 3), (0, 1))
-"""The heads of each layer of `planted` that do nothing."""
+"""Heads without effect in each layer of `planted`."""
 
 
 class Rows:
-    """A feed of inputs in memory, in an order that hangs on seed and epoch."""
+    """A feed of inputs in memory, shuffled by seed and epoch."""
 
     def __init__(self, inputs, labels, *, seed=0):
         self.inputs, self.labels, self.seed = inputs, labels, seed
@@ -51,7 +51,7 @@ class Rows:
 
 @cache
 def planted():
-    """Return a base whose heads `IDLE` the output projection multiplies with zero, sure of its answers to `INPUTS_SEED`."""
+    """Return a base with unused heads `IDLE` and confident predictions on inputs of `INPUTS_SEED`."""
     sample = base(variant("class-token"))
     state = dict(sample.state)
     for name, tensor in state.items():
@@ -69,7 +69,7 @@ def planted():
 
 
 def training_job(sample, *, keeps_weights=False, labels=None, seed=0, **changes):
-    """Return a job whose labels are what the model itself answers, so that its heads are worth keeping."""
+    """Return a job with the model's own predictions as labels, so that its heads are useful."""
     inputs = sample.inputs(batch=COUNT, seed=INPUTS_SEED)
     model = sample.model()
     if labels is None:

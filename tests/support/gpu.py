@@ -1,9 +1,9 @@
-"""A GPU that is made up: tensors that say they lie on `cuda:0`, and refuse what those of a real one refuse.
+"""A simulated GPU: tensors on `cuda:0` that raise the same errors as tensors of a real GPU.
 
-Each holds a tensor of the processor, on which operators run: what is computed on the device is what the processor computes,
-bit for bit, so that code which moves tensors between devices can be tried where there is but one. Refused are operators of
-tensors of both devices (but for those without dimensions, and for what takes both on a GPU) and to read a tensor as an array.
-What only a real one can tell is left: its kernels, its streams, its memory. Nothing is compiled while there is one.
+Each wraps a CPU tensor, on which operators run, so results equal those of the CPU bit for bit. Code that
+moves tensors between devices can thus be tested without a GPU. Operators on tensors of both devices raise
+(except for 0-dimensional tensors and operators that a GPU allows), and so does conversion to an array.
+Kernels, streams and memory are not simulated. Compilation is disabled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Self
 from unittest import mock
 
 import torch
-import torch._dynamo  # reads a table of torch's functions, of which some are others below
+
+# Imported early: dynamo builds a table of torch's functions, and the patches below replace some.
+import torch._dynamo
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,25 +28,27 @@ if TYPE_CHECKING:
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 MIXING = {Tensor.copy_, torch.utils.swap_tensors, torch._has_compatible_shallow_copy_type}
-"""What takes tensors of both devices on a GPU as well; so do indices, and what else has underscores around its name."""
+"""Functions that accept tensors of both devices on a GPU. Indexing and other functions with double
+underscores are allowed too."""
 
 READS = {
     "_local_scalar_dense", "item", "is_nonzero", "equal", "allclose", "nonzero", "argwhere", "masked_select", "bincount",
     "one_hot", "_unique2", "unique_dim", "unique_consecutive",
 }  # fmt: skip
-"""Operators that tell the processor what the device has computed, or how much of it there is.
+"""Operators that transfer values or sizes from the device to the processor.
 
-Those that are made of others come as they are in inference mode, and as the others else.
+Composite operators appear under their own name in inference mode, otherwise as their parts.
 """
 _heard: list[Counter[str]] = []
 
 
 @contextlib.contextmanager
 def crossings() -> Iterator[Counter[str]]:
-    """Count what the processor and the device wait for each other for, by the function that asks for it.
+    """Count synchronizations between processor and device, by calling function.
 
-    That is each copy of a tensor from one to the other that is not asynchronous, of an index or a number made on the processor
-    too; each answer that the processor reads; and each time that it waits. What is given to an operator as a number costs nothing, and is none.
+    Counted are blocking copies (including copies of indices or numbers created on the processor), values read
+    by the processor, and explicit waits. Numbers passed as operator arguments cost nothing and are not
+    counted.
     """
     found: Counter[str] = Counter()
     _heard.append(found)
@@ -55,7 +59,7 @@ def crossings() -> Iterator[Counter[str]]:
 
 
 def _crossed(what: str) -> None:
-    """Count it for those who listen."""
+    """Count one synchronization in all active counters."""
     if _heard:
         frame = sys._getframe(1)
         while frame.f_back and frame.f_globals["__name__"].partition(".")[0] in {"torch", "support"}:
@@ -66,7 +70,7 @@ def _crossed(what: str) -> None:
 
 
 class OnGpu(Tensor):
-    """A tensor of the device."""
+    """A tensor of the simulated device."""
 
     held: Tensor
 
@@ -75,7 +79,7 @@ class OnGpu(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> Self:
-        """Take the place of a tensor of the processor, which torch's own code in C++ thinks that it still is."""
+        """Wrap a CPU tensor. torch's C++ code treats the result as a CPU tensor."""
         made = Tensor._make_wrapper_subclass(
             cls,
             held.shape,
@@ -118,7 +122,7 @@ class OnGpu(Tensor):
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an operator on the processor; its results are the device's if its tensors are, or it was asked for."""
+    """Run an operator on the CPU, and wrap the results if an input or the requested device is the GPU."""
     tensors = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
     known = {id(one.held): one for one in tensors if isinstance(one, OnGpu)}
     name = func._schema.name.removeprefix("aten::")
@@ -137,33 +141,33 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if isinstance(one, Tensor):
             return (
                 known[id(one)] if id(one) in known else OnGpu(one)
-            )  # what is changed in place comes back as it came
+            )  # An operator in place returns its input.
         return one
 
     return tree_map(placed, out)
 
 
 def _counts(name: str, args: Any) -> bool:
-    """Return whether how much an operator picks is known on the device alone: with an index of what is true."""
+    """Return whether an operator indexes with a boolean mask, so that only the device knows the size."""
     return name in {"index", "index_put", "index_put_"} and any(
         one is not None and one.dtype == torch.bool for one in args[1]
     )
 
 
 class _Making(TorchDispatchMode):
-    """Makes tensors on the device of nothing."""
+    """A dispatch mode for operators that create tensors on the device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
 
 
 class _Refusing(TorchFunctionMode):
-    """Refuses tensors of both devices."""
+    """A function mode that raises for tensors of different devices."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is Tensor.backward:
-            with self:  # hooks, and blocks that are computed again, run in it
+            with self:  # Hooks and checkpointed blocks run in this mode as well.
                 return torch.autograd.backward(args[0], kwargs.pop("gradient", None), **kwargs)
         name = getattr(func, "__name__", str(func))
         if func not in MIXING and not name.startswith("__"):
@@ -173,7 +177,8 @@ class _Refusing(TorchFunctionMode):
                     f"{name}: expected all tensors to be on the same device, not cuda:0 and cpu"
                 )
             if name == "where" and len({isinstance(one, OnGpu) for one in tensors}) > 1:
-                _crossed(name)  # to others, one number is an argument
+                # Other functions take a 0-dimensional CPU tensor as an argument; `where` copies it.
+                _crossed(name)
         return func(*args, **kwargs)
 
 
@@ -191,13 +196,13 @@ class _Move(torch.autograd.Function):
         return _Move.apply(gradient), None
 
 
-# What asks CUDA itself in torch's own code.
+# Replacements for torch functions that would call CUDA.
 
 _to, _apply, _autocast = Tensor.to, nn.Module._apply, torch.autocast.__init__
 
 
 def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Do what `Tensor.to` does."""
+    """Replacement for `Tensor.to`."""
     copies, rest = kwargs.pop("copy", False), {}
     waits = not kwargs.get("non_blocking", False) or not (self.is_cuda or getattr(self, "pinned", False))
     if args and isinstance(args[0], Tensor):
@@ -212,24 +217,24 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def pin_memory(self: Tensor) -> Tensor:
-    """Let copies of it be asynchronous."""
+    """Replacement for `Tensor.pin_memory`; marks the tensor for asynchronous copies."""
     out = self.detach().requires_grad_(self.requires_grad)
     out.pinned = True
     return out
 
 
 def type_as(self: Tensor, other: Tensor) -> Tensor:
-    """Do what `Tensor.type_as` does."""
+    """Replacement for `Tensor.type_as`."""
     return self.to(other.device, other.dtype)
 
 
 def new_tensor(self: Tensor, values: Any, **kwargs: Any) -> Tensor:
-    """Do what `Tensor.new_tensor` does."""
+    """Replacement for `Tensor.new_tensor`."""
     return torch.tensor(values, **{"dtype": self.dtype, "device": self.device, **kwargs})
 
 
 def then_moved(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a function that makes a tensor of values on the processor, and moves it where it is asked for."""
+    """Return a constructor that creates the tensor on the CPU and moves the result to the requested device."""
 
     def made(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
         out = make(*args, **kwargs)
@@ -239,7 +244,7 @@ def then_moved(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-    """Move a module's parameters, which stay the objects that they are, as on a GPU."""
+    """Move the parameters of a module and keep the parameter objects, as on a GPU."""
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
@@ -249,24 +254,25 @@ def apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 
 
 def autocast(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
-    """Cast what runs on the processor."""
+    """Replacement for `torch.autocast.__init__` that casts on the CPU."""
     _autocast(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
 
 def without_gradients(self: torch.inference_mode) -> None:
-    """Enter inference mode, without what it leaves out of a tensor, which `OnGpu` needs."""
+    """Replacement for entering inference mode: disables gradients only, because `OnGpu` needs full tensors."""
     self.before = torch.is_grad_enabled()
     torch.set_grad_enabled(self.before and not self.mode)
 
 
 def as_before(self: torch.inference_mode, *_: object) -> None:
-    """Leave it."""
+    """Replacement for leaving inference mode."""
     torch.set_grad_enabled(self.before)
 
 
 FOUND: dict[str, Any] = {
     "is_available": True,
-    "is_initialized": False,  # memory that a GPU reads from at once is nothing that can be made up
+    # Data loaders pin memory if this is True, and pinned memory cannot be simulated.
+    "is_initialized": False,
     "is_bf16_supported": True,
     "device_count": 1,
     "current_device": 0,
@@ -279,12 +285,12 @@ FOUND: dict[str, Any] = {
     **dict.fromkeys(("_lazy_init", "set_device", "empty_cache"), None),
     **dict.fromkeys(("reset_peak_memory_stats", "set_rng_state", "manual_seed", "manual_seed_all"), None),
 }
-"""What `torch.cuda` says. What is drawn on the device is drawn by the processor's generator."""
+"""Return values of `torch.cuda` functions. Random numbers on the device come from the CPU generator."""
 
 
 @contextlib.contextmanager
 def made_up() -> Iterator[None]:
-    """Let the machine have one GPU."""
+    """Simulate a machine with one GPU within the block."""
     moves = {
         "to": to,
         "cuda": lambda self, *_, **__: to(self, CUDA),

@@ -1,4 +1,4 @@
-"""What a stage says while it runs."""
+"""Progress objects that record messages or interrupt a stage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hydractl.progress import Silent
 
 
 class Heard(Silent):
-    """A `Progress` that remembers."""
+    """A `Progress` that records messages and warnings."""
 
     def __init__(self):
         self.steps, self.warnings = [], []
@@ -21,7 +21,7 @@ class Heard(Silent):
 
 
 class Cut(Silent):
-    """A `Progress` that interrupts after so many messages."""
+    """A `Progress` that interrupts after `after` messages."""
 
     def __init__(self, after):
         self.left = after
@@ -33,7 +33,7 @@ class Cut(Silent):
 
 
 class Stopped(Silent):
-    """A `Progress` that interrupts each loop after so many steps."""
+    """A `Progress` that interrupts each loop after `after` items."""
 
     def __init__(self, after):
         self.after = after
@@ -46,7 +46,7 @@ class Stopped(Silent):
 
 
 def cut_between_names(monkeypatch, work, after):
-    """Do some work, which is interrupted when it has given `after` outputs their names; return with what."""
+    """Interrupt `work` after `after` outputs have been renamed. Return the KeyboardInterrupt."""
     real, times = Path.replace, iter(range(99))
 
     def replace(path, target):

@@ -1,4 +1,4 @@
-"""A Hub on this machine: what `snapshot_download` asks for, and nothing else."""
+"""A local Hub with the requests of `snapshot_download` only."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ COMMIT = "c" * 40
 GATED = "org/gated"
 BROKEN = "org/broken"
 POLL = 0.01
-"""Seconds that a server may take to notice that it is to end."""
+"""Polling interval of a server for its shutdown, in seconds. Chosen by hand; doubling delays the end of each
+test."""
 
 
 class Asked(NamedTuple):
-    """One request."""
+    """A request."""
 
     method: str
     path: str
@@ -32,7 +33,7 @@ class Asked(NamedTuple):
 
 
 class Hub:
-    """Repositories in memory: `files["org/name"]["config.json"] = b"..."`; `asked` holds the paths requested."""
+    """Repositories in memory: `files["org/name"]["config.json"] = b"..."`. `asked` lists the requested paths."""
 
     def __init__(self) -> None:
         self.files: dict[str, dict[str, bytes]] = {}
@@ -40,7 +41,7 @@ class Hub:
         self.endpoint = ""
 
     def environment(self, home: Path, **extra: str) -> dict[str, str]:
-        """Return the environment of a process that uses this Hub: it counts when huggingface_hub is imported."""
+        """Return the environment of a process that uses this Hub. huggingface_hub reads it when imported."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
         return kept | {
             "HF_ENDPOINT": self.endpoint,
@@ -52,11 +53,11 @@ class Hub:
         }
 
     def add_folder(self, name: str, folder: Path) -> None:
-        """Serve a folder's files as a repository."""
+        """Serve the files of a folder as a repository."""
         self.files[name] = {p.name: p.read_bytes() for p in folder.iterdir()}
 
     def respond(self, asked: Asked) -> tuple[int, Mapping[str, str], bytes]:
-        """Return the answer to a request; one that is cut off raises `ConnectionAbortedError`."""
+        """Return status, headers and body. Raises `ConnectionAbortedError` to close the connection."""
         return self.answer(asked.path)
 
     def answer(self, path: str) -> tuple[int, Mapping[str, str], bytes]:
@@ -99,7 +100,7 @@ class Hub:
 
 
 def body_of(request: BaseHTTPRequestHandler) -> bytes:
-    """Return what came with a request."""
+    """Return the body of a request."""
     if request.headers.get("Transfer-Encoding") != "chunked":
         return request.rfile.read(int(request.headers.get("Content-Length", 0)))
     parts = []
@@ -112,7 +113,7 @@ def body_of(request: BaseHTTPRequestHandler) -> bytes:
 
 @contextlib.contextmanager
 def serve(hub: Hub | None = None) -> Iterator[Hub]:
-    """Run a Hub on a free port for as long as the block lasts."""
+    """Run a Hub on a free port within the block."""
     hub = hub or Hub()
     connections: list[socket.socket] = []
 
@@ -161,6 +162,7 @@ def serve(hub: Hub | None = None) -> Iterator[Hub]:
         server.shutdown()
         server.server_close()
         thread.join()
-        for kept in connections:  # or what keeps them asks this Hub when the port is another's
+        # Otherwise a client could reuse the connection when another Hub has the port.
+        for kept in connections:
             with contextlib.suppress(OSError):
                 kept.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Models that know digits without any training."""
+"""Models with a fitted classifier for digits, without training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def with_head(sample, weight, bias):
 
 
 def informed(sample, scale):
-    """The sample with a classifier that knows digits: least squares on its own features, times `scale`."""
+    """Return the sample with a least-squares classifier for digits on its features, times `scale`."""
     digits = open_items("digits::split=train,classes=0-6,limit=300", sample.header.preprocess)
     batch = next(iter(PreparedData(digits, batch_size=300).batches(sample.header.preprocess)))
     with torch.inference_mode():

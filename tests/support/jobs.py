@@ -1,4 +1,4 @@
-"""Scoring jobs on tiny models: any variant, labelled data, several processes as threads."""
+"""Scoring jobs on tiny models of any variant, with labelled data and threads as processes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ CLASSES = 7
 
 
 def prompts(sample: Sample) -> dict[str, torch.Tensor]:
-    """Return a zero-shot model's texts, one a class."""
+    """Return the texts of a zero-shot model, one per class."""
     return {n: x for n, x in sample.inputs(batch=CLASSES, seed=5).items() if n != "pixel_values"}
 
 
 def library_for(sample: Sample) -> nn.Module:
-    """Return the library's own model in float64; a zero-shot one compares with the same prompts as ours."""
+    """Return the library's model in float64. Zero-shot models use the prompts of `model_for`."""
     library = sample.library(DOUBLE)
     if sample.header.prompting:
         library.texts = prompts(sample)
@@ -40,7 +40,7 @@ def library_for(sample: Sample) -> nn.Module:
 
 
 def model_for(sample: Sample) -> Model:
-    """Return our model in float64."""
+    """Return hydractl's model in float64."""
     model = sample.model(DOUBLE)
     if sample.header.prompting:
         model.answer.ask(prompts(sample), templates=1)
@@ -48,13 +48,13 @@ def model_for(sample: Sample) -> Model:
 
 
 def labelled(sample: Sample, count: int) -> tuple[Inputs, torch.Tensor]:
-    """Return inputs (without what names a zero-shot model's classes) and labels."""
+    """Return inputs and labels. Zero-shot models get images only."""
     inputs = sample.inputs(batch=count, seed=1, dtype=DOUBLE)
     return inputs["pixel_values"] if sample.header.prompting else inputs, labels_for(sample, inputs)
 
 
 def labels_for(sample: Sample, inputs: Inputs) -> torch.Tensor:
-    """Return labels (B,), or for each word (B, Q), -100 where there is none."""
+    """Return labels of shape (B,), or (B, Q) for words with -100 for padding."""
     generator = torch.Generator().manual_seed(2)
     if not sample.header.architecture.task.by_word:
         return torch.randint(0, CLASSES, (batch_of(inputs),), generator=generator)
@@ -84,12 +84,12 @@ def job_for(
 
 
 def changed(sample: Sample, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Sample:
-    """Return a sample with other tensors."""
+    """Return a sample with `change(name, tensor)` for each tensor."""
     return type(sample)(sample.header, {name: change(name, x) for name, x in sample.state.items()})
 
 
 class Killed:
-    """A log whose owner is killed after some removals."""
+    """A log that raises KeyboardInterrupt after some removals."""
 
     def __init__(
         self, recorded: Sequence[Removal] = (), baseline: float | None = None, *, after: int = 10**9
@@ -107,7 +107,7 @@ class Killed:
 
 
 def together(world: int, score: Callable[[Any], Ranking]) -> list[Ranking]:
-    """Return what `score` answers to each of several teams, run side by side."""
+    """Run `score` in `world` threads, each with its own team. Return the results by rank."""
     meeting = threading.Barrier(world)
     table: list[Any] = [None] * world
     found: list[Any] = [None] * world
@@ -116,6 +116,7 @@ def together(world: int, score: Callable[[Any], Ranking]) -> list[Ranking]:
         try:
             found[rank] = score(_Thread(rank, world, table, meeting))
         except BaseException:
+            # Otherwise the other threads would wait for the failed one.
             meeting.abort()
             raise
 
@@ -128,7 +129,7 @@ def together(world: int, score: Callable[[Any], Ranking]) -> list[Ranking]:
 
 
 class _Thread:
-    """One process's `ProcessGroup`, a thread here."""
+    """Replacement for `ProcessGroup` with threads instead of processes."""
 
     leads = True
 

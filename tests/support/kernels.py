@@ -1,4 +1,4 @@
-"""How many kernels a forward pass calls, operators that compute, whatever device would run them; and how many functions in all."""
+"""Count the kernels of a forward pass (operators that compute, on any device), and all function calls."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ IDLE = frozenset(
         "_reshape_alias",
     }
 )
-"""Operators that compute nothing, beside those that return a view."""
+"""Operators that compute nothing and do not return a view."""
 
 FUSED = {"_native_multi_head_attention": 3}
-"""Operators that call others unseen, and how many at least: torch's own attention projects, attends and projects."""
+"""Operators with hidden kernels, and a lower bound on their number: torch's attention runs two projections
+and one attention."""
 
 
 class Kernels(TorchDispatchMode):
-    """A context that counts operators that compute; a view, and memory that is not written, are none."""
+    """A dispatch mode that counts operators, except views and unwritten memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +49,7 @@ class Kernels(TorchDispatchMode):
 
 @torch.no_grad()
 def kernels(run: Callable[[], object]) -> Counter[str]:
-    """Return how often each operator that computes is called by `run`."""
+    """Return the number of calls of each computing operator in `run`."""
     with Kernels() as found:
         run()
     return found.calls
@@ -56,7 +57,7 @@ def kernels(run: Callable[[], object]) -> Counter[str]:
 
 @torch.inference_mode()
 def functions(run: Callable[[], object]) -> int:
-    """Return how many functions of Python and of C are called by `run`: what a device waits for that has little to compute."""
+    """Return the number of Python and C function calls in `run`, the cost of a device with little to compute."""
     calls = 0
 
     def count(_: object, event: str, __: object) -> None:

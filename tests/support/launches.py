@@ -1,4 +1,4 @@
-"""Run in a process that begins with `unreal_cuda`: print, as JSON, what steady passes of models ask for.
+"""Program for a process with `unreal_cuda`: print the device requests of steady forward passes, as JSON.
 
 python -m support.launches FOLDER
 """
@@ -44,10 +44,10 @@ KINDS = {"waits": WAITS, "copies": COPIES, "allocations": ALLOCATIONS}
 
 
 def main() -> None:
-    """Print what was counted."""
     folder = Path(sys.argv[1])
-    torch.backends.cudnn.enabled = False  # a library of its own
-    # transformers looks whether there is padding, which no kernel tells here; while it traces it takes for granted that there is
+    torch.backends.cudnn.enabled = False  # cuDNN is a separate library that `unreal_cuda` does not provide.
+    # transformers reads the padding mask to skip masks without padding, but kernels here write no values.
+    # While tracing, it assumes padding and reads nothing.
     with torch.inference_mode(), mock.patch("transformers.masking_utils.is_tracing", return_value=True):
         found = {name: of_family(name, folder) for name in DEEP}
         found["planted"] = planted(folder)
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def of_family(name: str, folder: Path) -> dict[str, dict[str, object]]:
-    """Return what a library's model and hydras of it ask for, by model and batch size."""
+    """Return the requests of a library's model and of hydras, by model and batch size."""
     family, variant, options = DEEP[name]
     known = next(v for v in VARIANTS if (v.family, v.name) == (family, variant))
     single = base(Variant(family, f"{known.name}-deep", known.arch, known.options | options))
@@ -89,17 +89,17 @@ def of_family(name: str, folder: Path) -> dict[str, dict[str, object]]:
 
 
 def placed(inputs: Inputs, device: str) -> Inputs:
-    """Return inputs on a device."""
+    """Return inputs on a device, with floating-point tensors in bfloat16."""
     return map_inputs(lambda x: x.to(device, torch.bfloat16 if x.is_floating_point() else x.dtype), inputs)
 
 
 def waits_of(asked: Asked) -> dict[str, int]:
-    """Return how often the processor took part."""
+    """Return the number of waits, copies and allocations."""
     return {name: asked.of(kind) for name, kind in KINDS.items()}
 
 
 def captured(run: Callable[[], object]) -> str:
-    """Return what a capture raises, nothing if it does not."""
+    """Return the error message of a graph capture, or an empty string."""
     try:
         capture(run)
     except RuntimeError as error:
@@ -108,12 +108,12 @@ def captured(run: Callable[[], object]) -> str:
 
 
 def apart(name: str) -> bool:
-    """Return whether a tensor is not of an embedding, which members then share."""
+    """Return whether a tensor is outside of the embedding, which members then share."""
     return not any(part in name for part in ("embed", "cls_token"))
 
 
 def generator_is_left() -> bool:
-    """Return whether a step of training on the second device, which is the current one, leaves its generator as it was."""
+    """Return whether a training step on the current second device restores the state of its generator."""
     with torch.cuda.device(1):
         before = torch.cuda.get_rng_state(1)
         with StepNoise().at(seed=1, step=2, rows=range(2), total=2, device=torch.device("cuda")):
@@ -122,7 +122,7 @@ def generator_is_left() -> bool:
 
 
 def planted(folder: Path) -> dict[str, dict[str, int | str]]:
-    """Return what is counted of a number that is read, of a tensor that comes from the processor, and of neither."""
+    """Return the counts of a known read, a known copy from the processor, and a pure kernel."""
     x = torch.zeros(4, device="cuda")
     runs = {
         "read": lambda: x.sum().item(),

@@ -1,4 +1,4 @@
-"""A Hub that lies, each repository in a way of its own, and a stranger beside it who writes down what reaches him."""
+"""A Hub with wrong answers, one kind per repository, and a second server that records its requests."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ OK = 200
 HTML = b"<!DOCTYPE html><html><body><form action=/login>Welcome to the hotel</form></body></html>"
 LONG_WAIT = 3600
 OWNED = "owned.safetensors"
-"""How files are called that must not come to lie outside a cache."""
+"""Name of files that must never be written outside a cache."""
 FAR = f"{'../' * 12}tmp/{OWNED}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a server sends.
+    """Response of a server.
 
     Attributes:
-        sent: How many bytes of the body it sends before it closes the connection; None for all.
-        stops: Whether it then says no more, and keeps the connection open.
-        raw: Bytes instead of all that.
+        status: HTTP status.
+        headers: Further headers.
+        body: Content.
+        sent: Bytes of the body before the connection is closed; None for all.
+        stops: Whether the server stops after these bytes and keeps the connection open.
+        raw: Bytes in place of the whole response, or None.
     """
 
     status: int = 200
@@ -49,7 +52,7 @@ NOTHING = Answer(status=404, headers={"X-Error-Code": "EntryNotFound"}, body=b"{
 
 @dataclass(frozen=True)
 class Asked:
-    """What it is asked: a path, whether it is for a file's content, and the stranger's address."""
+    """A request: path, and address of the second server."""
 
     path: str
     stranger: str
@@ -75,7 +78,7 @@ def _html(truth: Answer, _: Asked) -> Answer:
 
 
 def _html_with_names(truth: Answer, _: Asked) -> Answer:
-    """As a proxy that keeps the headers."""
+    """Replace the body by HTML like a proxy that keeps the headers."""
     return replace(truth, body=HTML)
 
 
@@ -101,7 +104,7 @@ def _status(status: int, **headers: str) -> Lie:
 
 
 def _headers(**headers: str) -> Lie:
-    """Say other headers."""
+    """Return a lie that replaces headers."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return lambda truth, _: replace(truth, headers={**truth.headers, **named})
 
@@ -115,12 +118,12 @@ def _for_ever(_: Answer, asked: Asked) -> Answer:
 
 
 def _changed(truth: Answer, asked: Asked) -> Answer:
-    """Answer with other bytes of the same length, under the digest of the true ones."""
+    """Return other bytes of the same length with the digest of the true bytes."""
     return replace(truth, body=bytes([truth.body[0]]) + bytes(len(truth.body) - 1)) if truth.body else truth
 
 
 def _listing(path: str, **more: object) -> Lie:
-    """Add a file to the list."""
+    """Return a lie that adds a file to the list."""
 
     def lie(truth: Answer, asked: Asked) -> Answer:
         entry = {"type": "file", "path": path, "size": 8, "oid": "0" * 40, **more}
@@ -134,7 +137,7 @@ def _json(text: str) -> Lie:
 
 
 def _bomb(truth: Answer, _: Asked) -> Answer:
-    """Answer with 4 MB that become 4 GB."""
+    """Return 4 MB that decompress to 4 GB."""
     return replace(truth, headers={**truth.headers, "Content-Encoding": "gzip"}, body=_bomb_of(400))
 
 
@@ -162,7 +165,13 @@ EVERYTHING, API, TREE, FILES, WEIGHTS = (
 
 @dataclass(frozen=True)
 class Told:
-    """A lie, where it is told, and how a command may end that hears it."""
+    """A lie.
+
+    Attributes:
+        lie: Changes the true answer.
+        where: Requests with the lie.
+        codes: Allowed exit codes of a command.
+    """
 
     lie: Lie
     where: Callable[[Asked], bool] = EVERYTHING
@@ -233,18 +242,21 @@ LIES: dict[str, Told] = {
 
 
 def is_slow(lie: str) -> bool:
-    """Return whether a lie takes a minute to be found out, in which nothing is done."""
+    """Return whether a lie causes a timeout of a minute."""
     return LIES[lie].lie in {_silent, _stopping}
 
 
 class LyingHub(Hub):
-    """Repositories `org/LIE.NUMBER`, all with the same files.
+    """A Hub with repositories `org/LIE.NUMBER`, all with the same files.
 
     Attributes:
-        truth: The files of models, and `data` those of data sets.
-        tokens: What it was shown.
-        stranger: The address of another host's server, and `heard` what reached that.
-        changes: Of JSON answers, by the repository's name.
+        truth: Files of model repositories.
+        data: Files of data-set repositories.
+        stranger: Address of the second server, on another host.
+        heard: Requests to the second server.
+        tokens: Received authorization headers.
+        changes: Changes of JSON answers, by repository.
+        over: Set when the block ends; releases stopped connections.
     """
 
     def __init__(self) -> None:
@@ -258,7 +270,7 @@ class LyingHub(Hub):
         self.over = threading.Event()
 
     def told(self, path: str) -> Answer:
-        """Return what is answered to a path."""
+        """Return the answer to a path."""
         parts = path.partition("?")[0].strip("/").split("/")
         of_data = "datasets" in parts[:2]
         own = parts[2:] if parts[0] == "api" else parts[of_data:]
@@ -266,7 +278,7 @@ class LyingHub(Hub):
         if lie not in LIES:
             return NOTHING
         self.files.setdefault(name, self.data if of_data else self.truth)
-        inside = own[2:3] == ["tree"] and len(own) > 4  # all files lie at the top
+        inside = own[2:3] == ["tree"] and len(own) > 4  # All files are in the root folder.
         plain = path.replace("/api/datasets/", "/api/models/").removeprefix("/datasets")
         status, headers, body = self.answer(plain)
         truth = NOTHING if inside else Answer(status=status, headers=headers, body=body)
@@ -278,7 +290,7 @@ class LyingHub(Hub):
 
 @contextlib.contextmanager
 def served(hub: LyingHub) -> Iterator[LyingHub]:
-    """Run a lying Hub and a stranger for as long as the block lasts."""
+    """Run a lying Hub and the second server within the block."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -323,7 +335,8 @@ def served(hub: LyingHub) -> Iterator[LyingHub]:
         hub.endpoint, hub.stranger = (f"http://{s.server_address[0]}:{s.server_port}" for s in servers)
         for server in servers:
             server.daemon_threads = True
-            server.handle_error = lambda *_: None  # who is lied to hangs up
+            # Clients close connections after a lie, which would print tracebacks.
+            server.handle_error = lambda *_: None
             thread = threading.Thread(target=server.serve_forever, args=(POLL,), daemon=True)
             thread.start()
             stack.callback(thread.join)

@@ -1,4 +1,4 @@
-"""Slow, literal transcriptions of the methods, on the library's own models: what ours must equal."""
+"""Literal, slow implementations of the methods on the libraries' own models, as references."""
 
 from __future__ import annotations
 
@@ -26,11 +26,15 @@ if TYPE_CHECKING:
 
 
 WIDTH = 8
-"""Of a head in every variant; a model with others says so in its attribute `head_width`."""
+"""Width of a head in every variant. Models with another width have an attribute `head_width`."""
 
 
 def output_weights(library: nn.Module) -> list[torch.Tensor]:
-    """Return each layer's W_O, tower after tower, found by the families' own names for it."""
+    """Return W_O of each layer, tower by tower, found by the parameter names of the families.
+
+    Raises:
+        ValueError: If no family has these names.
+    """
     tensors = dict(library.named_parameters())
     known: list[list[torch.Tensor]] = []
     for family in FAMILIES.values():
@@ -40,7 +44,7 @@ def output_weights(library: nn.Module) -> list[torch.Tensor]:
             names = takewhile(tensors.__contains__, (name.format(layer=i) for i in count()))
             found += [tensors[n] for n in names]
         known.append(found)
-    most = max(known, key=len)  # another family may know one of two towers
+    most = max(known, key=len)  # Another family may match only one of two towers.
     if not most:
         raise ValueError("no family knows this model")
     return most
@@ -55,7 +59,7 @@ def _columns(library: nn.Module, head: int) -> slice:
 
 
 def candidates(library: nn.Module, gone: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the heads that are still there."""
+    """Yield (layer, head) of the remaining heads."""
     for layer, weight in enumerate(output_weights(library)):
         for head in range(weight.shape[1] // _width(library)):
             if (layer, head) not in gone:
@@ -63,7 +67,14 @@ def candidates(library: nn.Module, gone: Sequence[tuple[int, int]]) -> Iterator[
 
 
 def objective(library: nn.Module, name: str, data: Data, *, batch: int = 64) -> float:
-    """Evaluate an objective of a model with full forward passes; `name` may be followed by `/` and an OOD score."""
+    """Evaluate an objective with full forward passes.
+
+    Args:
+        library: The library's model.
+        name: Name of the objective, optionally followed by `/` and an OOD score.
+        data: ID inputs, labels and OOD inputs.
+        batch: Batch size for inputs that are not batched yet.
+    """
     images, labels, others = data
     with torch.inference_mode():
         inside, outside = (
@@ -74,7 +85,7 @@ def objective(library: nn.Module, name: str, data: Data, *, batch: int = 64) -> 
         )
     name, _, score = name.partition("/")
     score_of = OOD_SCORES[score or "msp"]
-    if inside.ndim > 2:  # each word is answered, and a text's score is the mean of its words'
+    if inside.ndim > 2:  # Words are classified separately; the score of a text is the mean over its words.
         score_of = partial(_mean_of_words, score_of)
         inside, outside = (_blanked(z, part) for z, part in ((inside, images), (outside, others)))
         words, labels = inside[labels >= 0], labels[labels >= 0]
@@ -92,7 +103,7 @@ def objective(library: nn.Module, name: str, data: Data, *, batch: int = 64) -> 
 
 
 def _blanked(logits: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-    """Return logits (N, Q, C) with not-a-number for the words that texts have not."""
+    """Set logits of padding words to NaN. Shape (N, Q, C)."""
     return logits.masked_fill((inputs["word_starts"] < 0).unsqueeze(-1), float("nan"))
 
 
@@ -109,7 +120,7 @@ OOD_SCORES = {
 
 
 def _ranking(inside: torch.Tensor, outside: torch.Tensor) -> tuple[float, float]:
-    """Return AUROC and FPR95 as scikit-learn's curve has them."""
+    """Return AUROC and FPR95 from scikit-learn's ROC curve."""
     truth = [0] * len(inside) + [1] * len(outside)
     scores = torch.cat([inside, outside]).numpy()
     false, caught, _ = roc_curve(truth, scores, drop_intermediate=False)
@@ -117,7 +128,7 @@ def _ranking(inside: torch.Tensor, outside: torch.Tensor) -> tuple[float, float]
 
 
 def _ece(probs: torch.Tensor, labels: torch.Tensor) -> float:
-    """Return the calibration error, bin by bin."""
+    """Return the expected calibration error with 15 equal bins, one bin at a time."""
     confidence, predicted = probs.max(-1)
     gaps = []
     for b in range(15):
@@ -135,7 +146,7 @@ def without(
     data: Data,
     **options: int,
 ) -> float:
-    """Zero a head's slice of W_O, evaluate, restore."""
+    """Return the objective with the head's slice of W_O set to zero. The weights are restored."""
     weight, columns = output_weights(library)[layer], _columns(library, head)
     with torch.no_grad():
         kept = weight[:, columns].clone()
@@ -146,13 +157,17 @@ def without(
 
 
 def remove(library: nn.Module, layer: int, head: int) -> None:
-    """Zero a head's slice of W_O for good."""
+    """Set the head's slice of W_O to zero permanently."""
     with torch.no_grad():
         output_weights(library)[layer][:, _columns(library, head)] = 0
 
 
 def greedy(library: nn.Module, name: str, data: Data, budget: int) -> list[tuple[int, int, float]]:
-    """Run Algorithm 1 (Hydra Ensembles): every candidate by a full evaluation, the first best goes."""
+    """Run Algorithm 1 (Hydra Ensembles): fully evaluate every candidate and remove the first best one.
+
+    Returns:
+        Layer, head and objective of each removal.
+    """
     removed: list[tuple[int, int, float]] = []
     for _ in range(budget):
         best: tuple[float, int, int] | None = None
@@ -167,7 +182,7 @@ def greedy(library: nn.Module, name: str, data: Data, budget: int) -> list[tuple
 
 
 def taylor_layer(library: nn.Module, layer: int, images: torch.Tensor, labels: torch.Tensor) -> list[float]:
-    """Score one layer's heads as appendix D.1.1 writes it, one weight at a time over rows and columns."""
+    """Return head importance of one layer by appendix D.1.1, with loops over all weights."""
     library.zero_grad()
     F.cross_entropy(library(images), labels).backward()
     attention = library.blocks[layer].attn

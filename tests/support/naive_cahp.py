@@ -1,6 +1,7 @@
-"""A slow, literal transcription of CAHP (arXiv 2606.19150, steps 1 to 6) on the libraries' own models.
+"""Literal implementation of CAHP (arXiv 2606.19150, steps 1 to 6) on the libraries' models, for comparison.
 
-One tower, right padding; samples one by one, class pairs and points by loops. t-SNE, FasterPAM and Kneedle are the libraries'.
+Supports one tower and right padding. Loops over samples, class pairs and points. t-SNE, FasterPAM and Kneedle
+come from libraries.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Answer(NamedTuple):
-    """What CAHP finds: heads are numbered layer after layer."""
+    """Results of CAHP. Heads are numbered layer by layer."""
 
     profiles: np.ndarray
     salience: np.ndarray
@@ -36,7 +37,7 @@ class Answer(NamedTuple):
 
 
 def attentions(library: nn.Module, inputs: Inputs) -> list[np.ndarray]:
-    """Return each layer's attention weights (B, H, T, T)."""
+    """Return the attention weights of each layer, shape (B, H, T, T)."""
     if hasattr(library, "blocks"):
         seen: list[np.ndarray] = []
         hooks = []
@@ -56,7 +57,7 @@ def attentions(library: nn.Module, inputs: Inputs) -> list[np.ndarray]:
 
 
 def bilinear(length: int, size: int) -> np.ndarray:
-    """Return the matrix (size, length) that resizes one axis: corners not aligned, nothing smoothed."""
+    """Return a matrix (size, length) for bilinear resizing, without aligned corners or antialiasing."""
     matrix = np.zeros((size, length))
     for i in range(size):
         at = max(0.0, (i + 0.5) * length / size - 0.5)
@@ -68,13 +69,13 @@ def bilinear(length: int, size: int) -> np.ndarray:
 
 
 def signature(weights: np.ndarray, size: int) -> np.ndarray:
-    """Return a map (L, L) as a vector (size²)."""
+    """Resize an attention map of shape (L, L) and return it as a vector of length size²."""
     resize = bilinear(len(weights), size)
     return (resize @ weights @ resize.T).reshape(-1)
 
 
 def signatures(library: nn.Module, inputs: Inputs, size: int) -> np.ndarray:
-    """Return (B, N, size²)."""
+    """Return the signatures of all heads without padding, shape (B, N, size²)."""
     maps = attentions(library, inputs)
     rows = []
     for b in range(batch_of(inputs)):
@@ -86,7 +87,7 @@ def signatures(library: nn.Module, inputs: Inputs, size: int) -> np.ndarray:
 
 
 def profiles(signed: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the Jeffries-Matusita profiles (N, D P)."""
+    """Return the Jeffries-Matusita profiles, shape (N, D P)."""
     classes = sorted(set(labels.tolist()))
     found = []
     for head in range(signed.shape[1]):
@@ -107,7 +108,7 @@ def _var(x: np.ndarray) -> np.ndarray:
 
 
 def salience(library: nn.Module, data: list[tuple[Inputs, torch.Tensor]], heads: int) -> np.ndarray:
-    """Return w (N,), min-max over all heads."""
+    """Return the salience of all heads, scaled to [0, 1], shape (N,)."""
     totals = []
     for inputs, labels in data[: max(1, math.floor(0.25 * len(data)))]:
         gates: list[torch.Tensor] = []
@@ -135,7 +136,7 @@ def _gated(library: nn.Module, heads: int, gates: list[torch.Tensor]) -> Iterato
 
 
 def silhouette(points: np.ndarray, labels: list[int], medoids: list[int]) -> float:
-    """Return MSS with the mean distance to the other medoids."""
+    """Return the medoid silhouette with the mean distance to all other medoids."""
     values = []
     for point, label in zip(points, labels, strict=True):
         a = np.linalg.norm(point - points[medoids[label]])
@@ -156,7 +157,17 @@ def cahp(
     seed: int = 0,
     plane: bool = True,
 ) -> Answer:
-    """Run steps 1 to 6 with the source's settings, representative by salience; without step 3 if not in the `plane`."""
+    """Run steps 1 to 6 with the settings of the paper and salience as the criterion for representatives.
+
+    Args:
+        library: The library's model.
+        inputs: Model inputs.
+        labels: Class indices, shape (B,).
+        heads: Heads per layer.
+        batch: Batch size for salience.
+        seed: Seed of t-SNE and FasterPAM.
+        plane: Whether profiles are projected to the plane (step 3).
+    """
     batches = list(zip(cut_batch(inputs, batch), labels.split(batch), strict=True))
     signed = np.concatenate([signatures(library, x, 32) for x, _ in batches])
     x = profiles(signed, labels.numpy())
@@ -166,7 +177,8 @@ def cahp(
         y = y.astype(np.float64)
     distances = np.array([[np.linalg.norm(p - q) for q in y] for p in y])
     ks = list(range(2, len(x)))
-    whole = np.round(distances / distances.max() * 2.0**40)  # sums are exact, whatever their order
+    # Integers below 2^53 make sums exact in any order.
+    whole = np.round(distances / distances.max() * 2.0**40)
     runs = [kmedoids.fasterpam(whole, k, random_state=seed) for k in ks]
     curve = [silhouette(y, [int(c) for c in r.labels], [int(m) for m in r.medoids]) for r in runs]
     k = int(

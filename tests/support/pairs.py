@@ -1,4 +1,4 @@
-"""A tiny zero-shot task: a tokenizer, references of two-tower models that have it, and their texts."""
+"""A tiny zero-shot task: a tokenizer, and references of two-tower models with this tokenizer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ARCHITECTURES = {
 
 
 def write_tokenizer(path: Path) -> Path:
-    """Write a tokenizer that knows `WORDS` and ends each text."""
+    """Write a tokenizer with the vocabulary `WORDS` and an end token."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unknown>"))  # noqa: S106 - no password
@@ -49,7 +49,7 @@ def write_tokenizer(path: Path) -> Path:
 
 
 def pair(kind: str, folder: Path) -> Sample:
-    """Return a base of a kind in `ARCHITECTURES`, with perturbed weights."""
+    """Return a base of a kind in `ARCHITECTURES`, with random weights."""
     path = folder / f"{kind}.tokenizer.json"
     opened = open_model(f"{ARCHITECTURES[kind]},tokenizer={write_tokenizer(path)}")
     return Sample(opened.header, perturbed(opened.checkpoint.tensors(), seed=7, scale=2.0))

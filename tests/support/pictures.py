@@ -1,4 +1,4 @@
-"""Folders of images, of which some cannot be read."""
+"""Folders of images, including unreadable files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hydractl.data.open_dataset import open_data
 
 
 def digits_folder(root, reference):
-    """Write digits as PNG files, a sub-folder a class, and return the folder."""
+    """Write digits as PNG files in a folder per class. Return the root folder."""
     items = open_data(reference)
     for i, label in enumerate(items.labels):
         folder = root / items.class_names[label]
@@ -19,7 +19,7 @@ def digits_folder(root, reference):
 
 
 def unreadable(folder):
-    """Put three images that cannot be read into a folder: no image, one that is cut off, one that no model reads."""
+    """Add three unreadable images to a folder: no image data, truncated data, and an unsupported mode."""
     noise = np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)
     (folder / "000-none.png").write_bytes(b"no image")
     Image.fromarray(noise).save(folder / "cut.png")

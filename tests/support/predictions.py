@@ -1,4 +1,4 @@
-"""What `eval --save-predictions` wrote, read back."""
+"""Read the predictions of `eval --save-predictions` and `predict`."""
 
 import json
 from dataclasses import dataclass, field
@@ -15,7 +15,13 @@ from hydractl.stages.predict.run import run_predict
 
 @dataclass(kw_only=True)
 class SavedPredictions:
-    """A file's predictions by row and data set, the rows whose logits are known too, and labels by data set."""
+    """Predictions of a file by row and data set.
+
+    Attributes:
+        said: Predictions by row and data set.
+        labels: Labels by data set.
+        raw: Rows with logsumexp, so that their logits are known.
+    """
 
     said: dict[str, dict[str, StoredPredictions]] = field(default_factory=dict)
     labels: dict[str, Tensor] = field(default_factory=dict)
@@ -23,7 +29,7 @@ class SavedPredictions:
 
     @property
     def log_probs(self):
-        """Members' log-probabilities (M, N, C) by row and data set."""
+        """Log-probabilities of members by row and data set, shape (M, N, C)."""
         return {row: {data: found.log_probs for data, found in self.of(row).items()} for row in self.said}
 
     def of(self, row):
@@ -53,7 +59,7 @@ class SavedPredictions:
 
 
 def predicted_lines(folder, model, data, out="out.jsonl", **settings):
-    """Return what `predict` writes of data with a model of a folder, a line a sample."""
+    """Run `predict` with a model of a folder and return one parsed line per sample."""
     path = folder / out
     path.unlink(missing_ok=True)
     run_predict(PredictConfig(model=str(folder / model), data=(data,), out=path, device="cpu", **settings))

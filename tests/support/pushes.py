@@ -1,4 +1,4 @@
-"""A Hub on this machine that takes pushes, and may fail as networks do."""
+"""A local Hub that accepts pushes and can fail like a network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUSY = b"<html>try again</html>"
 
 @dataclass
 class Repository:
-    """Branches and commits; a commit is all files by name."""
+    """Branches and commits of a repository. A commit maps file names to contents."""
 
     private: bool = False
     commits: dict[str, dict[str, bytes]] = field(default_factory=lambda: {EMPTY: {".gitattributes": b"x"}})
@@ -31,24 +31,27 @@ class Repository:
     messages: list[str] = field(default_factory=list)
 
     def files(self, revision: str = "main") -> dict[str, bytes]:
-        """Return a revision's files."""
+        """Return the files of a revision."""
         return self.commits[self.branches.get(revision, revision)]
 
     @property
     def made(self) -> int:
-        """How many commits were pushed."""
+        """Number of pushed commits."""
         return len(self.messages)
 
 
 def blob(content: bytes) -> str:
-    """Return the name that git gives a file's content."""
+    """Return the git hash of a file's content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 class Pushable(Hub):
-    """Repositories that are made, pushed to and read.
+    """A Hub with repositories that can be created, pushed to and read.
 
-    `faults` is the share of requests that fail, by `seed`; `refuse` answers requests of its choice instead.
+    Args:
+        faults: Share of failing requests.
+        seed: Seed of the failures.
+        refuse: Returns an answer for requests that should be refused, else None.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class Pushable(Hub):
         self._luck = random.Random(seed)  # noqa: S311 - no secret
 
     def respond(self, asked: Asked) -> Answer:
-        """Answer, unless this request is one that fails: before anything is done, or after it and the answer gets lost."""
+        """Answer a request, or fail: before the request is executed, or after it with a lost answer."""
         self.tokens.add(asked.authorization)
         if (refused := self.refuse(asked)) is not None:
             return refused
@@ -84,7 +87,7 @@ class Pushable(Hub):
         return done
 
     def serve(self, asked: Asked) -> Answer:
-        """Do what a request asks for."""
+        """Execute a request."""
         parts = [unquote(part) for part in asked.path.partition("?")[0].strip("/").split("/")]
         match parts:
             case ["api", "repos", "create"]:

@@ -1,4 +1,4 @@
-"""Several processes that a launcher starts, and one run of several scorings in each of them."""
+"""Run several scorings or commands in each process of a launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(hydractl.__file__).parents[1]
 
 
 def environment(**settings: str) -> dict[str, str]:
-    """Return what processes see: one thread each, that waits asleep, and nothing of the user's settings."""
+    """Return the environment of the processes: one passive thread each, without the user's settings."""
     kept = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR"}}
     return {
         **kept,
@@ -26,7 +26,7 @@ def environment(**settings: str) -> dict[str, str]:
 
 
 def launcher(world: int, python: object = sys.executable) -> list[str]:
-    """Return the words that start `world` processes, or one without a launcher."""
+    """Return the command that starts `world` processes; no launcher for one process."""
     if world == 1:
         return [str(python)]
     return [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
@@ -35,7 +35,15 @@ def launcher(world: int, python: object = sys.executable) -> list[str]:
 def score_all(
     world: int, jobs: Path, out: Path, *, threads: int = 1, python: object = sys.executable
 ) -> None:
-    """Do the scorings and commands that a JSON file lists, each into a file of `out` named as it is; see `main`."""
+    """Run the scorings and commands of a JSON file in `world` processes.
+
+    Args:
+        world: Number of processes.
+        jobs: JSON file of settings by name (see `main`).
+        out: Folder of the output files, named like the jobs.
+        threads: Threads per process.
+        python: Interpreter.
+    """
     command = [*launcher(world, python), "-m", "support.ranks", str(jobs), str(out)]
     done = subprocess.run(
         command,
@@ -49,7 +57,7 @@ def score_all(
 
 
 def main(jobs: str, out: str) -> None:
-    """Do each scoring or command, and write down how it was refused if it was."""
+    """Run each scoring or command. Refused settings write `NAME.refused` with the message."""
     from hydractl.cli.app import main as run_command
     from hydractl.errors import UsageError
     from hydractl.heads.budget import HeadBudget
@@ -71,5 +79,6 @@ def main(jobs: str, out: str) -> None:
 if __name__ == "__main__":
     import torch
 
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # whoever was forked has read it before
+    # A forked process has read the variable in its parent.
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Reports of `eval` that nothing was measured for."""
+"""Reports of `eval` with random numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COSTS = (46.2e9, 17.6e9, 52.7e9)
 
 
 def write_report(path: Path, digest: str) -> Path:
-    """Write a report of two models, of which the second has the digest."""
+    """Write a report of two models. The second model has the given digest."""
 
     def row(name, digest, accuracy):
         values = {"accuracy": Value(value=accuracy, low=0.9, high=0.97, count=257)}
@@ -56,17 +56,18 @@ def seeded(
     shift: bool = False,
     data: str = "id",
 ) -> Report:
-    """Return a report as one seed gives it.
+    """Return a report with the random numbers of one seed.
 
     Args:
-        names: Of the rows.
-        near: The near OOD sets.
-        far: The far ones.
-        curves: Whether curves were kept, and what is kept beside them.
-        shape: Members of the first row, and layers and heads of each.
-        fixed: The rows that are the same model whatever the seed.
-        shift: Whether `--corrupt all` was given.
-        data: What the digest of the ID set is of.
+        seed: Seed of the numbers.
+        names: Names of the rows.
+        near: Near-OOD sets.
+        far: Far-OOD sets.
+        curves: Whether rows have curves, classes and origins.
+        shape: Members of the first row, layers, and heads per layer.
+        fixed: Rows with the same model for every seed.
+        shift: Whether rows have results of `--corrupt all`.
+        data: Source of the ID set's digest.
     """
     draw = Random(seed)  # noqa: S311 - no secret
     rows = tuple(_row(i, name, near + far, draw, shape, curves) for i, name in enumerate(names))
@@ -168,7 +169,7 @@ def _by_class(draw: Random) -> ByClass:
 
 
 def examples() -> Examples:
-    """Return a picture that members disagree on, and a text that is a mistake."""
+    """Return an image with disagreeing members, and a misclassified text."""
     one = Example(
         name="cat/1.png",
         label="cat",

@@ -1,4 +1,4 @@
-"""A tiny text task: a tokenizer, its model's reference, and reviews as files."""
+"""A tiny text task: a tokenizer, a model reference, and files of reviews."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_LENGTH = 24
 
 
 def tokenizer() -> Tokenizer:
-    """Return a WordPiece tokenizer that knows `WORDS`; texts are framed as BERT's are."""
+    """Return a WordPiece tokenizer with the vocabulary `WORDS` and BERT's special tokens."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     made = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))  # noqa: S106 - no password
@@ -36,7 +36,7 @@ def tokenizer() -> Tokenizer:
 
 
 def tokenization(**changes: object) -> Tokenization:
-    """Return how a model reads texts with that tokenizer."""
+    """Return the tokenization settings for this tokenizer."""
     how = Tokenization(
         tokenizer=tokenizer().to_str(),
         names=("attention_mask", "token_type_ids"),
@@ -48,7 +48,7 @@ def tokenization(**changes: object) -> Tokenization:
 
 
 def arch(folder: Path) -> str:
-    """Write the tokenizer into a folder and return the reference of a tiny BERT that has it."""
+    """Write the tokenizer into a folder. Return the reference of a tiny BERT with this tokenizer."""
     path = folder / "tokenizer.json"
     tokenizer().save(str(path))
     return (
@@ -58,7 +58,14 @@ def arch(folder: Path) -> str:
 
 
 def reviews(path: Path, count: int, *, seed: int, things: tuple[str, ...] = FILMS) -> Path:
-    """Write `count` reviews, each positive or negative, of one to eight words."""
+    """Write `count` positive or negative reviews.
+
+    Args:
+        path: Output file in JSON Lines.
+        count: Number of reviews.
+        seed: Seed of the draw.
+        things: Reviewed things; other words make OOD data.
+    """
     draw = random.Random(seed)  # noqa: S311 - reproducible, not secret
     rows = []
     for _ in range(count):
@@ -71,7 +78,7 @@ def reviews(path: Path, count: int, *, seed: int, things: tuple[str, ...] = FILM
 
 
 def gibberish(path: Path, count: int, *, seed: int) -> Path:
-    """Write `count` texts that say nothing, without labels."""
+    """Write `count` meaningless texts without labels."""
     draw = random.Random(seed)  # noqa: S311 - reproducible, not secret
     texts = [" ".join(draw.choice(WORDS[4:9]) for _ in range(draw.randrange(1, 30))) for _ in range(count)]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

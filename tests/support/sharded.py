@@ -1,4 +1,4 @@
-"""Fine-tunings that several processes do together, one after another under one launcher."""
+"""Program that runs fine-tunings in several processes, one after another under one launcher."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from support.heard import Heard
 
 TRAIN = "digits::split=train,classes=0-6,limit=60"
-# 300 samples: two batches of validation, or with a limit one, which not all processes have
+# The split has 300 samples: two validation batches, or one with a limit, so that some processes have none.
 VAL = "digits::split=val,classes=0-6,limit={}"
 
 
 class CutAt(Heard):
-    """A `Progress` that interrupts at a step, in all processes alike."""
+    """A `Progress` that interrupts at step 4 in all processes."""
 
     def step(self, message):
         if message.startswith("step 4/"):
@@ -24,12 +24,12 @@ class CutAt(Heard):
 
 
 def config(model, out, *, val=40, given, recipe):
-    """Return six steps of fine-tuning, evaluated and saved after every second."""
+    """Return a configuration for six steps, evaluated and saved after every second step."""
     from hydractl.data.reference import DataRef
     from hydractl.stages.finetune.config import FinetuneConfig
     from hydractl.training.recipe import Recipe
 
-    # keys' biases cancel in the softmax, so their gradients are rounding errors, which AdamW would scale up
+    # Biases of keys cancel in the softmax. Their gradients are rounding errors, which AdamW would amplify.
     base = Recipe(
         optimizer="sgd", lr=(0.05,), weight_decay=0.0, steps=6, epochs=None, batch_size=15, accumulate=2,
         eval_every=2, dropout=0.1, clip=1.0,
@@ -41,7 +41,11 @@ def config(model, out, *, val=40, given, recipe):
 
 
 def main(jobs: str) -> None:
-    """Do each fine-tuning that a JSON file lists: as DDP or as FSDP, interrupted first or not, and then left so or not."""
+    """Run each fine-tuning of a JSON file with DDP or FSDP.
+
+    The keys `shards`, `cut` and `left` select FSDP, an interruption, and whether the interrupted run is
+    resumed.
+    """
     from hydractl.errors import Interrupted
     from hydractl.stages.finetune.run import run_finetune
 

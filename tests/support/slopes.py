@@ -1,4 +1,4 @@
-"""Gates by finite differences on the library's own models: what gradients with respect to them must equal."""
+"""Gradients of gates by finite differences on the libraries' models, as a reference for exact gradients."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ if TYPE_CHECKING:
     from hydractl.model_inputs import Inputs
 
 STEP = 3e-3
-"""Wide enough that single precision inside a library (ModernBERT's rotations) leaves six digits."""
+"""Step of the differences, large enough for six correct digits with single precision inside a library
+(ModernBERT's rotary embedding). Doubling raises the error of the five-point rule 16 times."""
 STENCIL = {1: 8 / 12, -1: -8 / 12, 2: -1 / 12, -2: 1 / 12}
-"""Weights of the five-point rule, whose error is of the fourth order."""
+"""Weights of the five-point rule, whose error is of fourth order."""
 
 
 def losses(library: nn.Module, inputs: Inputs, labels: torch.Tensor, *, batch: int = 4) -> torch.Tensor:
-    """Return each sample's cross-entropy (B,)."""
+    """Return the cross-entropy of each sample, shape (B,)."""
     with torch.no_grad():
         logits = torch.cat([library(x) for x in cut_batch(inputs, batch)])
     return F.cross_entropy(logits, labels, reduction="none")
 
 
 def gradients(library: nn.Module, inputs: Inputs, labels: torch.Tensor) -> torch.Tensor:
-    """Return ∂L_b/∂ξ_lh (B, L, H), layers of all towers in turn: a gate on a head's output scales its columns of W_O."""
+    """Return ∂L_b/∂ξ_lh, shape (B, L, H), with the layers of all towers in sequence.
+
+    A gate on the output of a head multiplies its columns of W_O.
+    """
     found = []
     for weight in naive.output_weights(library):
         row = []

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from hydractl.model_inputs import Inputs
 
 COUNT = 24
-"""Samples to fit on and held out."""
+"""Number of samples for fitting, and of held-out samples."""
 
 
 def fitted(model: Towers, family: Family, fit: Inputs, val: Inputs) -> Scores:
-    """Return `energy+density` of a model for inputs (COUNT, ...)."""
+    """Return `energy+density` of a model, fitted on inputs of shape (COUNT, ...)."""
     batches = [[Batch(inputs, torch.arange(COUNT))] for inputs in (fit, val)]
     return fit_scores(
         FeatureExtractor.of(model, family, name="model"), [ENERGY_DENSITY], (batches[0], torch.arange(COUNT) % 3), batches[1],
@@ -36,7 +36,7 @@ def fitted(model: Towers, family: Family, fit: Inputs, val: Inputs) -> Scores:
 
 
 def store_scores(path: Path, fit: Inputs, val: Inputs, *, temperature: float = 2.0) -> None:
-    """Let a checkpoint store the score, and then another temperature than it was fitted at."""
+    """Store the fitted score in a checkpoint, then change its temperature."""
     model = hydractl.load(path)
     header, was = model.header, model.temperature
     model.scores = fitted(model, family_of(header.architecture), fit, val)

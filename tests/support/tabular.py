@@ -1,4 +1,4 @@
-"""Rows in files of every form."""
+"""Write rows as CSV, JSON Lines or Parquet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import datasets
 
 
 def write(path, rows, features=None):
-    """Write rows as the path's suffix says, and return it; `features` are of Parquet."""
+    """Write rows in the format of the path's suffix, and return the path.
+
+    Args:
+        path: Output file.
+        rows: Rows with equal keys.
+        features: Column types for Parquet.
+    """
     if path.suffix == ".csv":
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(rows[0]))
@@ -23,7 +29,7 @@ def write(path, rows, features=None):
 
 
 def parquet(path, columns, features=None):
-    """Write columns as Parquet, without a bar."""
+    """Write columns as Parquet without a progress bar."""
     hidden = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     datasets.Dataset.from_dict(columns, features=features).to_parquet(str(path))

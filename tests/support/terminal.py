@@ -1,4 +1,4 @@
-"""The program in a terminal."""
+"""Run hydractl in a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import sys
 
 
 def in_terminal(environment: dict[str, str], *argv: str, program: object = sys.executable) -> tuple[int, str]:
-    """Run in a pseudo-terminal of 80 columns; return the exit status and everything shown."""
+    """Run hydractl in a pseudo-terminal of 80 columns.
+
+    Returns:
+        Exit status, and the complete output.
+    """
     pid, terminal = pty.fork()
     if pid == 0:
         os.execve(program, [str(program), "-m", "hydractl", *argv], {**environment, "COLUMNS": "80"})  # noqa: S606
@@ -16,7 +20,7 @@ def in_terminal(environment: dict[str, str], *argv: str, program: object = sys.e
     while True:
         try:
             piece = os.read(terminal, 65536)
-        except OSError:  # Linux ends a closed terminal so
+        except OSError:  # Linux raises EIO after the last writer has closed the terminal.
             break
         if not piece:
             break

@@ -1,4 +1,4 @@
-"""Text models as the library's `save_pretrained` leaves them: weights, configuration and tokenizer."""
+"""Folders of text models as saved by `save_pretrained`: weights, configuration and tokenizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "sat", "on", "a", "ma
 
 
 def save_tokenizer(folder: Path) -> None:
-    """Write a tokenizer that knows `WORDS`."""
+    """Write a tokenizer with the vocabulary `WORDS`."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -32,7 +32,13 @@ def save_tokenizer(folder: Path) -> None:
 
 
 def save_text_model(variant: Variant, folder: Path, **options: object) -> Sample:
-    """Write a variant's base by the library's own means, and return it; `options` are of `save_pretrained`."""
+    """Save the base of a variant with its library and a tokenizer. Return the base.
+
+    Args:
+        variant: Variant of a text model.
+        folder: Output folder.
+        options: Options of `save_pretrained`.
+    """
     sample = base(variant)
     library = sample.library()
     if sample.header.architecture.task.by_label:
@@ -43,6 +49,6 @@ def save_text_model(variant: Variant, folder: Path, **options: object) -> Sample
 
 
 def edit_config(folder: Path, **changes: object) -> None:
-    """Change a saved configuration."""
+    """Change keys of a saved config.json."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

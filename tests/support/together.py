@@ -1,4 +1,4 @@
-"""Processes that are threads, each with a group of its own."""
+"""Threads that act as processes, each with its own process group."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ CPU = torch.device("cpu")
 
 
 def together(world, work):
-    """Run `work(team)` in each of `world` processes and return what each returned."""
+    """Run `work(team)` in `world` threads and return the results by rank."""
     store = HashStore()
     gate = threading.Barrier(world, timeout=100)
 
     def process(rank):
         gate.wait()
         group = ProcessGroupGloo(store, rank, world, timedelta(seconds=20))
-        gate.wait()  # for all to be connected: else one that ends at once is gone while another still connects
+        # All threads must be connected: a thread that ends at once would close its group while others still
+        # connect.
+        gate.wait()
         return work(ProcessGroup(group, rank=rank, world=world, device=CPU))
 
     with ThreadPoolExecutor(world) as pool:
@@ -35,18 +37,21 @@ def together(world, work):
 
 
 def as_processes(monkeypatch, stage, references):
-    """Let threads of one process be processes of one run of a stage; each sets the team it is of as `team` of what is returned.
+    """Run a stage in threads that act as processes of one run.
 
     Args:
-        monkeypatch: Undoes it.
-        stage: The module that starts the team.
-        references: The models.
+        monkeypatch: Undoes the patches.
+        stage: Module that starts the team.
+        references: References of the models.
+
+    Returns:
+        Thread-local object; each thread sets its `team`.
     """
     own, gate, load = threading.local(), threading.Lock(), answers.load_any
     opened = {reference: open_model(reference) for reference in references}
 
     def one_by_one(*args, **named):
-        with gate:  # torch builds models in one thread at a time
+        with gate:  # torch can build models in only one thread at a time.
             return load(*args, **named)
 
     monkeypatch.setattr(stage, "start_team", lambda _: contextlib.nullcontext(own.team))
@@ -56,7 +61,15 @@ def as_processes(monkeypatch, stage, references):
 
 
 def shares(monkeypatch, asking):
-    """Return a counter of how many items each thread answers from here on; `asking` is the path of `responses` where it is called."""
+    """Count from now on how many items each thread predicts.
+
+    Args:
+        monkeypatch: Undoes the patch.
+        asking: Path of `responses` in the calling module.
+
+    Returns:
+        Counter by thread.
+    """
     answered = Counter()
 
     def counted(model, batches, **named):

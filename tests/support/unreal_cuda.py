@@ -1,7 +1,8 @@
-"""Builds `unreal_cuda.c` beside torch's own CUDA build, and counts what is asked of it: a GPU that nobody has.
+"""Build `unreal_cuda.c`, a simulated CUDA runtime for torch's CUDA build, and read its counters.
 
-Unlike `support.gpu`, which is made up of operators, torch's own CUDA code runs here: real launches, copies, waits, graphs and
-devices. Only a process that begins with it can use it: `environment` starts one, whose `counts` tell.
+Unlike in `support.gpu`, which simulates operators, torch's own CUDA code runs: launches, copies, waits,
+graphs and devices. The library must be preloaded at process start: `environment` returns the environment
+variables, and `counts` reads the counters in the process.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ LAUNCHES, WAITS, COPIES, ALLOCATIONS = "launch", "wait", "copy", "allocation"
 
 
 def why_not() -> str | None:
-    """Return what is missing to build it, None where nothing is."""
+    """Return the missing requirement for building the library, or None."""
     absent = [name for name in ("gcc", "nm") if shutil.which(name) is None]
     if absent:
         return f"there is no {absent[0]}"
@@ -44,7 +45,10 @@ def why_not() -> str | None:
 
 
 def build(folder: Path) -> Path:
-    """Return the library, with a stub that counts itself for each function of CUDA that torch asks for and the source lacks."""
+    """Compile the library and return its path.
+
+    CUDA functions that torch imports and the source lacks become stubs that count their calls.
+    """
     home = Path(sysconfig.get_paths()["purelib"]) / "torch" / "lib"
     asked = {
         name
@@ -76,26 +80,31 @@ def _compile(library: Path, *parts: Path | str) -> None:
 
 
 def environment(library: Path, **settings: object) -> dict[str, str]:
-    """Return the environment of a process that has such GPUs; `GPUS` and `MEGABYTES` are settings."""
+    """Return the environment of a process with simulated GPUs.
+
+    Args:
+        library: Result of `build`.
+        settings: `GPUS` (number of devices) and `MEGABYTES` (memory per device).
+    """
     names = {name: str(value) for name, value in settings.items()}
     return {**os.environ, "LD_PRELOAD": str(library), "LD_LIBRARY_PATH": str(library.parent), **names}
 
 
 class Asked(Counter[tuple[str, str, int]]):
-    """How often what was asked for, by kind, name and device."""
+    """Number of requests by kind, name and device."""
 
     def of(self, *kinds: str) -> int:
-        """Return how often anything of some kinds was."""
+        """Return the number of requests of the given kinds."""
         return sum(times for (kind, _, _), times in self.items() if kind in kinds)
 
     def devices(self, kind: str) -> set[int]:
-        """Return on which devices anything of a kind was."""
+        """Return the devices with requests of a kind."""
         return {device for (of, _, device), times in self.items() if of == kind and times}
 
 
 @contextlib.contextmanager
 def counts(folder: Path) -> Iterator[Asked]:
-    """Count what is asked for within the block, in a process that began with the library."""
+    """Count requests within the block. The process must have been started with the library."""
     library, found = ctypes.CDLL(os.environ["LD_PRELOAD"]), Asked()
     library.unreal_reset()
     yield found
@@ -106,7 +115,7 @@ def counts(folder: Path) -> Iterator[Asked]:
 
 
 def steady(run: Callable[[], object], folder: Path) -> Asked:
-    """Return what one run asks for after others."""
+    """Return the requests of one run after three warm-up runs."""
     for _ in range(3):
         run()
     with counts(folder) as found:
@@ -115,7 +124,7 @@ def steady(run: Callable[[], object], folder: Path) -> Asked:
 
 
 def capture(run: Callable[[], object]) -> None:
-    """Make a graph of a run's kernels, which raises where the processor takes part."""
+    """Capture a run as a CUDA graph. Raises if the processor must wait."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

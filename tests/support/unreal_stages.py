@@ -1,4 +1,4 @@
-"""Run in a process that begins with `unreal_cuda`: print, as JSON, what each stage asks for on the second of two GPUs.
+"""Program for a process with `unreal_cuda`: print the requests of each stage to the second GPU as JSON.
 
 python -m support.unreal_stages FOLDER
 """
@@ -34,11 +34,10 @@ STAGES = {
     "eval": f"eval hydra.st --compare base=base.st --data {DATA} --near {OOD} --no-latency -o r.json",
     "predict": f"predict hydra.st {DATA} -o p.jsonl",
 }
-"""Four batches of the data, two of what is OOD."""
+"""Commands of the stages, with four batches of ID data and two of OOD data."""
 
 
 def main() -> None:
-    """Print what was counted."""
     os.chdir(sys.argv[1])
     found = {name: asked(words) for name, words in STAGES.items()}
     with mock.patch("hydractl.model_inputs.on_device", carelessly):
@@ -52,7 +51,7 @@ def main() -> None:
 
 
 def run(words: str, *, device: str = "cuda:1") -> tuple[int, str]:
-    """Return a command's exit code and what it says to people."""
+    """Run a command and return its exit code and standard error."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()), values():
         code = command([*words.split(), "--batch-size", "8", "--device", device])
@@ -60,7 +59,7 @@ def run(words: str, *, device: str = "cuda:1") -> tuple[int, str]:
 
 
 def asked(words: str) -> dict[str, object]:
-    """Return how a command ends, on which devices anything was done, and where it waited for one how often."""
+    """Run a command and return its exit code, messages, used devices, and number of waits by function."""
     with counts(Path()) as found, waits() as waited:
         code, said = run(words)
     devices = found.devices(LAUNCHES) | found.devices(COPIES) | found.devices(ALLOCATIONS)
@@ -68,13 +67,13 @@ def asked(words: str) -> dict[str, object]:
 
 
 def carelessly(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Do what `on_device` does, by a copy that is waited for, beside a kernel on another device."""
+    """Replacement for `on_device` with a blocking copy and a kernel on another device."""
     torch.zeros(4, device="cuda:0")
     return tensor.to(device, dtype)
 
 
 def probabilities(file: str) -> Mapping[str, float]:
-    """Return the probabilities of a file of predictions."""
+    """Return the probabilities of a file of predictions by row."""
     return {line["row"]: line["probability"] for line in map(json.loads, Path(file).read_text().splitlines())}
 
 

@@ -1,7 +1,7 @@
-"""Gives the GPU that `unreal_cuda` makes up the values that its kernels do not: each operator runs once more on the processor.
+"""Compute real values for the simulated GPU of `unreal_cuda`, whose kernels do nothing.
 
-First torch's own CUDA code runs it, for its checks and calls; then torch's code for the processor, on the same memory, which is
-the host's.
+Each operator runs twice: first in torch's CUDA code, for its checks and calls, then in torch's CPU code on
+the same memory, which is host memory.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ READS = {
     "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount", "equal", "argwhere", "histc",
     "multinomial", "repeat_interleave", "linalg_eigh", "_linalg_eigh", "linalg_cholesky_ex", "linalg_inv_ex", "cholesky", "cholesky_solve", "cholesky_inverse", "_cholesky_solve_helper",
 }  # fmt: skip
-"""What gives as much, or fails, as the device's memory says, where kernels left nothing; so does an index of what is true."""
+"""Operators whose output size or success depends on values in device memory, which kernels do not write.
+Indexing with a boolean mask also belongs here."""
 ITSELF = {"set_", "resize_", "detach", "alias", "record_stream", "_local_scalar_dense", "_pin_memory", "is_pinned", "lift_fresh"}  # fmt: skip
-"""What has no values of its own, or reads them where they are."""
+"""Operators without values of their own, or with access to values in place."""
 
 OTHERS = {"torch", "accelerate", "support"}
+"""Packages skipped in the search for the caller of a wait."""
 
 
 def on_host(x: Any) -> Any:
-    """Return what the processor is given for an argument: a tensor of the same memory, and none of the device's generators."""
+    """Return the CPU argument: a tensor on the same memory, the CPU device, or None for a CUDA generator."""
     if isinstance(x, torch.device):
         return CPU if x.type == "cuda" else x
     if isinstance(x, torch.Generator):
@@ -49,7 +51,7 @@ def on_host(x: Any) -> Any:
 
 
 class Values(TorchDispatchMode):
-    """Runs operators twice."""
+    """A dispatch mode that runs each operator on CUDA and on the CPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +76,8 @@ class Values(TorchDispatchMode):
             return tree_map(lambda x: x.to(given[0].device) if isinstance(x, torch.Tensor) else x, made)
         out = func(*args, **kwargs)
         made = func(*host_args, **host_kwargs)
-        held = {x.untyped_storage().data_ptr() for x in given}  # of views, and of what is returned as it came
+        # Views and inputs returned unchanged already have their values.
+        held = {x.untyped_storage().data_ptr() for x in given}
         if not func._schema.is_mutable:
             for real, value in zip(tree_iter(out), tree_iter(made), strict=True):
                 if isinstance(real, torch.Tensor) and real.untyped_storage().data_ptr() not in held:
@@ -84,16 +87,16 @@ class Values(TorchDispatchMode):
 
 @contextlib.contextmanager
 def values() -> Iterator[None]:
-    """Let kernels have results within the block; attention and convolutions are made of others there."""
+    """Compute kernel results within the block. Attention and convolutions use decomposed implementations."""
     with torch.backends.cudnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH), Values():
         yield
 
 
 @contextlib.contextmanager
 def waits() -> Iterator[Counter[str]]:
-    """Count within the block how often the processor waits for a device, by the function that asks for it.
+    """Count within the block how often the processor waits for a device, by calling function.
 
-    To move a module waits for each of its tensors, whoever asks; they are counted as `weights`.
+    Moving a module waits for each of its tensors; these waits are counted as `weights` for any caller.
     """
     library, found = ctypes.CDLL(os.environ["LD_PRELOAD"]), Counter[str]()
 

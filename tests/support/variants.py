@@ -1,4 +1,4 @@
-"""The architecture variants that the contracts run over, a table for each family."""
+"""Small variants of all architectures for the contracts, in one table per family."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """One architecture, shrunk; `name` is what the test is called."""
+    """A small configuration of an architecture.
+
+    Attributes:
+        family: Name of the family.
+        name: Name in test IDs.
+        arch: Architecture or model type.
+        options: Options of the architecture.
+    """
 
     family: str
     name: str
@@ -317,7 +324,7 @@ OPEN_CLIP_CUSTOM: dict[str, tuple[str, dict[str, object]]] = {
 
 
 def _trunk(name: str, pool: str, projection: str, **options: object) -> tuple[str, dict[str, object]]:
-    """Return a row of open_clip's models with an image tower out of `support.trunks`."""
+    """Return a model of open_clip with an image tower of `support.trunks`."""
     timm = {"timm_model_name": f"tiny_trunk_{name}", "timm_pool": pool, "timm_proj": projection}
     return (_OPEN_CLIP, {f"vision.{key}": value for key, value in timm.items()} | options)
 
@@ -400,19 +407,19 @@ VARIANTS = (
     ),
 )
 READERS = ("timm-vit", "timm-eva", "transformers-bert", "transformers-clip", "openclip")
-"""A family of each code that reads towers, for laws that cost much."""
+"""One family per implementation of towers, for slow tests."""
 PLAIN = VARIANTS[0]
 OF_CLASSES = [v for v in VARIANTS if v.name not in {"multi-label", "tokens"}]
-"""Those whose inputs have one class each, which scores of features compare."""
+"""Variants with one class per input, which feature-based OOD scores require."""
 
 
 def variant(name: str) -> Variant:
-    """Return a variant by its name: what its tests are called, or the first of a short one."""
+    """Return a variant by its full name, or the first variant with this short name."""
     return next(v for v in VARIANTS if name in {str(v), v.name})
 
 
 def of_depth(variant: Variant, blocks: int) -> Variant:
-    """Return a variant with so many blocks, in a tower of images or of texts."""
+    """Return a variant with another number of blocks. Only for models with one tower."""
     key = "depth" if "depth" in variant.options else "num_hidden_layers"
     return Variant(variant.family, f"{variant.name}-{blocks}", variant.arch, variant.options | {key: blocks})
 
@@ -425,7 +432,7 @@ def _timm(arch: str, options: dict[str, object]) -> nn.Module:
 
 
 def _transformers(name: str, options: dict[str, object]) -> nn.Module:
-    """Return the library's model, which here takes inputs in one argument and answers with logits."""
+    """Return the library's model, changed to take all inputs as one argument and return logits."""
     import transformers
 
     from hydractl.families.registry import family_for_name
@@ -439,7 +446,7 @@ def _transformers(name: str, options: dict[str, object]) -> nn.Module:
             ("text", "vision"): transformers.AutoModel,
         }[tuple(family_for_name(name).towers)]
     )
-    own = getattr(transformers, name, None)  # a class, where that is what the architecture is called
+    own = getattr(transformers, name, None)  # Some architectures are named by their class.
     plain = {key: value for key, value in options.items() if key not in {"pooling", "problem_type"}}
     made: nn.Module = (
         kind.from_config(transformers.AutoConfig.for_model(name, architectures=[], **plain))
@@ -463,7 +470,7 @@ def _transformers(name: str, options: dict[str, object]) -> nn.Module:
 
 
 def _averaged(made: Any) -> nn.Module:
-    """Return a text classifier that reads the mean over the library's base model's tokens, through dropout and one layer."""
+    """Return a text classifier on the mean of the base model's tokens, with dropout and one linear layer."""
     from torch import nn
 
     encoder, parts = made.base_model, dict(made.named_children())
@@ -496,7 +503,7 @@ def _averaged(made: Any) -> nn.Module:
 
 
 def _open_clip(name: str, options: dict[str, object]) -> nn.Module:
-    """Return open_clip's model, which here takes inputs in one argument and answers with logits."""
+    """Return the library's model, changed to take all inputs as one argument and return logits."""
     import open_clip
 
     own = {k: v for k, v in options.items() if k != "custom_text"}

@@ -1,8 +1,9 @@
-"""Processes that find the libraries loaded: a server that has loaded them forks one for each program.
+"""Start Python processes with loaded libraries, by forking a server.
 
-Most of what a small command costs is to load torch and timm. What is forked is a process like any other, with its own
-arguments, folder, environment, streams, random state and signals; our own package is not loaded before. `python` returns
-what stands for `sys.executable`. Run as a script, this is that program, and the server.
+Most of the cost of a small command is the import of torch and timm. A forked process is like any other
+process, with its own arguments, folder, environment, streams, random state and signals. hydractl itself is
+not loaded in the server. `python` returns a replacement for `sys.executable`. Run as a script, this module is
+both the replacement and the server.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ LIBRARIES = (
 NO_THREADS = {
     "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }  # fmt: skip
-"""A process with threads cannot be forked."""
+"""Settings that prevent threads, because a process with threads cannot be forked safely."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CALL = """#!/bin/sh
 exec '{python}' -I -S '{file}' ask '{socket}' "$@"
@@ -46,10 +47,13 @@ exec '{python}' -I -S '{file}' ask '{socket}' "$@"
 
 @cache
 def python(server: int = 0) -> Path:
-    """Return a program that takes `-m` and `-c` as the interpreter does; servers have hash seeds of their own.
+    """Return a program that takes `-m` and `-c` like the interpreter.
 
-    All workers of a test run share a server, which ends with the run. The interpreter itself where forks cannot be waited for
-    as Linux has it.
+    All workers of a test run share a server, which ends with the run. On systems without `pidfd_open` the
+    interpreter itself is returned.
+
+    Args:
+        server: Number of the server. Each server has its own hash seed.
     """
     if not hasattr(os, "pidfd_open"):
         return Path(sys.executable)
@@ -86,12 +90,13 @@ def python(server: int = 0) -> Path:
 
 
 def _serve(path: str, owner: int) -> NoReturn:
-    """Fork once for each connection, until the test run is over."""
+    """Fork once per connection until the test run ends."""
     over = os.pidfd_open(owner)
     for name in LIBRARIES:
         __import__(name)
     for name in [name for name in sys.modules if name.partition(".")[0] == "typer"]:
-        del sys.modules[name]  # it reads the environment when it is imported
+        # typer reads the environment when it is imported, so each program must import it.
+        del sys.modules[name]
     gc.collect()
     gc.freeze()
     if len(list(Path("/proc/self/task").iterdir())) > 1:
@@ -112,6 +117,7 @@ def _serve(path: str, owner: int) -> NoReturn:
             os.close(over)
             _attend(connection)
         connection.close()
+        # Reaps all ended children. `_children` is read again each time, because `waitid` raises without children.
         while any(os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) for _ in _children()):
             pass
 
@@ -121,7 +127,7 @@ def _children() -> list[str]:
 
 
 def _attend(connection: socket.socket) -> None:
-    """Return in the process that is asked for; in the one that waits for it, end with it."""
+    """Fork the requested process, report its status to the client, and exit."""
     text, streams, _, _ = socket.recv_fds(connection, 1 << 20, 3)
     asked = json.loads(text)
     child = os.fork()
@@ -133,7 +139,7 @@ def _attend(connection: socket.socket) -> None:
     connection.send(str(child).encode())
     ended = os.pidfd_open(child)
     ready, _, _ = select.select([ended, connection], [], [])
-    if ended not in ready:  # who asked was killed
+    if ended not in ready:  # The client was killed.
         os.kill(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]
     if ended in ready:
@@ -142,7 +148,7 @@ def _attend(connection: socket.socket) -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End without taking apart all that the libraries are made of, which a fork would have to copy for it."""
+    """Exit without destroying library objects, because a fork would have to copy their memory first."""
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -150,7 +156,7 @@ def end(code: int) -> NoReturn:
 
 
 def become(asked: dict[str, Any], streams: list[int]) -> int:
-    """Run what is asked for as the interpreter would; return how it ended."""
+    """Run the requested program like the interpreter, and return its exit code."""
     import random
 
     import numpy as np
@@ -193,7 +199,7 @@ def become(asked: dict[str, Any], streams: list[int]) -> int:
 
 
 def _ask(path: str, words: list[str]) -> NoReturn:
-    """Be the process that the server forks: the same streams, signals and end."""
+    """Act as the requested process for the caller: same streams, signals and exit status."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(path)

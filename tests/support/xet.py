@@ -1,6 +1,7 @@
-"""A Hub on this machine that keeps large files in Xet storage, as the Hub does: they arrive as chunks, and under another token.
+"""A local Hub that stores large files in Xet storage like the real Hub: as chunks, with a separate token.
 
-What `hf_xet` asks for, and no more: no chunk is there already, uploads come without grants, and progress of shards is not told.
+Supports only the requests of `hf_xet` in tests. Storage has no chunks in advance, uploads need no grants, and
+shards report no progress.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ STORAGE = "/storage"
 TOKEN = "of_the_storage"  # noqa: S105 - opens nothing
 JSON = {"Content-Type": "application/json"}
 HEADER = 8
-"""Bytes before a chunk: version, its size as it is sent (3), how it is compressed, its own size (3)."""
+"""Bytes before a chunk: version (1), compressed size (3), compression (1), uncompressed size (3)."""
 
 
 class XetHub(Pushable):
-    """Repositories whose large files lie in Xet storage; of a xorb, its chunks as they are are one file."""
+    """Repositories with large files in Xet storage. The concatenated chunks of a xorb form one file."""
 
     @override
     def serve(self, asked: Asked) -> Answer:
@@ -45,7 +46,7 @@ class XetHub(Pushable):
 
 
 def chunks(xorb: bytes) -> list[bytes]:
-    """Return the chunks of a xorb, which nothing has compressed."""
+    """Return the uncompressed chunks of a xorb."""
     found = []
     while xorb:
         size, how = int.from_bytes(xorb[1:4], "little"), xorb[4]

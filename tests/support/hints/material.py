@@ -20,22 +20,24 @@ VIT = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=3
 
 
 def link_material(source: Path, target: Path) -> None:
-    """Copy a folder by hard links: no command writes into an existing file."""
+    """Copy a folder with hard links. Safe because commands never write into existing files."""
     shutil.copytree(source, target, copy_function=os.link)
 
 
 def make_material(folder: Path) -> None:
-    """Write the files that the rows name.
+    """Write the files of the rows into a folder.
 
-    base.st, five.st: ViT of 2 layers with 4 heads, 7 classes 0 to 6, or 5 classes. plain.safetensors: weights of base.st.
-    scores.json: circuit scores of base.st. sampled.json: scores by the method `random`. m-0.st, m-1.st, m-2.st: members of base.st
-    with masks m-0.mask.json and so on. hydra.st: these members in one file. report.json, other.json: evaluations of base.st and
-    hydra.st on the same digits. bert: folder of a text classifier with the classes a and b. multi: the same for several labels.
-    words: a folder that tags words with B-x, I-x, O. timm, vit, clip (zero-shot SigLIP), shards: other folders of libraries.
-    w.pth (plain), last.ckpt (with an EMA and arguments): weights of timm. images/a, images/b: grey images of 9x9 pixels, 3 or 4 a
-    class. texts/a, texts/b: 4 text files each. texts.csv, texts.jsonl, texts.parquet: columns text, label (0 and 1).
-    pictures.csv, pictures.jsonl, pictures.parquet: columns image, label. labels.jsonl: texts with lists of the labels a, b.
-    words.conll, words.jsonl (columns tokens, ner_tags): sentences with tags.
+    base.st, five.st: ViT of 2 layers with 4 heads, 7 classes 0 to 6, or 5 classes. plain.safetensors: weights
+    of base.st. scores.json: head importance by circuits of base.st. sampled.json: the same by the method
+    `random`. m-0.st, m-1.st, m-2.st: members of base.st with masks m-0.mask.json and so on. hydra.st: these
+    members in one file. report.json, other.json: evaluations of base.st and hydra.st on the same digits.
+    bert: folder of a text classifier with the classes a and b. multi: the same for several labels. words: a
+    folder that tags words with B-x, I-x, O. timm, vit, clip (zero-shot SigLIP), shards: other folders of
+    libraries. w.pth (plain), last.ckpt (with an EMA and arguments): weights of timm. images/a, images/b: grey
+    images of 9x9 pixels, 3 or 4 per class. texts/a, texts/b: 4 text files each. texts.csv, texts.jsonl,
+    texts.parquet: columns text, label (0 and 1). pictures.csv, pictures.jsonl, pictures.parquet: columns
+    image, label. labels.jsonl: texts with lists of the labels a, b. words.conll, words.jsonl (columns tokens,
+    ner_tags): sentences with tags.
     """
     with contextlib.chdir(folder):
         material.make()
@@ -60,7 +62,7 @@ COMMANDS = (
 
 
 def _write_text_models() -> None:
-    """Write folders of BERT for one label, several labels and words."""
+    """Write BERT folders for single-label, multi-label and word classification."""
     from support.variants import variant
 
     for name, problem, labels in (

@@ -22,22 +22,23 @@ _COMPUTED = re.compile(r"(--[a-z][\w-]*) (\d[\d.]*)")
 
 @dataclass(frozen=True)
 class Row:
-    """One hint: a wrong command that prints it, and the command that follows it.
+    """A wrong command that prints a hint, and the command that follows the hint.
 
     Attributes:
         hint: Template of the hint (`support.hints.texts`).
-        wrong: Command line without `hydractl`, in shell quotes, or `python CODE`. Its error must print the hint.
-        right: Command line after the hint was followed. It must not fail with the same error. `NUMBER` stands for the first
-            number of an option in the printed hint.
+        wrong: Command line without `hydractl`, in shell quotes, or `python CODE`. Its error must print the
+            hint.
+        right: Command line after the hint was followed. It must not fail with the same error. `NUMBER` is
+            replaced by the first number of an option in the printed hint.
         files: Texts or bytes of further files, by path.
         before: Command lines that run first and succeed.
         prepare: Called in the folder before the wrong command, for other preparations.
-        mend: Called before the right command, if the hint asks for a change of a file or of the machine.
+        mend: Called before the right command, if the hint requires a change of a file or of the machine.
         environment: Environment variables of the wrong command.
         stdin: Standard input of both commands.
-        code: Exit code of the second command, for a machine that lacks what it needs.
-        test: Instead of commands: the test that prints the hint, as `tests/file.py::function`, for a hint that needs a Hub
-            server, several processes, a full disk or a missing library.
+        code: Exit code of the second command, for a machine without the required resources.
+        test: Test that prints the hint, as `tests/file.py::function`, instead of commands. For hints that
+            need a Hub server, several processes, a full disk or a missing library.
         research: Whether research defines the hint.
     """
 
@@ -60,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Exit code of a command, the message of its error without a path's folder, and its hint."""
+    """Exit code of a command, message of its error without folders, and its hint."""
 
     code: int
     message: str
@@ -68,7 +69,7 @@ class Outcome:
 
 
 def call(code: str) -> Outcome:
-    """Run Python code, for hints that only users of the Python functions see."""
+    """Run Python code, for hints of the Python functions."""
     try:
         exec(code, {})  # noqa: S102 - a row's own text
     except HydraError as error:
@@ -77,7 +78,7 @@ def call(code: str) -> Outcome:
 
 
 def run(line: str, stdin: bytes = b"", environment: Mapping[str, str] | None = None) -> Outcome:
-    """Run a command line, or code after `python `, in this process and in the current folder."""
+    """Run a command line, or code after `python `, in this process and the current folder."""
     from hydractl.cli.app import main
 
     if line.startswith("python "):
@@ -113,7 +114,8 @@ def check(row: Row, *, follow: bool = True) -> None:
     for path, text in row.files.items():
         file = Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.unlink(missing_ok=True)  # the material is linked, not copied
+        # The file is a hard link to the shared material and must not be changed.
+        file.unlink(missing_ok=True)
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
     for line in row.before:
         assert run(line).code == 0, f"{line}: {run(line).message}"
@@ -137,7 +139,10 @@ def check(row: Row, *, follow: bool = True) -> None:
 
 
 def follows(hint: str, right: str) -> bool:
-    """Return whether the second command has one of the options which the hint says to add; True if it says none or offers a choice."""
+    """Return whether the second command has an option of the hint's `add ...`.
+
+    True if the hint adds no option or offers a choice.
+    """
     options = re.findall(r"(?<![\w-])--?[a-z][\w-]*", " ".join(re.findall(r"\badd `([^`]*)`", hint)))
     return (
         not options
@@ -147,7 +152,7 @@ def follows(hint: str, right: str) -> bool:
 
 
 def has_numbers(hint: str, template: str, right: str) -> bool:
-    """Return whether each option of the second command for which the hint computes numbers has one of them."""
+    """Return whether options with numbers computed by the hint have these numbers in the second command."""
     words = shlex.split(right)
     values = dict(itertools.pairwise(words))
     computed = _COMPUTED.findall(hint)
@@ -173,5 +178,5 @@ def _has(line: str, option: str) -> bool:
 
 
 def chmod(path: str, mode: int) -> None:
-    """Set the mode of a file that is not linked elsewhere."""
+    """Set the mode of a file without other hard links."""
     Path(path).chmod(mode)

@@ -1,7 +1,8 @@
-"""The hints in the code of the package, read from its syntax trees.
+"""Templates of all hints in the code of the package, read from its syntax trees.
 
-A *template* is the text of a hint with `{}` for each interpolated value. Templates are collected from arguments, assignments
-and attributes whose names contain `hint`, and from the constants and functions which these refer to.
+A *template* is the text of a hint with `{}` for each interpolated value. Templates are collected from
+arguments, assignments and attributes with `hint` in the name, and from the constants and functions of their
+values.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import hydractl
 
 PACKAGE = Path(hydractl.__file__).parent
 DEPTH = 4
-"""How many references between constants and functions are followed; the code has at most three."""
+"""Number of followed references between constants and functions. The code needs at most three; doubling has
+no effect."""
 SUGGESTIONS = {"did_you_mean", "did_you_mean_path", "getattr"}
 """Functions whose arguments are not part of a hint's text."""
 
@@ -79,7 +81,7 @@ def _templates(path: Path, expression: ast.expr, depth: int) -> Iterator[Templat
 
 
 def _parts(expression: ast.expr) -> Sequence[ast.expr]:
-    """Return the expressions whose values an expression may take."""
+    """Return the expressions of the possible values of an expression."""
     if isinstance(expression, ast.IfExp):
         return expression.body, expression.orelse
     if isinstance(expression, ast.BoolOp | ast.Dict):
@@ -92,7 +94,7 @@ def _parts(expression: ast.expr) -> Sequence[ast.expr]:
 
 
 def _text(expression: ast.expr) -> str:
-    """Return the text of a literal; "{}" for what is computed."""
+    """Return the text of a literal, with `{}` for computed parts."""
     if isinstance(expression, ast.Constant):
         return re.sub(r"\{[^{}]*\}", "{}", expression.value) if isinstance(expression.value, str) else ""
     if isinstance(expression, ast.JoinedStr):
@@ -103,7 +105,7 @@ def _text(expression: ast.expr) -> str:
 
 
 def _definitions(path: Path, name: str) -> Iterator[tuple[Path, ast.expr]]:
-    """Yield the values of a module's constant, or the results of its function, with the file that defines it."""
+    """Yield the values of a module constant, or the results of a function, with the defining file."""
     for node in _tree(path).body:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -121,7 +123,7 @@ def _definitions(path: Path, name: str) -> Iterator[tuple[Path, ast.expr]]:
 
 
 def _module(name: str) -> Path | None:
-    """Return the file of a module of the package; None for another module."""
+    """Return the file of a module of hydractl, or None for other packages."""
     path = PACKAGE.parent.joinpath(*name.split("."))
     places = (path.with_suffix(".py"), path / "__init__.py") if name.startswith("hydractl") else ()
     return next(filter(Path.is_file, places), None)

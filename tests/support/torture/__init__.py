@@ -1,1 +1,1 @@
-"""What tests under `tests/torture` try command lines with: a process that forks them, and what may go wrong in one."""
+"""Tools of `tests/torture`: a process that forks command lines, and the faults injected into them."""

@@ -1,4 +1,4 @@
-"""Changes of files that are no text: pickles by their operations, archives by records, PNG by chunks, Parquet by columns."""
+"""Changes of binary files: pickle operations, archive records, PNG chunks, and Parquet columns."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ SIZES = (0, 1, 8, 5000, 13_000, 60_000, 2**31 - 1, 2**32 - 1)
 
 
 def _operations(data: bytes) -> Iterator[tuple[int, int, str]]:
-    """Go through the pickles that a file begins with: where each operation begins and ends, and what it is called."""
+    """Yield begin, end and name of each operation in the pickles at the start of a file."""
     file = io.BytesIO(data)
     for _ in range(5):
         try:
             found = [(place, op.name) for op, _, place in pickletools.genops(file)]
-        except Exception:  # noqa: BLE001 - what is no pickle ends them
+        except Exception:  # noqa: BLE001 - data after the last pickle end the loop
             return
         ends = [*(place for place, _ in found[1:]), file.tell()]
         yield from ((begin or 0, end or 0, name) for (begin, name), end in zip(found, ends, strict=True))
 
 
 def pickled(data: bytes, do: str, where: float, what: float) -> bytes:
-    """Change one operation of a pickle, or put a call before it."""
+    """Change one operation of a pickle, or insert a call."""
     found = list(_operations(data))
     wanted = {"number": ("INT", "LONG"), "text": ("UNICODE", "STRING"), "call": ()}.get(do, ())
     some = [one for one in found if any(word in one[2] for word in wanted)] or found
@@ -73,7 +73,7 @@ def _one(values: tuple[Any, ...], what: float) -> Any:
 
 
 def archived(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
-    """Change the pickle of an archive."""
+    """Apply a change to the pickle of an archive."""
     found = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(found, "w") as new:
         for name in old.namelist():
@@ -83,12 +83,12 @@ def archived(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
 
 
 def records(data: bytes, do: str, where: float, what: float) -> bytes:
-    """Change the records of an archive, not what they hold."""
+    """Change the records of an archive, but not their content."""
     found = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(data)) as old,
         zipfile.ZipFile(found, "w") as new,
-        warnings.catch_warnings(action="ignore"),  # that a name appears twice
+        warnings.catch_warnings(action="ignore"),  # Duplicate names in the archive cause warnings.
     ):
         names = old.namelist()
         chosen = names[int(where * len(names))]
@@ -106,7 +106,7 @@ def records(data: bytes, do: str, where: float, what: float) -> bytes:
 
 
 def chunks(data: bytes, do: str, where: float, what: float) -> bytes:
-    """Change the chunks of a PNG, whose sums stay right."""
+    """Change the chunks of a PNG and keep their checksums valid."""
     found, at = [], 8
     while at + 12 <= len(data):
         (length,) = struct.unpack(">I", data[at : at + 4])
@@ -134,11 +134,11 @@ def chunks(data: bytes, do: str, where: float, what: float) -> bytes:
 
 
 def columns(data: bytes, do: str, where: float, value: Any) -> bytes:
-    """Change a table of Parquet: a cell, a column, what the columns hold, or how many rows there are."""
+    """Change a cell, a column, or the number of rows of a Parquet table."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    value = {"x": None} if value == {} else value  # of nothing no column is made
+    value = {"x": None} if value == {} else value  # An empty struct is not a valid column type.
     table = pq.read_table(io.BytesIO(data))
     place = int(where * table.num_columns)
     name, rows = table.column_names[place], table.num_rows
@@ -152,7 +152,8 @@ def columns(data: bytes, do: str, where: float, value: Any) -> bytes:
     else:
         cells: list[Any] = column.to_pylist()
         if do == "cell":
-            chosen = int(where * 7919) % rows  # a column has one type
+            # A column has a single type, so cells of other types become null.
+            chosen = int(where * 7919) % rows
             cells = [
                 value if i == chosen else cell if isinstance(cell, type(value)) else None
                 for i, cell in enumerate(cells)

@@ -1,4 +1,4 @@
-"""The laws that hold when a stage is cut off by a signal, and when it is run again."""
+"""Conditions for a stage that is interrupted by a signal and run again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 
 def faults(worker: Worker, whole: Whole, name: str, asked: dict[str, Any]) -> Iterator[str]:
-    """Say what is wrong after a stage was cut off, and after it was run again."""
+    """Yield violations after an interrupted run of a stage, and after a second run.
+
+    Args:
+        worker: Process that runs the commands.
+        whole: Results of uninterrupted runs.
+        name: Name of the stage.
+        asked: Plan or signal of the interruption.
+    """
     stage, begun = STAGES[name], whole.read_by(name)
     number = asked["plan"].number if "plan" in asked else asked["signal"]
     place = worker.place(begun)
@@ -24,7 +31,7 @@ def faults(worker: Worker, whole: Whole, name: str, asked: dict[str, Any]) -> It
     done = set(stage.writes) <= ended.files.keys()
     heeded = (
         number != signal.SIGKILL and bool(ended.record) and not done
-    )  # not before it begins, nor when all is done
+    )  # A signal before the start, or after all outputs exist, ends the process directly.
     yield from ended.faults({0, 130} if heeded else {0, 130, -number})
     if "plan" in asked and not ended.met and ended.code != 0:
         yield "did not come to that call"
@@ -41,7 +48,7 @@ def faults(worker: Worker, whole: Whole, name: str, asked: dict[str, Any]) -> It
     for file in stage.writes:
         if again.files.get(file) != whole.files[file]:
             yield f"run again: {file} is not the same"
-    if done and left_by(again, begun, stage):  # whoever refuses touches nothing
+    if done and left_by(again, begun, stage):  # A refused run must not touch any file.
         again = place.run(*stage.words, "--force")
         yield from (f"run by force: {fault}" for fault in again.faults({0}))
     if left := left_by(again, begun, stage):
@@ -50,5 +57,5 @@ def faults(worker: Worker, whole: Whole, name: str, asked: dict[str, Any]) -> It
 
 
 def left_by(ended: Ended, begun: Mapping[str, bytes], stage: Stage) -> list[str]:
-    """Return what lies about besides inputs and outputs."""
+    """Return remaining files that are neither inputs nor outputs."""
     return sorted(ended.files.keys() - {*begun, *stage.writes, CANARY}) + ended.temporary

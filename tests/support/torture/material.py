@@ -1,4 +1,4 @@
-"""What hostile inputs are made of, beside what the stages write: models as libraries save them, pickles, tables, images."""
+"""Further inputs for hostile files: models saved by libraries, pickles, tables, images."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FORMATS = {
 
 
 def make() -> None:
-    """Write it into the current folder."""
+    """Write all files into the current folder."""
     import torch
 
     torch.manual_seed(0)

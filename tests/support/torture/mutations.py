@@ -1,6 +1,7 @@
-"""Changes of files by what they are: JSON by its values, checkpoints by header and tensors, `binaries`, the rest by bytes.
+"""Changes of files by type: JSON values, checkpoint headers and tensors, binary formats, and plain bytes.
 
-A change is data, one line of JSON in the corpus, so that what it found once is tried for ever.
+A change is data, stored as one line of JSON in the corpus, so that earlier findings are repeated in every
+run.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
     from random import Random
 
 DEEP = 100_000
+"""Nesting depth of hostile JSON. Chosen by hand, far above Python's recursion limit of 1000; doubling only
+enlarges the files."""
 
 
 class Text(str):
-    """JSON as it is written."""
+    """JSON text that is inserted without changes."""
 
     __slots__ = ()
 
@@ -52,7 +55,15 @@ BINARY = {"archived": PICKLED, "pickle": PICKLED, "records": RECORDS, "chunks": 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One change of one file; `where` and `what` are places, drawn as shares of what there is."""
+    """A change of one file.
+
+    Attributes:
+        file: Name of the file.
+        kind: Kind of change, a key of `CHANGE`.
+        do: Operation of this kind.
+        where: Place of the change, as a share of all places.
+        what: Name of a hostile value or dtype, or a second place as a share.
+    """
 
     file: str
     kind: str
@@ -61,16 +72,16 @@ class Change:
     what: str | float = 0.0
 
     def data(self) -> dict[str, str | float]:
-        """Return what makes it again."""
+        """Return the change as JSON values."""
         return asdict(self)
 
     def of(self, data: bytes) -> bytes:
-        """Return the file's bytes with the change."""
+        """Return the changed bytes of a file."""
         return CHANGE[self.kind](self, data)
 
 
 def drawn(file: str, draw: Random) -> Change:
-    """Draw a change of a file."""
+    """Draw a random change for a file."""
     name = file.rpartition("/")[2]
     kind = draw.choice(KINDS[FORMS.get(name, FORMS.get(name[name.rindex(".") :], "bytes"))])
     where = int(draw.random() * 10_000) / 10_000
@@ -88,7 +99,7 @@ def drawn(file: str, draw: Random) -> Change:
 
 
 def dumps(value: Any) -> str:
-    """Return JSON, with what `Text` says as it is, and keys that stand twice: an object may be a `Pairs`."""
+    """Return JSON text. `Text` is inserted unchanged, and `Pairs` may have duplicate keys."""
     if isinstance(value, Text):
         return str(value)
     if isinstance(value, dict | Pairs):
@@ -100,11 +111,11 @@ def dumps(value: Any) -> str:
 
 
 class Pairs(list[tuple[str, Any]]):
-    """An object whose keys need not differ."""
+    """A JSON object with possibly duplicate keys."""
 
 
 def _places(value: Any, parent: Any = None, key: Any = None) -> Iterator[tuple[Any, Any]]:
-    """Go through all values: what holds each, and under which key; of long lists, the first and last few."""
+    """Yield (container, key) of all nested values. Of lists, only the first three and the last item are used."""
     if parent is not None:
         yield parent, key
     if isinstance(value, dict):
@@ -164,7 +175,7 @@ def _closed(header: str, body: bytes) -> bytes:
 
 
 def _meta(change: Change, data: bytes) -> bytes:
-    """Change what a checkpoint says of itself."""
+    """Change the JSON document in a checkpoint's metadata."""
     header, body = _opened(data)
     told = header.get("__metadata__") or {}
     name = next((name for name, text in told.items() if text.startswith("{")), None)
@@ -180,7 +191,7 @@ def _header(change: Change, data: bytes) -> bytes:
 
 
 def _tensor(change: Change, data: bytes) -> bytes:
-    """Change one tensor so that the file stays well-formed."""
+    """Change one tensor. The file stays well-formed."""
     header, body = _opened(data)
     told = header.pop("__metadata__", None)
     tensors = {n: (x["dtype"], x["shape"], body[slice(*x["data_offsets"])]) for n, x in header.items()}
@@ -257,7 +268,7 @@ def _columns(change: Change, data: bytes) -> bytes:
 
 
 def _within(begin: float, end: float) -> Callable[[Change, bytes], bytes]:
-    """Return what changes bytes of a part of the file only, from and up to shares of it."""
+    """Return a change of bytes within a part of the file, given as shares of its length."""
 
     def within(change: Change, data: bytes) -> bytes:
         where = begin + change.where * (end - begin)

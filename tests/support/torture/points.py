@@ -1,4 +1,4 @@
-"""Where a command meets the file system, the network and other programs: counted, watched, and made to fail or to end it."""
+"""Count, watch and break the calls of a command to the file system, the network and other programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 CANARY = "evil.pth"
-"""A file that lies beside every try, and that hostile inputs name: nothing may open it."""
+"""A file next to every command, named by hostile inputs. No command may open this file."""
 CHANGES = {
     "write", "fsync", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod",
     "os.chown",
@@ -24,19 +24,21 @@ LEAVING = {
     "socket.connect", "socket.getaddrinfo", "socket.sendto", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn",
 }  # fmt: skip
 OF_THE_MACHINE = {"uname", "lscpu", "ldconfig"}
-"""Programs by which libraries learn where they are."""
+"""Programs that libraries use to detect the platform."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 open_as_ever = io.open
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What happens at a call: at the one numbered `at`, from 0, and at all later ones if it `stays`.
+    """An event at a call: at the call number `at` (0-based), and at all later calls if `stays`.
 
     Attributes:
-        number: A signal that this process gets, or an error of the operating system that the call ends with.
-        error: Whether it is an error.
-        changes: Whether calls that only look pass uncounted.
+        at: Number of the call.
+        number: Signal for this process, or error number of the call.
+        error: Whether `number` is an error number.
+        changes: Whether only calls that change files are counted.
+        stays: Whether later calls have the event too.
     """
 
     at: int
@@ -48,12 +50,13 @@ class Plan:
 
 @dataclass
 class Points:
-    """The calls of one process that concern its folders; without a plan, each is said.
+    """The calls of a process that concern its folders. Without a plan, each call is reported.
 
     Attributes:
-        roots: The folders.
-        say: Where a line goes.
-        hosts: Addresses that it may ask; to ask any other, or to start a program, is an offence.
+        roots: Folders to watch.
+        say: Receives one line per report.
+        plan: Planned event, or None.
+        hosts: Allowed addresses. Other connections and all programs are offences.
     """
 
     roots: tuple[str, ...]
@@ -63,13 +66,13 @@ class Points:
     counted: int = field(default=0, init=False)
 
     def arm(self) -> None:
-        """Begin; it has no end."""
+        """Install the hooks for the rest of the process."""
         os.fsync = self._announced(os.fsync)
         io.open = builtins.open = self._open  # type: ignore[assignment]
         sys.addaudithook(self._heard)
 
     def meet(self, event: str, path: str | bytes | os.PathLike[Any] | None = None) -> None:
-        """Count a call that concerns the folders, and do what is planned for it."""
+        """Count a call if it concerns the folders, and run the planned event."""
         if path is not None and not self._ours(path):
             return
         name = "" if path is None else os.fsdecode(path)
@@ -123,7 +126,7 @@ class Points:
             raise PermissionError(1, "an offence", str(whom))
 
     def _open(self, file: Any, mode: str = "r", buffering: int = -1, *rest: Any, **named: Any) -> Any:
-        """Open a file of the folders so that each read and write is a point; any other as ever."""
+        """Open a file. Reads and writes of watched files are reported."""
         if isinstance(file, int) or not self._ours(file):
             return open_as_ever(file, mode, buffering, *rest, **named)
         raw = Raw(file, mode.translate({ord("b"): None, ord("t"): None}), points=self)
@@ -138,7 +141,7 @@ class Points:
 
 
 class Raw(io.FileIO):
-    """A file whose reads and writes are points."""
+    """A file that reports its reads and writes."""
 
     def __init__(self, file: Any, mode: str, *, points: Points) -> None:
         super().__init__(file, mode)

@@ -1,4 +1,4 @@
-"""What of files a command reads, by what it is, and by which command lines it is read."""
+"""Files by type, with the command lines that read them."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ ZERO_SHOT = ("--classes", "classes.txt", "--template", "a photo of a {label}")
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """A file, or with a slash at the end a folder, and who reads it.
+    """A file, or a folder (with a slash at the end), with the command lines that read it.
 
     Attributes:
-        kind: What the table of tries calls such.
-        lines: Command lines that read it.
-        beside: What they read besides that they do not name.
+        kind: Name in the table of results.
+        lines: Command lines that read the file.
+        beside: Further files that the command lines read without naming them.
     """
 
     kind: str
@@ -139,7 +139,7 @@ UNITS = {
 
 
 def read_by(words: Iterable[str], names: Iterable[str]) -> set[str]:
-    """Return those files that a command line names, or one of whose folder it names, or the folder itself."""
+    """Return the files that a command line reads: named files, and files in named folders."""
     parts, written = set(), False
     for word in words:
         if not written:

@@ -1,4 +1,4 @@
-"""The command lines that are tried, in an order in which each finds what it reads; all tiny."""
+"""Tiny command lines of all stages, ordered so that earlier stages write the inputs of later ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = ("--steps", "2", "--batch-size", "4", "--save-every", "1", "--seed")
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A command line, and what it reads and writes."""
+    """A command line with the files that it reads and writes."""
 
     words: tuple[str, ...]
     reads: tuple[str, ...] = ()
@@ -72,17 +72,17 @@ STAGES = {
         writes=("i.st",),
     ),
 }  # fmt: skip
-"""Each is tried with what those before it write."""
+"""Stages by name. Each reads files of earlier stages."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """What undisturbed runs give.
+    """Results of uninterrupted runs of all stages.
 
     Attributes:
-        files: All that they read and write, by name.
-        points: Each one's calls that concern its folder.
-        seconds: How long each took.
+        files: Content of all files read or written, by name.
+        points: Calls of each stage that concern its folder.
+        seconds: Duration of each stage.
     """
 
     files: Mapping[str, bytes]
@@ -90,12 +90,12 @@ class Whole:
     seconds: Mapping[str, float]
 
     def read_by(self, name: str) -> dict[str, bytes]:
-        """Return the files that a stage begins with."""
+        """Return the input files of a stage."""
         return {file: self.files[file] for file in STAGES[name].reads}
 
 
 def undisturbed(worker: Worker) -> Whole:
-    """Run all stages once, one after the other."""
+    """Run all stages once in order."""
     files = {
         "labels.txt": "".join(f"digit {i}\n" for i in range(7)).encode(),
         "labels.json": b'["a", "b", "c", "d", "e", "f", "g"]',
@@ -118,7 +118,7 @@ def undisturbed(worker: Worker) -> Whole:
 
 
 def made(worker: Worker) -> dict[str, bytes]:
-    """Return what else hostile inputs are made of."""
+    """Return the other files for hostile inputs."""
     place = worker.place()
     ended = place.run(program="from support.torture.material import make; make()")
     assert ended.code == 0, ended.err
@@ -129,7 +129,7 @@ def made(worker: Worker) -> dict[str, bytes]:
 def cut_off(
     worker: Worker, files: Mapping[str, bytes], points: Mapping[str, Sequence[str]]
 ) -> dict[str, bytes]:
-    """Return a journal and a state: of runs that were killed when their output was to get its name."""
+    """Return a journal and a saved state, from runs killed just before the rename of their output."""
     left = {}
     for name, kind in (("score", ".journal"), ("finetune", ".state/")):
         stage = STAGES[name]
@@ -149,7 +149,7 @@ def cut_off(
 
 
 def bare(checkpoint: bytes) -> bytes:
-    """Return a checkpoint's weights without what it says of itself."""
+    """Return a checkpoint without its metadata."""
     from safetensors.torch import load, save
 
     return save(load(checkpoint))

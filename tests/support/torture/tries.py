@@ -1,4 +1,4 @@
-"""Tries of command lines, each in a new folder, and the laws that hold however one ends."""
+"""Run command lines in new folders and check the conditions for every result."""
 
 from __future__ import annotations
 
@@ -23,14 +23,27 @@ ROOT = Path(hydractl.__file__).parents[1]
 TOKEN = "hf_tortureTORTUREtortureTORTUREtort"  # noqa: S105 - nobody's
 DOCUMENTED = {0, 2, 3, 4, 5, 6}
 LONG = 500
+"""Largest allowed length of a line on standard error. Chosen by hand; doubling accepts longer messages."""
 BESIDE = 12
-"""How many tries run side by side that do little but wait."""
+"""Number of parallel commands that mostly wait. Chosen by hand; doubling uses more memory."""
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 @dataclass(kw_only=True)
 class Ended:
-    """How a try ended: as its shell saw it, what it took, what it met, and what lay in its folder then."""
+    """Result of a command.
+
+    Attributes:
+        code: Exit code.
+        cpu: Processor seconds.
+        wall: Seconds on the clock.
+        grown: Peak memory beyond the worker's, in bytes.
+        out: Standard output.
+        err: Standard error.
+        record: Lines written by `Points`.
+        files: Files of the folder; None for links and other entries.
+        temporary: Names of files left in TMPDIR.
+    """
 
     code: int
     cpu: float
@@ -44,22 +57,26 @@ class Ended:
 
     @property
     def points(self) -> list[str]:
-        """The calls that concern the folders, in order."""
+        """Calls that concern the folders, in order."""
         return [line.removeprefix("point ") for line in self.record if line.startswith("point ")]
 
     @property
     def met(self) -> bool:
-        """Whether what was planned came to pass."""
+        """Whether the planned event occurred."""
         return any(line.startswith("met ") for line in self.record)
 
     def faults(self, codes: set[int] = DOCUMENTED) -> Iterator[str]:
-        """Say which laws it broke that hold for every command line; `codes` are those that it may end with."""
+        """Yield violations of the conditions for every command line.
+
+        Args:
+            codes: Allowed exit codes.
+        """
         if self.code not in codes:
             yield f"exit {self.code}: {self.err[-200:]!r}"
         elif (
             self.code in DOCUMENTED - {0}
             and len(re.findall(r"^error: ", self.err, re.MULTILINE)) != 1
-            and "Usage: " not in self.err  # of a command without arguments, whose help is the answer
+            and "Usage: " not in self.err  # A command without arguments prints its help.
         ):
             yield f"exit {self.code} without one error line: {self.err[:200]!r}"
         if "Traceback" in self.err or "panicked" in self.err:
@@ -80,7 +97,7 @@ class Ended:
 
 @dataclass
 class Place:
-    """A folder to try in: `work`, which is current, `tmp`, and beside them what was said."""
+    """Folder of one command: current folder `work`, temporary folder `tmp`, and output files."""
 
     folder: Path
     worker: Worker
@@ -90,11 +107,11 @@ class Place:
         return self.folder / "work"
 
     def run(self, *words: object, **asked: Any) -> Ended:
-        """Run one command line here."""
+        """Run one command line in this folder."""
         return self.side_by_side([words], **asked)[0]
 
     def side_by_side(self, lines: Sequence[Sequence[object]], **asked: Any) -> list[Ended]:
-        """Run command lines here at the same time; what they say, and what is met, is put together."""
+        """Run command lines in this folder at the same time. Their output and records are mixed."""
         for name in ("out", "err", "record"):
             (self.folder / name).unlink(missing_ok=True)
         request = {"folder": str(self.folder), "environment": {}, **asked}
@@ -102,7 +119,7 @@ class Place:
         return [self.ended(**one) for one in found]
 
     def ended(self, **how: Any) -> Ended:
-        """Return how a try here ended."""
+        """Return the result of a command in this folder."""
         out, err, record = (self._said(name) for name in ("out", "err", "record"))
         return Ended(
             **how, out=out, err=err, record=record.splitlines(), files=contents(self.work),
@@ -115,7 +132,7 @@ class Place:
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:
-    """Return the files below a folder by name; None for what is no file."""
+    """Return the content of all files below a folder by name; None for entries that are not regular files."""
     found: dict[str, bytes | None] = {}
     for path in sorted(folder.rglob("*")):
         found[str(path.relative_to(folder))] = (
@@ -126,7 +143,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 
 @dataclass
 class Worker:
-    """The process that tries."""
+    """The process that forks command lines."""
 
     process: subprocess.Popen[str]
     folder: Path
@@ -134,7 +151,7 @@ class Worker:
 
     @classmethod
     def start(cls, python: str | os.PathLike[str], folder: Path, **environment: str) -> Self:
-        """Start it with its interpreter, in a folder of its own."""
+        """Start the worker with an interpreter, in its own folder."""
         settings = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "PYTEST_"))}
         settings |= {
             "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
@@ -150,7 +167,7 @@ class Worker:
         return cls(process, folder)
 
     def ask(self, tries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Let it run tries side by side."""
+        """Run command lines at the same time."""
         assert self.process.stdin
         assert self.process.stdout
         self.process.stdin.write(json.dumps(tries, default=asdict) + "\n")
@@ -163,7 +180,10 @@ class Worker:
     def one_after_the_other(
         self, tries: Sequence[tuple[Place, Sequence[object]]], **asked: Any
     ) -> list[Ended]:
-        """Run command lines, each in its place, in one process; those that it does not come to the end of, alone."""
+        """Run command lines in one process, each in its own place.
+
+        Commands without a result (the process ended or used too much memory) run again in separate processes.
+        """
         several = [{"folder": str(place.folder), "words": [str(w) for w in words]} for place, words in tries]
         quiet = {"at": -1, "number": 0}
         request = {
@@ -184,7 +204,7 @@ class Worker:
         return found
 
     def together(self, tries: Sequence[tuple[Place, Sequence[object]]], **asked: Any) -> list[Ended]:
-        """Run command lines side by side, each in its place."""
+        """Run command lines in parallel, each in its own place."""
         found: list[Ended] = []
         for first in range(0, len(tries), BESIDE):
             some = tries[first : first + BESIDE]
@@ -197,7 +217,7 @@ class Worker:
         return found
 
     def place(self, files: Path | Mapping[str, bytes] | None = None) -> Place:
-        """Make a new folder with a copy of files in it."""
+        """Create a new folder with a copy of files."""
         self.count += 1
         place = Place(self.folder / f"try-{self.count}", self)
         (place.folder / "tmp").mkdir(parents=True)
@@ -212,11 +232,11 @@ class Worker:
         return place
 
     def leave(self, place: Place) -> None:
-        """Remove a folder."""
+        """Remove the folder of a place."""
         shutil.rmtree(place.folder, ignore_errors=True)
 
     def end(self) -> None:
-        """End the process."""
+        """End the worker process."""
         assert self.process.stdin
         assert self.process.stdout
         self.process.stdin.close()

@@ -1,7 +1,7 @@
-"""A process that tries command lines: it has all loaded, forks one for each, watches it, and says how it ended.
+"""Process that forks one process per command line and reports its result, with all libraries loaded.
 
-It reads a line of JSON for tries that run side by side, and answers with one. Each is a process like any other, with its
-own folder, environment, streams and signals, and with bounds that it must not reach.
+Reads one line of JSON with the command lines to run in parallel, and answers with one line. Each command runs
+in a process with its own folder, environment, streams, signals and resource limits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from support import warm
 from support.torture.points import Plan, Points
 
 CPU_S, WALL_S, MEMORY = 20, 120, 1 << 30
-"""What a try may take; the wall is far, since other work may share the machine."""
+"""Limits of a command: processor seconds, seconds on the clock, and memory growth in bytes. Chosen by hand.
+The clock limit is high because other work may share the machine; doubling the limits delays the report of a
+hang."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PROGRAM = """
 import signal, sys
@@ -40,13 +42,15 @@ def heeded(**how):
 script.heed_signals = heeded
 script.main()
 """
-"""As the script does it, which looks for nothing in the current folder; a signal from before it has begun waits for that."""
+"""Starts hydractl like its script, which does not search the current folder. Signals stay blocked until the
+program handles them."""
 MUCH = 3 * MEMORY
-"""How much address space it gets beyond what it begins with: what asks for more ends with a MemoryError, not the machine."""
+"""Additional address space of a command. Larger allocations raise MemoryError instead of exhausting the
+machine. Doubling risks other processes."""
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer requests until standard input ends."""
     os.environ |= {"TYPER_USE_RICH": "0"}
     for name in warm.LIBRARIES:
         importlib.import_module(name)
@@ -55,10 +59,11 @@ def main() -> None:
 
     import hydractl
 
-    importlib.reload(huggingface_hub.constants)  # who loaded it before had another environment
+    importlib.reload(huggingface_hub.constants)  # The module was loaded with another environment before.
     for asks_again in (http_backoff, http_stream_backoff):
         waits = inspect.unwrap(asks_again).__kwdefaults__ or {}
-        waits.update(base_wait_time=0.05, max_wait_time=0.1)  # not after seconds
+        # Retries of huggingface_hub usually wait for seconds.
+        waits.update(base_wait_time=0.05, max_wait_time=0.1)
     for module in pkgutil.walk_packages(hydractl.__path__, "hydractl."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
@@ -71,7 +76,7 @@ def main() -> None:
 
 
 def _together(tries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Start tries side by side; return how each ended."""
+    """Run commands in parallel and return their results."""
     running = {}
     for number, asked in enumerate(tries):
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -108,7 +113,7 @@ def _due(asked: dict[str, Any]) -> float:
 
 
 def _try(asked: dict[str, Any]) -> NoReturn:
-    """Be one try, in a process of its own, or several."""
+    """Run one command, or several in turn, in the forked process."""
     _bound()
     if {"several", "program"} & asked.keys():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -125,9 +130,10 @@ def _try(asked: dict[str, Any]) -> NoReturn:
 
 
 def _several(asked: dict[str, Any]) -> None:
-    """Try command lines one after the other, each in its folder; each leaves there how it ended.
+    """Run command lines in turn, each in its own folder, and store each result there.
 
-    That costs much less than a process for each. Whoever asks tries those again alone that one of them took with it.
+    This is much cheaper than one process per command. The caller repeats commands without a result in
+    separate processes.
     """
     warm.become(
         _how(asked, Path(asked["folder"]), ["-c", ""]), [os.open(os.devnull, os.O_RDWR) for _ in range(3)]
@@ -154,7 +160,7 @@ def _several(asked: dict[str, Any]) -> None:
 
 
 def _bound() -> None:
-    """Let nothing of the tries grow beyond bounds, and signals be answered as in a process that a shell has started."""
+    """Set resource limits, and reset signals to the handlers of a process started by a shell."""
     for number in SIGNALS:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     begun = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
