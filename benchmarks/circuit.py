@@ -8,7 +8,7 @@ are compared as well, with `--double` in float64.
 
 With `--compile`, hydractl's eager scoring is compared with `score --compile`, in turn. The extra time of the
 first call is printed separately: compilation, unless torch has cached the code (set TORCHINDUCTOR_CACHE_DIR
-to an empty folder). On a CPU, seconds are processor time, which other load on the machine hardly changes. No
+to an empty folder). On a CPU, seconds are processor time, nearly independent of other load on the machine. No
 speed is claimed.
 
     python benchmarks/circuit.py [--arch vit_small_patch16_224] [--samples 4] [--repeats 1] [--double]

@@ -169,8 +169,8 @@ def rate_of(fed: Iterable[torch.Tensor]) -> float:
 def ours(folder: str, claim: Claim, workers: int) -> Callable[[int], Iterable[torch.Tensor]]:
     """Return a function from an epoch number to batches, as in `finetune` or `eval`."""
     images = of_kind(crewed(open_items(f"{folder}/{claim.keys}", HOW, labelled=False), workers), ImageSet)
-    # The fork server inherits the CPU affinity of its start, so workers are set to the current cores. 50
-    # tasks reach every worker.
+    # Workers inherit the CPU affinity of the fork server from its first start, so they are set to the current
+    # cores. 50 tasks are enough to reach every worker.
     if images.crew is not None:
         told = [images.crew.submit(os.sched_setaffinity, 0, os.sched_getaffinity(0)) for _ in range(50)]
         for future in told:

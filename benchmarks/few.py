@@ -24,7 +24,8 @@ digits, far OOD photographs and noise. Encoders are the demo's ViT of width 64:
 - `frozen`: trained on the training images of all ten digits, because encoders usually have seen more than
   their later data; then a classifier is fitted on the few images;
 - `frozen-known`: the same, trained on the images of the seven digits only;
-- `frozen-random` (optional): the same with random weights, whose features say little about digits.
+- `frozen-random` (optional): the same with random weights. Features carry little information about digits,
+  and MSP carries none about unknown digits.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Helpers of tests: tiny models with weights different from zero and one, and their files."""
+"""Helpers of tests: tiny models with perturbed weights, in memory and in files."""

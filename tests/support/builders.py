@@ -131,13 +131,13 @@ def word_starts(mask: torch.Tensor) -> torch.Tensor:
 
 @cache
 def specs(header: str) -> dict[str, TensorSpec]:
-    """Return `expected_specs` for a header. Cached because each call costs as much as building a model."""
+    """Return `expected_specs` for a header. Cached because each call is as slow as building a model."""
     read = Header.model_validate_json(header)
     return expected_specs(FAMILIES[read.architecture.family], read)
 
 
 def perturbed(state: Mapping[str, torch.Tensor], *, seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
-    """Return a state dict with noise in every weight and buffer, so that no value is exactly 0 or 1."""
+    """Return a state dict with noise in every weight and buffer: no value is exactly 0 or 1."""
     generator = torch.Generator().manual_seed(seed)
     found: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
@@ -184,14 +184,14 @@ def mask_file(path: Path, header: Header, *keep: Sequence[int]) -> Path:
 
 
 def scores_file(path: Path, table: Sequence[Sequence[float]], **changes: object) -> Path:
-    """Write a file of head importance for a model with one tower `vision`."""
+    """Write a file of head importance for a model with the tower `vision`."""
     document = scores(table)
     path.write_text(document.model_copy(update=changes).to_json())
     return path
 
 
 def scores(table: Sequence[Sequence[float]]) -> HeadScores:
-    """Return head importance for a model with one tower `vision`."""
+    """Return head importance for a model with the tower `vision`."""
     raw = {
         "schema": "hydractl.scores/1", "method": "random", "objective": None, "options": {},
         "model": {"reference": "base.st", "sha256": sha("base"), "count": None},

@@ -9,7 +9,7 @@ from hydractl.evaluation.options import NamedModels
 
 
 def check_typed(commands):
-    """Check that the command-line parser accepts all commands."""
+    """Parse all commands like the command line. Raises if a command is invalid."""
     tree = command_tree()
     for command in commands:
         tree.make_context("hydractl", list(command))
@@ -17,14 +17,14 @@ def check_typed(commands):
 
 
 def check_plan(plan, *options, ood=True):
-    """Check that the files, rows and report of a benchmark's plan have valid commands."""
+    """Parse all commands of a benchmark's plan: files, rows and report."""
     check_typed([*(made.command for made in plan.files.values()), plan.report("r.json", *options, ood=ood)])
     for row in plan.rows:
         NamedModels.parse(f"{row.name}={','.join(row.models)}")
 
 
 def check_order(commands, folder, written):
-    """Check that commands read only files that exist or that earlier commands write.
+    """Check that commands read only existing files and outputs of earlier commands.
 
     Args:
         commands: Commands in order.

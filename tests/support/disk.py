@@ -1,4 +1,4 @@
-"""A simulated disk that may lose data at any moment. Calls of `fsync` determine the stored files."""
+"""A simulated disk with data loss at any moment. Calls of `fsync` determine the stored files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Disk:
     folder must be stored after a rename and before the next removal in this folder.
 
     Attributes:
-        losses: Sentences about files that a power failure would lose.
+        losses: Sentences about files lost in a power failure.
         renamed: Targets of renames, in order.
     """
 

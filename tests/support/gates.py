@@ -1,4 +1,4 @@
-"""Data and models for methods that learn gates: a feed in memory, and a model with unused heads."""
+"""Data and models for learned gates: a feed in memory, and a model with unused heads."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def planted():
 
 
 def training_job(sample, *, keeps_weights=False, labels=None, seed=0, **changes):
-    """Return a job with the model's own predictions as labels, so that its heads are useful."""
+    """Return a job whose labels are the model's own predictions, so that its heads are worth keeping."""
     inputs = sample.inputs(batch=COUNT, seed=INPUTS_SEED)
     model = sample.model()
     if labels is None:

@@ -1,4 +1,4 @@
-"""A simulated GPU: tensors on `cuda:0` that raise the same errors as tensors of a real GPU.
+"""A simulated GPU: tensors on `cuda:0` with the errors of tensors on a real GPU.
 
 Each wraps a CPU tensor, on which operators run, so results equal those of the CPU bit for bit. Code that
 moves tensors between devices can thus be tested without a GPU. Operators on tensors of both devices raise
@@ -59,7 +59,7 @@ def crossings() -> Iterator[Counter[str]]:
 
 
 def _crossed(what: str) -> None:
-    """Count one synchronization in all active counters."""
+    """Count a synchronization in all active counters."""
     if _heard:
         frame = sys._getframe(1)
         while frame.f_back and frame.f_globals["__name__"].partition(".")[0] in {"torch", "support"}:
@@ -139,23 +139,21 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
     def placed(one: Any) -> Any:
         if isinstance(one, Tensor):
-            return (
-                known[id(one)] if id(one) in known else OnGpu(one)
-            )  # An operator in place returns its input.
+            return known[id(one)] if id(one) in known else OnGpu(one)  # In-place operators return the input.
         return one
 
     return tree_map(placed, out)
 
 
 def _counts(name: str, args: Any) -> bool:
-    """Return whether an operator indexes with a boolean mask, so that only the device knows the size."""
+    """Return whether an operator indexes with a boolean mask. Only the device knows the output's size."""
     return name in {"index", "index_put", "index_put_"} and any(
         one is not None and one.dtype == torch.bool for one in args[1]
     )
 
 
 class _Making(TorchDispatchMode):
-    """A dispatch mode for operators that create tensors on the device."""
+    """A dispatch mode for the creation of tensors on the device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
@@ -167,7 +165,7 @@ class _Refusing(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is Tensor.backward:
-            with self:  # Hooks and checkpointed blocks run in this mode as well.
+            with self:  # Hooks and checkpointed blocks run in this mode, too.
                 return torch.autograd.backward(args[0], kwargs.pop("gradient", None), **kwargs)
         name = getattr(func, "__name__", str(func))
         if func not in MIXING and not name.startswith("__"):
@@ -196,7 +194,7 @@ class _Move(torch.autograd.Function):
         return _Move.apply(gradient), None
 
 
-# Replacements for torch functions that would call CUDA.
+# Replacements for torch functions with calls of CUDA.
 
 _to, _apply, _autocast = Tensor.to, nn.Module._apply, torch.autocast.__init__
 
@@ -290,7 +288,7 @@ FOUND: dict[str, Any] = {
 
 @contextlib.contextmanager
 def made_up() -> Iterator[None]:
-    """Simulate a machine with one GPU within the block."""
+    """Simulate a machine with a GPU within the block."""
     moves = {
         "to": to,
         "cuda": lambda self, *_, **__: to(self, CUDA),

@@ -1,4 +1,4 @@
-"""Progress objects that record messages or interrupt a stage."""
+"""Progress objects for recording messages and for interrupting a stage."""
 
 from __future__ import annotations
 

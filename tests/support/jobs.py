@@ -27,7 +27,7 @@ CLASSES = 7
 
 
 def prompts(sample: Sample) -> dict[str, torch.Tensor]:
-    """Return the texts of a zero-shot model, one per class."""
+    """Return the texts of a zero-shot model, a prompt for each class."""
     return {n: x for n, x in sample.inputs(batch=CLASSES, seed=5).items() if n != "pixel_values"}
 
 
@@ -116,7 +116,7 @@ def together(world: int, score: Callable[[Any], Ranking]) -> list[Ranking]:
         try:
             found[rank] = score(_Thread(rank, world, table, meeting))
         except BaseException:
-            # Otherwise the other threads would wait for the failed one.
+            # Otherwise the other threads would wait forever.
             meeting.abort()
             raise
 

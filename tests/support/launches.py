@@ -45,9 +45,9 @@ KINDS = {"waits": WAITS, "copies": COPIES, "allocations": ALLOCATIONS}
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    torch.backends.cudnn.enabled = False  # cuDNN is a separate library that `unreal_cuda` does not provide.
+    torch.backends.cudnn.enabled = False  # cuDNN is a separate library and missing in `unreal_cuda`.
     # transformers reads the padding mask to skip masks without padding, but kernels here write no values.
-    # While tracing, it assumes padding and reads nothing.
+    # While tracing, transformers assumes padding and reads nothing.
     with torch.inference_mode(), mock.patch("transformers.masking_utils.is_tracing", return_value=True):
         found = {name: of_family(name, folder) for name in DEEP}
         found["planted"] = planted(folder)

@@ -104,7 +104,7 @@ def _status(status: int, **headers: str) -> Lie:
 
 
 def _headers(**headers: str) -> Lie:
-    """Return a lie that replaces headers."""
+    """Return a change of headers."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return lambda truth, _: replace(truth, headers={**truth.headers, **named})
 
@@ -123,7 +123,7 @@ def _changed(truth: Answer, asked: Asked) -> Answer:
 
 
 def _listing(path: str, **more: object) -> Lie:
-    """Return a lie that adds a file to the list."""
+    """Return a change of the list of files: an additional file."""
 
     def lie(truth: Answer, asked: Asked) -> Answer:
         entry = {"type": "file", "path": path, "size": 8, "oid": "0" * 40, **more}
@@ -165,11 +165,11 @@ EVERYTHING, API, TREE, FILES, WEIGHTS = (
 
 @dataclass(frozen=True)
 class Told:
-    """A lie.
+    """A wrong answer of the Hub.
 
     Attributes:
         lie: Changes the true answer.
-        where: Requests with the lie.
+        where: Selects the affected requests.
         codes: Allowed exit codes of a command.
     """
 
@@ -242,7 +242,7 @@ LIES: dict[str, Told] = {
 
 
 def is_slow(lie: str) -> bool:
-    """Return whether a lie causes a timeout of a minute."""
+    """Return whether a wrong answer causes a timeout of a minute."""
     return LIES[lie].lie in {_silent, _stopping}
 
 
@@ -335,7 +335,7 @@ def served(hub: LyingHub) -> Iterator[LyingHub]:
         hub.endpoint, hub.stranger = (f"http://{s.server_address[0]}:{s.server_port}" for s in servers)
         for server in servers:
             server.daemon_threads = True
-            # Clients close connections after a lie, which would print tracebacks.
+            # Clients close connections after wrong answers; the default handler would print tracebacks.
             server.handle_error = lambda *_: None
             thread = threading.Thread(target=server.serve_forever, args=(POLL,), daemon=True)
             thread.start()

@@ -44,7 +44,7 @@ def output_weights(library: nn.Module) -> list[torch.Tensor]:
             names = takewhile(tensors.__contains__, (name.format(layer=i) for i in count()))
             found += [tensors[n] for n in names]
         known.append(found)
-    most = max(known, key=len)  # Another family may match only one of two towers.
+    most = max(known, key=len)  # Another family may match a single tower of two.
     if not most:
         raise ValueError("no family knows this model")
     return most
@@ -73,7 +73,7 @@ def objective(library: nn.Module, name: str, data: Data, *, batch: int = 64) -> 
         library: The library's model.
         name: Name of the objective, optionally followed by `/` and an OOD score.
         data: ID inputs, labels and OOD inputs.
-        batch: Batch size for inputs that are not batched yet.
+        batch: Batch size for inputs without batches.
     """
     images, labels, others = data
     with torch.inference_mode():
@@ -128,7 +128,7 @@ def _ranking(inside: torch.Tensor, outside: torch.Tensor) -> tuple[float, float]
 
 
 def _ece(probs: torch.Tensor, labels: torch.Tensor) -> float:
-    """Return the expected calibration error with 15 equal bins, one bin at a time."""
+    """Return the expected calibration error with 15 equal bins, bin by bin."""
     confidence, predicted = probs.max(-1)
     gaps = []
     for b in range(15):
@@ -182,7 +182,7 @@ def greedy(library: nn.Module, name: str, data: Data, budget: int) -> list[tuple
 
 
 def taylor_layer(library: nn.Module, layer: int, images: torch.Tensor, labels: torch.Tensor) -> list[float]:
-    """Return head importance of one layer by appendix D.1.1, with loops over all weights."""
+    """Return head importance of a layer by appendix D.1.1, with loops over all weights."""
     library.zero_grad()
     F.cross_entropy(library(images), labels).backward()
     attention = library.blocks[layer].attn

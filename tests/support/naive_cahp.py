@@ -1,7 +1,7 @@
 """Literal implementation of CAHP (arXiv 2606.19150, steps 1 to 6) on the libraries' models, for comparison.
 
-Supports one tower and right padding. Loops over samples, class pairs and points. t-SNE, FasterPAM and Kneedle
-come from libraries.
+Supports a single tower and right padding. Loops over samples, class pairs and points. t-SNE, FasterPAM and
+Kneedle come from libraries.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def bilinear(length: int, size: int) -> np.ndarray:
 
 
 def signature(weights: np.ndarray, size: int) -> np.ndarray:
-    """Resize an attention map of shape (L, L) and return it as a vector of length size²."""
+    """Resize an attention map of shape (L, L) to a vector of length size²."""
     resize = bilinear(len(weights), size)
     return (resize @ weights @ resize.T).reshape(-1)
 

@@ -20,7 +20,7 @@ class SavedPredictions:
     Attributes:
         said: Predictions by row and data set.
         labels: Labels by data set.
-        raw: Rows with logsumexp, so that their logits are known.
+        raw: Rows with logsumexp, and so with known logits.
     """
 
     said: dict[str, dict[str, StoredPredictions]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class SavedPredictions:
 
 
 def predicted_lines(folder, model, data, out="out.jsonl", **settings):
-    """Run `predict` with a model of a folder and return one parsed line per sample."""
+    """Run `predict` with a model of a folder and return the parsed lines."""
     path = folder / out
     path.unlink(missing_ok=True)
     run_predict(PredictConfig(model=str(folder / model), data=(data,), out=path, device="cpu", **settings))

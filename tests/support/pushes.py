@@ -1,4 +1,4 @@
-"""A local Hub that accepts pushes and can fail like a network."""
+"""A local Hub for pushes, with optional failures like in a network."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def blob(content: bytes) -> str:
 
 
 class Pushable(Hub):
-    """A Hub with repositories that can be created, pushed to and read.
+    """A Hub with writable repositories.
 
     Args:
         faults: Share of failing requests.
         seed: Seed of the failures.
-        refuse: Returns an answer for requests that should be refused, else None.
+        refuse: Returns the refusal of a request, or None to execute the request.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Pushable(Hub):
         self._luck = random.Random(seed)  # noqa: S311 - no secret
 
     def respond(self, asked: Asked) -> Answer:
-        """Answer a request, or fail: before the request is executed, or after it with a lost answer."""
+        """Answer a request, or fail: before execution, or afterwards with a lost answer."""
         self.tokens.add(asked.authorization)
         if (refused := self.refuse(asked)) is not None:
             return refused

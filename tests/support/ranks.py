@@ -14,7 +14,7 @@ ROOT = Path(hydractl.__file__).parents[1]
 
 
 def environment(**settings: str) -> dict[str, str]:
-    """Return the environment of the processes: one passive thread each, without the user's settings."""
+    """Return the environment of the processes: a single passive thread, without the user's settings."""
     kept = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR"}}
     return {
         **kept,
@@ -26,7 +26,7 @@ def environment(**settings: str) -> dict[str, str]:
 
 
 def launcher(world: int, python: object = sys.executable) -> list[str]:
-    """Return the command that starts `world` processes; no launcher for one process."""
+    """Return the command for starting `world` processes. A single process needs no launcher."""
     if world == 1:
         return [str(python)]
     return [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]

@@ -11,7 +11,8 @@ from pathlib import Path
 from support.heard import Heard
 
 TRAIN = "digits::split=train,classes=0-6,limit=60"
-# The split has 300 samples: two validation batches, or one with a limit, so that some processes have none.
+# The split has 300 samples: two validation batches. With a limit there is a single batch, and the other
+# processes stay empty.
 VAL = "digits::split=val,classes=0-6,limit={}"
 
 

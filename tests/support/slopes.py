@@ -1,4 +1,4 @@
-"""Gradients of gates by finite differences on the libraries' models, as a reference for exact gradients."""
+"""Gradients of gates by finite differences on the libraries' models, the reference for exact gradients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def losses(library: nn.Module, inputs: Inputs, labels: torch.Tensor, *, batch: i
 def gradients(library: nn.Module, inputs: Inputs, labels: torch.Tensor) -> torch.Tensor:
     """Return ∂L_b/∂ξ_lh, shape (B, L, H), with the layers of all towers in sequence.
 
-    A gate on the output of a head multiplies its columns of W_O.
+    A gate on the output of a head multiplies the head's columns of W_O.
     """
     found = []
     for weight in naive.output_weights(library):

@@ -1,4 +1,4 @@
-"""Checkpoints that store `energy+density`, fitted on noise."""
+"""Checkpoints with stored `energy+density`, fitted on noise."""
 
 from __future__ import annotations
 

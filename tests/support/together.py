@@ -1,4 +1,4 @@
-"""Threads that act as processes, each with its own process group."""
+"""Threads in the role of processes, each with a process group."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def together(world, work):
 
 
 def as_processes(monkeypatch, stage, references):
-    """Run a stage in threads that act as processes of one run.
+    """Run a stage in threads in the role of processes.
 
     Args:
         monkeypatch: Undoes the patches.
-        stage: Module that starts the team.
+        stage: Module with `start_team`.
         references: References of the models.
 
     Returns:
@@ -51,7 +51,7 @@ def as_processes(monkeypatch, stage, references):
     opened = {reference: open_model(reference) for reference in references}
 
     def one_by_one(*args, **named):
-        with gate:  # torch can build models in only one thread at a time.
+        with gate:  # torch cannot build models in several threads at a time.
             return load(*args, **named)
 
     monkeypatch.setattr(stage, "start_team", lambda _: contextlib.nullcontext(own.team))

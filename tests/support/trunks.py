@@ -34,7 +34,7 @@ def tiny_trunk_relpos(*, pretrained: bool = False, **options: object) -> nn.Modu
 
 @register_model
 def tiny_batch_norm(*, pretrained: bool = False, **options: object) -> nn.Module:
-    """Return a hybrid with running statistics in its stem, like timm's hybrids with ResNets."""
+    """Return a hybrid with running statistics in the stem, like timm's hybrids with ResNets."""
     stem = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), BatchNormAct2d(8))
     embed = partial(HybridEmbed, backbone=stem)
     return _tiny("vit_tiny_patch16_224", pretrained, {"embed_layer": embed, "patch_size": 1} | options)

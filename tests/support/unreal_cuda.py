@@ -45,9 +45,9 @@ def why_not() -> str | None:
 
 
 def build(folder: Path) -> Path:
-    """Compile the library and return its path.
+    """Compile the library and return the path.
 
-    CUDA functions that torch imports and the source lacks become stubs that count their calls.
+    CUDA functions imported by torch and missing in the source become stubs with a counter.
     """
     home = Path(sysconfig.get_paths()["purelib"]) / "torch" / "lib"
     asked = {
@@ -115,7 +115,7 @@ def counts(folder: Path) -> Iterator[Asked]:
 
 
 def steady(run: Callable[[], object], folder: Path) -> Asked:
-    """Return the requests of one run after three warm-up runs."""
+    """Return the requests of a run after three warm-up runs."""
     for _ in range(3):
         run()
     with counts(folder) as found:

@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def run(words: str, *, device: str = "cuda:1") -> tuple[int, str]:
-    """Run a command and return its exit code and standard error."""
+    """Run a command and return exit code and standard error."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()), values():
         code = command([*words.split(), "--batch-size", "8", "--device", device])
@@ -59,7 +59,7 @@ def run(words: str, *, device: str = "cuda:1") -> tuple[int, str]:
 
 
 def asked(words: str) -> dict[str, object]:
-    """Run a command and return its exit code, messages, used devices, and number of waits by function."""
+    """Run a command and return exit code, messages, used devices, and number of waits by function."""
     with counts(Path()) as found, waits() as waited:
         code, said = run(words)
     devices = found.devices(LAUNCHES) | found.devices(COPIES) | found.devices(ALLOCATIONS)

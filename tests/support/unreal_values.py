@@ -1,4 +1,4 @@
-"""Compute real values for the simulated GPU of `unreal_cuda`, whose kernels do nothing.
+"""Compute real values for the simulated GPU of `unreal_cuda` (kernels do nothing).
 
 Each operator runs twice: first in torch's CUDA code, for its checks and calls, then in torch's CPU code on
 the same memory, which is host memory.
@@ -76,7 +76,7 @@ class Values(TorchDispatchMode):
             return tree_map(lambda x: x.to(given[0].device) if isinstance(x, torch.Tensor) else x, made)
         out = func(*args, **kwargs)
         made = func(*host_args, **host_kwargs)
-        # Views and inputs returned unchanged already have their values.
+        # Views and inputs returned unchanged already have values.
         held = {x.untyped_storage().data_ptr() for x in given}
         if not func._schema.is_mutable:
             for real, value in zip(tree_iter(out), tree_iter(made), strict=True):

@@ -1,4 +1,4 @@
-"""Small variants of all architectures for the contracts, in one table per family."""
+"""Small variants of all architectures for the contracts, in a table for each family."""
 
 from __future__ import annotations
 
@@ -419,7 +419,7 @@ def variant(name: str) -> Variant:
 
 
 def of_depth(variant: Variant, blocks: int) -> Variant:
-    """Return a variant with another number of blocks. Only for models with one tower."""
+    """Return a variant with another number of blocks. Only for models with a single tower."""
     key = "depth" if "depth" in variant.options else "num_hidden_layers"
     return Variant(variant.family, f"{variant.name}-{blocks}", variant.arch, variant.options | {key: blocks})
 
@@ -446,7 +446,7 @@ def _transformers(name: str, options: dict[str, object]) -> nn.Module:
             ("text", "vision"): transformers.AutoModel,
         }[tuple(family_for_name(name).towers)]
     )
-    own = getattr(transformers, name, None)  # Some architectures are named by their class.
+    own = getattr(transformers, name, None)  # Some architectures have the name of a class.
     plain = {key: value for key, value in options.items() if key not in {"pooling", "problem_type"}}
     made: nn.Module = (
         kind.from_config(transformers.AutoConfig.for_model(name, architectures=[], **plain))
@@ -470,7 +470,7 @@ def _transformers(name: str, options: dict[str, object]) -> nn.Module:
 
 
 def _averaged(made: Any) -> nn.Module:
-    """Return a text classifier on the mean of the base model's tokens, with dropout and one linear layer."""
+    """Return a text classifier on the mean of the base model's tokens, with dropout and a linear layer."""
     from torch import nn
 
     encoder, parts = made.base_model, dict(made.named_children())

@@ -53,7 +53,7 @@ def python(server: int = 0) -> Path:
     interpreter itself is returned.
 
     Args:
-        server: Number of the server. Each server has its own hash seed.
+        server: Number of the server. Each server has a separate hash seed.
     """
     if not hasattr(os, "pidfd_open"):
         return Path(sys.executable)
@@ -117,7 +117,7 @@ def _serve(path: str, owner: int) -> NoReturn:
             os.close(over)
             _attend(connection)
         connection.close()
-        # Reaps all ended children. `_children` is read again each time, because `waitid` raises without children.
+        # Reaps all ended children. `_children` is read again each time, because `os.waitid` raises without children.
         while any(os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) for _ in _children()):
             pass
 
@@ -127,7 +127,7 @@ def _children() -> list[str]:
 
 
 def _attend(connection: socket.socket) -> None:
-    """Fork the requested process, report its status to the client, and exit."""
+    """Fork the requested process, report the status to the client, and exit."""
     text, streams, _, _ = socket.recv_fds(connection, 1 << 20, 3)
     asked = json.loads(text)
     child = os.fork()
@@ -148,7 +148,7 @@ def _attend(connection: socket.socket) -> None:
 
 
 def end(code: int) -> NoReturn:
-    """Exit without destroying library objects, because a fork would have to copy their memory first."""
+    """Exit without destroying library objects, because a fork would have to copy the memory first."""
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -156,7 +156,7 @@ def end(code: int) -> NoReturn:
 
 
 def become(asked: dict[str, Any], streams: list[int]) -> int:
-    """Run the requested program like the interpreter, and return its exit code."""
+    """Run the requested program like the interpreter, and return the exit code."""
     import random
 
     import numpy as np

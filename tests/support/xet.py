@@ -1,4 +1,4 @@
-"""A local Hub that stores large files in Xet storage like the real Hub: as chunks, with a separate token.
+"""A local Hub with Xet storage for large files like the real Hub: chunks, with a separate token.
 
 Supports only the requests of `hf_xet` in tests. Storage has no chunks in advance, uploads need no grants, and
 shards report no progress.
@@ -27,7 +27,7 @@ HEADER = 8
 
 
 class XetHub(Pushable):
-    """Repositories with large files in Xet storage. The concatenated chunks of a xorb form one file."""
+    """Repositories with large files in Xet storage. The concatenated chunks of a xorb form a file."""
 
     @override
     def serve(self, asked: Asked) -> Answer:

@@ -1,1 +1,1 @@
-"""A table of all hints: a wrong command for each, and the command that follows the hint."""
+"""A table of all hints, each with a wrong command and its correction."""

@@ -1,4 +1,4 @@
-"""The folder of small files in which the commands of the hint table run."""
+"""Folder of small files for the commands of the hint table."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def make_material(folder: Path) -> None:
     base.st, five.st: ViT of 2 layers with 4 heads, 7 classes 0 to 6, or 5 classes. plain.safetensors: weights
     of base.st. scores.json: head importance by circuits of base.st. sampled.json: the same by the method
     `random`. m-0.st, m-1.st, m-2.st: members of base.st with masks m-0.mask.json and so on. hydra.st: these
-    members in one file. report.json, other.json: evaluations of base.st and hydra.st on the same digits.
-    bert: folder of a text classifier with the classes a and b. multi: the same for several labels. words: a
-    folder that tags words with B-x, I-x, O. timm, vit, clip (zero-shot SigLIP), shards: other folders of
-    libraries. w.pth (plain), last.ckpt (with an EMA and arguments): weights of timm. images/a, images/b: grey
-    images of 9x9 pixels, 3 or 4 per class. texts/a, texts/b: 4 text files each. texts.csv, texts.jsonl,
-    texts.parquet: columns text, label (0 and 1). pictures.csv, pictures.jsonl, pictures.parquet: columns
-    image, label. labels.jsonl: texts with lists of the labels a, b. words.conll, words.jsonl (columns tokens,
-    ner_tags): sentences with tags.
+    members as a hydra. report.json, other.json: evaluations of base.st and hydra.st on the same digits. bert:
+    folder of a text classifier with the classes a and b. multi: the same for several labels. words: a folder
+    that tags words with B-x, I-x, O. timm, vit, clip (zero-shot SigLIP), shards: other folders of libraries.
+    w.pth (plain), last.ckpt (with an EMA and arguments): weights of timm. images/a, images/b: grey images of
+    9x9 pixels, 3 or 4 per class. texts/a, texts/b: 4 text files each. texts.csv, texts.jsonl, texts.parquet:
+    columns text, label (0 and 1). pictures.csv, pictures.jsonl, pictures.parquet: columns image, label.
+    labels.jsonl: texts with lists of the labels a, b. words.conll, words.jsonl (columns tokens, ner_tags):
+    sentences with tags.
     """
     with contextlib.chdir(folder):
         material.make()

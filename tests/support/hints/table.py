@@ -1,4 +1,4 @@
-"""Rows of the hint table: a wrong command that prints a hint, and the command that follows it."""
+"""Rows of the hint table: a wrong command with a hint, and the corrected command."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Row:
         environment: Environment variables of the wrong command.
         stdin: Standard input of both commands.
         code: Exit code of the second command, for a machine without the required resources.
-        test: Test that prints the hint, as `tests/file.py::function`, instead of commands. For hints that
-            need a Hub server, several processes, a full disk or a missing library.
+        test: Test of the hint (`tests/file.py::function`) instead of commands. For hints that need a Hub server,
+            several processes, a full disk or a missing library.
         research: Whether research defines the hint.
     """
 

@@ -1,4 +1,4 @@
-"""Templates of all hints in the code of the package, read from its syntax trees.
+"""Templates of all hints in the code of the package, from the syntax trees.
 
 A *template* is the text of a hint with `{}` for each interpolated value. Templates are collected from
 arguments, assignments and attributes with `hint` in the name, and from the constants and functions of their
@@ -28,7 +28,7 @@ Template = tuple[Path, str]
 
 
 def hint_templates() -> Counter[str]:
-    """Return all templates of the package, with the number of files that define each."""
+    """Return all templates of the package, with the number of defining files."""
     templates = {
         template
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -39,7 +39,7 @@ def hint_templates() -> Counter[str]:
 
 
 def pattern(template: str) -> re.Pattern[str]:
-    """Return the pattern of all texts that a template produces; a long hint is shortened in its middle."""
+    """Return the pattern of all texts of a template. Long hints are shortened in the middle."""
     parts = [re.escape(part) for part in template.split("{}")]
     return re.compile(".*".join(parts), re.DOTALL)
 

@@ -1,1 +1,1 @@
-"""Tools of `tests/torture`: a process that forks command lines, and the faults injected into them."""
+"""Tools of `tests/torture`: a process for forking command lines, and injected faults."""

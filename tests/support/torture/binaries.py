@@ -54,7 +54,7 @@ def _operations(data: bytes) -> Iterator[tuple[int, int, str]]:
 
 
 def pickled(data: bytes, do: str, where: float, what: float) -> bytes:
-    """Change one operation of a pickle, or insert a call."""
+    """Change an operation of a pickle, or insert a call."""
     found = list(_operations(data))
     wanted = {"number": ("INT", "LONG"), "text": ("UNICODE", "STRING"), "call": ()}.get(do, ())
     some = [one for one in found if any(word in one[2] for word in wanted)] or found

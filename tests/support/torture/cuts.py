@@ -19,7 +19,7 @@ def faults(worker: Worker, whole: Whole, name: str, asked: dict[str, Any]) -> It
     """Yield violations after an interrupted run of a stage, and after a second run.
 
     Args:
-        worker: Process that runs the commands.
+        worker: Process for running the commands.
         whole: Results of uninterrupted runs.
         name: Name of the stage.
         asked: Plan or signal of the interruption.
@@ -57,5 +57,5 @@ def faults(worker: Worker, whole: Whole, name: str, asked: dict[str, Any]) -> It
 
 
 def left_by(ended: Ended, begun: Mapping[str, bytes], stage: Stage) -> list[str]:
-    """Return remaining files that are neither inputs nor outputs."""
+    """Return remaining files other than inputs and outputs."""
     return sorted(ended.files.keys() - {*begun, *stage.writes, CANARY}) + ended.temporary

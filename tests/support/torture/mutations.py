@@ -1,7 +1,6 @@
 """Changes of files by type: JSON values, checkpoint headers and tensors, binary formats, and plain bytes.
 
-A change is data, stored as one line of JSON in the corpus, so that earlier findings are repeated in every
-run.
+A change is data, stored in a line of JSON in the corpus. Earlier findings are repeated in every run.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ BINARY = {"archived": PICKLED, "pickle": PICKLED, "records": RECORDS, "chunks": 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A change of one file.
+    """A change of a file.
 
     Attributes:
         file: Name of the file.
@@ -128,7 +127,7 @@ def _places(value: Any, parent: Any = None, key: Any = None) -> Iterator[tuple[A
 
 
 def _json(change: Change, text: str) -> str:
-    """Change one value of a JSON text."""
+    """Change a value of a JSON text."""
     top = {"": json.loads(text)}
     places = list(_places(top[""], top, ""))
     parent, key = places[int(change.where * len(places))]

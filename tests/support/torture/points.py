@@ -54,7 +54,7 @@ class Points:
 
     Attributes:
         roots: Folders to watch.
-        say: Receives one line per report.
+        say: Receives the reported lines.
         plan: Planned event, or None.
         hosts: Allowed addresses. Other connections and all programs are offences.
     """

@@ -1,4 +1,4 @@
-"""Tiny command lines of all stages, ordered so that earlier stages write the inputs of later ones."""
+"""Tiny command lines of all stages. Earlier stages write the inputs of later stages."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def made(worker: Worker) -> dict[str, bytes]:
 def cut_off(
     worker: Worker, files: Mapping[str, bytes], points: Mapping[str, Sequence[str]]
 ) -> dict[str, bytes]:
-    """Return a journal and a saved state, from runs killed just before the rename of their output."""
+    """Return a journal and a saved state, from runs killed just before the rename of the output."""
     left = {}
     for name, kind in (("score", ".journal"), ("finetune", ".state/")):
         stage = STAGES[name]
@@ -149,7 +149,7 @@ def cut_off(
 
 
 def bare(checkpoint: bytes) -> bytes:
-    """Return a checkpoint without its metadata."""
+    """Return a checkpoint without metadata."""
     from safetensors.torch import load, save
 
     return save(load(checkpoint))

@@ -76,7 +76,7 @@ class Ended:
         elif (
             self.code in DOCUMENTED - {0}
             and len(re.findall(r"^error: ", self.err, re.MULTILINE)) != 1
-            and "Usage: " not in self.err  # A command without arguments prints its help.
+            and "Usage: " not in self.err  # Commands without arguments print help.
         ):
             yield f"exit {self.code} without one error line: {self.err[:200]!r}"
         if "Traceback" in self.err or "panicked" in self.err:
@@ -97,7 +97,7 @@ class Ended:
 
 @dataclass
 class Place:
-    """Folder of one command: current folder `work`, temporary folder `tmp`, and output files."""
+    """Folder of a command: current folder `work`, temporary folder `tmp`, and output files."""
 
     folder: Path
     worker: Worker
@@ -107,7 +107,7 @@ class Place:
         return self.folder / "work"
 
     def run(self, *words: object, **asked: Any) -> Ended:
-        """Run one command line in this folder."""
+        """Run a command line in this folder."""
         return self.side_by_side([words], **asked)[0]
 
     def side_by_side(self, lines: Sequence[Sequence[object]], **asked: Any) -> list[Ended]:
@@ -151,7 +151,7 @@ class Worker:
 
     @classmethod
     def start(cls, python: str | os.PathLike[str], folder: Path, **environment: str) -> Self:
-        """Start the worker with an interpreter, in its own folder."""
+        """Start the worker with an interpreter, in a separate folder."""
         settings = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "PYTEST_"))}
         settings |= {
             "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
@@ -180,7 +180,7 @@ class Worker:
     def one_after_the_other(
         self, tries: Sequence[tuple[Place, Sequence[object]]], **asked: Any
     ) -> list[Ended]:
-        """Run command lines in one process, each in its own place.
+        """Run command lines in a single process, each in a separate place.
 
         Commands without a result (the process ended or used too much memory) run again in separate processes.
         """
@@ -204,7 +204,7 @@ class Worker:
         return found
 
     def together(self, tries: Sequence[tuple[Place, Sequence[object]]], **asked: Any) -> list[Ended]:
-        """Run command lines in parallel, each in its own place."""
+        """Run command lines in parallel, each in a separate place."""
         found: list[Ended] = []
         for first in range(0, len(tries), BESIDE):
             some = tries[first : first + BESIDE]

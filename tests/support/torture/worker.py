@@ -1,7 +1,7 @@
-"""Process that forks one process per command line and reports its result, with all libraries loaded.
+"""Fork a process for each command line and report the results. All libraries are loaded before.
 
-Reads one line of JSON with the command lines to run in parallel, and answers with one line. Each command runs
-in a process with its own folder, environment, streams, signals and resource limits.
+Reads a line of JSON with the command lines to run in parallel, and answers with a line. Each process has a
+separate folder, environment, streams, signals and resource limits.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def _together(tries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Run commands in parallel and return their results."""
+    """Run commands in parallel and return the results."""
     running = {}
     for number, asked in enumerate(tries):
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -113,7 +113,7 @@ def _due(asked: dict[str, Any]) -> float:
 
 
 def _try(asked: dict[str, Any]) -> NoReturn:
-    """Run one command, or several in turn, in the forked process."""
+    """Run a command, or several in turn, in the forked process."""
     _bound()
     if {"several", "program"} & asked.keys():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -130,10 +130,10 @@ def _try(asked: dict[str, Any]) -> NoReturn:
 
 
 def _several(asked: dict[str, Any]) -> None:
-    """Run command lines in turn, each in its own folder, and store each result there.
+    """Run command lines in turn, each in a separate folder, and store each result in the folder.
 
-    This is much cheaper than one process per command. The caller repeats commands without a result in
-    separate processes.
+    This is much cheaper than separate processes. The caller repeats commands without a result in separate
+    processes.
     """
     warm.become(
         _how(asked, Path(asked["folder"]), ["-c", ""]), [os.open(os.devnull, os.O_RDWR) for _ in range(3)]
