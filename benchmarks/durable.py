@@ -1,7 +1,7 @@
-"""Time that storing outputs on the disk adds to a `fuse` of 1 GB.
+"""Measure the time that storing outputs on the disk adds to a `fuse` of 1 GB.
 
-Runs with and without `fsync` alternate in one process. The disk is idle before each run. Prints both medians and their ratio;
-exits with 1 if the ratio exceeds 1.05.
+Runs with and without `fsync` alternate in one process. The disk is idle before each run. Prints both medians
+and their ratio. The exit code is 1 if the ratio exceeds 1.05.
 
     python benchmarks/durable.py [--repeats 7] [--arch vit_base_patch16_224] [--folder DIR]
 """
@@ -29,7 +29,7 @@ MEMBERS = 3
 
 
 def main() -> int:
-    """Measure, and return 1 if the claim does not hold."""
+    """Measure, and return 1 if the claim fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -44,7 +44,7 @@ def main() -> int:
         for repeat in range(options.repeats + 1):
             for stores in (repeat % 2 == 0, repeat % 2 == 1):
                 spent = _fuse(members, out, stores=stores)
-                if repeat:  # the first runs fill caches
+                if repeat:  # The first runs fill caches.
                     seconds[stores].append(spent)
         size = out.stat().st_size
     without, with_ = (statistics.median(seconds[stores]) for stores in (False, True))

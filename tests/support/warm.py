@@ -117,7 +117,7 @@ def _serve(path: str, owner: int) -> NoReturn:
             os.close(over)
             _attend(connection)
         connection.close()
-        # Reaps all ended children. `_children` is read again each time, because `os.waitid` raises without children.
+        # Reaps all ended children. `_children` is read again each time: `os.waitid` raises without children.
         while any(os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) for _ in _children()):
             pass
 
