@@ -8,7 +8,7 @@
 All models are made by hydractl commands and measured by `eval`. Files in `--work` are reused, so an
 interrupted run continues. The numbers of a seed are stored when complete, in
 `benchmarks/results/paper-TASK.json`; they replace older numbers of the seed and keep other seeds. `page.py`
-writes docs/paper.md from this file. No choice was made with these seeds.
+writes benchmarks/paper.md from this file. No choice was made with these seeds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write docs/paper.md from the results of `measure.py`: the claims of the paper's tables, and their verdicts.
+"""Write benchmarks/paper.md from the results of `measure.py`: the claims of the paper's tables, and their verdicts.
 
 python benchmarks/paper/page.py            write the page
 python benchmarks/paper/page.py --check    exit with 1 if the page is out of date
@@ -23,7 +23,7 @@ from plan import MIMO, WITHOUT
 
 from hydractl.messages import counted
 
-PAGE = HERE.parents[1] / "docs" / "paper.md"
+PAGE = HERE.parent / "paper.md"
 RESULTS = HERE.parent / "results"
 TASKS = {
     "digits": "images: a vision transformer with six blocks and 0.3 M parameters, trained from random weights on the digits 0 to 6 of scikit-learn; "
@@ -49,9 +49,9 @@ def main() -> int:
     if sys.argv[1:] == ["--check"]:
         same = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
         print(
-            "docs/paper.md is up to date"
+            "benchmarks/paper.md is up to date"
             if same
-            else "docs/paper.md is not what benchmarks/paper/page.py writes"
+            else "benchmarks/paper.md is not what benchmarks/paper/page.py writes"
         )
         return 0 if same else 1
     PAGE.write_text(text, encoding="utf-8")

@@ -96,7 +96,7 @@ class Analysing:
 
     analyse: tuple[str, ...] = setting(
         (),
-        f"Analyse the rows: {', '.join(ANALYSES)}, or `{ALL}` that apply (docs/analysis.md).",
+        f"Analyse the rows: {', '.join(ANALYSES)}, or `{ALL}` that apply (benchmarks/analysis.md).",
         parse=lambda text: tuple(text.split(",")),
         choices=(*ANALYSES, ALL),
         metavar="NAME,...",

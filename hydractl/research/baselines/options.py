@@ -442,5 +442,5 @@ def _up_to(text: str, options: Iterable[str]) -> str:
 ROWS = RowSyntax(
     parse=parse_row,
     kinds=tuple(BASELINES),
-    help=f", or a baseline `KIND:MODEL[::K=V,...]` of kind {', '.join(BASELINES)} (docs/rivals.md)",
+    help=f", or a baseline `KIND:MODEL[::K=V,...]` of kind {', '.join(BASELINES)} (benchmarks/rivals.md)",
 )

@@ -24,7 +24,7 @@ def bench(config: BenchConfig, terminal: Terminal) -> None:
 
     Times a few training steps and prints how long all will take, then runs the cheapest rival first. The same command resumes an
     interrupted run, as does `hydractl run DIR/bench.toml`, the plan that it writes. Options of training hold for every rival
-    (docs/rivals.md).
+    (benchmarks/rivals.md).
 
     Examples:
       hydractl bench base.st --data train/ --val val/ --test test/ \

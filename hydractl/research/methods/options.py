@@ -227,7 +227,7 @@ class TrainingOptions(FinetuneExtension):
 
     method: str | None = setting(
         None,
-        f"Train by another method: {', '.join(METHODS)} (docs/rivals.md).",
+        f"Train by another method: {', '.join(METHODS)} (benchmarks/rivals.md).",
         metavar="NAME[::K=V,...]",
         suggestions=tuple(METHODS),
         panel=TRAINED_PARTS,
