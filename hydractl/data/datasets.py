@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="Dataset")
 LABELS_HINT = (
     "use one sub-folder per class in a folder; a column `label` in a table, or give its name with `::label=COLUMN`; "
-    'write one column per label as one column of lists: `{"labels": ["delay"]}` (docs/multi-label.md has a command)'
+    'write one column per label as one column of lists: `{"labels": ["delay"]}` (docs/labels.md has a command)'
 )
 Text: TypeAlias = "str | tuple[str, str]"
 """One text or a pair of texts, such as a premise and a hypothesis."""

@@ -46,10 +46,12 @@ def test_the_page_runs_as_it_stands(work, capsys):
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)  # noqa: S102 - our own page
 
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     label, _ = capsys.readouterr().out.splitlines()[0].split()
     assert label in names["hydra"].labels
     hydra = names["hydractl"].load("hydra/").predict(["a.jpg"])
+    assert names["answer"].member_logits.shape == (2, 1, 7)
+    assert np.allclose(names["answer"].logits.detach().exp().numpy(), hydra.probabilities.numpy(), atol=1e-5)
     best = names["classify"]("a.jpg")[0]
     assert (best["label"], best["score"]) == (
         hydra.labels[0],

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "stages.md"
+PAGE = Path(__file__).parents[2] / "docs" / "start.md"
 NUMBER = re.compile(r"\S*\d\S*(?: [kMGT]\b)?")  # training costs of short runs have another unit prefix
 
 

@@ -441,7 +441,7 @@ def _outcome(config: MakeConfig) -> Iterator[str]:
     if plan is not None and not plan.trunk:
         yield (
             f"The models share no block, so the hydra costs as much as {len(config.models)} models. Models that "
-            "are fine-tuned from the same weights can share a trunk: see docs/checkpoints.md"
+            "are fine-tuned from the same weights can share a trunk: see docs/start.md"
         )
     model = config.out / MODEL
     threshold = open_model(str(model)).header.threshold

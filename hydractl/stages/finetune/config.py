@@ -45,7 +45,7 @@ RECIPE = Option(
     "recipe",
     "str",
     Setting(
-        "Start from a named recipe (docs/tuning.md); other options override it.",
+        "Start from a named recipe (docs/members.md); other options override it.",
         choices=tuple(RECIPES),
     ),
 )

@@ -34,7 +34,7 @@ def _cut() -> None:
 
 ROWS = (
     Row(
-        "use one sub-folder per class in a folder; a column `label` in a table, or give its name with `::label=COLUMN`; write one column per label as one column of lists: `{}` (docs/multi-label.md has a command)",
+        "use one sub-folder per class in a folder; a column `label` in a table, or give its name with `::label=COLUMN`; write one column per label as one column of lists: `{}` (docs/labels.md has a command)",
         f"eval vit --data images/a::classes=a {END}",
         f"eval vit --data images::classes=a {END}",
     ),
