@@ -135,11 +135,11 @@ CLAIMS = (
 )  # fmt: skip
 """Claims that can be tested with the data and devices available here."""
 UNTESTED = {
-    "1, 2 and 7 (batch 4, bf16): a hydra takes 1.07 times as long as a single model": "an H200 takes 1.28 times as long in eager mode and 1.67 times as CUDA graphs (`benchmarks/results/runtime-h200.md`)",
-    "3, 24 to 28: OpenCLIP ViT-B/32 on nine data sets": "weights and data are not available here; a small CLIP on five sets of classes replaces them",
+    "1, 2 and 7 (batch 4, bf16): a hydra takes 1.07 times as long as a single model": "on an H200 the factor is 1.28 in eager mode and 1.67 with CUDA graphs (`benchmarks/results/runtime-h200.md`)",
+    "3, 24 to 28: OpenCLIP ViT-B/32 on nine data sets": "weights and data were not available; a small CLIP on five sets of classes replaces both",
     "27, 28: fine-tuned CLIP": "the paper fine-tunes on a part of LAION-400M",
-    "5, figure 4: the most and the least important heads in a plane": "`eval --analyse pca --scores` draws them for any model, but no row of this page does",
-    "12: eight seeds": "standard deviations here use the seeds that the page names",
+    "5, figure 4: the most and the least important heads in a plane": "`eval --analyse pca --scores` draws the plane for any model, but this page does not",
+    "12: eight seeds": "this page uses fewer seeds",
 }
 """Untested claims with the reason."""
 

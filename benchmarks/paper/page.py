@@ -33,7 +33,7 @@ TASKS = {
     "clinc150": "texts: MiniLM (22 M parameters, pretrained) on intents of CLINC150; near OOD: intents of the same domains; far OOD: other domains and "
     "queries without an intent",
     zero_shot.NAME: "images and texts: a CLIP with three blocks per tower, trained from random weights on coloured shapes; ID sets: all 24 classes and four "
-    "quarters of them; near OOD: unseen pairs of shape and colour; far OOD: photographs and noise, all compared with the first set",
+    "quarters; near OOD: unseen pairs of shape and colour; far OOD: photographs and noise; OOD sets are compared with the set of all classes",
 }
 COLUMNS = {
     "accuracy": "accuracy", "brier": "Brier", "nll": "NLL", "ece": "ECE", "adaptive_ece": "aECE", "auroc near": "AUROC near", "auroc far": "AUROC far",
@@ -51,7 +51,7 @@ def main() -> int:
         print(
             "benchmarks/paper.md is up to date"
             if same
-            else "benchmarks/paper.md is not what benchmarks/paper/page.py writes"
+            else "benchmarks/paper.md is out of date: run benchmarks/paper/page.py"
         )
         return 0 if same else 1
     PAGE.write_text(text, encoding="utf-8")
@@ -106,9 +106,9 @@ def _lines() -> Iterator[str]:
     yield "# The paper's tables at small scale"
     yield ""
     yield (
-        "This page tests the paper's claims with small models and data sets, which anyone can run again within hours on a CPU. A claim that fails "
-        "at this scale may hold at the paper's, and vice versa. `benchmarks/paper/page.py` writes the page from the results of "
-        "`benchmarks/paper/measure.py`; only the paper's numbers were entered by hand."
+        "This page tests claims of the Hydra Ensembles paper with small models and data sets, measured by `python benchmarks/paper/measure.py TASK`. "
+        "A run takes hours on a CPU. A claim that fails at this scale may hold at the paper's scale, and vice versa. "
+        "`benchmarks/paper/page.py` writes the page from the stored results; only the paper's numbers were entered by hand."
     )
     yield from ("", *(f"- **{task}**, {words}" for task, words in TASKS.items() if task in results))
     yield from _claims(results)
@@ -120,8 +120,13 @@ def _lines() -> Iterator[str]:
     ensemble = 3 * single
     yield ""
     yield (
-        f"Multiply-accumulates (MACs) follow from the architecture. For ViT-B/16 at 224 pixels, a single model needs {single:.2f} G (paper, Table 7: 17.58), a "
-        f"hydra of three members with 8 of 12 heads {hydra:.2f} (46.19), {hydra / single:.2f} times as many, and a deep ensemble of three {ensemble:.2f} (52.74)."
+        f"Multiply-accumulates (MACs) follow from the architecture. ViT-B/16 at 224 pixels needs {single:.2f} G (paper, Table 7: 17.58). A hydra of three "
+        f"members with 8 of 12 heads needs {hydra:.2f} G (46.19), {hydra / single:.2f} times the single model, and a deep ensemble of three {ensemble:.2f} G (52.74)."
+    )
+    yield ""
+    yield (
+        "Columns of the tables below: aECE is the adaptive ECE, MI the mutual information on ID data, DI OOD the disagreement of members on OOD data. "
+        "AUROC, FPR95 and AUPR use the maximum softmax probability; FPR95 and AUPR are means over near and far OOD sets."
     )
     for task, result in results.items():
         yield from _rows(task, result)
@@ -138,8 +143,8 @@ def vit_b(members: int, kept: int) -> float:
 def _claims(results: Mapping[str, Result]) -> Iterator[str]:
     yield from ("", "## Claims", "")
     yield (
-        "A cell has the means of both models, their difference (first minus second, paired by seed) with half of its 95 % interval by Student's t, and the "
-        "verdict. **holds** and **fails**: the whole interval supports or contradicts the claim. **open**: it includes zero, or the end of the margin."
+        "Each cell has the means of both models, the difference (first minus second, paired by seed) with half of the 95 % interval (Student's t), and a "
+        "verdict. **holds**, **fails**: the whole interval supports or contradicts the claim. **open**: the interval includes zero, or the end of the margin."
     )
     yield ""
     yield f"| table | claim | the paper | {' | '.join(results)} |"
@@ -157,7 +162,7 @@ def _claims(results: Mapping[str, Result]) -> Iterator[str]:
     for task, own in counts.items():
         held, unclear, failed = (own.get(word, 0) for word in ("holds", "open", "fails"))
         seeds = counted(len(results[task].seeds), "seed")
-        yield f"- {task}, {seeds}: {held} of {sum(own.values())} claims hold, {unclear} are open, {failed} fail."
+        yield f"- {task}, {seeds}, {sum(own.values())} claims: holds {held}, open {unclear}, fails {failed}."
 
 
 def _cell(found: Found) -> str:
@@ -172,15 +177,15 @@ def _judged(claim: Claim, results: Mapping[str, Result]) -> dict[str, Found]:
 
 def _tuning(task: str, epochs: int) -> str:
     if not epochs:
-        return "and nothing is fine-tuned"
+        return "nothing is fine-tuned"
     mimo = "" if MIMO in WITHOUT.get(task, ()) else f" (`{MIMO}` sees each image four times per epoch)"
-    return f"models made from it {epochs} more{mimo}"
+    return f"fine-tuning takes {epochs} more{mimo}"
 
 
 def _rows(task: str, result: Result) -> Iterator[str]:
     rows, (whole, tuned) = result.rows, result.epochs
     yield from ("", f"## All rows: {task}", "")
-    yield f"`{result.command}`; {'; and '.join(result.where)}. Means over seeds {', '.join(result.seeds)}; the single model trains {whole} epochs, {_tuning(task, tuned)}."
+    yield f"`{result.command}`; {'; and '.join(result.where)}. Means over seeds {', '.join(result.seeds)}. Training takes {whole} epochs; {_tuning(task, tuned)}."
     columns = {c: head for c, head in COLUMNS.items() if all(c in seed["single"] for seed in rows)}
     yield from ("", f"| | {' | '.join(columns.values())} |", f"|---|{'---:|' * len(columns)}")
     for name in dict.fromkeys(name for seed in rows for name in seed):
