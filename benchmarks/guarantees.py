@@ -60,10 +60,9 @@ HEAD = (
 )
 BONFERRONI, SEQUENCE, CONFORMAL = "Bonferroni", "errors-among-accepted", "accepted-and-wrong"
 LEGEND = (
-    "Reached: the share of trials that find a threshold. Coverage: the mean share of all inputs that is accepted, 0 where none is found; best: "
-    "the largest that who knows the population may accept. Broken: the share of trials whose threshold accepts inputs of which more than the "
-    f"risk are answered wrongly; {SEQUENCE} promises at most {100 * DELTA:g} %. Wrong: the mean share of all inputs that are accepted and wrong, "
-    f"which {CONFORMAL} promises to be at most the risk. All in percent."
+    "All columns are in percent. Reached: share of trials with a threshold. Coverage: mean share of accepted inputs, 0 without a threshold. Best: "
+    "largest coverage with full knowledge of the population. Broken: share of trials with an error rate among accepted inputs above the risk; "
+    f"{SEQUENCE} promises at most {100 * DELTA:g} %. Wrong: mean share of inputs with an accepted wrong answer; {CONFORMAL} promises at most the risk."
 )
 
 
@@ -250,9 +249,9 @@ def written(rows: Sequence[dict[str, Any]], *, command: str) -> str:
     """Return the page in Markdown: verdicts, legend, and one table per population."""
     trials = rows[0]["trials"]
     lines = [
-        "# Guarantees of thresholds, simulated",
+        "# Simulated guarantees of thresholds",
         "",
-        f"Made by `{command}`: {trials} trials a row, delta {DELTA}. `benchmarks/guarantees.py` says what the populations are.",
+        f"Error rates and coverage of thresholds by `{command}`: {trials} trials per row, delta {DELTA}. The script describes the populations. Verdicts use {100 * LEVEL:g} % intervals.",
         "",
         *verdicts(rows),
         "",
@@ -306,14 +305,14 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
             own, key=lambda r: r["accepted_and_wrong"] / r["risk"] if method == CONFORMAL else r["broken"]
         )
         number = (
-            f"{100 * worst['accepted_and_wrong']:.2f} % of inputs are accepted and wrong, of {100 * worst['risk']:g} %"
+            f"{100 * worst['accepted_and_wrong']:.2f} % of inputs are accepted and wrong (limit {100 * worst['risk']:g} %)"
             if method == CONFORMAL
-            else f"{percent(worst['broken'] / worst['trials'])} % of trials break the risk, of {100 * DELTA:g} %"
+            else f"{percent(worst['broken'] / worst['trials'])} % of trials break the risk (limit {100 * DELTA:g} %)"
         )
         where = f"{worst['population']}, n = {worst['n']}, risk {worst['risk']:g}"
         kept = sum(map(holds, own))
         verdict = "holds" if kept == len(own) else "FAILS"
-        lines.append(f"- {method}: {verdict} in {kept} of {len(own)} rows; at worst {number} ({where}).")
+        lines.append(f"- {method}: {verdict} in {kept} of {len(own)} rows; worst row: {number}; {where}.")
     pairs = [[row for row in rows if row["method"] == m] for m in (BONFERRONI, SEQUENCE)]
     gains = [
         (second["reached"] - first["reached"], second["coverage"] - first["coverage"], second)
@@ -322,9 +321,10 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
     less = [f"{r['population']}, n = {r['n']}, risk {r['risk']:g}" for gain, _, r in gains if gain < 0]
     lines.append(
         f"- {SEQUENCE} reaches a threshold more often than {BONFERRONI} in {sum(gain > 0 for gain, _, _ in gains)} of {len(gains)} rows, less "
-        f"often in {len(less)} ({'; '.join(less) or 'none'}); it accepts more in {sum(more > 0 for _, more, _ in gains)}, less in "
+        f"often in {len(less)} ({'; '.join(less) or 'no row'}). The coverage is larger in {sum(more > 0 for _, more, _ in gains)} rows, smaller in "
         f"{sum(more < 0 for _, more, _ in gains)}."
     )
+    lines.append(f"- Means over all populations, in % ({' / '.join(METHODS)}):")
     for count in SIZES:
         for risk in RISKS:
             means = [
@@ -339,10 +339,7 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
                 for key in ("reached", "coverage")
             ]
             reached, coverage = (" / ".join(map(percent, of)) for of in means)
-            lines.append(
-                f"- n = {count}, risk {risk:g}, over all populations: {' / '.join(METHODS)} reach a threshold in {reached} % of "
-                f"trials, and accept {coverage} %."
-            )
+            lines.append(f"  - n = {count}, risk {risk:g}: reached {reached}, coverage {coverage}.")
     return lines
 
 
@@ -351,7 +348,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--trials", type=int, default=2000)
+    parser.add_argument("--trials", type=int, default=2000, help="trials per row")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
