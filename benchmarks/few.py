@@ -300,7 +300,7 @@ def standard_error(numbers: Sequence[float]) -> float:
 
 def table(cells: Sequence[Cell], scores: Sequence[str]) -> str:
     """Return a Markdown table of MSP and the differences of other scores in points, and reasons of refusals."""
-    heads = ["task", "encoder", "a class", "accuracy", *(f"`{MSP}` {kind}" for kind in KINDS)]
+    heads = ["task", "encoder", "per class", "accuracy", *(f"`{MSP}` {kind}" for kind in KINDS)]
     heads += [f"`{score}` {kind}" for score in scores for kind in KINDS]
     lines = [f"| {' | '.join(heads)} |", f"|---|---|{'---:|' * (len(heads) - 2)}"]
     for cell in cells:
@@ -310,13 +310,15 @@ def table(cells: Sequence[Cell], scores: Sequence[str]) -> str:
         numbers += [cell.to_text(score, kind) for score in scores for kind in KINDS]
         lines.append(f"| {cell.task} | {cell.encoder} | {cell.samples} | {' | '.join(numbers)} |")
     reasons = {
-        f"- {cell.title}: {reason}": None
+        f"| {cell.title} | {reason} |": None
         for cell in cells
         for drawn in cell.draws
         for score, reason in drawn.refused.items()
         if score in scores
     }
-    return "\n".join([*lines, *(["", "Refused:", "", *reasons] if reasons else [])]) + "\n"
+    return (
+        "\n".join([*lines, *(["", "| refused | reason |", "|---|---|", *reasons] if reasons else [])]) + "\n"
+    )
 
 
 def verdicts(cells: Sequence[Cell], scores: Sequence[str]) -> str:
@@ -329,8 +331,8 @@ def verdicts(cells: Sequence[Cell], scores: Sequence[str]) -> str:
             for kind in KINDS
             if (points := cell.differences(score, kind))
         )
-        verdict = "holds" if worst >= -BAR else "MISSES"
-        lines.append(f"- `{score}`: {verdict} {BAR:g} points; worst {worst:+.1f} ({where})")
+        verdict = "meets" if worst >= -BAR else "MISSES"
+        lines.append(f"- `{score}`: {verdict} the bar of {BAR:g} points; worst {worst:+.1f} ({where})")
     return "\n".join(lines) + "\n"
 
 
@@ -343,9 +345,15 @@ def page() -> str:
         for row in file["rows"]
     ]
     counts = "; ".join(f"{file['task']}, draws {', '.join(map(str, file['seeds']))}" for file in files)
-    parts = [f"AUROC in %, and points above MSP ± the standard error, means over draws: {counts}.\n"]
+    parts = [
+        "# Feature-based OOD scores with few samples\n",
+        (
+            f"AUROC of MSP in %, and differences of other scores from MSP in points ± standard error, by `python benchmarks/few.py`. "
+            f"Means over draws: {counts}. The bar: no score is more than {BAR:g} points below MSP in any row.\n"
+        ),
+    ]
     for scores in (SCORES, EARLIER):
-        parts += ["Earlier definitions:\n"] if scores == EARLIER else []
+        parts += ["## Earlier definitions of the scores\n"] if scores == EARLIER else []
         parts += [table(cells, scores), verdicts(cells, scores)]
     return "\n".join(parts)
 
@@ -356,13 +364,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--task", choices=("clinc150", "digits"), required=True)
-    parser.add_argument("--file", type=Path, help="the whole CLINC150")
+    parser.add_argument("--file", type=Path, help="all queries of CLINC150, as JSON lines")
     parser.add_argument("--backbone", type=Path, help="folder of a sentence encoder")
-    parser.add_argument("--work", type=Path, required=True, help="where models and numbers lie")
-    parser.add_argument("--seed", type=int, default=31, help="of the first draw; others count on")
-    parser.add_argument("--draws", type=int, default=5)
-    parser.add_argument("--samples", type=int, nargs="+", default=[5, 10, 20, 100], help="of a class")
-    parser.add_argument("--encoders", nargs="+", help="these, not those that are measured unasked")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for models and numbers, reused if present"
+    )
+    parser.add_argument("--seed", type=int, default=31, help="seed of the first draw; later draws count up")
+    parser.add_argument("--draws", type=int, default=5, help="number of draws")
+    parser.add_argument(
+        "--samples", type=int, nargs="+", default=[5, 10, 20, 100], help="training samples per class"
+    )
+    parser.add_argument("--encoders", nargs="+", help="encoders to measure (default: without optional ones)")
     options = parser.parse_args()
     task: Task = Digits(options.work)
     if options.task == "clinc150":
