@@ -228,19 +228,19 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--task", nargs="+", choices=list(TASKS), default=list(TASKS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of the trained models")
-    parser.add_argument("--settings", type=int, default=len(SETTINGS), help="so many, the default one first")
-    parser.add_argument("--out", type=Path, help="write search.md, search.json and search.png there")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="seeds of the trained models")
+    parser.add_argument(
+        "--settings", type=int, default=len(SETTINGS), help="number of settings, starting with the default"
+    )
+    parser.add_argument("--out", type=Path, help="folder for search.md, search.json and search.png")
     parser.add_argument(
         "--kept",
         action="store_true",
-        help="measure nothing: tables of the settings that were measured on all seeds",
+        help="measure nothing; print tables of the settings already measured on all seeds",
     )
+    parser.add_argument("--bf16", action="store_true", help="rank candidates in bfloat16 and float32 instead")
     parser.add_argument(
-        "--bf16", action="store_true", help="compare candidates in bfloat16 and float32 instead"
-    )
-    parser.add_argument(
-        "--choices", action="store_true", help="compare what is chosen, by members on held-out data, instead"
+        "--choices", action="store_true", help="compare members by choice of heads on held-out data instead"
     )
     options = parser.parse_args()
     if options.choices:

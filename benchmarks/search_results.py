@@ -47,10 +47,10 @@ COLUMNS = (
     "swaps made",
 )
 INTRODUCTION = (
-    "Made by `benchmarks/search.py`, which says what is measured. Half of the heads go, objective `avg`. Constants were chosen on "
-    "digits 100 to 103 and on text 100 to 107, and on seeds up to 79, on which earlier ones had been judged. Held out: the test "
-    "split and near OOD, difference to the exhaustive search's circuit with its 95 % interval over models. Halfway: the objective "
-    "after half of the removals. "
+    "Speed and quality of the lazy search for circuits, by `python benchmarks/search.py`. Searches remove half of the heads with the objective "
+    "`avg`. The constants were chosen on digits 100 to 103, text 100 to 107, and seeds up to 79, the test seeds of earlier constants. Held out: "
+    "difference from the exhaustive search's circuit on the test split and near OOD, with 95 % interval over models. Halfway: the objective after "
+    "half of the removals. "
 )
 ALL_HEADS, RANDOM = "all heads", "random heads"
 EXACT_CHOICE, LAZY_CHOICE, TAYLOR = "circuit, exact", "circuit, lazy", "taylor"
@@ -78,9 +78,8 @@ CLAIMS: tuple[tuple[str, str, str, bool], ...] = (
 ChoiceNumbers: TypeAlias = "Mapping[str, Mapping[str, Mapping[str, dict[str, float]]]]"
 """Columns of each choice, by task, seed and choice."""
 CHOICES_INTRODUCTION = (
-    "Made by `benchmarks/search.py --choices`; claims are in `search_results.py`. Members keep half of the heads and are not "
-    "fine-tuned; accuracy and AUROC in percent. Seconds of a processor are of `score` and `prune`. The claims were written down "
-    "before seeds 200 to 209 ran."
+    "Quality of members by the choice of heads, from `python benchmarks/search.py --choices`. Members keep half of the heads and are not fine-tuned. "
+    "Accuracy and AUROC are in percent; seconds are processor time of `score` and `prune`. The claims were written before seeds 200 to 209 ran."
 )
 DEFAULT, EXACT = "default", "`--search exact`"
 
@@ -135,20 +134,18 @@ def claims(runs: Sequence[Run]) -> dict[str, bool]:
     mean, half = statistics.mean(held), half_interval(held)
     fast = statistics.median(run.faster for run in runs)
     return {
-        f"at least {FASTER:g} times faster than naive in the median": fast >= FASTER,
-        f"final objective minus the exhaustive one's at least {MEDIAN} in the median": statistics.median(
-            differences
-        )
+        f"median speed at least {FASTER:g} times naive": fast >= FASTER,
+        f"median of the final objective minus exhaustive at least {MEDIAN}": statistics.median(differences)
         >= MEDIAN,
-        f"and at least {WORST} at worst": min(differences) >= WORST,
-        "held out, the mean difference is not below 0 by more than its interval": mean + half >= 0,
+        f"worst case of the final objective minus exhaustive at least {WORST}": min(differences) >= WORST,
+        "held-out mean difference not below 0 by more than the interval": mean + half >= 0,
     }
 
 
 def publish_choices(numbers: ChoiceNumbers, folder: Path | None) -> None:
     """Print the tables of choices with verdicts. If a folder is given, also write the tables and all numbers."""
     lines = [
-        "# What choices of heads are worth on held-out data",
+        "# Effect of the choice of heads on held-out data",
         "",
         CHOICES_INTRODUCTION,
     ]
@@ -223,8 +220,8 @@ def table(name: str, found: Mapping[str, Sequence[Run]]) -> str:
         "|---" * len(COLUMNS) + "|",
     ]
     lines += [row(search, point, found.get(search, default)) for search, point in placed.items()]
-    lines += ["", f"On the frontier of median speed and worst loss: {', '.join(frontier(placed))}."]
-    lines += ["", "Each model's difference with the default setting, ascending: "]
+    lines += ["", f"Frontier of median speed and worst loss: {', '.join(frontier(placed))}."]
+    lines += ["", "Final objective minus exhaustive with the default setting, per model, ascending: "]
     lines[-1] += ", ".join(f"{each:+.4f}" for each in sorted(run.difference for run in default)) + "."
     lines += ["", *(f"- {claim}: {'yes' if true else '**no**'}" for claim, true in claims(default).items())]
     return "\n".join(lines)
@@ -258,7 +255,7 @@ def publish(found: Found, folder: Path | None) -> None:
         SystemExit: If the default setting of a task is not measured on all seeds.
     """
     if lacking := [name for name, each in found.items() if DEFAULT not in each]:
-        raise SystemExit(f"{', '.join(lacking)}: the default setting is not measured on all of these seeds")
+        raise SystemExit(f"{', '.join(lacking)}: the default setting is not measured on all given seeds")
     threads = f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, {platform.machine()}"
     tables = [table(name, runs) for name, runs in found.items()]
     text = "\n\n".join(
@@ -266,7 +263,7 @@ def publish(found: Found, folder: Path | None) -> None:
             "# Circuits by lazy search, against Algorithm 1",
             INTRODUCTION + threads + ".",
             *tables,
-            "![Final objective minus the exhaustive one's, by speed over naive](search.png)",
+            "![Final objective minus exhaustive, over speed relative to naive](search.png)",
         ]
     )
     print(f"\n{text}\n")
