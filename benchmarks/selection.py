@@ -117,11 +117,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--epochs", type=int, default=20, help="of fine-tuning; 0 leaves it out")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of the bases")
+    parser.add_argument("--epochs", type=int, default=20, help="epochs of fine-tuning; 0: no fine-tuning")
     parser.add_argument(
         "--only", nargs="+", default=[c.name for c in CHOICES], metavar="NAME",
-        help="measure these, and keep the other rows of results that are there",
+        help="measure these methods only; keep the other rows of existing results",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
@@ -324,7 +324,7 @@ def merged(rows: Rows, path: Path) -> Rows:
     whole: Rows = json.loads(path.read_text(encoding="utf-8"))
     for stage, choices in rows.items():
         if any(choices[DENSE][column] != whole[stage][DENSE][column] for column in METRICS):
-            raise SystemExit(f"{path}: is of other bases; give another folder with `--out`")
+            raise SystemExit(f"{path}: results of other bases; choose another folder with `--out`")
         whole[stage] |= choices
     names = [DENSE, *(choice.name for choice in CHOICES)]
     return {stage: {name: whole[stage][name] for name in names if name in whole[stage]} for stage in rows}
@@ -333,14 +333,14 @@ def merged(rows: Rows, path: Path) -> Rows:
 def written(rows: Rows, *, seeds: Sequence[int], command: str) -> str:
     """Return the tables in Markdown."""
     lines = [
-        "# Ways to choose heads",
+        "# Methods for choosing heads",
         "",
-        f"Made by {command} on {platform.machine()}, one thread, torch {torch.__version__}.",
+        f"Quality of a pruned model by method for choosing heads, made by {command} on {platform.machine()}, one thread, torch {torch.__version__}.",
         "",
-        f"Mean over {len(seeds)} base{'s' if len(seeds) > 1 else ''} (seeds {', '.join(map(str, seeds))})"
-        + ("; after ± the standard deviation between them." if len(seeds) > 1 else "."),
-        "Small-scale: a vision transformer of 0.3 M parameters and 48 heads, 257 test images. AUROC is the mean over two near and two far OOD sets.",
-        "CAHP keeps one head of each cluster and at least one in each layer, Taylor and HeadMap equally many in each layer.",
+        f"Means over {len(seeds)} base{'s' if len(seeds) > 1 else ''} (seeds {', '.join(map(str, seeds))})"
+        + ("; ± is the standard deviation over the bases." if len(seeds) > 1 else "."),
+        "The model is a small vision transformer (0.3 M parameters, 48 heads) with 257 test images. AUROC is the mean over two near and two far OOD sets.",
+        "CAHP keeps one head per cluster and at least one per layer. Taylor and HeadMap keep equally many heads in each layer.",
     ]
     for stage, choices in rows.items():
         kind, budget = stage.split(" ", 1)
