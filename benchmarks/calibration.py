@@ -300,12 +300,12 @@ def written(models: Mapping[str, Measured], *, resamples: int, command: str) -> 
     """Return the tables in Markdown."""
     rows = summary(models)
     lines = [
-        "# Temperatures of few samples",
+        "# Temperatures fitted on few samples",
         "",
-        f"Made by {command} on {platform.machine()}, one thread, torch {torch.__version__}.",
+        f"Effect of a fitted temperature on the test NLL, made by {command} on {platform.machine()}, one thread, torch {torch.__version__}.",
         "",
-        f"Test NLL minus that without a temperature, {len(models)} models, {resamples} resamples each.",
-        "The mean is over models, with its 95 % interval; a model is made worse if the mean over its resamples is above 0.",
+        f"Numbers are the test NLL with a temperature minus the NLL without, for {len(models)} models with {resamples} resamples each.",
+        "Means over models have a 95 % interval. A model is made worse if the mean over resamples is above 0.",
         "",
         "| validation samples | fit | mean | models made worse | worst model | worst resample |",
         "|---:|---|---:|---:|---:|---:|",
@@ -318,7 +318,7 @@ def written(models: Mapping[str, Measured], *, resamples: int, command: str) -> 
             )
     lines += ["", verdict(rows)]
     lines += [
-        f"{name}: {model.unseen} unseen samples are too few for {size} validation samples, left out there."
+        f"{name}: {model.unseen} unseen samples are too few for {size} validation samples."
         for name, model in models.items()
         for size in SIZES
         if size not in model.differences
@@ -327,8 +327,8 @@ def written(models: Mapping[str, Measured], *, resamples: int, command: str) -> 
     columns = " | ".join(str(size) for size in SIZES)
     prior = next(iter(FITS))
     lines += [
-        "Accuracy, NLL and the temperature with the lowest NLL are of all unseen samples.",
-        f"Then the mean difference {prior}, by the number of validation samples.",
+        "Accuracy, NLL and best T (the temperature with the lowest NLL) use all unseen samples.",
+        f"The last columns are the mean difference {prior}, by number of validation samples.",
         "",
         f"| model | unseen | accuracy | NLL | best T | {columns} |",
         f"|---|{'---:|' * (4 + len(SIZES))}",
@@ -349,7 +349,7 @@ def verdict(rows: Mapping[int, Mapping[str, Row]]) -> str:
     for name in FITS:
         above = [size for size, fits in rows.items() if fits[name]["mean"] > fits[name]["half interval"]]
         where = f"at {', '.join(map(str, above))} samples" if above else "never"
-        lines.append(f"Mean NLL above none beyond its interval, {name}: {where}.")
+        lines.append(f"Mean NLL significantly higher than without a temperature, {name}: {where}.")
     return "  \n".join(lines)
 
 
@@ -358,11 +358,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--file", type=Path, help="the whole CLINC150")
+    parser.add_argument("--file", type=Path, help="all queries of CLINC150, as JSON lines")
     parser.add_argument("--backbone", type=Path, help="folder of a sentence encoder")
-    parser.add_argument("--resamples", type=int, default=200)
+    parser.add_argument("--resamples", type=int, default=200, help="resamples per model")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--work", type=Path, help="where checkpoints and predictions stay, to be used again")
+    parser.add_argument("--work", type=Path, help="folder for checkpoints and predictions, reused if present")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     if (options.file is None) != (options.backbone is None):

@@ -74,7 +74,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--draws", type=int, default=60)
+    parser.add_argument("--draws", type=int, default=60, help="simulated data sets per cell")
     draws = parser.parse_args().draws
     print("| samples | | " + " | ".join(f"spread {spread}" for spread in SPREADS) + " |")
     print("|---:|---|" + "---:|" * len(SPREADS))
@@ -82,7 +82,7 @@ def main() -> int:
         found = [
             zip(*(gains(samples, spread, seed) for seed in range(draws)), strict=True) for spread in SPREADS
         ]
-        for name, of_spreads in zip(("apart", "drawn to it"), zip(*found, strict=True), strict=True):
+        for name, of_spreads in zip(("separate", "with a prior"), zip(*found, strict=True), strict=True):
             cells = [f"{statistics.fmean(each):+.2f} ± {half_interval(each):.2f}" for each in of_spreads]
             print(f"| {samples} | {name} | " + " | ".join(cells) + " |", flush=True)
     return 0
