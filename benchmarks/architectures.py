@@ -48,10 +48,16 @@ QUOTED = re.compile(r"`[^`]*`")
 def main(argv: list[str] | None = None) -> int:
     """Run the sweep and print the results. Return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--library", choices=LIBRARIES, action="append", help="repeatable; default: all")
-    parser.add_argument("--match", default="*", metavar="GLOB", help="architectures whose name matches")
-    parser.add_argument("--all", action="store_true", help="also build all of timm's other architectures")
-    parser.add_argument("--verbose", action="store_true", help="a line an architecture on standard error")
+    parser.add_argument(
+        "--library", choices=LIBRARIES, action="append", help="library to check; repeatable (default: all)"
+    )
+    parser.add_argument(
+        "--match", default="*", metavar="GLOB", help="only architectures with a matching name"
+    )
+    parser.add_argument("--all", action="store_true", help="also build all other architectures of timm")
+    parser.add_argument(
+        "--verbose", action="store_true", help="print a line per architecture on standard error"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args(argv)
     warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Configurations of supported transformers models in the sweep: a small plain one, and its variants."""
+"""Configurations of supported transformers models in the sweep: a small plain model with variants."""
 
 from __future__ import annotations
 

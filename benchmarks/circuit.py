@@ -4,7 +4,7 @@ The search removes a third of the heads of a ViT-S/16 with random weights. Both 
 first, middle and last removal, with the earlier removals spread evenly over the layers. Naive scoring runs
 timm's full forward pass for each candidate, with zeroed slices of the output projection. Both sides run in
 turn on the same batch; the result is the ratio of the summed seconds. Values and ranking of the candidates
-are compared as well, with `--double` in float64.
+are also compared, with `--double` in float64.
 
 With `--compile`, hydractl's eager scoring is compared with `score --compile`, in turn. The extra time of the
 first call is printed separately: compilation, unless torch has cached the code (set TORCHINDUCTOR_CACHE_DIR
@@ -56,18 +56,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--arch", default="vit_small_patch16_224")
+    parser.add_argument("--arch", default="vit_small_patch16_224", help="timm architecture")
     parser.add_argument("--samples", type=int, default=4, help="ID samples; half as many OOD samples")
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=1, help="repetitions of the measurement")
     parser.add_argument("--double", action="store_true", help="compute in float64")
-    parser.add_argument("--device", default="cpu", help="with --compile")
+    parser.add_argument("--device", default="cpu", help="device for --compile")
     parser.add_argument(
-        "--compile", action="store_true", help="compare with `score --compile`, not with naive scoring"
+        "--compile", action="store_true", help="compare with `score --compile` instead of naive scoring"
     )
-    parser.add_argument("--heads", type=int, help="with --compile: candidates of a layer (default: all)")
+    parser.add_argument("--heads", type=int, help="with --compile: candidates per layer (default: all)")
     options = parser.parse_args()
     if not options.compile and (options.device != "cpu" or options.heads is not None):
-        parser.error("--device and --heads go with --compile")
+        parser.error("--device and --heads need --compile")
     dtype = torch.float64 if options.double else torch.float32
     device = pick_device(options.device)
     opened = open_model(f"arch:{options.arch}::num_classes=10")
@@ -111,12 +111,12 @@ def main() -> int:
             same &= sorted(slow, key=lambda h: -fast[h]) == sorted(slow, key=lambda h: -slow[h])
             apart = max(apart, *(abs(fast[h] - slow[h]) for h in slow))
             print(
-                f"  {step:3d} heads gone: naive {slow_s:.2f} s, ours {fast_s:.2f} s, {slow_s / fast_s:.2f} times faster"
+                f"  {step:3d} heads removed: naive {slow_s:.2f} s, ours {fast_s:.2f} s, {slow_s / fast_s:.2f} times faster"
             )
     ratio = naive_s / ours_s
-    print(f"  in all {ratio:.2f} times faster, claimed at least {CLAIM}")
+    print(f"  total: {ratio:.2f} times faster (claim: at least {CLAIM})")
     print(
-        f"  ranking of all candidates {'equal' if same else 'NOT equal'}; largest difference of their values {apart:.2g}"
+        f"  ranking of all candidates {'equal' if same else 'NOT equal'}; largest difference of values {apart:.2g}"
     )
     holds = ratio >= CLAIM and same
     print("  holds" if holds else "  FAILS")
@@ -161,18 +161,18 @@ def against_compiled(job: ScoreJob, other: ScoreJob, *, heads: int | None, repea
             found[name], spent = timed(partial(valued, circuit, wanted), clock)
             seconds[name].append(spent)
     print(
-        f"  {len(wanted)} candidates, {'processor time' if is_cpu else 'time'} of {repeats} repetitions in turns"
+        f"  {len(wanted)} candidates, {'processor time' if is_cpu else 'time'} of {repeats} interleaved repetitions"
     )
     for name, each in seconds.items():
         print(
-            f"  {name:8s} {statistics.median(each):.3f} s ({min(each):.3f} to {max(each):.3f}), before that "
-            f"{begin[name]:.1f} s once"
+            f"  {name:8s} {statistics.median(each):.3f} s ({min(each):.3f} to {max(each):.3f}), first call "
+            f"{begin[name]:.1f} s longer"
         )
     ratios = [a / b for a, b in zip(*seconds.values(), strict=True)]
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     print(
         f"  compiled {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) times as fast, "
-        f"of {graphs} graph{'s' * (graphs != 1)}"
+        f"with {graphs} graph{'s' * (graphs != 1)}"
     )
     apart = max(abs(a - b) for a, b in zip(*found.values(), strict=True))
     orders = [

@@ -24,8 +24,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--layers", type=int, default=14)
-    parser.add_argument("--members", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=14, help="layers of the decoder")
+    parser.add_argument("--members", type=int, default=2, help="members of the hydra")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -38,7 +38,9 @@ def main() -> int:
             "fuse": ["fuse", *members, "-o", str(folder / "h.st")],
         }
         _, idle = watched([], folder)
-        print(f"a folder of {size / MEGABYTE:.0f} MB; `import timm` {idle / MEGABYTE:.0f} MB; beyond it:")
+        print(
+            f"model folder of {size / MEGABYTE:.0f} MB; `import timm` {idle / MEGABYTE:.0f} MB; further memory:"
+        )
         failed = 0
         for said, command in commands.items():
             seconds, peak = watched(command, folder)
@@ -48,7 +50,7 @@ def main() -> int:
         print(
             f"members of {kept / MEGABYTE:.0f} MB, hydra {(folder / 'h.st').stat().st_size / MEGABYTE:.0f} MB"
         )
-    print("claimed less than one model:", "FAILS" if failed else "holds")
+    print("claim (less memory than one model):", "FAILS" if failed else "holds")
     return 1 if failed else 0
 
 

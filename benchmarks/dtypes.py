@@ -37,12 +37,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--rounds", type=int, default=9, help="after one that does not count")
-    parser.add_argument("--no-compile", action="store_true", help="compiling takes minutes")
-    parser.add_argument("--models", nargs="+", help="measure quality, not speed")
-    parser.add_argument("--data")
-    parser.add_argument("--near")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4], help="batch sizes")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds after one warm-up round")
+    parser.add_argument(
+        "--no-compile", action="store_true", help="skip compiled rows, which take minutes to compile"
+    )
+    parser.add_argument("--models", nargs="+", help="checkpoints; measure quality instead of speed")
+    parser.add_argument("--data", help="test data for --models")
+    parser.add_argument("--near", help="near-OOD data for --models")
     options = parser.parse_args()
     if options.models:
         quality(options.models, options.data, options.near)
@@ -72,7 +74,7 @@ def speed(batches: list[int], rounds: int, *, compiled: bool) -> None:
                     begin = time.process_time()
                     run(images)
                     seconds[key].append(time.process_time() - begin)
-        print(f"\nbatch {batch}: ms, and ratio to fp32")
+        print(f"\nbatch {batch}: time in ms, and ratio to fp32")
         for (row, how), found in seconds.items():
             ratio = statistics.median(a / b for a, b in zip(found[1:], seconds[row, "fp32"][1:], strict=True))
             print(f"  {row:20s} {how:15s} {1e3 * statistics.median(found[1:]):8.1f}  {ratio:.3f}", flush=True)

@@ -33,9 +33,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--arch", default="vit_base_patch16_224")
-    parser.add_argument("--folder", type=Path, default=None)
+    parser.add_argument("--repeats", type=int, default=7, help="timed runs of each kind")
+    parser.add_argument("--arch", default="vit_base_patch16_224", help="timm architecture of the members")
+    parser.add_argument("--folder", type=Path, default=None, help="folder on the disk to measure")
     options = parser.parse_args()
     seconds: dict[bool, list[float]] = {False: [], True: []}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:

@@ -74,7 +74,7 @@ NEVER = ("--eval-every", "100000")
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """DATA references of one draw with one training size.
+    """DATA references of a draw with a training size.
 
     Attributes:
         train: Training data.
@@ -348,7 +348,7 @@ def page() -> str:
     parts = [
         "# Feature-based OOD scores with few samples\n",
         (
-            f"AUROC of MSP in %, and differences of other scores from MSP in points ± standard error, by `python benchmarks/few.py`. "
+            f"AUROC of MSP in %, and differences of other scores from MSP in points ± standard error, by `python benchmarks/few.py --task TASK --work few/`. "
             f"Means over draws: {counts}. The bar: no score is more than {BAR:g} points below MSP in any row.\n"
         ),
     ]

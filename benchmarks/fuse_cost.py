@@ -48,8 +48,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--arch", default="vit_large_patch16_224")
+    parser.add_argument("--repeats", type=int, default=5, help="repetitions of each measurement")
+    parser.add_argument("--arch", default="vit_large_patch16_224", help="timm architecture of the members")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         members = make_members(options.arch, Path(folder))
@@ -130,11 +130,11 @@ def measure(kind: str, members: list[Path], repeats: int) -> int:
         f"\n{kind}: 3 members of {size / 3 / MEGABYTE:.0f} MB, hydra {out.stat().st_size / MEGABYTE:.0f} MB"
     )
     print(
-        f"  cp {statistics.median(copied):.2f} s, fuse {statistics.median(fused):.2f} s: ratio {ratio:.2f}, claimed at most {TIME_CLAIM}"
+        f"  cp {statistics.median(copied):.2f} s, fuse {statistics.median(fused):.2f} s: ratio {ratio:.2f}, claim at most {TIME_CLAIM}"
     )
     print(f"  whole command {statistics.median(whole):.2f} s: ratio {of_whole:.2f}")
     print(
-        f"  peak memory over `import timm`: {peak / MEGABYTE:.0f} MB; claimed below {MEMORY_CLAIM} = {bound / MEGABYTE:.0f} MB"
+        f"  peak memory over `import timm`: {peak / MEGABYTE:.0f} MB; claim below {MEMORY_CLAIM} = {bound / MEGABYTE:.0f} MB"
     )
     failed = (ratio > TIME_CLAIM) + (peak > bound)
     print("  holds" if not failed else "  FAILS")

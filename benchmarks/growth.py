@@ -171,9 +171,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--axis", nargs="+", choices=list(AXES), default=list(AXES))
-    parser.add_argument("-o", "--out", type=Path)
+    parser.add_argument("--repeats", type=int, default=2, help="repetitions of each measurement")
+    parser.add_argument("--axis", nargs="+", choices=list(AXES), default=list(AXES), help="sizes to vary")
+    parser.add_argument("-o", "--out", type=Path, help="folder for the numbers and the figure")
     parser.add_argument("--worker", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -255,7 +255,7 @@ def report(axis: str, found: dict[str, dict[int, Cost]]) -> int:
     print(
         f"\n{axis:14s}"
         + "".join(f"{size:>17}" for size in sizes)
-        + "   exponents of time and memory, last step"
+        + "   exponents of time and memory in the last step"
     )
     failed = 0
     for stage, costs in found.items():
@@ -263,7 +263,7 @@ def report(axis: str, found: dict[str, dict[int, Cost]]) -> int:
         if axis == "processes":
             one, two = (costs[size].seconds for size in sizes)
             print(
-                f"  {stage:14s}{cells}   the busiest of two computes {two / one:.2f} of what one does",
+                f"  {stage:14s}{cells}   the busiest of two processes computes {two / one:.2f} times the work of one",
                 flush=True,
             )
             continue

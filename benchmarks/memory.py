@@ -22,7 +22,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--arch", default="vit_base_patch16_224")
+    parser.add_argument("--arch", default="vit_base_patch16_224", help="timm architecture of the base")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         members = make_members(parser.parse_args().arch, folder)
@@ -37,13 +37,13 @@ def main() -> int:
         }
         _, idle = watched([], folder)
         size, failed = base.stat().st_size, 0
-        print(f"a base of {size / MEGABYTE:.0f} MB; `import timm` {idle / MEGABYTE:.0f} MB; beyond it:")
+        print(f"base of {size / MEGABYTE:.0f} MB; `import timm` {idle / MEGABYTE:.0f} MB; further memory:")
         for said, command in commands.items():
             for verify in ("--verify", "--no-verify"):
                 peak = watched([*command, verify], folder)[1] - idle
                 failed += peak >= size
                 print(f"{said:16} {verify:12} {peak / MEGABYTE:5.0f} MB")
-    print("claimed less than one model:", "FAILS" if failed else "holds")
+    print("claim (less memory than one model):", "FAILS" if failed else "holds")
     return 1 if failed else 0
 
 

@@ -80,17 +80,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--members", type=int, default=3)
-    parser.add_argument("--samples", type=int, default=100_000)
-    parser.add_argument("--classes", type=int, default=1000)
-    parser.add_argument("--at-most", type=float, default=500, help="megabytes beyond the libraries")
+    parser.add_argument("--members", type=int, default=3, help="number of members")
+    parser.add_argument("--samples", type=int, default=100_000, help="largest number of samples")
+    parser.add_argument("--classes", type=int, default=1000, help="largest number of classes")
+    parser.add_argument("--at-most", type=float, default=500, help="limit in MB, without the libraries")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker is not None:
         worker(given.members, given.samples, given.classes, given.worker)
         return 0
     found = []
-    print(f"{given.members} members; beyond the libraries:")
+    print(f"{given.members} members; memory without the libraries:")
     for samples, classes in (
         (given.samples // 4, given.classes),
         (given.samples, given.classes // 4),
@@ -106,7 +106,7 @@ def main() -> int:
     grown = max(math.log(used / other) / math.log(size / least) for least, other in found[:-1])
     failed = used > given.at_most * MEGABYTE or grown > 1 / 2
     print(
-        f"memory grows as predictions to the power of {grown:.2f}; claimed {given.at_most:.0f} MB at most: ",
+        f"memory grows with the size of predictions to the power of {grown:.2f}; claim at most {given.at_most:.0f} MB: ",
         end="",
     )
     print("FAILS" if failed else "holds")

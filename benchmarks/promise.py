@@ -104,7 +104,7 @@ def main() -> None:
         # The best score of the mean, selected on the test data, which favours the logit scores.
         for kind in KINDS:
             row[f"{kind} by {LOGITS}"] = max(row[f"{kind} by {score}"] for score in LOGIT_SCORES)
-    command = f"python benchmarks/promise.py {options.task} --seeds {' '.join(map(str, options.seeds))}{' --all' * options.all}"
+    command = f"python benchmarks/promise.py {options.task} --work promise/ --seeds {' '.join(map(str, options.seeds))}{' --all' * options.all}"
     seeds = (
         f"# Hydras, single models and ensembles: {options.task}\n\nMeans over seeds, and differences paired by seed with 95 % intervals, "
         f"by `{command}` (`--help` has the options for the data)."

@@ -89,7 +89,7 @@ class Task:
         heads: Heads per block.
         start: Command for the common start of the members, without `-o`.
         start_cost: Cost of `start` in trainings of the single model.
-        apart: Epochs of each member after the common start; None if the members are those of the ensemble.
+        apart: Epochs of each member after the common start; None for the members of the ensemble.
         repels: Whether inputs are images, which `--repulsion` requires.
         bare: Encoder without a classifier, for ensembles with random classifiers; None to skip these rows.
         scored: Options of `score` for circuits, with twice as many removals as used.
@@ -153,7 +153,7 @@ class Plan:
     rows: list[Row] = field(default_factory=list)
 
     def keep(self, names: Sequence[str]) -> None:
-        """Keep only the named rows, and the files that they need."""
+        """Keep only the named rows and the required files."""
         self.rows = [row for name in names for row in self.rows if row.name == name]
         needed = self.needed(model for row in self.rows for model in row.models)
         self.files = {name: made for name, made in self.files.items() if name in needed}
@@ -199,7 +199,7 @@ class Plan:
         compute: float = 1.0,
         teachers: Sequence[str] = (),
     ) -> str:
-        """Plan a training. Its seed is derived from the number of planned files, so that all seeds differ.
+        """Plan a training. The seed is derived from the number of planned files: all seeds differ.
 
         Args:
             name: Name of the file.

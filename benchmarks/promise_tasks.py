@@ -272,19 +272,21 @@ def asked(
     parser.add_argument(
         "--idx",
         type=Path,
-        help="folder of Fashion-MNIST's idx files, as in Debian's package dataset-fashion-mnist",
+        help="folder with the idx files of Fashion-MNIST, for example from Debian's package dataset-fashion-mnist",
     )
-    parser.add_argument("--file", type=Path, help="the whole CLINC150")
+    parser.add_argument("--file", type=Path, help="all queries of CLINC150, as JSON lines")
     parser.add_argument("--backbone", type=Path, help="folder of a sentence encoder")
-    parser.add_argument("--work", type=Path, required=True, help="where checkpoints and reports lie")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13, 14, 15])
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for checkpoints and reports, reused if present"
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13, 14, 15], help="seeds to measure")
     options = parser.parse_args()
     if options.task == "clinc150" and not (options.file and options.backbone):
         parser.error("clinc150 needs --file and --backbone")
     if options.task == "fashion" and not (options.idx and _has_idx(options.idx)):
         parser.error(
-            f"fashion needs --idx FOLDER with {', '.join(IDX_FILES)}, plain or .gz, as in Debian's package dataset-fashion-mnist"
-            + (f": not all are in {options.idx}" if options.idx else "")
+            f"fashion needs --idx FOLDER with {', '.join(IDX_FILES)}, plain or .gz (Debian's package dataset-fashion-mnist)"
+            + (f"; files are missing in {options.idx}" if options.idx else "")
         )
     torch.set_num_threads(1)
     text = partial(clinc150, file=options.file, backbone=options.backbone)

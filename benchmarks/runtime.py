@@ -86,7 +86,7 @@ WARM, UNCOUNTED, ENOUGH, MOST, LAST = 3, 2, 0.2, 500, 5.0
 of each row. MOST: number of rounds that suffices instead. LAST: seconds reserved for the rounds of a table.
 All were chosen by hand: doubling ENOUGH or MOST doubles the time of fast rows, doubling LAST skips more rows
 near the time limit."""
-TIME_WAS_UP = "not measured: time was up"
+TIME_WAS_UP = "not measured: time limit reached"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def main() -> int:
     torch.manual_seed(0)
     cuda = options.device == "cuda"
     print(
-        f"{ARCH}, {MEMBERS} members with {KEPT} of {HEADS} heads a layer; torch {torch.__version__}, timm {TIMM}, "
+        f"{ARCH}, {MEMBERS} members with {KEPT} of {HEADS} heads per layer; torch {torch.__version__}, timm {TIMM}, "
         + (torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} threads"),
         flush=True,
     )
@@ -196,25 +196,33 @@ def parsed() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--repeats", type=int, default=15, help="the least rounds of a table; 15 unless said")
-    parser.add_argument("--batch", nargs="+", default=["1,4"], help="sizes, with spaces or commas between")
+    parser.add_argument(
+        "--repeats", type=int, default=15, help="smallest number of rounds per table (default: 15)"
+    )
+    parser.add_argument(
+        "--batch", nargs="+", default=["1,4"], help="batch sizes, separated by spaces or commas"
+    )
     parser.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=["fp32", "bf16"])
-    parser.add_argument("--how", nargs="+", choices=HOWS, help="default: calls and eager, and on a GPU all")
-    parser.add_argument("--minutes", type=float, help="of the whole; default: 5 on a GPU, else without end")
+    parser.add_argument(
+        "--how", nargs="+", choices=HOWS, help="ways to run (default: calls and eager; on a GPU all)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, help="time limit of the whole run (default: 5 on a GPU, else no limit)"
+    )
     options = parser.parse_args()
     options.batch = [int(size) for part in options.batch for size in part.split(",")]
     options.how = options.how or (HOWS if options.device == "cuda" else HOWS[:2])
     if options.minutes is None:
         options.minutes = 5.0 if options.device == "cuda" else math.inf
     if options.device == "cpu" and any("graph" in how for how in options.how):
-        parser.error("graphs are for --device cuda")
+        parser.error("graphs need --device cuda")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no GPU here")
     return options
 
 
 def compiled(model: Run, backend: str | Callable[..., Run] = "inductor") -> Run:
-    """Return a model that compiles itself at its first call.
+    """Return a model that is compiled at the first call.
 
     Dynamo caches up to eight compilations per code object and searches all of them in each call. Each row
     therefore gets a copy of the code object, otherwise rows of one class would slow each other down.
@@ -245,7 +253,7 @@ class Times(NamedTuple):
 
     Attributes:
         seconds: Seconds of each round.
-        peak: Memory of one run on a GPU in MiB, or None.
+        peak: Memory of a run on a GPU in MiB, or None.
     """
 
     seconds: list[float]
@@ -314,7 +322,7 @@ def prepared(run: Run, images: torch.Tensor, how: str) -> tuple[Run, float | Non
     """Warm up a row, and capture its CUDA graph if requested.
 
     Returns:
-        The function to time, and its peak memory in MiB (None on the CPU).
+        Function to time, and peak memory in MiB (None on the CPU).
     """
     for _ in range(WARM):
         run(images)
@@ -363,7 +371,7 @@ def peak_of(run: Callable[[], object]) -> tuple[object, float]:
     """Call a function on the GPU.
 
     Returns:
-        Its result, and its peak memory in MiB beyond the memory allocated before.
+        Result, and peak memory in MiB beyond the memory allocated before.
     """
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -416,7 +424,7 @@ def report(
         verdict = "not measured" if value is None else "holds" if value <= bound else "FAILS"
         failed += verdict != "holds"
         claims.append({"row": row, "against": against, "bound": bound, "ratio": value, "verdict": verdict})
-        print(f"  {verdict}: {row} / {against} = {told(value)}, claimed at most {bound:.3f}")
+        print(f"  {verdict}: {row} / {against} = {told(value)}, claim at most {bound:.3f}")
     whole = {**setting._asdict(), "rounds": rounds, "rows": table, "claims": claims}
     print(json.dumps(whole), flush=True)
     return whole, failed

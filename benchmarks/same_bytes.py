@@ -84,10 +84,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("old", type=Path, metavar="OLD_TREE")
     parser.add_argument("new", type=Path, metavar="NEW_TREE")
-    parser.add_argument("--only", action="append", default=[], metavar="SUBSTRING", help="groups")
-    parser.add_argument("--expect", action="append", default=[], metavar="SUBSTRING", help="differences")
-    parser.add_argument("--folder", type=Path, help="remembers what was done")
-    parser.add_argument("--jobs", type=int, default=2, choices=(1, 2), help="trees at a time")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="SUBSTRING",
+        help="run only groups with this text; repeatable",
+    )
+    parser.add_argument(
+        "--expect",
+        action="append",
+        default=[],
+        metavar="SUBSTRING",
+        help="expect differences with this text; repeatable",
+    )
+    parser.add_argument("--folder", type=Path, help="folder with results of earlier runs, reused")
+    parser.add_argument("--jobs", type=int, default=2, choices=(1, 2), help="trees tested at the same time")
     options = parser.parse_args(argv)
     began = time.monotonic()
     sys.path.insert(0, str(options.old.resolve() / "tests"))

@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def load_everything() -> None:
-    """Import all modules that command lines need, so that forks share them."""
+    """Import all modules of the command lines, so that forks share the modules."""
     for name in (*LIBRARIES, *(f"transformers.models.{m}.modeling_{m}" for m in MODELS)):
         importlib.import_module(name)
     package = importlib.import_module("hydractl")

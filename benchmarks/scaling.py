@@ -58,7 +58,7 @@ def main() -> int:
     sides: dict[int, list[Run]] = {1: [], options.processes: []}
     print(f"{MODEL}\n{options.samples} images in batches of {options.batch_size}, {options.remove} removals")
     print(
-        f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.2f} before we began, one thread a process\n"
+        f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.2f} at the start, one thread per process\n"
     )
     for _ in range(options.repeats):
         for world, runs in sides.items():
@@ -77,11 +77,9 @@ def main() -> int:
         )
     share = min(median([r.share for r in runs]) for runs in sides.values())
     if share < IDLE:
-        print(
-            f"The machine was busy: processes got {share:.0%} of a processor. Only `work` says something of the tool"
-        )
+        print(f"The machine was busy: processes got {share:.0%} of a processor. Only `work` is meaningful")
     same = len({run.file for runs in sides.values() for run in runs}) == 1
-    print("The files are the same to the last byte" if same else "THE FILES DIFFER")
+    print("The files are identical" if same else "THE FILES DIFFER")
     return 0 if same else 1
 
 
@@ -90,10 +88,10 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--samples", type=int, default=512)
-    parser.add_argument("--remove", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5, help="repetitions of each measurement")
+    parser.add_argument("--processes", type=int, default=2, help="processes to compare with one")
+    parser.add_argument("--samples", type=int, default=512, help="number of images")
+    parser.add_argument("--remove", type=int, default=2, help="number of removed heads")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -166,7 +166,7 @@ class Task:
 
 
 class Between(Silent):
-    """Progress that pauses a search before some of its steps and times naive evaluations.
+    """Progress that pauses a search before some steps and times naive evaluations.
 
     Attributes:
         library: The library's model, with the weights of the task.
@@ -271,7 +271,7 @@ def main() -> int:
 
 
 def open_task(name: str, seed: int) -> Task:
-    """Return a task. Trains the model if it is missing."""
+    """Return a task. Trains a missing model."""
     experiment = experiment_of(name, seed)
     return Task(
         name=name,
@@ -443,7 +443,7 @@ def evaluated(
     """Evaluate the members of all choices in one report.
 
     Returns:
-        Metrics of each choice, as means over its draws.
+        Metrics of each choice, averaged over draws.
     """
     flat = [
         (f"{number}.{i}", p) for number, of_one in enumerate(members.values()) for i, p in enumerate(of_one)

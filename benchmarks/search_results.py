@@ -86,7 +86,7 @@ DEFAULT, EXACT = "default", "`--search exact`"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Result of one setting on one model, compared with the exhaustive search.
+    """Result of a setting on a model, compared with the exhaustive search.
 
     Attributes:
         seed: Seed of the model.

@@ -156,7 +156,7 @@ Rows = dict[str, dict[str, dict[str, float]]]
 
 
 class Bench:
-    """A base of one seed and all models pruned from it.
+    """A base model of a seed and all models pruned from the base.
 
     Args:
         folder: Folder for all files.
@@ -200,7 +200,7 @@ class Bench:
         return found
 
     def members(self, choice: Choice, kept: float) -> list[Path]:
-        """Return the pruned models of one budget, one per draw."""
+        """Return the pruned models of a budget, one per draw."""
         total = sum(t.num_heads * len(t.keep) for t in self.heads.values())
         layers = sum(len(t.keep) for t in self.heads.values())
         paths = []
@@ -401,7 +401,7 @@ def draw(rows: Rows, path: Path) -> None:
             if r == len(METRICS) - 1:
                 axis.set_xlabel("heads kept, %")
                 axis.set_xticks([100 * kept for kept in KEPT])
-    axes[0][0].invert_xaxis()  # The axes are shared, so one call inverts all.
+    axes[0][0].invert_xaxis()  # The axes are shared: one call inverts every axis.
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="center right", fontsize=8)
     figure.tight_layout(rect=(0, 0, 1 - 1.9 / (5.2 * len(kinds) + 2), 1))

@@ -83,11 +83,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--devices", nargs="+", default=["cpu", "cuda"])
+    parser.add_argument(
+        "--devices", nargs="+", default=["cpu", "cuda"], help="devices; outputs are compared with the first"
+    )
     parser.add_argument("--task", choices=TASKS, default="images")
-    parser.add_argument("--arch", help="as after `arch:`")
-    parser.add_argument("--limit", type=int, default=320, help="samples of each set, which has fewer perhaps")
-    parser.add_argument("--only", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument("--arch", help="architecture without the prefix `arch:`")
+    parser.add_argument("--limit", type=int, default=320, help="largest number of samples per set")
+    parser.add_argument("--only", nargs="+", choices=STAGES, default=list(STAGES), help="stages to run")
     options = parser.parse_args()
     names = [
         torch.cuda.get_device_name(d) if d.startswith("cuda") else f"{d}, {torch.get_num_threads()} threads"

@@ -74,12 +74,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--draws", type=int, default=2, help="pruning seeds for each training seed")
-    parser.add_argument("--epochs", type=int, default=40, help="of training the base")
-    parser.add_argument("--candidates", type=int, default=32)
+    parser.add_argument("--seeds", type=int, default=5, help="number of training seeds")
+    parser.add_argument("--draws", type=int, default=2, help="pruning seeds per training seed")
+    parser.add_argument("--epochs", type=int, default=40, help="epochs of training the base")
+    parser.add_argument("--candidates", type=int, default=32, help="candidates of `prune --strategy diverse`")
     parser.add_argument(
-        "--finetune", type=int, default=0, help="epochs of fine-tuning each member; 0 for none"
+        "--finetune", type=int, default=0, help="epochs of fine-tuning per member; 0: no fine-tuning"
     )
     options = Options(**vars(parser.parse_args()))
     found: list[Numbers] = []
@@ -188,7 +188,7 @@ def averaged(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def print_means(found: Sequence[Numbers], options: Options) -> None:
     """Print the means of each row over the seeds."""
     print(
-        f"\n{options.seeds} seeds, {options.draws} draws each; {MEMBERS} members that lack {REMOVED} of 24 heads, pool {POOL}, "
+        f"\n{options.seeds} seeds, {options.draws} draws each; {MEMBERS} members without {REMOVED} of 24 heads, pool {POOL}, "
         f"{options.candidates} candidates; fine-tuned for {options.finetune} epochs; TEST split, means over seeds\n"
     )
     print(f"{'':24}" + "".join(f"{name:>11}" for name in COLUMNS))

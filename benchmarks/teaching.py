@@ -184,7 +184,7 @@ def main() -> None:
     )
     options, begun = asked(parser)
     found = [make(fill(begun(options.work, seed))) for seed in options.seeds]
-    command = f"python benchmarks/teaching.py {options.task} --seeds {' '.join(map(str, options.seeds))}"
+    command = f"python benchmarks/teaching.py {options.task} --work promise/ --seeds {' '.join(map(str, options.seeds))}"
     seeds = (
         f"# Losses for further training of a hydra: {options.task}\n\nMeans over seeds, and differences paired by seed with 95 % intervals, "
         f"by `{command}` (`--help` has the options for the data)."

@@ -150,11 +150,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--encoder", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("file", type=Path, help="all queries of CLINC150, as JSON lines")
+    parser.add_argument(
+        "--encoder", type=Path, required=True, help="folder of a text encoder of transformers"
+    )
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for data and models, reused if up to date"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--texts", type=int, default=1500, help="of each split, at most")
+    parser.add_argument("--texts", type=int, default=1500, help="largest number of texts per split")
     options = parser.parse_args()
     queries, seeds = read(options.file), []
     for seed in options.seeds:

@@ -65,7 +65,7 @@ def main() -> None:
         else:
             rows = measured(planned(plan, options.task))
         keep(options.task, seed, rows)
-        print(f"{options.task}: seed {seed} is measured", file=sys.stderr, flush=True)
+        print(f"{options.task}: measured seed {seed}", file=sys.stderr, flush=True)
 
 
 def keep(task: str, seed: int, rows: dict[str, Numbers]) -> None:
@@ -79,9 +79,7 @@ def keep(task: str, seed: int, rows: dict[str, Numbers]) -> None:
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
     if before["epochs"] != epochs:
-        raise SystemExit(
-            f"{path}: holds seeds of models that train {before['epochs']} epochs: remove it first"
-        )
+        raise SystemExit(f"{path}: has seeds with {before['epochs']} epochs: remove the file first")
     seeds = before["seeds"]
     seeds[str(seed)] = {
         "hardware": f"{platform.machine()}, {os.cpu_count()} cores, one thread",

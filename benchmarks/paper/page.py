@@ -106,7 +106,7 @@ def _lines() -> Iterator[str]:
     yield "# The paper's tables at small scale"
     yield ""
     yield (
-        "This page tests claims of the Hydra Ensembles paper with small models and data sets, measured by `python benchmarks/paper/measure.py TASK`. "
+        "This page tests claims of the Hydra Ensembles paper with small models and data sets, measured by `python benchmarks/paper/measure.py TASK --work DIR`. "
         "A run takes hours on a CPU. A claim that fails at this scale may hold at the paper's scale, and vice versa. "
         "`benchmarks/paper/page.py` writes the page from the stored results; only the paper's numbers were entered by hand."
     )

@@ -84,7 +84,7 @@ class Making:
         plan.row(LAPLACE, laplace + train)
         plan.row(f"{LAPLACE} (prior by validation)", f"{laplace}val={plan.data.val},{train}")
         for method in RIVALS:
-            # Few weights are trained, so the learning rate is that of their papers, ten times the usual one.
+            # Few weights are trained, so the learning rate is ten times the usual rate, like in the papers.
             members = [
                 self.tuned(f"{method}-{i}.st", single, "--method", method, seed=i, rate=1.0)
                 for i in range(MEMBERS)

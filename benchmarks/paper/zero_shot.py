@@ -1,6 +1,6 @@
 """Rows of the hydra paper's zero-shot tables (3, 24 to 28): a small CLIP on coloured shapes, not tuned.
 
-There is one CLIP per seed, trained from random weights. As in the paper, a sixth of the heads is removed ("-6
+Each seed has a CLIP trained from random weights. As in the paper, a sixth of the heads is removed ("-6
 heads" removes the next possible number of 36 heads, a fifth). The heads are chosen once on all 24 classes.
 The ID sets are all classes and their four quarters. OOD data are compared with the first set, as the paper
 does with ImageNet-1k. Temperatures are fitted on the first set and used for all sets. The captions for

@@ -204,7 +204,7 @@ def test_seeds_are_kept_one_by_one(claims, monkeypatch, tmp_path):
     assert len(kept.where) == 1
 
     path.write_text(json.dumps({**json.loads(path.read_text()), "epochs": [1, 2]}))
-    with pytest.raises(SystemExit, match=r"1, 2\] epochs: remove it first"):
+    with pytest.raises(SystemExit, match=r"1, 2\] epochs: remove the file first"):
         measure.keep("shapes", 13, {"single": {"nll": 0.1}})
     assert page.Result.read(path).seeds == ("11", "12")
 
