@@ -27,7 +27,7 @@ from support.builders import Sample, perturbed  # The reference implementations 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hydractl.families.base import Described
+    from hydractl.families.base import ModelDescription
     from hydractl.model_inputs import Inputs
 
 DEPTH = 2
@@ -52,8 +52,8 @@ class Case:
 
     name: str
     group: str = ""
-    describe: Callable[[], Described]
-    shrink: Callable[[], Described] | None = None
+    describe: Callable[[], ModelDescription]
+    shrink: Callable[[], ModelDescription] | None = None
     save: Callable[[Any, Path], None] | None = None
 
 
@@ -116,7 +116,7 @@ def _failed(name: str, group: str, error: Exception) -> Finding:
 
 @torch.inference_mode()
 def differences(
-    described: Described, save: Callable[[Any, Path], None] | None = None
+    described: ModelDescription, save: Callable[[Any, Path], None] | None = None
 ) -> tuple[float, float, float]:
     """Measure the three differences of a model with random weights.
 

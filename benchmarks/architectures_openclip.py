@@ -16,7 +16,7 @@ from hydractl.families.registry import family_for_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hydractl.families.base import Described
+    from hydractl.families.base import ModelDescription
 
 HEADS, HEAD_WIDTH = 4, 8
 WIDTH = HEADS * HEAD_WIDTH
@@ -38,12 +38,12 @@ def cases() -> list[Case]:
     ]
 
 
-def described(name: str) -> Described:
+def described(name: str) -> ModelDescription:
     """Describe a model in its original size, without weights."""
     return family_for_name(f"openclip:{name}").describe(f"openclip:{name}", {})
 
 
-def shrunk(name: str) -> Described:
+def shrunk(name: str) -> ModelDescription:
     """Describe a small version of a model with the same options."""
     config = open_clip.get_model_config(name)
     vision = config["vision_cfg"]
@@ -60,7 +60,7 @@ def shrunk(name: str) -> Described:
     return family_for_name(f"openclip:{name}").describe(f"openclip:{name}", options)
 
 
-def _shrunk_trunk(name: str, own: Mapping[str, Any]) -> Described:
+def _shrunk_trunk(name: str, own: Mapping[str, Any]) -> ModelDescription:
     """Describe a small version of a model with an image tower of timm.
 
     open_clip has no options for the sizes of a timm tower, so the shrunken tower is registered in timm under

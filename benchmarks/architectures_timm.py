@@ -16,7 +16,7 @@ from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Preprocess
 
 if TYPE_CHECKING:
-    from hydractl.families.base import Described
+    from hydractl.families.base import ModelDescription
 
 MODULES = (
     "vision_transformer", "vision_transformer_hybrid", "vision_transformer_relpos", "deit", "vitamin", "beit", "beit3",
@@ -36,12 +36,12 @@ def cases(*, everything: bool = False) -> list[Case]:
     return [Case(name=n, describe=partial(described, n), shrink=partial(shrunk, n)) for n in sorted(names)]
 
 
-def described(name: str) -> Described:
+def described(name: str) -> ModelDescription:
     """Describe an architecture in its original size, on the meta device."""
     return family_for_name(name).describe(name, {"num_classes": NUM_CLASSES})
 
 
-def shrunk(name: str) -> Described:
+def shrunk(name: str) -> ModelDescription:
     """Describe an architecture with two blocks, the smallest image, and fewer heads if it can be built.
 
     Raises:
@@ -73,7 +73,7 @@ def shrunk(name: str) -> Described:
     raise UnsupportedModelError(f"`{name}` cannot be shrunk to two blocks")
 
 
-def image_size(found: Described) -> tuple[int, ...]:
+def image_size(found: ModelDescription) -> tuple[int, ...]:
     """Return channels, height and width of the model's input.
 
     Raises:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from hydractl.families.base import Described
+    from hydractl.families.base import ModelDescription
 
 MAPPINGS = (
     "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
@@ -54,14 +54,14 @@ def _name(model_type: str, model_class: str) -> str:
     return model_class if model_class in TINY else model_type
 
 
-def described(model_type: str, model_class: str, changes: Options) -> Described:
+def described(model_type: str, model_class: str, changes: Options) -> ModelDescription:
     """Describe a class in a small configuration, by the family for its config.json.
 
     Raises:
         UnsupportedModelError: If no family supports the class, or the family refuses the configuration.
     """
     config = {"model_type": model_type, "architectures": [model_class]}
-    family = family_for_config(config, where=model_class)
+    family = family_for_config(config, place=model_class)
     name = model_class if family.claims(model_class) else model_type
     return family.describe(name, {**TINY[name], **changes})
 

@@ -117,7 +117,7 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Results:
     """Results of a model over all resamples.
 
     Attributes:
@@ -249,7 +249,7 @@ def answers(task: Task, model: Model, folder: Path, seed: int) -> Answers:
     return Answers(torch.cat([part[0] for part in parts], 1), torch.cat([part[1] for part in parts]))
 
 
-def measure(found: Answers, *, seed: int, resamples: int) -> Measured:
+def measure(found: Answers, *, seed: int, resamples: int) -> Results:
     """Fit temperatures on resamples and measure the NLL on the remaining samples."""
     log_probs, labels = found.log_probs, found.labels
     sizes = [size for size in SIZES if size <= len(labels) - TEST_LEAST]
@@ -266,7 +266,7 @@ def measure(found: Answers, *, seed: int, resamples: int) -> Measured:
                 nll = scaled_nll(log_probs[:, test], labels[test], fitted.temperature)
                 differences[size][name].append(nll - unscaled)
     hits = log_probs.double().exp().mean(0).argmax(1) == labels
-    return Measured(
+    return Results(
         unseen=len(labels),
         nll=scaled_nll(log_probs, labels, 1.0),
         accuracy=float(hits.double().mean()),
@@ -278,7 +278,7 @@ def measure(found: Answers, *, seed: int, resamples: int) -> Measured:
 Row = dict[str, float]
 
 
-def summary(models: Mapping[str, Measured]) -> dict[int, dict[str, Row]]:
+def summary(models: Mapping[str, Results]) -> dict[int, dict[str, Row]]:
     """Summarize the differences over all models, for each size and fit. Sizes without any model are omitted."""
     rows: dict[int, dict[str, Row]] = {}
     for size in SIZES:
@@ -296,7 +296,7 @@ def summary(models: Mapping[str, Measured]) -> dict[int, dict[str, Row]]:
     return rows
 
 
-def written(models: Mapping[str, Measured], *, resamples: int, command: str) -> str:
+def written(models: Mapping[str, Results], *, resamples: int, command: str) -> str:
     """Return the tables in Markdown."""
     rows = summary(models)
     lines = [
@@ -348,8 +348,8 @@ def verdict(rows: Mapping[int, Mapping[str, Row]]) -> str:
     lines = []
     for name in FITS:
         above = [size for size, fits in rows.items() if fits[name]["mean"] > fits[name]["half interval"]]
-        where = f"at {', '.join(map(str, above))} samples" if above else "never"
-        lines.append(f"Mean NLL significantly higher than without a temperature, {name}: {where}.")
+        place = f"at {', '.join(map(str, above))} samples" if above else "never"
+        lines.append(f"Mean NLL significantly higher than without a temperature, {name}: {place}.")
     return "  \n".join(lines)
 
 
@@ -368,7 +368,7 @@ def main() -> int:
     if (options.file is None) != (options.backbone is None):
         parser.error("CLINC150 needs --file and --backbone")
     torch.set_num_threads(1)
-    models: dict[str, Measured] = {}
+    models: dict[str, Results] = {}
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
         for task in tasks(work, options.file, options.backbone):

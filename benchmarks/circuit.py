@@ -70,19 +70,19 @@ def main() -> int:
         parser.error("--device and --heads need --compile")
     dtype = torch.float64 if options.double else torch.float32
     device = pick_device(options.device)
-    opened = open_model(f"arch:{options.arch}::num_classes=10")
+    model_file = open_model(f"arch:{options.arch}::num_classes=10")
     library = timm.create_model(options.arch, num_classes=10).eval()
-    library.load_state_dict(opened.checkpoint.tensors())
+    library.load_state_dict(model_file.checkpoint.tensors())
     library = library.to(dtype)
     library.head_width = library.blocks[0].attn.head_dim
-    shape = cast("Preprocess", opened.header.preprocess).input_size
+    shape = cast("Preprocess", model_file.header.preprocess).input_size
     images = torch.randn(options.samples, *shape, dtype=dtype).to(device)
     labels = torch.randint(0, 10, (options.samples,)).to(device)
     others = 2 * torch.randn(max(1, options.samples // 2), *shape, dtype=dtype).to(device)
     job = ScoreJob(
-        model=load_model(opened, dtype=dtype).to(device),
-        family=opened.family,
-        architecture=opened.header.architecture,
+        model=load_model(model_file, dtype=dtype).to(device),
+        family=model_file.family,
+        architecture=model_file.header.architecture,
         id_data=[Samples(images, labels)],
         ood_data=[Samples(others, None)],
     )
@@ -91,10 +91,10 @@ def main() -> int:
     budget = len(heads) // 3
     print(
         f"{options.arch}, {len(heads)} heads, {budget} to remove, {len(images)} + {len(others)} images, {dtype}, "
-        f"{told(device)}, torch {torch.__version__}"
+        f"{device_name(device)}, torch {torch.__version__}"
     )
     if options.compile:
-        compiled = replace(job, model=load_model(opened, dtype=dtype).to(device), compiles=options.arch)
+        compiled = replace(job, model=load_model(model_file, dtype=dtype).to(device), compiles=options.arch)
         return against_compiled(job, compiled, heads=options.heads, repeats=options.repeats)
     circuit, gone = Circuit(job), 0
     order = sorted(heads, key=lambda place: place[::-1])
@@ -123,7 +123,7 @@ def main() -> int:
     return 0 if holds else 1
 
 
-def told(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     """Return the name of a GPU, or the device type with the number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)

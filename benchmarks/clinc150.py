@@ -160,9 +160,9 @@ def main() -> None:
     )
     parser.add_argument("file", type=Path, metavar="CLINC150.jsonl", help="all queries of CLINC150")
     parser.add_argument("--seed", type=int, default=0, help="seed of the drawn intents")
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("-o", dest="out", type=Path, metavar="DIR", help="folder for one .jsonl file per part")
-    where.add_argument("--ship", action="store_true", help="write the file of intents in the package")
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("-o", dest="out", type=Path, metavar="DIR", help="folder for one .jsonl file per part")
+    place.add_argument("--ship", action="store_true", help="write the file of intents in the package")
     arguments = parser.parse_args()
     queries = read(arguments.file)
     if arguments.ship:

@@ -75,9 +75,12 @@ def speed(batches: list[int], rounds: int, *, compiled: bool) -> None:
                     run(images)
                     seconds[key].append(time.process_time() - begin)
         print(f"\nbatch {batch}: time in ms, and ratio to fp32")
-        for (row, how), found in seconds.items():
+        for (row, preprocess), found in seconds.items():
             ratio = statistics.median(a / b for a, b in zip(found[1:], seconds[row, "fp32"][1:], strict=True))
-            print(f"  {row:20s} {how:15s} {1e3 * statistics.median(found[1:]):8.1f}  {ratio:.3f}", flush=True)
+            print(
+                f"  {row:20s} {preprocess:15s} {1e3 * statistics.median(found[1:]):8.1f}  {ratio:.3f}",
+                flush=True,
+            )
 
 
 def quality(models: list[str], data: str, near: str) -> None:

@@ -58,8 +58,8 @@ def main() -> int:
 
 
 def _member(arch: str, seed: int, folder: Path) -> Path:
-    opened = open_model(f"arch:{arch}", seed=seed)
-    return Path(shutil.copy(opened.checkpoint.paths[0], folder / f"member-{seed}.st"))
+    model_file = open_model(f"arch:{arch}", seed=seed)
+    return Path(shutil.copy(model_file.checkpoint.paths[0], folder / f"member-{seed}.st"))
 
 
 def _fuse(members: tuple[str, ...], out: Path, *, stores: bool) -> float:

@@ -86,14 +86,14 @@ def main() -> None:
             )
         run("fuse", *members, "-o", "hydra.st", "-q")
         run("export", "hydra.st", "-o", "hydra.onnx", "-q")
-        opened = open_model("hydra.st")
-        subject = ExportModule(WithDefaultScore.stored(load_any(opened), opened))
+        model_file = open_model("hydra.st")
+        subject = ExportModule(WithDefaultScore.stored(load_any(model_file), model_file))
         session = run_onnx(Path("hydra.onnx").read_bytes())
     print(
         f"{asked.arch}, {asked.members} members, {torch.get_num_threads()} threads, medians of {asked.rounds} interleaved rounds"
     )
     for batch in map(int, asked.batch.split(",")):
-        inputs = dict(named(samples(opened.header, batch=batch, seed=0)))
+        inputs = dict(named(samples(model_file.header, batch=batch, seed=0)))
         times: list[list[tuple[float, float]]] = [[], []]
         with torch.inference_mode():
             for i in range(asked.rounds + 2):

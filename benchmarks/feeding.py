@@ -31,12 +31,12 @@ from timm.data import create_dataset, create_loader
 
 from hydractl.data.batches import batches, epoch_order
 from hydractl.data.datasets import ImageSet, of_kind
-from hydractl.data.open_dataset import crewed, open_items
+from hydractl.data.open_dataset import open_items, with_workers
 from hydractl.data.preprocess import eval_transform, train_transform
-from hydractl.data.worker_pool import MANY, paying
+from hydractl.data.worker_pool import MIN_IMAGES, default_workers
 from hydractl.manifest.header import Preprocess
 
-HOW = Preprocess(
+PREPROCESS = Preprocess(
     input_size=(3, 224, 224),
     interpolation="bicubic",
     mean=(0.485, 0.456, 0.406),
@@ -95,7 +95,7 @@ def main() -> int:
             fastest: dict[int, float] = {}
             for workers in options.workers:
                 on_cores(workers)
-                auto = paying(MANY)
+                auto = default_workers(MIN_IMAGES)
                 for own in sorted({auto, workers}):
                     ours, theirs = measured(name, claim, own, workers, options.repeats)
                     ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
@@ -107,9 +107,9 @@ def main() -> int:
                     if own == auto:
                         fastest[workers] = rate
                         failed += ratio < claim.bound
-                        line += f", claim at least {claim.bound}: {judged(ratio >= claim.bound)}"
+                        line += f", claim at least {claim.bound}: {format_verdict(ratio >= claim.bound)}"
                     print(line, flush=True)
-            failed += not grows(claim.fed, fastest)
+            failed += not check_growth(claim.fed, fastest)
     return 1 if failed else 0
 
 
@@ -119,16 +119,18 @@ def on_cores(count: int) -> None:
     torch.set_num_threads(min(count, len(ALL)))
 
 
-def grows(fed: str, fastest: dict[int, float]) -> bool:
+def check_growth(fed: str, fastest: dict[int, float]) -> bool:
     """Print and return whether two cores are fast enough; True if not measured on one and two cores."""
     if not {1, 2} <= fastest.keys():
         return True
     ratio = fastest[2] / fastest[1]
-    print(f"{fed}: rate on 2 cores / 1 core {ratio:.2f}, claim at least {GROWTH}: {judged(ratio >= GROWTH)}")
+    print(
+        f"{fed}: rate on 2 cores / 1 core {ratio:.2f}, claim at least {GROWTH}: {format_verdict(ratio >= GROWTH)}"
+    )
     return ratio >= GROWTH
 
 
-def judged(holds: bool) -> str:
+def format_verdict(holds: bool) -> str:
     """Format the verdict of a claim."""
     return "holds" if holds else "FAILS"
 
@@ -148,7 +150,7 @@ def measured(
     Returns:
         Rates of hydractl and of timm, one number per repetition.
     """
-    sides = ours(folder, claim, own), theirs(folder, claim, workers)
+    sides = hydractl_batches(folder, claim, own), timm_batches(folder, claim, workers)
     rates: tuple[list[float], list[float]] = ([], [])
     for repeat in range(repeats + 1):
         for side, found in zip(sides, rates, strict=True):
@@ -166,36 +168,38 @@ def rate_of(fed: Iterable[torch.Tensor]) -> float:
     return count / (time.perf_counter() - begun)
 
 
-def ours(folder: str, claim: Claim, workers: int) -> Callable[[int], Iterable[torch.Tensor]]:
+def hydractl_batches(folder: str, claim: Claim, workers: int) -> Callable[[int], Iterable[torch.Tensor]]:
     """Return a function from an epoch number to batches, as in `finetune` or `eval`."""
-    images = of_kind(crewed(open_items(f"{folder}/{claim.keys}", HOW, labelled=False), workers), ImageSet)
+    images = of_kind(
+        with_workers(open_items(f"{folder}/{claim.keys}", PREPROCESS, labelled=False), workers), ImageSet
+    )
     # Workers inherit the CPU affinity of the fork server from its first start, so they are set to the current
     # cores. 50 tasks are enough to reach every worker.
-    if images.crew is not None:
-        told = [images.crew.submit(os.sched_setaffinity, 0, os.sched_getaffinity(0)) for _ in range(50)]
+    if images.workers is not None:
+        told = [images.workers.submit(os.sched_setaffinity, 0, os.sched_getaffinity(0)) for _ in range(50)]
         for future in told:
             future.result()
-    training = train_transform(HOW, AUGMENT)
+    training = train_transform(PREPROCESS, AUGMENT)
 
     def epoch(number: int) -> Iterable[torch.Tensor]:
-        transform = training.at(seed=0, epoch=number) if claim.trains else eval_transform(HOW)
+        transform = training.at(seed=0, epoch=number) if claim.trains else eval_transform(PREPROCESS)
         order = epoch_order(len(images), seed=0, epoch=number) if claim.trains else None
         return (batch.inputs for batch in batches(images, transform, batch_size=BATCH, indices=order))
 
     return epoch
 
 
-def theirs(folder: str, claim: Claim, workers: int) -> Callable[[int], Iterable[torch.Tensor]]:
+def timm_batches(folder: str, claim: Claim, workers: int) -> Callable[[int], Iterable[torch.Tensor]]:
     """Return a function that yields an epoch of timm's loader. timm's prefetcher normalizes whole batches."""
     loader = create_loader(
         create_dataset("", root=folder),
-        HOW.input_size,
+        PREPROCESS.input_size,
         BATCH,
         is_training=claim.trains,
-        interpolation=HOW.interpolation,
-        mean=HOW.mean,
-        std=HOW.std,
-        crop_pct=HOW.crop_pct,
+        interpolation=PREPROCESS.interpolation,
+        mean=PREPROCESS.mean,
+        std=PREPROCESS.std,
+        crop_pct=PREPROCESS.crop_pct,
         num_workers=workers,
         persistent_workers=workers > 0,
         device=torch.device("cpu"),

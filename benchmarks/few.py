@@ -325,14 +325,14 @@ def verdicts(cells: Sequence[Cell], scores: Sequence[str]) -> str:
     """Return for each score its worst difference to MSP, and whether the score meets the bar."""
     lines = []
     for score in scores:
-        worst, where = min(
+        worst, place = min(
             (statistics.fmean(points), f"{cell.title}, {kind}")
             for cell in cells
             for kind in KINDS
             if (points := cell.differences(score, kind))
         )
         verdict = "meets" if worst >= -BAR else "MISSES"
-        lines.append(f"- `{score}`: {verdict} the bar of {BAR:g} points; worst {worst:+.1f} ({where})")
+        lines.append(f"- `{score}`: {verdict} the bar of {BAR:g} points; worst {worst:+.1f} ({place})")
     return "\n".join(lines) + "\n"
 
 

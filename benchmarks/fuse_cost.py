@@ -62,10 +62,10 @@ def main() -> int:
 
 def make_members(arch: str, folder: Path) -> list[Path]:
     """Prune a random base to two thirds of its heads, with three different masks."""
-    opened = open_model(f"arch:{arch}")
+    model_file = open_model(f"arch:{arch}")
     base = folder / "base.st"
-    base.write_bytes(opened.checkpoint.paths[0].read_bytes())
-    tower = opened.header.architecture.towers["vision"]
+    base.write_bytes(model_file.checkpoint.paths[0].read_bytes())
+    tower = model_file.header.architecture.towers["vision"]
     kept = round(tower.num_heads * 2 / 3)
     for i in range(3):
         rows = tuple(

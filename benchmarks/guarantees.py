@@ -207,7 +207,7 @@ METHODS: dict[str, Callable[[torch.Tensor, torch.Tensor, float], Selection]] = {
 }
 
 
-def measured(
+def simulate(
     population: Population, count: int, risk: float, *, trials: int, seed: int
 ) -> list[dict[str, Any]]:
     """Run all methods on the same draws and return one row per method."""
@@ -309,10 +309,10 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
             if method == CONFORMAL
             else f"{percent(worst['broken'] / worst['trials'])} % of trials break the risk (limit {100 * DELTA:g} %)"
         )
-        where = f"{worst['population']}, n = {worst['n']}, risk {worst['risk']:g}"
+        place = f"{worst['population']}, n = {worst['n']}, risk {worst['risk']:g}"
         kept = sum(map(holds, own))
         verdict = "holds" if kept == len(own) else "FAILS"
-        lines.append(f"- {method}: {verdict} in {kept} of {len(own)} rows; worst row: {number}; {where}.")
+        lines.append(f"- {method}: {verdict} in {kept} of {len(own)} rows; worst row: {number}; {place}.")
     pairs = [[row for row in rows if row["method"] == m] for m in (BONFERRONI, SEQUENCE)]
     gains = [
         (second["reached"] - first["reached"], second["coverage"] - first["coverage"], second)
@@ -361,7 +361,7 @@ def main() -> int:
         print(f"{population.name}: accuracy {accuracy:.3f}", file=sys.stderr)
         for count in SIZES:
             for risk in RISKS:
-                rows += measured(
+                rows += simulate(
                     population, count, risk, trials=options.trials, seed=options.seed + 1000 * number
                 )
     text = written(rows, command=shlex.join(["python", *sys.argv]))

@@ -18,6 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ import torch
 from photos import write_photos
 
 from hydractl.checkpoint import write_tensors
-from hydractl.data.batches import encoded
+from hydractl.data.batches import eval_batches
 from hydractl.data.open_dataset import open_items
 from hydractl.families.open_model import open_model
 from hydractl.fusion.build import load_any
@@ -63,9 +64,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         base = folder / "base.st"
-        opened = open_model(f"arch:{options.arch}")
+        model_file = open_model(f"arch:{options.arch}")
         with base.open("wb") as file:
-            write_tensors(file, opened.checkpoint.tensors(), header=opened.header)
+            write_tensors(file, model_file.checkpoint.tensors(), header=model_file.header)
         for part, count in (("whole", options.items), ("part", options.items // PART)):
             write_photos(folder / part, count, size=(SIDE, SIDE), coarse=(16, 16))
         pairs = [measured(base, folder, options) for _ in range(options.repeats)]
@@ -86,7 +87,7 @@ def main() -> int:
 def measured(base: Path, folder: Path, options: argparse.Namespace) -> tuple[Both, Both]:
     """Return the rates of the bare loop and of `predict`, in items per second."""
     loop = bare_seconds(base, folder / "whole", options)
-    whole, part = (timed(lambda name=name: told(base, folder, name, options)) for name in ("whole", "part"))  # type: ignore[misc]
+    whole, part = (timed(partial(predict_folder, base, folder, name, options)) for name in ("whole", "part"))
     more = options.items - options.items // PART
     bare = Both(*(options.items / seconds for seconds in loop))
     return bare, Both(*(more / (a - b) for a, b in zip(whole, part, strict=True)))
@@ -95,13 +96,13 @@ def measured(base: Path, folder: Path, options: argparse.Namespace) -> tuple[Bot
 def bare_seconds(base: Path, data: Path, options: argparse.Namespace) -> Both:
     """Return the time for the forward passes of all batches, after a warm-up with the first batch."""
     device = pick_device(options.device)
-    opened = open_model(str(base))
-    model = load_any(opened).to(device)
-    how = opened.header.preprocess
-    items = open_items(f"{data}/", how, labelled=False)
+    model_file = open_model(str(base))
+    model = load_any(model_file).to(device)
+    preprocess = model_file.header.preprocess
+    items = open_items(f"{data}/", preprocess, labelled=False)
     batches = [
         b.inputs.to(device)
-        for b in encoded(items, how, batch_size=options.batch_size)
+        for b in eval_batches(items, preprocess, batch_size=options.batch_size)
         if isinstance(b.inputs, torch.Tensor)
     ]
 
@@ -116,7 +117,7 @@ def bare_seconds(base: Path, data: Path, options: argparse.Namespace) -> Both:
         return timed(loop)
 
 
-def told(base: Path, folder: Path, name: str, options: argparse.Namespace) -> None:
+def predict_folder(base: Path, folder: Path, name: str, options: argparse.Namespace) -> None:
     """Run `predict` on one folder."""
     run_predict(
         PredictConfig(

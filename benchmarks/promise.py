@@ -46,7 +46,7 @@ from promise_plan import (
     Plan,
     fill,
 )
-from promise_tasks import asked
+from promise_tasks import parse_task
 from safetensors.torch import load_file
 
 from hydractl.cli.app import main as hydractl
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 RESULTS = Path(__file__).parent / "results"
-RAW, TEMPERED, TIMED, SAID = "raw.json", "tempered.json", "timed.json", "said.st"
+RAW, TEMPERED, TIMED, PREDICTIONS = "raw.json", "tempered.json", "timed.json", "said.st"
 LOGITS, DEFAULT = "best logit score", "default score"
 JUDGED = {
     "accuracy": True,
@@ -91,7 +91,7 @@ def main() -> None:
     )
     parser.add_argument("--no-time", action="store_true", help="skip latency, for example on a busy machine")
     parser.add_argument("--all", action="store_true", help="make all rows instead of the first ones")
-    options, begun = asked(parser)
+    options, begun = parse_task(parser)
     plans = [fill(begun(options.work, seed)) for seed in options.seeds]
     for plan in plans:
         if not options.all:
@@ -124,14 +124,18 @@ def make(plan: Plan) -> None:
     make_files(plan)
     for command in (
         plan.report(
-            called(plan, RAW), "--no-latency", "--save-predictions", plan.path(called(plan, SAID)), ood=False
+            report_name(plan, RAW),
+            "--no-latency",
+            "--save-predictions",
+            plan.path(report_name(plan, PREDICTIONS)),
+            ood=False,
         ),
-        plan.report(called(plan, TEMPERED), "--no-latency", "--temperature", plan.data.val),
+        plan.report(report_name(plan, TEMPERED), "--no-latency", "--temperature", plan.data.val),
     ):
         report(command)
 
 
-def called(plan: Plan, name: str) -> str:
+def report_name(plan: Plan, name: str) -> str:
     """Return the file name of a report, with the number of rows so that different tables do not collide."""
     return f"{len(plan.rows)}-rows-{name}"
 
@@ -165,14 +169,14 @@ def run(command: Sequence[str]) -> None:
 
 def measured(plan: Plan) -> dict[str, Numbers]:
     """Return the numbers of every row by name."""
-    raw, tempered = (Report.read(Path(plan.path(called(plan, name)))) for name in (RAW, TEMPERED))
-    said = load_file(plan.path(called(plan, SAID)))
+    raw, tempered = (Report.read(Path(plan.path(report_name(plan, name)))) for name in (RAW, TEMPERED))
+    predictions = load_file(plan.path(report_name(plan, PREDICTIONS)))
     rows = {}
     for row, plain, planned in zip(tempered.rows, raw.rows, plan.rows, strict=True):
         macs = row.values["macs"].value / tempered.rows[0].values["macs"].value
         unscaled = {f"raw {name}": plain.values[name].value for name in ("nll", "ece")}
         rows[row.name] = {"training": plan.training(planned), "macs": macs} | numbers(row, plan) | unscaled
-        hits = said[f"log_probs/{row.name}/id"].argmax(-1) == said["labels/id"]
+        hits = predictions[f"log_probs/{row.name}/id"].argmax(-1) == predictions["labels/id"]
         rows[row.name]["members' accuracy"] = float(hits.double().mean())
     return rows
 
@@ -194,9 +198,9 @@ def numbers(row: Row, plan: Plan) -> Numbers:
 
 def times(plan: Plan) -> dict[str, Numbers]:
     """Time all rows interleaved. Return latency relative to the single model, for one sample and for a batch."""
-    if not Path(plan.path(called(plan, TIMED))).exists():
-        run(plan.report(called(plan, TIMED), "--batch-size", str(plan.task.batch), ood=False))
-    rows = Report.read(Path(plan.path(called(plan, TIMED)))).rows
+    if not Path(plan.path(report_name(plan, TIMED))).exists():
+        run(plan.report(report_name(plan, TIMED), "--batch-size", str(plan.task.batch), ood=False))
+    rows = Report.read(Path(plan.path(report_name(plan, TIMED)))).rows
     return {
         row.name: {
             name: row.values[of].value / rows[0].values[of].value
@@ -256,7 +260,7 @@ def claims(task: str, found: Sequence[Mapping[str, Numbers]]) -> Iterator[str]:
             apart = [seed[ONE_TRUNK][near] - seed[RIVAL][column] for seed in found]
             holds = is_level(apart, LEVEL["texts"]) if column == near else is_ahead(apart)
             kind = "level with" if column == near else "better than"
-            yield f"- (a) near, `{ONE_TRUNK}` is {kind} `{RIVAL}`{name}: {verdict(apart, more=True)}: {said(holds)}"
+            yield f"- (a) near, `{ONE_TRUNK}` is {kind} `{RIVAL}`{name}: {verdict(apart, more=True)}: {format_verdict(holds)}"
     if task in {"digits", "fashion"}:
         for column, more in JUDGED.items():
             apart = [
@@ -267,11 +271,11 @@ def claims(task: str, found: Sequence[Mapping[str, Numbers]]) -> Iterator[str]:
                 if column == near
                 else ("not worse than", not is_ahead([-x for x in apart]))
             )
-            yield f"- (b) {column}: `{TAUGHT_REPELLED}` is {kind} `{RIVAL}`: {verdict(apart, more=True)}: {said(holds)}"
+            yield f"- (b) {column}: `{TAUGHT_REPELLED}` is {kind} `{RIVAL}`: {verdict(apart, more=True)}: {format_verdict(holds)}"
     yield ""
 
 
-def said(holds: bool) -> str:
+def format_verdict(holds: bool) -> str:
     """Format the verdict of a claim."""
     return "holds" if holds else "FAILS"
 

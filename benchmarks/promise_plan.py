@@ -31,7 +31,7 @@ FORWARD = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class PlannedFile:
     """A planned file.
 
     Attributes:
@@ -149,7 +149,7 @@ class Plan:
     data: Data
     task: Task
     seed: int
-    files: dict[str, Made] = field(default_factory=dict)
+    files: dict[str, PlannedFile] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
 
     def keep(self, names: Sequence[str]) -> None:
@@ -187,7 +187,7 @@ class Plan:
             cost: Cost in trainings of the single model.
         """
         words = tuple(self.path(word) if word in self.files else word for word in command)
-        self.files[name] = Made((*words, "-o", self.path(name)), tuple(needs), cost)
+        self.files[name] = PlannedFile((*words, "-o", self.path(name)), tuple(needs), cost)
         return name
 
     def tune(
@@ -327,12 +327,12 @@ def _without_heads(plan: Plan, single: str) -> None:
     taylor = ("--method", "taylor", "--data", plan.data.train, "--limit", "256", "--keep", each)
     for kind, options in {"random": (), "Taylor": taylor, "circuits": task.scored}.items():
         needs = ["start.st"]
-        how: tuple[str, ...] = ("--strategy", "random", "--seed", str(plan.seed))
+        choice: tuple[str, ...] = ("--strategy", "random", "--seed", str(plan.seed))
         if options:
             needs.append(plan.make(f"{kind}.json", "score", scored, *options, needs=[scored]))
-            how = ("--scores", needs[-1])
+            choice = ("--scores", needs[-1])
         count = ("--keep", each, "--per-layer") if kind == "Taylor" else ("--remove", str(task.removed))
-        cut = plan.make(f"{kind}.st", "prune", "start.st", *how, *count, "--no-verify", needs=needs)
+        cut = plan.make(f"{kind}.st", "prune", "start.st", *choice, *count, "--no-verify", needs=needs)
         members = [_member(plan, f"{kind}-{i}.st", cut, task.kept) for i in range(MEMBERS)]
         for own in (0, 1, 2):
             hydra = plan.fuse(f"{kind}-merged-{own}.st", members, "--merge-trunk", str(task.blocks - own))

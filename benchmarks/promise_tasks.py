@@ -242,21 +242,21 @@ def shapes(folder: Path, seed: int) -> Plan:
     return Plan(folder=folder, data=data, task=task, seed=seed)
 
 
-def make_clip(out: Path, how: PairConfig, *, part: Path) -> None:
+def make_clip(out: Path, options: PairConfig, *, part: Path) -> None:
     """Train a small CLIP on shapes and captions if the folder is missing.
 
     Args:
         out: Folder of the model.
-        how: Options of the training.
+        options: Options of the training.
         part: Temporary folder, renamed when the model is complete.
     """
     if not out.exists():
         with one_thread():
-            train_pair(of_kind(open_data(SHAPES_TRAIN), ImageSet), part, how)
+            train_pair(of_kind(open_data(SHAPES_TRAIN), ImageSet), part, options)
         part.rename(out)
 
 
-def asked(
+def parse_task(
     parser: argparse.ArgumentParser, others: Mapping[str, Callable[[Path, int], Plan]] = MappingProxyType({})
 ) -> tuple[argparse.Namespace, Callable[[Path, int], Plan]]:
     """Parse the command line of a program with tasks, seeds and a folder.

@@ -414,7 +414,7 @@ def report(
         }  # fmt: skip
         table[name] = {key: value if value is None else round(value, 4) for key, value in line.items()}
         print(
-            f"  {name:24s} {line['ms']:6.2f} ms {told(line['times_single']):>9s} {line['macs_times_single']:6.2f}  "
+            f"  {name:24s} {line['ms']:6.2f} ms {format_ratio(line['times_single']):>9s} {line['macs_times_single']:6.2f}  "
             + ("" if one.peak is None else f"{one.peak:.0f} MiB")
         )
     failed = 0
@@ -424,13 +424,13 @@ def report(
         verdict = "not measured" if value is None else "holds" if value <= bound else "FAILS"
         failed += verdict != "holds"
         claims.append({"row": row, "against": against, "bound": bound, "ratio": value, "verdict": verdict})
-        print(f"  {verdict}: {row} / {against} = {told(value)}, claim at most {bound:.3f}")
+        print(f"  {verdict}: {row} / {against} = {format_ratio(value)}, claim at most {bound:.3f}")
     whole = {**setting._asdict(), "rounds": rounds, "rows": table, "claims": claims}
     print(json.dumps(whole), flush=True)
     return whole, failed
 
 
-def told(value: float | None) -> str:
+def format_ratio(value: float | None) -> str:
     """Format a ratio; `-` for None."""
     return "-" if value is None else f"{value:.3f}"
 

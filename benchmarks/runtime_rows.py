@@ -10,10 +10,10 @@ import copy
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hydractl.auto.register import HEARD
+from hydractl.auto.register import WATCHED_MODULES
 
 # Prevents registration of hydractl's models in timm, which would import more than torch and timm.
-HEARD.clear()
+WATCHED_MODULES.clear()
 import timm
 import torch
 from timm.models import vision_transformer

@@ -60,19 +60,19 @@ class Case:
     Attributes:
         group: Group of commands that run in the same folder.
         argv: Arguments without the program name.
-        how: One of `WAYS`, or `main` for a call of the main function.
+        mode: One of `WAYS`, or `main` for a call of the main function.
         stdin: File for standard input, or empty.
         stdout: File for standard output, or empty.
     """
 
     group: str
     argv: tuple[str, ...]
-    how: str
+    mode: str
     stdin: str = ""
     stdout: str = ""
 
     def __str__(self) -> str:
-        way = "" if self.how == "main" else f"{self.how}: "
+        way = "" if self.mode == "main" else f"{self.mode}: "
         streams = "".join(f" {sign} {file}" for sign, file in (("<", self.stdin), (">", self.stdout)) if file)
         return f"{self.group}: {way}{shlex.join(self.argv)}{streams}"
 
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cases = [
         case
         for case in read_cases((HERE / "same_bytes_cases.txt").read_text(), models_of(variants))
-        if not options.only or any(text in case.group for text in options.only)
+        if not options.picklable_subset or any(text in case.group for text in options.picklable_subset)
     ]
     with tempfile.TemporaryDirectory() as scratch:
         root = (options.folder or Path(scratch)).resolve()
@@ -192,8 +192,8 @@ def case(group: str, line: str, model: str) -> Case:
         streams[words[-2]] = words[-1]
         words = words[:-2]
     way = words[0].removesuffix(":")
-    how, argv = (way, words[1:]) if way in WAYS else ("main", words)
-    return Case(group=group, argv=tuple(argv), how=how, stdin=streams["<"], stdout=streams[">"])
+    mode, argv = (way, words[1:]) if way in WAYS else ("main", words)
+    return Case(group=group, argv=tuple(argv), mode=mode, stdin=streams["<"], stdout=streams[">"])
 
 
 def run_tree(tree: Path, cases: Sequence[Case], root: Path, inputs: Path) -> list[Seen]:

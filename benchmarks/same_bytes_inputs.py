@@ -129,9 +129,9 @@ def save_transformers(folder: Path, arch: str, options: Options) -> None:
     """Write a transformers model folder with an image processor, a tokenizer, or both."""
     import transformers
 
-    voice: Any = transformers.logging  # untyped
-    voice.set_verbosity_error()
-    voice.disable_progress_bar()
+    reporter: Any = transformers.logging  # untyped
+    reporter.set_verbosity_error()
+    reporter.disable_progress_bar()
     nested = {tower: own for tower in ("text", "vision") if (own := beneath(options, tower))}
     flat = {k: v for k, v in options.items() if "." not in k}
     flat |= {f"{tower}_config": own for tower, own in nested.items()}

@@ -79,19 +79,19 @@ def run(case: dict[str, str | list[str]], folder: Path, root: Path) -> dict[str,
     Returns:
         Exit code, comparable standard output and error, and processor seconds.
     """
-    how, argv = str(case["how"]), [str(word) for word in case["argv"]]
-    master, slave = os.openpty() if how == "terminal" else (-1, -1)
+    mode, argv = str(case["mode"]), [str(word) for word in case["argv"]]
+    master, slave = os.openpty() if mode == "terminal" else (-1, -1)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         sys.stdout.flush()
         child = os.fork()
         if not child:
             os.chdir(folder)
             source = os.open(str(case["stdin"]) or os.devnull, os.O_RDONLY)
-            streams = (source, slave, slave) if how == "terminal" else (source, out.fileno(), err.fileno())
+            streams = (source, slave, slave) if mode == "terminal" else (source, out.fileno(), err.fileno())
             for number, stream in enumerate(streams):
                 os.dup2(stream, number)
-            become(how, argv)
-        shown = watch(master, slave) if how == "terminal" else b""
+            become(mode, argv)
+        shown = watch(master, slave) if mode == "terminal" else b""
         _, status, used = os.wait4(child, 0)
         written = [shown or content(out.fileno()), content(err.fileno())]
     if case["stdout"]:
@@ -102,15 +102,15 @@ def run(case: dict[str, str | list[str]], folder: Path, root: Path) -> dict[str,
     return {"code": code, "stdout": texts[0], "stderr": texts[1], "seconds": seconds}
 
 
-def become(how: str, argv: list[str]) -> NoReturn:
+def become(mode: str, argv: list[str]) -> NoReturn:
     """Run the command in the forked process and exit. Python errors exit with `BUG`."""
     signal.alarm(PATIENCE_S)
     code = BUG
     try:
-        if how != "main":
+        if mode != "main":
             names = {"terminal": "hydractl", "process": "hydractl"}
-            module, rest = (names[how], argv) if how in names else (argv[0], argv[1:])
-            if how == "terminal":
+            module, rest = (names[mode], argv) if mode in names else (argv[0], argv[1:])
+            if mode == "terminal":
                 os.environ.pop("TYPER_USE_RICH")
             os.execv(sys.executable, [sys.executable, "-P", "-m", module, *rest])  # noqa: S606 - no shell is wanted
         from hydractl.cli.app import main as command

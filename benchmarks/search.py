@@ -55,7 +55,7 @@ import torch
 from scipy.stats import spearmanr
 
 from hydractl.cli.commands.run import write_tokenizer
-from hydractl.data.batches import encoded
+from hydractl.data.batches import eval_batches
 from hydractl.data.open_dataset import open_items
 from hydractl.families.open_model import load_model
 from hydractl.manifest.head_mask import Removal
@@ -86,7 +86,7 @@ from search_results import (
     claims,
     publish,
     publish_choices,
-    spelt,
+    setting_text,
 )
 from selection import run
 
@@ -126,14 +126,14 @@ class Task:
 
     Attributes:
         name: Name of the task.
-        opened: The model.
+        model_file: The model.
         val: ID and OOD data of the search.
         test: Held-out ID data.
         near: Held-out OOD data.
     """
 
     name: str
-    opened: OpenModel
+    model_file: OpenModel
     val: tuple[str, str]
     test: str
     near: tuple[str, ...]
@@ -142,9 +142,9 @@ class Task:
         """Return a scoring job on ID and OOD data with the given settings and a budget of half of the heads."""
         id_data, ood_data = (self._batches(reference) for reference in data)
         return ScoreJob(
-            model=load_model(self.opened),
-            family=self.opened.family,
-            architecture=self.opened.header.architecture,
+            model=load_model(self.model_file),
+            family=self.model_file.family,
+            architecture=self.model_file.header.architecture,
             id_data=id_data,
             ood_data=replace(ood_data, labels=None),
             settings=CircuitSettings(**settings),  # type: ignore[arg-type]
@@ -154,18 +154,18 @@ class Task:
     @property
     def heads(self) -> int:
         """Number of heads of all towers."""
-        return sum(t.layers * t.num_heads for t in self.opened.header.architecture.towers.values())
+        return sum(t.layers * t.num_heads for t in self.model_file.header.architecture.towers.values())
 
     def _batches(self, reference: str) -> RepeatedBatches:
-        items = open_items(reference, self.opened.header.preprocess)
+        items = open_items(reference, self.model_file.header.preprocess)
         labels = (
             torch.zeros(len(items), dtype=torch.long) if items.labels is None else torch.tensor(items.labels)
         )
-        cached = encoded(items, self.opened.header.preprocess, batch_size=64)
+        cached = eval_batches(items, self.model_file.header.preprocess, batch_size=64)
         return RepeatedBatches(cached, labels, torch.empty(0))
 
 
-class Between(Silent):
+class NaiveTimer(Silent):
     """Progress that pauses a search before some steps and times naive evaluations.
 
     Attributes:
@@ -176,9 +176,9 @@ class Between(Silent):
     """
 
     def __init__(self, task: Task, job: ScoreJob) -> None:
-        architecture = task.opened.header.architecture
+        architecture = task.model_file.header.architecture
         self.library = LIBRARY[architecture.library](architecture.name, dict(architecture.config)).eval()
-        self.library.load_state_dict(task.opened.checkpoint.tensors())
+        self.library.load_state_dict(task.model_file.checkpoint.tensors())
         (tower,) = architecture.towers.values()
         width = naive.output_weights(self.library)[0].shape[1]
         self.library.head_width = width // tower.num_heads
@@ -257,10 +257,10 @@ def main() -> int:
         for name, searches in found.items():
             if options.kept and not all(path_of(name, seed, setting).exists() for seed in options.seeds):
                 continue  # Some models have no result yet.
-            runs = searches.setdefault(spelt(setting), [])
+            runs = searches.setdefault(setting_text(setting), [])
             for seed in options.seeds:
                 runs.append(measured(name, seed, setting))
-                print(name, spelt(setting), runs[-1], flush=True)
+                print(name, setting_text(setting), runs[-1], flush=True)
         if not options.kept:
             publish(found, options.out)
     if options.kept:
@@ -275,7 +275,7 @@ def open_task(name: str, seed: int) -> Task:
     experiment = experiment_of(name, seed)
     return Task(
         name=name,
-        opened=open_reader(str(trained(name, seed))),
+        model_file=open_reader(str(trained(name, seed))),
         val=(experiment.val, experiment.ood_val),
         test=experiment.test,
         near=tuple(each.partition("=")[2] for each in experiment.near),
@@ -341,7 +341,7 @@ def path_of(name: str, seed: int, setting: dict[str, float]) -> Path:
     """Return the path of a stored result. The name contains a hash of the search's code."""
     files = sorted(Path(circuit.__path__[0]).glob("*.py"))
     code = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
-    return folder_of(name, seed) / f"{code} {spelt(setting)}.json"
+    return folder_of(name, seed) / f"{code} {setting_text(setting)}.json"
 
 
 def measured(name: str, seed: int, setting: dict[str, float]) -> Run:
@@ -360,7 +360,7 @@ def against_naive(task: Task, job: ScoreJob) -> tuple[Ranking, float]:
     Returns:
         The ranking, and the speed of the search relative to naive.
     """
-    progress = Between(task, job)
+    progress = NaiveTimer(task, job)
     begin = time.process_time()
     with reporting(progress):
         ranking = score_circuit(job)

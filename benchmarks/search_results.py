@@ -188,7 +188,7 @@ def publish_choices(numbers: ChoiceNumbers, folder: Path | None) -> None:
         (folder / "choices.json").write_text(json.dumps(numbers, indent=1) + "\n")
 
 
-def spelt(setting: Mapping[str, float]) -> str:
+def setting_text(setting: Mapping[str, float]) -> str:
     """Return a setting as typed on the command line."""
     return " ".join(f"--{name} {value:g}" for name, value in setting.items()) or DEFAULT
 

@@ -30,7 +30,7 @@ import torch
 from demo_tasks import DIGITS
 
 from hydractl.cli.app import main as hydractl
-from hydractl.manifest.head_mask import HeadMask, HeadScores
+from hydractl.manifest.head_mask import HeadImportance, HeadMask
 from hydractl.manifest.report import Report
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     torch.set_num_threads(1)  # The matrices of the demo are too small for more threads.
-    chosen = [choice for choice in CHOICES if choice.name in options.only]
+    chosen = [choice for choice in CHOICES if choice.name in options.picklable_subset]
     runs = []
     for seed in options.seeds:
         with tempfile.TemporaryDirectory() as folder:
@@ -174,7 +174,7 @@ class Bench:
 
     def _full(self) -> dict[str, object]:
         run("score", self.base, "--method", "random", "-o", self.folder / "shape.json")
-        towers = HeadScores.read(self.folder / "shape.json").towers
+        towers = HeadImportance.read(self.folder / "shape.json").towers
         return {
             "towers": {
                 name: {

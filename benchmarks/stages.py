@@ -108,7 +108,7 @@ def main() -> int:
             Path(str(place)).mkdir()
         if options.task != "images":
             write_tables(words=options.task == "words")
-        for name in options.only:
+        for name in options.picklable_subset:
             words, out = STAGES[name]
             cells, said = [], ""
             for place, device in enumerate(options.devices):
@@ -133,12 +133,12 @@ def write_tables(*, words: bool) -> None:
                 print(json.dumps(row if words else {"text": text, "labels": kinds}), file=file)
 
 
-def filled(words: str, where: Mapping[str, str], options: argparse.Namespace) -> list[str]:
+def filled(words: str, place: Mapping[str, str], options: argparse.Namespace) -> list[str]:
     """Return the words of a command with placeholders replaced by paths, data and device.
 
     Args:
         words: Command from `STAGES`.
-        where: Device and output path.
+        place: Device and output path.
         options: Parsed command line.
 
     Returns:
@@ -148,9 +148,9 @@ def filled(words: str, where: Mapping[str, str], options: argparse.Namespace) ->
     earlier = {Path(file).stem: file for file in map(str, Path("0").glob("*"))}
     arch, *data, finds = TASKS[options.task]
     values = defaultdict(
-        lambda: "not-written.st", earlier, **where, model=f"arch:{options.arch or arch}", finds=""
+        lambda: "not-written.st", earlier, **place, model=f"arch:{options.arch or arch}", finds=""
     )
-    values["report"] = str(Path(where["out"]).with_suffix(".json"))
+    values["report"] = str(Path(place["out"]).with_suffix(".json"))
     values |= zip(("train", "val", "ood"), (ref.format(n=options.limit) for ref in data), strict=True)
     return [
         w

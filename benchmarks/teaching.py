@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from promise import DEFAULT, RESULTS, Numbers, differences, make_files, means_of, numbers, report, run, table
 from promise_plan import MEMBERS, OWN_BLOCK, RIVAL, SINGLE, TAUGHT_HYDRA, Plan, fill
-from promise_tasks import asked
+from promise_tasks import parse_task
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
@@ -144,8 +144,8 @@ def changed(change: Change | None) -> Iterator[None]:
             trained[:] = [model]
             job.begin_training(model)
 
-        lesson: Any = change(job.lesson, lambda: trained[0])
-        return replace(job, lesson=lesson, begin_training=begin_training)
+        lesson: Any = change(job.distillation_loss, lambda: trained[0])
+        return replace(job, distillation_loss=lesson, begin_training=begin_training)
 
     vars(finetune)["open_job"] = open_job
     try:
@@ -182,7 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options, begun = asked(parser)
+    options, begun = parse_task(parser)
     found = [make(fill(begun(options.work, seed))) for seed in options.seeds]
     command = f"python benchmarks/teaching.py {options.task} --work promise/ --seeds {' '.join(map(str, options.seeds))}"
     seeds = (

@@ -140,7 +140,7 @@ def numbers(row: Row) -> dict[str, float]:
     return {name: row.values[name].value for name in METRICS} | ranks
 
 
-def told(values: list[float]) -> str:
+def format_difference(values: list[float]) -> str:
     """Format the mean of differences with half of its 95 % interval."""
     return f"{statistics.fmean(values):+.4f} ± {half_interval(values):.4f}"
 
@@ -172,7 +172,7 @@ def main() -> int:
         means = [statistics.fmean(rows[name][column] for rows in seeds) for column in columns]
         lines.append(f"| {name} | " + " | ".join(f"{x / 1e6:.0f} M" if c == "macs" else f"{x:.4f}" for c, x in zip(columns, means, strict=True)) + " |")  # fmt: skip
     for name in [*seeds[0]][1:]:
-        gaps = {column: told([rows["hydra"][column] - rows[name][column] for rows in seeds]) for column in columns}  # fmt: skip
+        gaps = {column: format_difference([rows["hydra"][column] - rows[name][column] for rows in seeds]) for column in columns}  # fmt: skip
         lines.append(f"| hydra - {name} | " + " | ".join((gaps | {"macs": ""}).values()) + " |")
     print("\n".join(lines))
     return 0

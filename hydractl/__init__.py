@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from hydractl.auto.register import listen
+from hydractl.auto.register import register_on_import
 from hydractl.version import __version__
 
 # Type checkers treat this name as `typing.TYPE_CHECKING`. Importing `typing` would slow down `import
@@ -105,7 +105,7 @@ _STAGES = {
 def __getattr__(name: str) -> object:
     """Import public names on first access, to keep `import hydractl` fast."""
     if name in _STAGES:
-        from hydractl.stage_functions import stage  # noqa: PLC0415 - as said
+        from hydractl.stage_functions import stage  # noqa: PLC0415 - keeps `import hydractl` fast
 
         module, _, run = _STAGES[name].partition(":")
         globals()[name] = stage(name, getattr(import_module(module), run))
@@ -121,4 +121,4 @@ def __dir__() -> list[str]:
     return __all__
 
 
-listen()
+register_on_import()

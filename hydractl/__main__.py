@@ -11,7 +11,7 @@ try:
     from importlib.util import find_spec
     from typing import TYPE_CHECKING, TextIO
 
-    from hydractl.processes.signals import ENDING, heed_no_more_signals, heed_signals, told_to_end
+    from hydractl.processes.signals import ENDING, heed_no_more_signals, heed_signals, received_end_signal
 except KeyboardInterrupt:  # An interrupt while these modules load leaves nothing to clean up.
     sys.stderr.write("interrupted\n")
     raise SystemExit(130) from None
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-class _Unheard(io.FileIO):
+class _LossyStderr(io.FileIO):
     """A standard error stream that ignores write errors, because a closed terminal must not end the work."""
 
     def write(self, data: Buffer, /) -> int:
@@ -41,7 +41,7 @@ def main() -> None:
     except BaseException as error:
         # The interrupt came outside of the command, or a loading module turned the interrupt into another
         # error.
-        if not (isinstance(error, KeyboardInterrupt) or told_to_end()):
+        if not (isinstance(error, KeyboardInterrupt) or received_end_signal()):
             raise
         code = 130
         if os.environ.get("RANK", "0") == "0":
@@ -71,7 +71,7 @@ def _run() -> int:
         pass
     os.close(spare)
     sys.stdout = _writer(sys.stdout, io.FileIO(1, "w", closefd=False))
-    sys.stderr = _writer(sys.stderr, _Unheard(2, "w", closefd=False))
+    sys.stderr = _writer(sys.stderr, _LossyStderr(2, "w", closefd=False))
     os.environ["TYPER_USE_RICH"] = "0"  # Otherwise typer loads rich for nothing.
     from hydractl.cli.app import main as run  # noqa: PLC0415 - keeps `import hydractl.__main__` free
 

@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from hydractl.errors import CheckpointError, ManifestError, OutputError
 from hydractl.manifest.header import Header
 from hydractl.messages import did_you_mean_path
-from hydractl.output.publish import FULL, Sink, is_stream, keep, remove_dead
+from hydractl.output.publish import FULL, Sink, is_stream, lock_new, remove_dead
 from hydractl.runtime import CHUNK_BYTES, digest_files, on_cpu
-from hydractl.strict_json import MAX_BYTES, compact, opened, parse
+from hydractl.strict_json import MAX_BYTES, compact, open_binary, parse
 from hydractl.version import UPGRADE
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class TensorSpec:
 
 
 def common_dtype(tensors: Iterable[torch.Tensor]) -> torch.dtype:
-    """Return the smallest dtype for all floating-point tensors.
+    """Return the smallest dtype that can represent all floating-point tensors; float32 if there are none.
 
     8-bit dtypes count like float32, because torch does not compute in 8 bits.
     """
@@ -94,7 +94,14 @@ def common_dtype(tensors: Iterable[torch.Tensor]) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A tensor's bytes in a file: the file, the position of the first byte and the number of bytes."""
+    """A tensor's bytes in a file. Reading raises a CheckpointError if the file ends early.
+
+    Attributes:
+        name: Name of the tensor.
+        path: The file.
+        begin: Position of the first byte.
+        size: Number of bytes.
+    """
 
     name: str
     path: Path
@@ -219,7 +226,7 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview | bytes:
 
 
 METADATA_KEY = "hydractl"
-BESIDE = "hydractl.ood/"
+EXTRA_PREFIX = "hydractl.ood/"
 """Prefix of the names of tensors that are not weights."""
 MOST_TENSORS = 50_000
 """Maximum number of tensors in a file. A large mixture of experts has about ten thousand. Twice the limit
@@ -259,7 +266,7 @@ class ScratchFolder:
             except FileNotFoundError:
                 return False
         weakref.finalize(self, os.close, descriptor)
-        return keep(descriptor, path)
+        return lock_new(descriptor, path)
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[BinaryIO]:
@@ -295,7 +302,7 @@ class Checkpoint:
         metadata: Metadata of the headers.
         spans: Position of each tensor, by name.
         scratch: Temporary folder of the file, for a copied stream or a file written for this run.
-        stands_for: Checkpoint named by the user, if this object renames or extends its tensors.
+        source: Checkpoint named by the user, if this object renames or extends its tensors.
         beside: Specs of the tensors of stored OOD scores.
     """
 
@@ -305,7 +312,7 @@ class Checkpoint:
     metadata: dict[str, str]
     spans: dict[str, Span]
     scratch: ScratchFolder | None = None
-    stands_for: Checkpoint | None = None
+    source: Checkpoint | None = None
     beside: dict[str, TensorSpec] = field(default_factory=dict)
     _digest: str | None = None
 
@@ -326,18 +333,21 @@ class Checkpoint:
         spans: dict[str, Span] = {}
         metadata: dict[str, str] = {}
         for file in files:
-            file_specs, places, meta = _read_header(file, where=str(path if spool else file))
+            file_specs, places, meta = _read_header(file, place=str(path if spool else file))
             if twice := specs.keys() & file_specs.keys():
                 raise CheckpointError(f"{file}: tensor `{min(twice)}` is also in another shard")
             specs |= file_specs
             metadata |= meta
             spans |= places
-        beside = {name: specs.pop(name) for name in [*specs] if name.startswith(BESIDE)}
+        beside = {name: specs.pop(name) for name in [*specs] if name.startswith(EXTRA_PREFIX)}
         return cls(str(path), files, specs, metadata, spans, spool, beside=beside)
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor], *, header: Header | None = None) -> Checkpoint:
-        """Write tensors to a temporary file. The file is deleted with the checkpoint."""
+        """Return a checkpoint with these tensors, written to a temporary file.
+
+        The file is deleted with the checkpoint.
+        """
         folder = ScratchFolder()
         path = folder.path / "tensors.st"
         with folder.file(path.name) as file:
@@ -355,14 +365,14 @@ class Checkpoint:
         if text is None:
             return None
         try:
-            return Header.from_json(text, where=f"{self.name}: metadata.{METADATA_KEY}")
+            return Header.from_json(text, place=f"{self.name}: metadata.{METADATA_KEY}")
         except ManifestError as error:
             raise CheckpointError(error.message, hint=UPGRADE) from error
 
     @property
     def original(self) -> Checkpoint:
-        """The checkpoint named by the user; see `stands_for`."""
-        return self if self.stands_for is None else self.stands_for.original
+        """The checkpoint named by the user; see `source`."""
+        return self if self.source is None else self.source.original
 
     @property
     def digest(self) -> str:
@@ -385,14 +395,14 @@ class Checkpoint:
     def joined(self, checkpoint: Checkpoint) -> Checkpoint:
         """Return a checkpoint with the tensors of both, and the scratch folder of `checkpoint`.
 
-        Name and digest stay.
+        Of two tensors with the same name, the result has the tensor of `checkpoint`. Name and digest stay.
         """
         return replace(
             self,
             specs={**self.specs, **checkpoint.specs},
             spans={**self.spans, **checkpoint.spans},
             scratch=checkpoint.scratch,
-            stands_for=self,
+            source=self,
         )
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -411,7 +421,11 @@ class Checkpoint:
         return tensor_of(spec, [self.spans[name]])
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Read all weights."""
+        """Read all weights, without the tensors of OOD scores.
+
+        Raises:
+            CheckpointError: If torch lacks the dtype of a tensor.
+        """
         return {name: self.tensor(name) for name in self.specs}
 
 
@@ -499,14 +513,14 @@ def write_tensors(file: Sink, tensors: Mapping[str, torch.Tensor], *, header: He
 def _spool(path: Path) -> tuple[ScratchFolder, tuple[Path, ...]]:
     folder, name = ScratchFolder(), "stdin.safetensors"
     try:
-        with opened(path) as source, folder.file(name) as target:
+        with open_binary(path) as source, folder.file(name) as target:
             shutil.copyfileobj(source, target, CHUNK_BYTES)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     return folder, (folder.path / name,)
 
 
-def _read_header(path: Path, *, where: str) -> tuple[dict[str, TensorSpec], dict[str, Span], dict[str, str]]:
+def _read_header(path: Path, *, place: str) -> tuple[dict[str, TensorSpec], dict[str, Span], dict[str, str]]:
     """Read the header of a file.
 
     Returns:
@@ -519,26 +533,26 @@ def _read_header(path: Path, *, where: str) -> tuple[dict[str, TensorSpec], dict
             # Of the first eight bytes, a length has zero bytes and JSON has none.
             if b"\0" not in begin and begin.lstrip()[:1] == b"{":
                 raise CheckpointError(
-                    f"{where}: is a JSON file, not a checkpoint",
-                    hint=f"`hydractl inspect {shlex.quote(where)}` shows what it contains",
+                    f"{place}: is a JSON file, not a checkpoint",
+                    hint=f"`hydractl inspect {shlex.quote(place)}` shows what it contains",
                 )
             length = int.from_bytes(begin, "little")
             if size < 8 or length > MAX_BYTES or 8 + length > size:
                 raise CheckpointError(
-                    f"{where}: is not a safetensors file, or is truncated: {size} bytes are too few for its header",
+                    f"{place}: is not a safetensors file, or is truncated: {size} bytes are too few for its header",
                     hint="copy or download it again; convert a `.pth` or `.bin` file with `hydractl import`",
                 )
             text = file.read(length)
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{where}: no such file", hint=did_you_mean_path(where) or "check the path"
+            f"{place}: no such file", hint=did_you_mean_path(place) or "check the path"
         ) from error
     except OSError as error:
-        raise CheckpointError(f"{where}: cannot be read: {error.strerror}") from error
+        raise CheckpointError(f"{place}: cannot be read: {error.strerror}") from error
     try:
         return _checked(text, Span("", path, 8 + length, size - 8 - length))
     except ValueError as error:
-        raise CheckpointError(f"{where}: is not a valid safetensors file: {error}") from error
+        raise CheckpointError(f"{place}: is not a valid safetensors file: {error}") from error
 
 
 def _checked(text: bytes, data: Span) -> tuple[dict[str, TensorSpec], dict[str, Span], dict[str, str]]:

@@ -55,7 +55,7 @@ def is_safe(letter: str) -> bool:
     return letter.isprintable() and letter not in BLANK
 
 
-def harmless(text: str, *, escape: Callable[[str], str] | None = None) -> str:
+def escape_unsafe(text: str, *, escape: Callable[[str], str] | None = None) -> str:
     """Return a text with unsafe characters escaped. Line breaks are kept.
 
     Args:
@@ -74,9 +74,9 @@ def _in_python(letter: str) -> str:
     return letter.encode("unicode_escape", "surrogatepass").decode()
 
 
-def harmless_line(text: str) -> str:
+def escape_line(text: str) -> str:
     """Return a text with unsafe characters and line breaks escaped, for a name or a table cell."""
-    return harmless(text).replace("\n", "\\n")
+    return escape_unsafe(text).replace("\n", "\\n")
 
 
 def in_one_line(text: str) -> str:
@@ -85,7 +85,7 @@ def in_one_line(text: str) -> str:
     Values in backticks and words are shortened to `VALUE` characters.
     """
     line = re.sub(r"\s*\n\s*", " ", shortened(text.strip(), 10 * MESSAGE))
-    values = re.sub(r"`[^`]*`|\S+", lambda match: shortened(match[0], VALUE), harmless(line))
+    values = re.sub(r"`[^`]*`|\S+", lambda match: shortened(match[0], VALUE), escape_unsafe(line))
     return shortened(values, MESSAGE)
 
 
@@ -104,7 +104,7 @@ class HydraError(Exception):
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         self.message = in_one_line(message)
-        self.hint = hint and shortened(harmless_line(hint), HINT)
+        self.hint = hint and shortened(escape_line(hint), HINT)
         super().__init__(self.message)
 
     def to_dict(self) -> dict[str, str | int | None]:
@@ -172,7 +172,7 @@ class HubError(HydraError):
     exit_code = 4
 
 
-class CheckFailed(HydraError):  # noqa: N818 - reads as what happened
+class CheckFailed(HydraError):  # noqa: N818 - names the event
     """A failed check (`--verify`, `eval --fail-if`), or diverged training."""
 
     kind = "check_failed"

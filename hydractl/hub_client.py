@@ -16,7 +16,7 @@ from hydractl.strict_json import MAX_BYTES
 if TYPE_CHECKING:
     import httpx2
 
-PATIENCE_S = 300
+MAX_WAIT_S = 300
 """Longest wait that the Hub may request, in seconds. The Hub's rate limit covers five minutes, so a longer
 wait is no ordinary rate limit."""
 NO_ANSWER = (
@@ -42,7 +42,7 @@ def unusable(reference: str, error: Exception | str) -> HubError:
 
 
 @contextlib.contextmanager
-def asking(reference: str) -> Iterator[None]:
+def limited_client(reference: str) -> Iterator[None]:
     """Limit the Hub's client within a block.
 
     A response to a GET request must begin, and continue, within `HF_HUB_DOWNLOAD_TIMEOUT` seconds. Responses
@@ -53,9 +53,9 @@ def asking(reference: str) -> Iterator[None]:
         reference: Name of the model or data set in messages.
 
     Raises:
-        HubError: If the Hub requests a wait longer than `PATIENCE_S`, or its response is not valid.
+        HubError: If the Hub requests a wait longer than `MAX_WAIT_S`, or its response is not valid.
     """
-    from huggingface_hub import get_session, utils  # noqa: PLC0415 - the network stack loads when the Hub is asked
+    from huggingface_hub import get_session, utils  # noqa: PLC0415 - the network stack is slow to load
 
     client = get_session()
     before = client.event_hooks
@@ -119,7 +119,7 @@ def _check(reference: str, response: httpx2.Response) -> None:
             raise unusable(reference, TOO_LONG)
         _bound(reference, response)
     wait = "" if response.is_success else _wait(response)
-    if _is_more(wait, PATIENCE_S):
+    if _is_more(wait, MAX_WAIT_S):
         raise HubError(
             f"{reference}: the Hub responds with {response.status_code} and asks to wait {wait} seconds",
             hint="try again later; the rate limit is higher after `hf auth login`",

@@ -17,7 +17,7 @@ entries. Chosen by hand; twice the number doubles the time of the comparison."""
 
 
 def count(value: float) -> str:
-    """Return a count with a unit prefix: 116.3 M, 46.17 G."""
+    """Return a count with a unit prefix: `812`, `116.30 M`, `46.17 G`."""
     for unit in ("", " k", " M", " G", " T"):
         if abs(value) < 1000:
             return f"{value:.0f}" if not unit else f"{value:.2f}{unit}"
@@ -30,7 +30,7 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
-def lasting(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Return a duration in a fitting unit: `0.40 s`, `12 s`, `3.5 min`, `2.0 h`."""
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= size:
@@ -38,18 +38,21 @@ def lasting(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.2f} s"
 
 
-def exactly(value: float) -> str:
+def number_text(value: float) -> str:
     """Format a number: integers (for example seeds) with all digits, floats with six significant digits."""
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def listed(words: Sequence[str], *, last: str = "and") -> str:
-    """Return words as a list in a sentence, with `last` before the last word: a, b and c."""
+    """Return words as a list in a sentence: `a, b and c`, with `last` for "and"; empty without words."""
     return f" {last} ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def quoted(names: Iterable[object], *, most: int | None = None) -> str:
-    """Return names in backticks, separated by commas: "`a`, `b`, ...". Only the first `most` names are shown."""
+    """Return names in backticks, separated by commas: "`a`, `b`, ..."; empty without names.
+
+    Only the first `most` names are shown.
+    """
     every = [f"`{name}`" for name in names]
     return ", ".join(every if most is None or len(every) <= most else [*every[:most], "..."])
 
@@ -65,7 +68,7 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str | None:
-    """Return a hint with the candidate nearest to `name`, or None if no candidate is near."""
+    """Return the hint "did you mean `NAME`?" with the nearest candidate, or None if no candidate is near."""
     near = nearest(name, candidates)
     return f"did you mean `{near}`?" if near else None
 
@@ -92,7 +95,10 @@ def did_you_mean_path(path: str) -> str | None:
 
 
 def abridged(value: object) -> str:
-    """Return a value for a table: floats with three digits, and the first `NUMBERS_SHOWN` values of a tuple."""
+    """Return a value as text for a table: floats with three significant digits, tuples separated by commas.
+
+    Only the first `NUMBERS_SHOWN` values of a tuple are shown.
+    """
     if isinstance(value, tuple):
         return ", ".join([*map(abridged, value[:NUMBERS_SHOWN]), *["..."] * (len(value) > NUMBERS_SHOWN)])
     return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -77,14 +77,14 @@ def _expected(towers: Collection[str]) -> str:
     return f"the model reads images and expects {images}{beside}"
 
 
-def words_asked(inputs: Inputs) -> torch.Tensor | None:
+def word_mask(inputs: Inputs) -> torch.Tensor | None:
     """Return whether each word exists, (B, Q), boolean; None for inputs without words."""
     return inputs[WORDS] >= 0 if isinstance(inputs, Mapping) and WORDS in inputs else None
 
 
-def without_absent(outputs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+def mask_absent_words(outputs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     """Return outputs (k, B, Q, ...) with NaN for absent words. Outputs of inputs without words are unchanged."""
-    has_word = words_asked(inputs)
+    has_word = word_mask(inputs)
     if has_word is None:
         return outputs
     absent = on_device(~has_word, outputs.device)
@@ -117,7 +117,7 @@ def inputs_on(inputs: Inputs, device: torch.device) -> Inputs:
 
 
 def split_inputs(inputs: Inputs, parts: int) -> list[Inputs]:
-    """Split the batch axis into `parts` equal pieces."""
+    """Split the batch axis into `parts` equal pieces. B must be a multiple of `parts`."""
     if isinstance(inputs, Mapping):
         pieces = {name: split_batch(tensor, parts) for name, tensor in inputs.items()}
         return [{name: tensors[i] for name, tensors in pieces.items()} for i in range(parts)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hydractl.errors import CheckpointError, HubError, UsageError
-from hydractl.hub_client import asking, unusable
+from hydractl.hub_client import limited_client, unusable
 from hydractl.messages import did_you_mean_path
 from hydractl.output.publish import is_stream
 from hydractl.strict_json import NotJSONError, parse, read_object
@@ -58,7 +58,7 @@ class Located:
         path: The file or folder, for messages.
         weights: The safetensors files, shards in order; empty for `arch:`.
         config: Content of the folder's `config.json` or `open_clip_config.json`, or None.
-        arch: Architecture name of an `arch:` reference.
+        arch: Architecture name of an `arch:` reference; None for other references.
         options: Options of the architecture.
         notes: Messages for the user about the choice of files.
     """
@@ -188,7 +188,7 @@ def unclosed(option: str) -> bool:
 
 
 def download(identifier: str, **place: Any) -> Path:  # noqa: ANN401 - as the Hub's client takes them
-    """Return the local snapshot of a Hub model: safetensors, configuration and tokenizer.
+    """Return the folder with the local snapshot of a Hub model: safetensors, configuration and tokenizer.
 
     Pickles are not downloaded.
 
@@ -199,12 +199,12 @@ def download(identifier: str, **place: Any) -> Path:  # noqa: ANN401 - as the Hu
     Raises:
         HubError: With the reason, for every failure of the client.
     """
-    import httpx2  # noqa: PLC0415 - the network stack loads when the Hub is asked
+    import httpx2  # noqa: PLC0415 - the network stack is slow to load
     from huggingface_hub import errors, snapshot_download  # noqa: PLC0415 - as above
 
     name, _, revision = identifier.partition("@")
     try:
-        with asking(identifier):
+        with limited_client(identifier):
             return Path(
                 snapshot_download(name, **{"revision": revision or None, **place}, allow_patterns=NEEDED)
             )
@@ -340,7 +340,10 @@ def _in_index(reference: str, index: Path, *, config: dict[str, object] | None =
 
 
 def folder_files(folder: Path) -> tuple[Path, ...]:
-    """Return a folder's files for architecture and preprocessing, without weights."""
+    """Return a folder's files for architecture and preprocessing, without weights.
+
+    A file that matches two patterns in `BESIDE` appears twice.
+    """
     return tuple(path for pattern in BESIDE for path in sorted(folder.glob(pattern)))
 
 

@@ -67,7 +67,7 @@ def functions_after(table: str, name: str) -> list[Callable[..., Any]]:
     return [function for functions in added(table) for function in functions.get(name, ())]
 
 
-def load(path: str) -> Any:  # noqa: ANN401 - whoever loads it knows the type
+def load(path: str) -> Any:  # noqa: ANN401 - the caller knows the type
     """Import `module:name` and return the object."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)

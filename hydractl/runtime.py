@@ -71,12 +71,15 @@ def enough_memory(options: Iterable[str]) -> Iterator[None]:
 
 
 def spare_memory() -> mmap.mmap | None:
-    """Reserve memory to release before an error is reported. None if the process has no memory limit."""
+    """Reserve memory to release before an error is reported.
+
+    None if the process has no memory limit, or the limit does not permit the reservation.
+    """
     return None if _memory_limit() is None else _reserved(SPARE_BYTES)
 
 
 def short_of_memory(error: Exception) -> InputError | None:
-    """Return the error to report for lack of virtual memory, or None for other causes."""
+    """Return the error to report for lack of virtual memory; None for other causes or without a memory limit."""
     limit = _memory_limit()
     if limit is None:
         return None
@@ -109,8 +112,12 @@ def _reserved(size: int) -> mmap.mmap | None:
 
 
 def versions(*libraries: str) -> dict[str, str]:
-    """Return the installed version of each distribution."""
-    from importlib import metadata  # noqa: PLC0415 - takes longer to load than all that `--help` needs beside it
+    """Return the installed version of each distribution, sorted by name.
+
+    Raises:
+        ModuleNotFoundError: If a distribution is not installed.
+    """
+    from importlib import metadata  # noqa: PLC0415 - loads longer than all other modules of `--help`
 
     return {name: metadata.version(name) for name in sorted(libraries)}
 
@@ -246,7 +253,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def on_cpu(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Copy tensors to the CPU, with a single wait per device."""
+    """Return detached copies of tensors on the CPU, with a single wait per device."""
     copies = tuple(tensor.detach().to("cpu", non_blocking=True) for tensor in tensors)
     for device in {tensor.device for tensor in tensors}:
         wait_for(device)

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from hydractl.errors import UsageError
-from hydractl.messages import did_you_mean, exactly
+from hydractl.messages import did_you_mean, number_text
 from hydractl.plugins import load, plugins
 
 C = TypeVar("C")
@@ -193,6 +193,9 @@ class Setting:
             name: Name of the field.
             kind: Annotation of the field, as text.
             value: Value from Python code.
+
+        Raises:
+            UsageError: If a text is given for a number or a boolean, or `parse` rejects the text.
         """
         if kind.startswith("tuple[") and value is not None:
             read = self.read(value) if isinstance(value, str) else value
@@ -248,24 +251,28 @@ class Setting:
             )
 
     def _check_range(self, name: str, value: float) -> None:
-        refused = f"`{self.option(name)} {exactly(value)}`: must be "
+        refused = f"`{self.option(name)} {number_text(value)}`: must be "
         low = -inf if self.low is None else self.low
         high, below = (inf if bound is None else bound for bound in (self.high, self.below))
         if self.above is not None and not self.above < value < inf:
-            most = "" if self.high is None else f" and at most {exactly(self.high)}"
+            most = "" if self.high is None else f" and at most {number_text(self.high)}"
             raise UsageError(
                 f"{refused}above {self.above:g}{most}{' and finite' if self.finite else ''}",
                 hint=self.range_hint,
             )
         if {self.low, self.high, self.below} != {None} and not (low <= value <= high and value < below):
             bounds = {"at least": self.low, "above": self.above, "below": self.below, "at most": self.high}
-            bound_texts = [f"{word} {exactly(bound)}" for word, bound in bounds.items() if bound is not None]
-            between = f"between {exactly(low)} and {exactly(high)}" * (None not in {self.low, self.high})
+            bound_texts = [
+                f"{word} {number_text(bound)}" for word, bound in bounds.items() if bound is not None
+            ]
+            between = f"between {number_text(low)} and {number_text(high)}" * (
+                None not in {self.low, self.high}
+            )
             raise UsageError(refused + (between or " and ".join(bound_texts)), hint=self.range_hint)
 
     @property
     def example(self) -> str | None:
-        """Example value for hints: the metavar without optional parts."""
+        """Example value for hints: the metavar without optional parts; None without a metavar."""
         return (self.metavar or "").split("[::")[0] or None
 
     def constraints(self, relation: str) -> list[Constraint]:
@@ -445,7 +452,7 @@ def options_of(config: type[Any]) -> tuple[Option, ...]:
 def field_values(config: type[Any], parsed_values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a configuration's fields, from the parsed values of options.
 
-    Fields of omitted options are left out.
+    Fields of omitted options are left out, but a field with an `OptionGroup` always has a value.
     """
     values: dict[str, Any] = {}
     for f in fields(config):
@@ -528,7 +535,11 @@ _MADE_OF: ContextVar[tuple[object, tuple[tuple[Option, object], ...]] | None] = 
 
 
 def configured(config: type[C], command_values: Mapping[str, object]) -> C:
-    """Return the configuration for the values of options. Options with the value None were not typed.
+    """Return the configuration for the values of options.
+
+    Args:
+        config: Class of the configuration.
+        command_values: Value of every option of the class by name; None for options that were not typed.
 
     Raises:
         UsageError: If a text cannot be parsed, or the configuration is invalid.
@@ -554,7 +565,7 @@ def _read(option: Option, command_value: object) -> object:
         raise
 
 
-def made_of(config: object) -> tuple[tuple[Option, object], ...] | None:
+def typed_options(config: object) -> tuple[tuple[Option, object], ...] | None:
     """Return the typed options of a configuration, with values.
 
     Other configurations than the last result of `configured` give None.
@@ -590,15 +601,15 @@ def number(option: str, text: str) -> float:
     return value
 
 
-def written(
-    kind: type[C], text: str, *, where: str, called: str, example: str, long: Mapping[str, Cut] = SHORT
+def parse_reference_options(
+    kind: type[C], text: str, *, place: str, called: str, example: str, long: Mapping[str, Cut] = SHORT
 ) -> C:
     """Parse the settings `option=value,...` of a reference.
 
     Args:
         kind: Dataclass of declared fields.
         text: The settings, possibly empty.
-        where: The whole reference, for messages.
+        place: The whole reference, for messages.
         called: Owner of the options, for messages.
         example: A valid reference, for hints.
         long: Options whose value may contain commas. Each has a function to cut the value off a text, given
@@ -615,23 +626,23 @@ def written(
         text = remainder[len(value) + 1 :]
         if not equals or not key or not value:
             raise UsageError(
-                f"`{where}`: expected option=value, found `{key}{equals}`", hint=f"for example `{example}`"
+                f"`{place}`: expected option=value, found `{key}{equals}`", hint=f"for example `{example}`"
             )
         if key in option_texts:
-            raise UsageError(f"`{where}`: the option `{key}` appears twice")
+            raise UsageError(f"`{place}`: the option `{key}` appears twice")
         if key not in settings:
             hint = did_you_mean(key, settings) or (f"there are {', '.join(settings)}" if settings else None)
-            raise UsageError(f"`{where}`: `{called}` has no option `{key}`", hint=hint)
+            raise UsageError(f"`{place}`: `{called}` has no option `{key}`", hint=hint)
         option_texts[key] = value
     for setting_field in fields(kind):  # type: ignore[arg-type]  # a dataclass, which its bound cannot say
         if setting_field.default is MISSING and setting_field.name not in option_texts:
             raise UsageError(
-                f"`{where}`: `{called}` needs `{setting_field.name}=`", hint=f"for example `{example}`"
+                f"`{place}`: `{called}` needs `{setting_field.name}=`", hint=f"for example `{example}`"
             )
     try:
         return kind(**{option: settings[option].read(value) for option, value in option_texts.items()})
     except UsageError as error:
-        raise UsageError(f"`{where}`: {error.message}", hint=error.hint) from error
+        raise UsageError(f"`{place}`: {error.message}", hint=error.hint) from error
 
 
 def whole_number(text: str) -> int:

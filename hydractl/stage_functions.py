@@ -23,7 +23,10 @@ class PythonWarnings(Silent):
 
 
 def stage(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the run function of a stage for Python: `PythonWarnings` by default, and no bars of libraries."""
+    """Return the run function of a stage for Python: `PythonWarnings` by default, and no bars of libraries.
+
+    The function raises a TypeError for options instead of a configuration.
+    """
 
     @wraps(run)
     def function(config: Any = None, progress: Progress | None = None, **options: object) -> Any:  # noqa: ANN401 - as `run` declares them

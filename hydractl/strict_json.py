@@ -119,7 +119,7 @@ def _utf8(text: str) -> str:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
+def open_binary(path: Path) -> Iterator[BinaryIO]:
     """Open a file or a FIFO for reading. `-` is standard input.
 
     Raises:
@@ -194,7 +194,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> bytes:
-    with opened(path) as file:
+    with open_binary(path) as file:
         return read_limited(file)
 
 

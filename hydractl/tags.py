@@ -47,7 +47,10 @@ class TagScheme(NamedTuple):
     labels: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Describe the scheme and the labels of spans for messages."""
+        """Describe the scheme for messages, for example "tags in IOBES, spans of `PER`, `LOC`".
+
+        Without a scheme, the text is "labels without a tag scheme".
+        """
         labels = quoted(dict.fromkeys(filter(None, self.labels)))
         return f"tags in {self.name}, spans of {labels}" if self.name else "labels without a tag scheme"
 

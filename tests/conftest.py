@@ -12,7 +12,7 @@ from hydractl.families.registry import FAMILIES
 from hydractl.progress import reporting
 from hydractl.runtime import one_thread
 from support import warm
-from support.heard import Heard
+from support.progress_log import ProgressLog
 from support.variants import Variant
 
 # The same examples in each run: a law that fails once in a thousand draws must not stop an unrelated change.
@@ -31,9 +31,9 @@ every eighth. Chosen by hand; twice the number halves the cases and the time."""
 
 
 @pytest.fixture
-def heard():
+def progress_log():
     """Return a receiver of messages in the test's thread, outside of stages with another receiver."""
-    with reporting(receiver := Heard()):
+    with reporting(receiver := ProgressLog()):
         yield receiver
 
 
@@ -77,9 +77,9 @@ def _gpu(request):
     if not request.config.getoption("made_up_gpu"):
         yield
         return
-    from support.gpu import made_up  # This import loads torch's compiler.
+    from support.gpu import simulated_gpu  # This import loads torch's compiler.
 
-    with made_up():
+    with simulated_gpu():
         yield
 
 
@@ -195,7 +195,7 @@ def _quiet_environment(monkeypatch):
 def _few_timings(monkeypatch):
     """Make `eval` time models with the fewest calls. No test depends on the times."""
     if (cost := sys.modules.get("hydractl.evaluation.cost")) is not None:
-        monkeypatch.setattr(cost, "MOST", cost.LEAST)
+        monkeypatch.setattr(cost, "MAX_CALLS", cost.MIN_CALLS)
 
 
 @pytest.fixture(autouse=True)

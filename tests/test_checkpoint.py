@@ -401,7 +401,7 @@ def test_golden_header_still_reads():
     from hydractl.manifest.header import Fate, Header, Kind
 
     text = (GOLDEN / "checkpoint-1.json").read_text(encoding="utf-8")
-    header = Header.from_json(text, where="golden")
+    header = Header.from_json(text, place="golden")
     assert header.to_json() == text
     assert (header.kind, len(header.masks)) == (Kind.HYDRA, 2)
     assert header.plan is not None

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hydractl
-from hydractl.errors import HINT, MESSAGE, VALUE, InputError, harmless, harmless_line, reason_of, shortened
+from hydractl.errors import HINT, MESSAGE, VALUE, InputError, escape_line, escape_unsafe, reason_of, shortened
 from hydractl.manifest.head_mask import HeadMask
 
 
@@ -42,16 +42,18 @@ def test_what_is_not_seen_or_moves_what_is_seen_is_escaped():
 
 
 def check_escaped(letter):
-    shown = harmless_line(f"a{letter}b")
+    shown = escape_line(f"a{letter}b")
 
     assert shown.isprintable()
     assert shown.isascii()
     assert shown[0] + shown[-1] == "ab"
     assert ast.literal_eval(f"'{shown}'") == f"a{letter}b"
-    assert harmless(letter) == (letter if letter == "\n" else shown[1:-1])
+    assert escape_unsafe(letter) == (letter if letter == "\n" else shown[1:-1])
     assert (
         json.loads(
-            harmless(json.dumps(f"a{letter}b", ensure_ascii=False), escape=lambda one: json.dumps(one)[1:-1])
+            escape_unsafe(
+                json.dumps(f"a{letter}b", ensure_ascii=False), escape=lambda one: json.dumps(one)[1:-1]
+            )
         )
         == f"a{letter}b"
     )
@@ -59,7 +61,7 @@ def check_escaped(letter):
 
 @pytest.mark.parametrize("text", ["naïve 中文 עברית عربي हिन्दी ไทย", "🙂 ❤️ é", "C:\\x", "±∞²"])
 def test_letters_of_all_languages_stay(text):
-    assert harmless_line(text) == text
+    assert escape_line(text) == text
 
 
 @pytest.mark.parametrize("value", ["x" * 10**6, "x " * 10**6, "x`" * 10**6, "\x1b" * 10**6, "/x" * 10**6])
@@ -90,7 +92,7 @@ def test_a_document_of_a_megabyte_is_refused_in_one_line():
     text = '{"schema": "hydractl.head-mask/1", "towers": {"vision": {"num_heads": 4, "keep": [%s]}}}'
 
     with pytest.raises(InputError) as caught:
-        HeadMask.from_json(text % ("[" + "3, " * 300_000 + "2]"), where="mask.json")
+        HeadMask.from_json(text % ("[" + "3, " * 300_000 + "2]"), place="mask.json")
 
     assert caught.value.message.startswith("mask.json: towers.vision: keep[0] must be strictly increasing")
     assert len(caught.value.message) <= MESSAGE

@@ -1,4 +1,4 @@
-"""The Hub's client within `asking`: hosts that receive the token, waiting time, and size limits."""
+"""The Hub's client within `limited_client`: hosts that receive the token, waiting time, and size limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 
 from hydractl.errors import HubError
-from hydractl.hub_client import PATIENCE_S, asking
+from hydractl.hub_client import MAX_WAIT_S, limited_client
 from hydractl.strict_json import MAX_BYTES
 
 HUB = "https://hub.example"
@@ -30,7 +30,7 @@ def get(monkeypatch):
 
         client = httpx2.Client(transport=httpx2.MockTransport(answer), timeout=None)
         monkeypatch.setattr("huggingface_hub.get_session", lambda: client)
-        with contextlib.closing(client), asking("org/m"):
+        with contextlib.closing(client), limited_client("org/m"):
             huggingface_hub.get_session().get(url, headers={"authorization": "Bearer hf_x"}, timeout=None)
         assert client.event_hooks == {"request": [], "response": []}
         return seen[0]
@@ -53,7 +53,10 @@ def test_the_token_is_shown_to_the_hub_alone(get, url, shown):
 
 @pytest.mark.parametrize("error", [AssertionError, AttributeError, KeyError, RecursionError, TypeError])
 def test_an_answer_that_the_client_stumbles_over_is_the_hubs_fault(error):
-    with pytest.raises(HubError, match="org/m: the response of the Hub is not valid"), asking("org/m"):
+    with (
+        pytest.raises(HubError, match="org/m: the response of the Hub is not valid"),
+        limited_client("org/m"),
+    ):
         raise error("x")
 
 
@@ -67,8 +70,8 @@ def test_an_answer_has_to_come(get):
 @pytest.mark.parametrize(
     ("status", "headers"),
     [
-        (429, {"Retry_After": f"{PATIENCE_S + 1}"}), (503, {"Retry_After": "9" * 5000}),
-        (429, {"RateLimit": f'"api";r=0;t={PATIENCE_S + 1}'}),
+        (429, {"Retry_After": f"{MAX_WAIT_S + 1}"}), (503, {"Retry_After": "9" * 5000}),
+        (429, {"RateLimit": f'"api";r=0;t={MAX_WAIT_S + 1}'}),
     ],
 )  # fmt: skip
 def test_nobody_waits_for_hours(get, status, headers):
@@ -79,8 +82,8 @@ def test_nobody_waits_for_hours(get, status, headers):
 @pytest.mark.parametrize(
     ("status", "headers"),
     [
-        (429, {"Retry_After": f"{PATIENCE_S}"}), (429, {"Retry_After": "Wed, 21 Oct 2015 07:28:00 GMT"}),
-        (429, {"RateLimit": f'"api";r=3;t={PATIENCE_S + 1}'}), (200, {"Retry_After": "9999"}),
+        (429, {"Retry_After": f"{MAX_WAIT_S}"}), (429, {"Retry_After": "Wed, 21 Oct 2015 07:28:00 GMT"}),
+        (429, {"RateLimit": f'"api";r=3;t={MAX_WAIT_S + 1}'}), (200, {"Retry_After": "9999"}),
     ],
 )  # fmt: skip
 def test_what_may_be_waited_for_is(get, status, headers):

@@ -61,8 +61,8 @@ def test_it_installs_every_file_of_the_package(python):
     pip(python, "--no-deps", "--no-build-isolation", INSTALL.removeprefix("pip install "))
 
     assert run(python.with_name("hydractl"), "--version", PYTHONPATH="") == f"hydractl {__version__}\n"
-    where = run(python, "-I", "-c", "import hydractl; print(hydractl.__file__)").strip()
-    package = Path(where).parent
+    place = run(python, "-I", "-c", "import hydractl; print(hydractl.__file__)").strip()
+    package = Path(place).parent
     assert package.is_relative_to(python.parents[1])
     tracked = run("git", "-C", ROOT, "ls-tree", "-r", "--name-only", "HEAD", "hydractl").splitlines()
     assert len(tracked) > 200

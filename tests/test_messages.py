@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hydractl.errors import DataError
-from hydractl.messages import counted, did_you_mean, did_you_mean_path, lasting, quoted
+from hydractl.messages import counted, did_you_mean, did_you_mean_path, duration_text, quoted
 
 
 @pytest.mark.parametrize(
@@ -73,4 +73,4 @@ def test_a_hint_does_not_steer_the_terminal(tmp_path):
     [(0.04, "0.04 s"), (1.14, "1 s"), (59, "59 s"), (60, "1.0 min"), (3599, "60.0 min"), (9000, "2.5 h")],
 )
 def test_a_time_has_the_unit_that_fits(seconds, text):
-    assert lasting(seconds) == text
+    assert duration_text(seconds) == text

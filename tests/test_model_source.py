@@ -44,9 +44,9 @@ def timm_folder(folder: Path, sample=None, **config: object) -> Path:
 
 def check_is_base(reference: str, *, arch: str | None = None, sample=None) -> None:
     sample = sample or base(PLAIN)
-    opened = open_model(reference, arch=arch)
+    model_file = open_model(reference, arch=arch)
     with torch.inference_mode():
-        found = load_model(opened)(sample.inputs())
+        found = load_model(model_file)(sample.inputs())
         assert largest_difference(found, sample.model()(sample.inputs())) <= 1e-6
 
 
@@ -205,10 +205,10 @@ def test_an_architecture_with_random_weights_is_a_function_of_the_seed():
 
 
 def test_the_weights_of_an_architecture_go_with_it():
-    opened = open_model(f"arch:{ARCH}")
-    path = opened.checkpoint.paths[0]
+    model_file = open_model(f"arch:{ARCH}")
+    path = model_file.checkpoint.paths[0]
     assert path.exists()
-    del opened
+    del model_file
     assert not path.exists()
 
 
@@ -382,12 +382,12 @@ def test_arch_options_end_with_their_bracket(option):
 
 
 def test_images_that_are_not_square_can_be_typed():
-    opened = open_model("arch:vit_tiny_patch16_224::img_size=[8,12],patch_size=4,depth=1")
+    model_file = open_model("arch:vit_tiny_patch16_224::img_size=[8,12],patch_size=4,depth=1")
 
-    assert opened.header.preprocess.input_size == (3, 8, 12)
+    assert model_file.header.preprocess.input_size == (3, 8, 12)
     library = timm.create_model("vit_tiny_patch16_224", img_size=(8, 12), patch_size=4, depth=1)
     shapes = {name: tuple(tensor.shape) for name, tensor in library.state_dict().items()}
-    assert {name: spec.shape for name, spec in opened.checkpoint.specs.items()} == shapes
+    assert {name: spec.shape for name, spec in model_file.checkpoint.specs.items()} == shapes
 
 
 def test_arch_options_are_given_once():

@@ -31,7 +31,7 @@ from plan import (
 )
 from zero_shot import BAYES, FEWER, HYDRA_SCALED, SCALED, VILU, VISION
 
-CALLED = {
+METRIC_NAMES = {
     "nll": "NLL",
     "ece": "ECE",
     "auroc ood": "OOD AUROC",
@@ -58,8 +58,8 @@ class Claim:
         first: Row with the claimed property.
         other: Row for comparison.
         metric: Compared metric.
-        more: Whether the first row has the higher value.
-        theirs: The paper's two numbers, with the data set.
+        is_higher: Whether the first row has the higher value.
+        paper_numbers: The paper's two numbers, with the data set.
         equal: Margin for a claim of equality; None for a claim of difference.
         tuned: True for models fine-tuned on their data, False for zero-shot models.
     """
@@ -68,54 +68,54 @@ class Claim:
     first: str
     other: str
     metric: str
-    more: bool = True
-    theirs: str
+    is_higher: bool = True
+    paper_numbers: str
     equal: float | None = None
     tuned: bool = True
 
     @property
     def words(self) -> str:
         """The claim as a sentence."""
-        metric = CALLED.get(self.metric, self.metric)
+        metric = METRIC_NAMES.get(self.metric, self.metric)
         if self.equal is not None:
             return f"{self.first} and {self.other} differ in {metric} by at most {self.equal:g}"
-        return f"{self.first} has {'higher' if self.more else 'lower'} {metric} than {self.other}"
+        return f"{self.first} has {'higher' if self.is_higher else 'lower'} {metric} than {self.other}"
 
 
 ACCURACY, OOD = "accuracy", "auroc ood"
 CLAIMS = (
-    Claim(table="1, 2", first=HYDRA, other=SINGLE, metric=OOD, theirs="86.29, 84.40 (ImageNet-1k); 89.43, 85.46 (CIFAR-100); 77.6, 70.16 (SST-2)"),
-    Claim(table="1, 2", first=HYDRA, other=ENSEMBLE, metric=OOD, theirs="86.29, 85.48 (ImageNet-1k); 89.43, 86.08 (CIFAR-100); 77.6, 74.81 (SST-2)"),
-    Claim(table="1, 2", first=HYDRA, other=ENSEMBLE, metric="fpr95 ood", more=False, theirs="47.62, 46.93 (ImageNet-1k); 36.44, 38.67 (CIFAR-100); 55.06, 62.69 (SST-2)"),
-    Claim(table="1, 2", first=ENSEMBLE, other=HYDRA, metric=ACCURACY, theirs="82.19, 80.88 (ImageNet-1k); 93.52, 92.11 (CIFAR-100); 93, 92.55 (SST-2)"),
-    Claim(table="1, 2", first=HYDRA, other=SINGLE, metric=ACCURACY, equal=0.01, theirs="80.88, 80.67 (ImageNet-1k); 92.11, 92.15 (CIFAR-100); 92.55, 92.55 (SST-2)"),
-    Claim(table="1, 2", first=HYDRA, other=CIRCUIT, metric=OOD, theirs="86.29, 85.71 (ImageNet-1k); 77.6, 75.04 (SST-2); but 89.43, 89.77 (CIFAR-100)"),
-    Claim(table="1, 2", first=HYDRA, other=HYDRA_T, metric=OOD, theirs="86.29, 85.36 (ImageNet-1k); 89.43, 88.89 (CIFAR-100); 77.6, 71.85 (SST-2)"),
-    Claim(table="1, 2", first=HYDRA, other="lora-ensemble", metric=OOD, theirs="86.29, 84.24 (ImageNet-1k); 89.43, 85.77 (CIFAR-100); 77.6, 70.83 (SST-2)"),
-    Claim(table="1, 2", first=HYDRA, other=MC_DROPOUT, metric=OOD, theirs="86.29, 83.7 (ImageNet-1k); 89.43, 84.74 (CIFAR-100); 77.6, 72.23 (SST-2)"),
-    Claim(table="1", first=HYDRA, other="batch-ensemble", metric=OOD, theirs="86.29, 84.34 (ImageNet-1k); 89.43, 86.27 (CIFAR-100)"),
-    Claim(table="1", first=HYDRA, other=MIMO, metric=OOD, theirs="86.29, 83.63 (ImageNet-1k); 89.43, 88.08 (CIFAR-100)"),
-    Claim(table="1", first=HYDRA, other="oba", metric=OOD, theirs="86.29, 82.61 (ImageNet-1k); 89.43, 85.85 (CIFAR-100)"),
-    Claim(table="1", first=HYDRA, other=PACKED, metric=OOD, theirs="86.29, 83.26 (ImageNet-1k); 89.43, 86.99 (CIFAR-100)"),
-    Claim(table="4", first=UNTUNED.format(CIRCUIT), other=UNTUNED.format(TAYLOR), metric=ACCURACY, theirs="73.61, 66.46 (ImageNet-1k); 91.15, 86.52 (CIFAR-100); 91.74, 90.6 (SST-2)"),
-    Claim(table="4", first=UNTUNED.format(CIRCUIT), other=UNTUNED.format(TAYLOR), metric="auroc near", theirs="73.81, 68.14 (ImageNet-1k); 87.39, 86.52 (CIFAR-100); 71.95, 58.05 (SST-2)"),
-    Claim(table="4", first=UNTUNED.format(CIRCUIT), other=UNTUNED.format(TAYLOR), metric="auroc far", theirs="89.90, 85.96 (ImageNet-1k); 79.07, 73.18 (SST-2); but 86.64, 86.93 (CIFAR-100)"),
-    Claim(table="5", first=UNTUNED.format(CIRCUIT_OOD), other=SINGLE, metric="euclidean ood", theirs="2.26, 1.75 (CIFAR-100)"),
-    Claim(table="5", first=UNTUNED.format(CIRCUIT_OOD), other=SINGLE, metric="mahalanobis ood", theirs="3.32, 3.03 (CIFAR-100)"),
-    Claim(table="8", first=VARIED["heads"], other=VARIED["none"], metric=OOD, theirs="86.02, 85.31 (ImageNet-1k)"),
-    Claim(table="8", first=VARIED["heads"], other=VARIED["none"], metric=ACCURACY, theirs="80.80, 80.12 (ImageNet-1k)"),
-    Claim(table="9", first=VARIED["heads"], other=VARIED["order"], metric="disagreement ood", theirs=".48, .13 (ImageNet-1k)"),
-    Claim(table="9", first=VARIED["heads"], other=VARIED["dropout"], metric="disagreement ood", theirs=".48, .02 (ImageNet-1k)"),
-    Claim(table="9", first=ENSEMBLE, other=VARIED["heads"], metric="disagreement ood", theirs=".58, .48 (ImageNet-1k)"),
-    Claim(table="10", first=FIVE, other=HYDRA, metric=ACCURACY, theirs="81.20, 80.88 (ImageNet-1k)"),
-    Claim(table="10", first=FIVE, other=HYDRA, metric=OOD, theirs="86.33, 86.29 (ImageNet-1k)"),
-    Claim(table="11", first=HYDRA, other=APART, metric=ACCURACY, equal=0.005, theirs="80.88, 81.00 (ImageNet-1k)"),
-    Claim(table="11", first=HYDRA, other=APART, metric=OOD, equal=0.005, theirs="86.29, 86.26 (ImageNet-1k)"),
-    Claim(table="13", first=HYDRA_T, other=SINGLE, metric="accuracy under shift all", theirs="56.50, 53.47 (ImageNet-C)"),
-    Claim(table="13", first=ENSEMBLE, other=HYDRA_T, metric="accuracy under shift all", theirs="57.12, 56.50 (ImageNet-C)"),
-    Claim(table="13", first=HYDRA_T, other=ENSEMBLE, metric="accuracy under shift 5", theirs="36.79, 35.97 (ImageNet-C)"),
-    Claim(table="14", first=HYDRA_T, other=SINGLE, metric="brier under shift all", more=False, theirs=".56, .58 (ImageNet-C)"),
-    *(Claim(table=table, first=first, other=other, metric=metric, more=more, theirs=theirs, equal=equal, tuned=False) for table, first, other, metric, more, theirs, equal in (
+    Claim(table="1, 2", first=HYDRA, other=SINGLE, metric=OOD, paper_numbers="86.29, 84.40 (ImageNet-1k); 89.43, 85.46 (CIFAR-100); 77.6, 70.16 (SST-2)"),
+    Claim(table="1, 2", first=HYDRA, other=ENSEMBLE, metric=OOD, paper_numbers="86.29, 85.48 (ImageNet-1k); 89.43, 86.08 (CIFAR-100); 77.6, 74.81 (SST-2)"),
+    Claim(table="1, 2", first=HYDRA, other=ENSEMBLE, metric="fpr95 ood", is_higher=False, paper_numbers="47.62, 46.93 (ImageNet-1k); 36.44, 38.67 (CIFAR-100); 55.06, 62.69 (SST-2)"),
+    Claim(table="1, 2", first=ENSEMBLE, other=HYDRA, metric=ACCURACY, paper_numbers="82.19, 80.88 (ImageNet-1k); 93.52, 92.11 (CIFAR-100); 93, 92.55 (SST-2)"),
+    Claim(table="1, 2", first=HYDRA, other=SINGLE, metric=ACCURACY, equal=0.01, paper_numbers="80.88, 80.67 (ImageNet-1k); 92.11, 92.15 (CIFAR-100); 92.55, 92.55 (SST-2)"),
+    Claim(table="1, 2", first=HYDRA, other=CIRCUIT, metric=OOD, paper_numbers="86.29, 85.71 (ImageNet-1k); 77.6, 75.04 (SST-2); but 89.43, 89.77 (CIFAR-100)"),
+    Claim(table="1, 2", first=HYDRA, other=HYDRA_T, metric=OOD, paper_numbers="86.29, 85.36 (ImageNet-1k); 89.43, 88.89 (CIFAR-100); 77.6, 71.85 (SST-2)"),
+    Claim(table="1, 2", first=HYDRA, other="lora-ensemble", metric=OOD, paper_numbers="86.29, 84.24 (ImageNet-1k); 89.43, 85.77 (CIFAR-100); 77.6, 70.83 (SST-2)"),
+    Claim(table="1, 2", first=HYDRA, other=MC_DROPOUT, metric=OOD, paper_numbers="86.29, 83.7 (ImageNet-1k); 89.43, 84.74 (CIFAR-100); 77.6, 72.23 (SST-2)"),
+    Claim(table="1", first=HYDRA, other="batch-ensemble", metric=OOD, paper_numbers="86.29, 84.34 (ImageNet-1k); 89.43, 86.27 (CIFAR-100)"),
+    Claim(table="1", first=HYDRA, other=MIMO, metric=OOD, paper_numbers="86.29, 83.63 (ImageNet-1k); 89.43, 88.08 (CIFAR-100)"),
+    Claim(table="1", first=HYDRA, other="oba", metric=OOD, paper_numbers="86.29, 82.61 (ImageNet-1k); 89.43, 85.85 (CIFAR-100)"),
+    Claim(table="1", first=HYDRA, other=PACKED, metric=OOD, paper_numbers="86.29, 83.26 (ImageNet-1k); 89.43, 86.99 (CIFAR-100)"),
+    Claim(table="4", first=UNTUNED.format(CIRCUIT), other=UNTUNED.format(TAYLOR), metric=ACCURACY, paper_numbers="73.61, 66.46 (ImageNet-1k); 91.15, 86.52 (CIFAR-100); 91.74, 90.6 (SST-2)"),
+    Claim(table="4", first=UNTUNED.format(CIRCUIT), other=UNTUNED.format(TAYLOR), metric="auroc near", paper_numbers="73.81, 68.14 (ImageNet-1k); 87.39, 86.52 (CIFAR-100); 71.95, 58.05 (SST-2)"),
+    Claim(table="4", first=UNTUNED.format(CIRCUIT), other=UNTUNED.format(TAYLOR), metric="auroc far", paper_numbers="89.90, 85.96 (ImageNet-1k); 79.07, 73.18 (SST-2); but 86.64, 86.93 (CIFAR-100)"),
+    Claim(table="5", first=UNTUNED.format(CIRCUIT_OOD), other=SINGLE, metric="euclidean ood", paper_numbers="2.26, 1.75 (CIFAR-100)"),
+    Claim(table="5", first=UNTUNED.format(CIRCUIT_OOD), other=SINGLE, metric="mahalanobis ood", paper_numbers="3.32, 3.03 (CIFAR-100)"),
+    Claim(table="8", first=VARIED["heads"], other=VARIED["none"], metric=OOD, paper_numbers="86.02, 85.31 (ImageNet-1k)"),
+    Claim(table="8", first=VARIED["heads"], other=VARIED["none"], metric=ACCURACY, paper_numbers="80.80, 80.12 (ImageNet-1k)"),
+    Claim(table="9", first=VARIED["heads"], other=VARIED["order"], metric="disagreement ood", paper_numbers=".48, .13 (ImageNet-1k)"),
+    Claim(table="9", first=VARIED["heads"], other=VARIED["dropout"], metric="disagreement ood", paper_numbers=".48, .02 (ImageNet-1k)"),
+    Claim(table="9", first=ENSEMBLE, other=VARIED["heads"], metric="disagreement ood", paper_numbers=".58, .48 (ImageNet-1k)"),
+    Claim(table="10", first=FIVE, other=HYDRA, metric=ACCURACY, paper_numbers="81.20, 80.88 (ImageNet-1k)"),
+    Claim(table="10", first=FIVE, other=HYDRA, metric=OOD, paper_numbers="86.33, 86.29 (ImageNet-1k)"),
+    Claim(table="11", first=HYDRA, other=APART, metric=ACCURACY, equal=0.005, paper_numbers="80.88, 81.00 (ImageNet-1k)"),
+    Claim(table="11", first=HYDRA, other=APART, metric=OOD, equal=0.005, paper_numbers="86.29, 86.26 (ImageNet-1k)"),
+    Claim(table="13", first=HYDRA_T, other=SINGLE, metric="accuracy under shift all", paper_numbers="56.50, 53.47 (ImageNet-C)"),
+    Claim(table="13", first=ENSEMBLE, other=HYDRA_T, metric="accuracy under shift all", paper_numbers="57.12, 56.50 (ImageNet-C)"),
+    Claim(table="13", first=HYDRA_T, other=ENSEMBLE, metric="accuracy under shift 5", paper_numbers="36.79, 35.97 (ImageNet-C)"),
+    Claim(table="14", first=HYDRA_T, other=SINGLE, metric="brier under shift all", is_higher=False, paper_numbers=".56, .58 (ImageNet-C)"),
+    *(Claim(table=table, first=first, other=other, metric=metric, is_higher=more, paper_numbers=theirs, equal=equal, tuned=False) for table, first, other, metric, more, theirs, equal in (
         ("3", HYDRA, SINGLE, ACCURACY, True, "74.00, 73.65", None),
         ("3", HYDRA, SINGLE, "ece", False, "3.49, 8.68", None),
         ("3", HYDRA, SCALED, "ece", False, "3.49, 4.03", None),
@@ -155,7 +155,7 @@ class Found:
     verdict: str
 
 
-def about(claim: Claim, task: str) -> bool:
+def is_about(claim: Claim, task: str) -> bool:
     """Return whether a claim is about a task. Zero-shot and fine-tuned models use the same row names."""
     return claim.tuned == (task != zero_shot.NAME)
 
@@ -176,5 +176,5 @@ def _verdict(claim: Claim, gap: float, half: float) -> str:
         if abs(gap) + half <= claim.equal:
             return "holds"
         return "fails" if abs(gap) - half > claim.equal else "open"
-    gain = gap if claim.more else -gap
+    gain = gap if claim.is_higher else -gap
     return "holds" if gain > half else "fails" if -gain > half else "open"

@@ -30,8 +30,8 @@ import zero_shot
 from plan import CIRCUIT_OOD, ENSEMBLE, HYDRA, HYDRA_T, SINGLE, UNTUNED, WITHOUT, Making
 from promise import make_files, report
 from promise_plan import Plan
-from promise_tasks import DIGITS, asked
-from rows import QUALITY, SIZES, Numbers, diversity, foreign, values
+from promise_tasks import DIGITS, parse_task
+from rows import QUALITY, SIZES, Numbers, diversity, ood_metrics, values
 
 from hydractl.manifest.report import Row
 from hydractl.runtime import versions
@@ -44,7 +44,7 @@ some hours on a CPU; doubling doubles the training time."""
 WIDE = {"digits": DIGITS.replace("embed_dim=64", "embed_dim=72")}
 """Architecture of the packed ensemble. Eight heads and three members at 2 / 3 of the width need a multiple of
 12, as the paper's 774 instead of 768."""
-LOOKED_AT = (SINGLE, UNTUNED.format(CIRCUIT_OOD))
+CENTROID_ROWS = (SINGLE, UNTUNED.format(CIRCUIT_OOD))
 """Rows for the comparison of head centroids."""
 CORRUPTED = (SINGLE, ENSEMBLE, HYDRA, HYDRA_T)
 LIBRARIES = ("hydractl", "torch", "timm", "transformers", "scikit-learn")
@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options, begun = asked(parser, {zero_shot.NAME: zero_shot.begun})
+    options, begun = parse_task(parser, {zero_shot.NAME: zero_shot.begun})
     for seed in options.seeds:
         plan = begun(options.work, seed)
         if options.task == zero_shot.NAME:
@@ -120,7 +120,7 @@ def measured(plan: Plan) -> dict[str, Numbers]:
             for level, own in means.items()
             for name, value in own.items()
         }
-    looked_at = replace(plan, rows=[row for row in plan.rows if row.name in LOOKED_AT])
+    looked_at = replace(plan, rows=[row for row in plan.rows if row.name in CENTROID_ROWS])
     for row in report(looked_at.report(CENTROIDS, "--no-latency", "--analyse", "centroids")).rows:
         found[row.name] |= distances(row, plan)
     return found
@@ -142,7 +142,7 @@ def distances(row: Row, plan: Plan) -> Numbers:
 
 def numbers(row: Row, plan: Plan) -> Numbers:
     """Return the metrics of a row: quality, size, diversity and OOD detection."""
-    return values(row, METRICS) | diversity(row) | foreign(row, plan)
+    return values(row, METRICS) | diversity(row) | ood_metrics(row, plan)
 
 
 if __name__ == "__main__":

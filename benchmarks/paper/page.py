@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import zero_shot
-from claims import CALLED, CLAIMS, UNTESTED, Claim, Found, Seeds, about, judge
+from claims import CLAIMS, METRIC_NAMES, UNTESTED, Claim, Found, Seeds, is_about, judge
 from plan import MIMO, WITHOUT
 
 from hydractl.messages import counted
@@ -67,14 +67,14 @@ class Result:
         epochs: Epochs of the single model, and of models fine-tuned from it.
         seeds: Seeds as text.
         rows: For each seed, the numbers of each row by name.
-        where: Distinct hardware and versions of the seeds, one line each.
+        place: Distinct hardware and versions of the seeds, one line each.
     """
 
     command: str
     epochs: tuple[int, int]
     seeds: tuple[str, ...]
     rows: Seeds
-    where: tuple[str, ...]
+    place: tuple[str, ...]
 
     @classmethod
     def read(cls, path: Path) -> Result:
@@ -82,7 +82,7 @@ class Result:
         raw = json.loads(path.read_text(encoding="utf-8"))
         seeds: dict[str, dict[str, Any]] = raw["seeds"]
         whole, tuned = raw["epochs"]
-        where = (
+        place = (
             f"{seed['hardware']}; {', '.join(f'{name} {version}' for name, version in seed['versions'].items())}"
             for seed in seeds.values()
         )
@@ -91,18 +91,18 @@ class Result:
             epochs=(whole, tuned),
             seeds=tuple(seeds),
             rows=[seed["rows"] for seed in seeds.values()],
-            where=tuple(dict.fromkeys(where)),
+            place=tuple(dict.fromkeys(place)),
         )
 
 
-def kept() -> dict[str, Result]:
+def read_results() -> dict[str, Result]:
     """Return the results of every measured task."""
     paths = {task: RESULTS / f"paper-{task}.json" for task in TASKS}
     return {task: Result.read(path) for task, path in paths.items() if path.exists()}
 
 
 def _lines() -> Iterator[str]:
-    results = kept()
+    results = read_results()
     yield "# The paper's tables at small scale"
     yield ""
     yield (
@@ -133,7 +133,7 @@ def _lines() -> Iterator[str]:
 
 
 def vit_b(members: int, kept: int) -> float:
-    """Return giga MACs of a ViT-B/16 hydra at 224 pixels, with `kept` of 12 heads in every layer."""
+    """Return giga MACs of a ViT-B/16 hydra at 224 pixels, with `read_results` of 12 heads in every layer."""
     tokens, width, hidden, layers, classes = 197, 768, 3072, 12, 1000
     projections, products, mlp = 4 * tokens * width**2, 2 * tokens**2 * width, 2 * tokens * width * hidden
     layer = (projections + products) * kept / 12 + mlp
@@ -157,7 +157,7 @@ def _claims(results: Mapping[str, Result]) -> Iterator[str]:
         for task, found in judged.items():
             counts[task][found.verdict] = counts[task].get(found.verdict, 0) + 1
         cells = [_cell(judged[task]) if task in judged else "" for task in results]
-        yield f"| {claim.table} | {claim.words} | {claim.theirs} | {' | '.join(cells)} |"
+        yield f"| {claim.table} | {claim.words} | {claim.paper_numbers} | {' | '.join(cells)} |"
     yield ""
     for task, own in counts.items():
         held, unclear, failed = (own.get(word, 0) for word in ("holds", "open", "fails"))
@@ -171,7 +171,7 @@ def _cell(found: Found) -> str:
 
 def _judged(claim: Claim, results: Mapping[str, Result]) -> dict[str, Found]:
     """Return the result of a claim for each task with the measured rows."""
-    each = {task: judge(claim, result.rows) for task, result in results.items() if about(claim, task)}
+    each = {task: judge(claim, result.rows) for task, result in results.items() if is_about(claim, task)}
     return {task: found for task, found in each.items() if found is not None}
 
 
@@ -185,7 +185,7 @@ def _tuning(task: str, epochs: int) -> str:
 def _rows(task: str, result: Result) -> Iterator[str]:
     rows, (whole, tuned) = result.rows, result.epochs
     yield from ("", f"## All rows: {task}", "")
-    yield f"`{result.command}`; {'; and '.join(result.where)}. Means over seeds {', '.join(result.seeds)}. Training takes {whole} epochs; {_tuning(task, tuned)}."
+    yield f"`{result.command}`; {'; and '.join(result.place)}. Means over seeds {', '.join(result.seeds)}. Training takes {whole} epochs; {_tuning(task, tuned)}."
     columns = {c: head for c, head in COLUMNS.items() if all(c in seed["single"] for seed in rows)}
     yield from ("", f"| | {' | '.join(columns.values())} |", f"|---|{'---:|' * len(columns)}")
     for name in dict.fromkeys(name for seed in rows for name in seed):
@@ -205,7 +205,7 @@ def _rows(task: str, result: Result) -> Iterator[str]:
         yield from _parted(
             rows, f"{COLUMNS[metric]} (Table {table}) by severity", SEVERITIES, f"{metric} under shift {{}}"
         )
-    distances = {metric: CALLED[metric] for metric in DISTANCES}
+    distances = {metric: METRIC_NAMES[metric] for metric in DISTANCES}
     yield from _parted(rows, "heads of the last layer (Table 5)", distances, "{}")
 
 

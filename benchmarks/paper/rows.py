@@ -28,7 +28,7 @@ def diversity(row: Row) -> Numbers:
     }
 
 
-def foreign(row: Row, plan: Plan) -> Numbers:
+def ood_metrics(row: Row, plan: Plan) -> Numbers:
     """Return OOD metrics by maximum softmax probability: means over near, far, and all OOD test sets."""
     groups = {"near": [*plan.data.near], "far": [*plan.data.far]}
     groups["ood"] = groups["near"] + groups["far"]

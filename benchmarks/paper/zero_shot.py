@@ -19,7 +19,7 @@ from plan import CIRCUIT, HYDRA, SINGLE, TAYLOR
 from promise import make_files, report
 from promise_plan import Data, Plan, Task
 from promise_tasks import make_clip
-from rows import QUALITY, SIZES, Numbers, diversity, foreign, values
+from rows import QUALITY, SIZES, Numbers, diversity, ood_metrics, values
 
 from hydractl.cli.commands.run import CAPTIONS
 from hydractl.data.datasets import ImageSet, of_kind
@@ -114,7 +114,7 @@ def measured(plan: Plan) -> dict[str, Numbers]:
             own = found.setdefault(row, {})
             own |= {f"{metric} {name}": value for metric, value in values(measures, QUALITY).items()}
             if name == WHOLE:
-                own |= foreign(measures, part) | diversity(measures) | values(measures, SIZES)
+                own |= ood_metrics(measures, part) | diversity(measures) | values(measures, SIZES)
     for own in found.values():
         own |= {metric: statistics.fmean(own[f"{metric} {name}"] for name in SETS) for metric in QUALITY}
     return found

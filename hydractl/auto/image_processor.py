@@ -21,7 +21,13 @@ class HydraImageProcessor(BaseImageProcessor):
         return_tensors: str | None = None,
         **_: Any,  # noqa: ANN401 - as above
     ) -> BatchFeature:
-        """Return one or several Pillow images, paths or arrays as `pixel_values` (B, C, height, width)."""
+        """Return images as `pixel_values` (B, C, height, width), float32.
+
+        Args:
+            images: A Pillow image, a path or an array, or a list or tuple of these.
+            return_tensors: Type of the result as in transformers; None for a torch tensor.
+            _: Other arguments of transformers, which are ignored.
+        """
         settings = {name: getattr(self, name) for name in Preprocess.model_fields if hasattr(self, name)}
         encoder = Encoder(images=Preprocess.model_validate_json(compact(settings)), texts=None)
         image_list = list(images) if isinstance(images, list | tuple) else [images]

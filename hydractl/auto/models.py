@@ -23,13 +23,13 @@ from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.registry import family_of
 from hydractl.families.tower import Model
 from hydractl.families.transformers.hf_models import labels_as_config
-from hydractl.families.transformers.models import named
+from hydractl.families.transformers.models import class_names_or_default
 from hydractl.fusion.plan import split_members
 from hydractl.hub.layout import CONFIG, files_of, labels_of
 from hydractl.manifest.header import Header
 from hydractl.metrics.conformal import class_sets
 from hydractl.metrics.ood_scores import SCORES, entropy, mutual_information
-from hydractl.metrics.per_sample import of_inputs, opinions, question_losses
+from hydractl.metrics.per_sample import item_losses, of_inputs, opinions
 from hydractl.model_inputs import Inputs
 from hydractl.model_source import download
 from hydractl.prediction.feature_ood import WithDefaultScore
@@ -80,6 +80,8 @@ def check_settings(config: HydraConfig, folder: str, model_config: HydraConfig) 
 def relabelled(header: Header, config: PreTrainedConfig) -> Header:
     """Return a header with the class names of a configuration.
 
+    The generated names of a configuration without class names do not replace names in the header.
+
     Raises:
         UsageError: If the number of classes differs from the model's, or the model is zero-shot.
     """
@@ -94,7 +96,10 @@ def relabelled(header: Header, config: PreTrainedConfig) -> Header:
             hint="`hydractl finetune --num-classes N` replaces the classifier of a base",
         )
     names = tuple(config_labels[i] for i in range(len(model_labels)))
-    if names in {model_labels, named((), len(names))}:  # A configuration without names has placeholders.
+    if names in {
+        model_labels,
+        class_names_or_default((), len(names)),
+    }:  # A configuration without names has placeholders.
         return header
     if header.prompting is not None:
         raise UsageError(
@@ -105,7 +110,10 @@ def relabelled(header: Header, config: PreTrainedConfig) -> Header:
 
 
 def device_of(device_map: Any) -> torch.device | str:  # noqa: ANN401 - a device, or a map to one
-    """Return the single device of a `device_map`. An integer is the index of a CUDA device.
+    """Return the single device of a `device_map`, `cpu` for None.
+
+    An integer is the index of a CUDA device. Other values, for example `auto` or a device, are returned
+    unchanged.
 
     Raises:
         UsageError: If the map has several devices.
@@ -123,7 +131,7 @@ def device_of(device_map: Any) -> torch.device | str:  # noqa: ANN401 - a device
 
 
 HUB = ("revision", "cache_dir", "token", "local_files_only", "force_download")
-OF_NO_CONCERN = frozenset(
+IGNORED_ARGUMENTS = frozenset(
     {"_commit_hash", "_from_auto", "_from_pipeline", "adapter_kwargs", "code_revision", "low_cpu_mem_usage",
      "proxies", "resume_download", "trust_remote_code", "use_safetensors", "weights_only", "name_or_path"}
 )  # fmt: skip
@@ -140,9 +148,10 @@ class HydraClassifierOutput(ModelOutput):
 
     Attributes:
         loss: Mean of the members' cross-entropies, if labels are given.
-        logits: `log mean_m softmax(z_m)`, (B, C). Their softmax is the mean probability of the ensemble.
+        logits: `log mean_m softmax(z_m)`, (B, C). Their softmax is the mean probability of the ensemble. For
+            Q labels, the log odds of the mean probabilities, (B, Q).
         member_logits: Logits z_m of each member, (M, B, C), divided by the stored temperature, in the dtype
-            of the weights. All other fields have at least float32.
+            of the weights; (M, B, Q, 2) for Q labels. All other fields have at least float32.
         entropy: Entropy of the mean probabilities, in nats, (B,).
         mutual_information: Disagreement of the members, in nats, (B,).
         ood_score: OOD score, (B,), higher for inputs unlike the training data: `energy+density` if stored in
@@ -207,8 +216,12 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
 
         Args:
             pretrained_model_name_or_path: Folder or Hub id.
-            kwargs: `dtype`, `device_map` (one device), `id2label`, `output_loading_info`, and arguments for
-                the Hub and its cache.
+            kwargs: `dtype`, `device_map` (one device), `config`, `output_loading_info`, and arguments for the
+                Hub and its cache. `id2label` works only with Auto classes, which move it to `config`.
+                Arguments in `IGNORED_ARGUMENTS` have no effect.
+
+        Returns:
+            The model in evaluation mode. With `output_loading_info`, also a dict of empty lists.
 
         Raises:
             TypeError: If any other argument is given.
@@ -222,7 +235,7 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         )
         informs = kwargs.pop("output_loading_info", False)
         place = {key: kwargs.pop(key) for key in HUB if kwargs.get(key) is not None}
-        strange = sorted(kwargs.keys() - OF_NO_CONCERN - {*HUB, "torch_dtype"})
+        strange = sorted(kwargs.keys() - IGNORED_ARGUMENTS - {*HUB, "torch_dtype"})
         if strange := [name for name in strange if kwargs[name] is not None]:
             raise TypeError(f"models of hydractl do not support the argument `{strange[0]}`")
         kind, device = floating(dtype or getattr(user_config, "dtype", None)), device_of(device)
@@ -299,7 +312,13 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         return super().load_state_dict(self._by_own_names(state_dict), strict, assign)
 
     def _by_own_names(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Rename the tensors of a checkpoint to the names of this module. Unknown names are unchanged."""
+        """Rename the tensors of a checkpoint to the names of this module.
+
+        Other names are unchanged. OOD scores equal to the stored scores are dropped.
+
+        Raises:
+            CheckpointError: If the tensors belong to a hydra with other heads.
+        """
         header, library = self.loaded.header, {name for _, name in self._places.values()}
         theirs = {name: tensor for name, tensor in state.items() if name in library}
         if not theirs:
@@ -342,7 +361,7 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         loss = None
         if labels is not None:
             # transformers passes floating-point labels for models with several labels.
-            loss = question_losses(logits.to(member_opinions.members.dtype), labels.long()).mean()
+            loss = item_losses(logits.to(member_opinions.members.dtype), labels.long()).mean()
         model_output = HydraClassifierOutput(
             loss=loss,
             logits=member_opinions.logits(multi_label=several),
@@ -385,7 +404,13 @@ class HydraForImageClassification(HydraModel):  # type: ignore[no-untyped-call] 
         labels: torch.Tensor | None = None,
         return_dict: bool | None = None,
     ) -> Any:  # noqa: ANN401 - an output or a tuple
-        """Return log-probabilities and the members' outputs for images (B, channels, height, width)."""
+        """Return the output for images (B, channels, height, width): a `HydraClassifierOutput` or a tuple.
+
+        Args:
+            pixel_values: Preprocessed images.
+            labels: Class indices (B,), or (B, Q) for Q labels; None for no loss.
+            return_dict: As in `HydraForSequenceClassification.forward`.
+        """
         return self._answer(pixel_values, labels, return_dict)
 
 
@@ -402,7 +427,17 @@ class HydraForSequenceClassification(HydraModel):  # type: ignore[no-untyped-cal
         labels: torch.Tensor | None = None,
         return_dict: bool | None = None,
     ) -> Any:  # noqa: ANN401 - an output or a tuple
-        """Return the ensemble's log-probabilities and the members' outputs for tokens (B, T)."""
+        """Return the output for tokens (B, T): a `HydraClassifierOutput` or a tuple.
+
+        Args:
+            input_ids: Token indices, (B, T).
+            attention_mask: 1 for tokens, 0 for padding, (B, T).
+            token_type_ids: Segment of each token, (B, T).
+            labels: Class indices (B,); (B, Q) for Q labels, (B, T) for classes of tokens. The output has a
+                loss only if labels are given.
+            return_dict: Whether to return a `HydraClassifierOutput` instead of a tuple. None for the setting
+                of the configuration.
+        """
         by_name = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         return self._answer(
             {name: value for name, value in by_name.items() if value is not None}, labels, return_dict

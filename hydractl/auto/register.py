@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-HEARD = [
+WATCHED_MODULES = [
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.configuration_auto",
     "transformers.models.auto.image_processing_auto",
@@ -30,8 +30,12 @@ class ImportHook:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module in `HEARD`, with a loader for it and the registration; else None."""
-        if name not in HEARD:
+        """Return the spec of a module in `WATCHED_MODULES`. Its loader also registers the models.
+
+        Returns:
+            None for other modules, for example `transformers`, and if no other finder has the module.
+        """
+        if name not in WATCHED_MODULES:
             return None
         for finder in sys.meta_path:
             if finder is self:
@@ -54,20 +58,24 @@ def _register_after(loader: Loader, name: str) -> None:
     vars(loader)["exec_module"] = exec_module
 
 
-def listen() -> None:
-    """Register the models with all modules in `HEARD`: loaded modules now, others when they are loaded."""
+def register_on_import() -> None:
+    """Register the models with all modules in `WATCHED_MODULES`: loaded modules now, others when they are loaded."""
     sys.meta_path.insert(0, ImportHook())
-    for name in HEARD:
+    for name in WATCHED_MODULES:
         if name in sys.modules:
             register(name)
 
 
 def register(name: str) -> None:
-    """Register the models with a loaded module."""
+    """Register the models with the Auto classes or the registry in a loaded module.
+
+    Args:
+        name: Name of the module, in `WATCHED_MODULES`.
+    """
     if name == "timm.models":
         from timm.models import register_model  # noqa: PLC0415 - loaded by now
 
-        from hydractl.auto.timm_model import hydractl  # noqa: PLC0415 - only where it is wanted
+        from hydractl.auto.timm_model import hydractl  # noqa: PLC0415 - needed with timm only
 
         register_model(hydractl)
         return

@@ -38,7 +38,12 @@ class TimmHydra(nn.Module):
 def hydractl(*, pretrained: bool = False, **kwargs: Any) -> TimmHydra:  # noqa: ANN401 - as timm calls it
     """Load a member or a hydra for `timm.create_model("hf-hub:org/name", pretrained=True)`.
 
-    The name `local-dir:folder` loads a folder.
+    The name `local-dir:folder` loads a folder. The model is in evaluation mode.
+
+    Args:
+        pretrained: Must be True.
+        kwargs: `pretrained_cfg` and `cache_dir` from timm. Other arguments must be None or have the model's
+            value.
 
     Raises:
         RuntimeError: Without `pretrained=True`, or without a source of the weights.
@@ -46,8 +51,8 @@ def hydractl(*, pretrained: bool = False, **kwargs: Any) -> TimmHydra:  # noqa: 
     """
     cfg = dict(kwargs.pop("pretrained_cfg", None) or {})
     name = cfg.get("hf_hub_id")
-    where = f"hf-hub:{name}" if name else cfg.get("file")
-    if not pretrained or where is None:
+    place = f"hf-hub:{name}" if name else cfg.get("file")
+    if not pretrained or place is None:
         raise RuntimeError(
             "a hydra needs its weights: use `timm.create_model('hf-hub:org/name', "
             "pretrained=True)`, or `local-dir:folder`"
@@ -59,7 +64,7 @@ def hydractl(*, pretrained: bool = False, **kwargs: Any) -> TimmHydra:  # noqa: 
     ):
         raise TypeError(f"a hydra does not support `{strange[0]}={kwargs[strange[0]]!r}`")
     if name and cache:
-        where = download(name, cache_dir=cache)
+        place = download(name, cache_dir=cache)
     from hydractl.prediction.loaded_model import load  # noqa: PLC0415 - importing timm must not cost all that this needs
 
-    return TimmHydra(load(where), cfg).eval()
+    return TimmHydra(load(place), cfg).eval()

@@ -20,7 +20,7 @@ from hydractl.cli.summaries import SUMMARIES
 from hydractl.errors import CheckFailed, HydraError, InputError, Interrupted, UsageError, shortened
 from hydractl.messages import did_you_mean, quoted
 from hydractl.plugins import load, plugins
-from hydractl.processes.signals import told_to_end
+from hydractl.processes.signals import received_end_signal
 from hydractl.runtime import short_of_memory, spare_memory
 from hydractl.version import __version__
 
@@ -89,7 +89,7 @@ Exit codes:
 
 
 class Strict(Helped):
-    """A command that rejects a single-valued option given twice, of which typer silently uses the last value.
+    """A command that rejects a single-valued option given twice. Typer would silently use the last value.
 
     For an unknown choice, the error suggests the nearest choice.
     """
@@ -251,6 +251,8 @@ def _finished(command: C) -> C:
 def main(argv: list[str] | None = None, *, shows_checks: bool = True) -> int:
     """Run a command line and return the exit code. Errors become messages only here.
 
+    An exception that is a bug in hydractl is raised again.
+
     Args:
         argv: Arguments; by default the arguments of the process.
         shows_checks: Whether to print a failed check (exit code 5) as an error.
@@ -293,7 +295,7 @@ def _run(arguments: list[str], document: CommandDocument, *, shows_checks: bool)
     except (KeyboardInterrupt, typer.Abort) as error:
         return _interrupted(error, document)
     except Exception as error:  # noqa: BLE001 - typer's usage errors are of a private class; all others are raised again
-        if told_to_end() and not isinstance(error, Interrupted):
+        if received_end_signal() and not isinstance(error, Interrupted):
             # A library replaced the interrupt by another error.
             return _interrupted(KeyboardInterrupt(), document)
         if spare is not None:

@@ -78,6 +78,10 @@ def command(
         unchanged: Prints the result for `--if-changed` if outputs are up to date; by default, their paths are
             printed.
         compares: Whether the function itself handles `--if-changed`, because making the outputs is quick.
+
+    Returns:
+        A decorator. The decorated name becomes a function without arguments that creates the command for
+        typer.
     """
 
     def decorate(function: Callable[[C, Terminal], None]) -> Callable[[], Callable[..., None]]:
@@ -107,9 +111,9 @@ def command(
             ]
             parameters = [_parameter(option) for option in sorted(options, key=_place)]
             run.__name__, run.__doc__ = function.__name__, function.__doc__
-            run.is_configured = True  # type: ignore[attr-defined]  # what a pipeline may ask for
+            run.is_configured = True  # type: ignore[attr-defined]  # read by `cli.pipeline`
             run.__annotations__ = {p.name: p.annotation for p in parameters}
-            run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer looks at
+            run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by typer
             return run
 
         make.is_command = True  # type: ignore[attr-defined]  # other commands are functions of their options
@@ -171,7 +175,12 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 
 def kind_of(option: Option) -> Any:  # noqa: ANN401 - a type, as typer reads it
-    """Return the type to which typer converts an option's text."""
+    """Return the type to which typer converts an option's text.
+
+    Returns:
+        `str` for a setting with `parse`, or `list[str]` if the setting is repeated. A `Literal` for a setting
+        with choices. Otherwise the type in `KINDS`, for example `int` or `list[Path]`.
+    """
     setting = option.setting
     if setting.parse is not None:
         return list[str] if setting.repeated else str

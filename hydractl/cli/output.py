@@ -22,8 +22,8 @@ from hydractl.errors import (
     Interrupted,
     OutputError,
     UsageError,
-    harmless,
-    harmless_line,
+    escape_line,
+    escape_unsafe,
     in_one_line,
     reason_of,
 )
@@ -57,7 +57,7 @@ class CommandDocument:
             write: Prints a document.
         """
         self._write = write
-        self._wanted = writes_json
+        self._is_pending = writes_json
         self._stdout = sys.stdout
         self._caller = DOCUMENT.get()
         self._result: Any = None
@@ -65,7 +65,7 @@ class CommandDocument:
 
     def hold(self, result: object) -> None:
         """Store a command's result until the command ends."""
-        self._result, self._wanted = result, True
+        self._result, self._is_pending = result, True
 
     def write(self) -> None:
         """Print the document once.
@@ -76,8 +76,8 @@ class CommandDocument:
         document = self._result
         if self._error is not None:
             document = {**(document if isinstance(document, dict) else {}), "error": self._error}
-        if document is not None and self._wanted:
-            self._wanted = False
+        if document is not None and self._is_pending:
+            self._is_pending = False
             self._write(document)
 
     def fail(self, error: BaseException) -> None:
@@ -94,8 +94,8 @@ class CommandDocument:
         self._error = named.to_dict()
         if self._caller is not None:
             self._caller._error = self._error
-            if self._wanted and self._caller._stdout is sys.stdout:
-                self._caller._wanted = False
+            if self._is_pending and self._caller._stdout is sys.stdout:
+                self._caller._is_pending = False
         # The exit code and standard error also show the failure.
         with contextlib.suppress(OutputError, BrokenPipeError):
             self.write()
@@ -152,6 +152,9 @@ class Terminal:
             out: Output of the command. `-` reserves standard output for the output; the result is printed to
                 standard error.
             prints: Description of the output, for commands with output on standard output by default.
+
+        Raises:
+            UsageError: If `as_json` is given with `quiet`, or with output on standard output.
         """
         if as_json and quiet:
             raise UsageError("`--json` and `-q` exclude each other")
@@ -225,15 +228,16 @@ def write_json(value: object) -> None:
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=not unicode)
     with written_out():
-        sys.stdout.write(harmless(text, escape=lambda letter: json.dumps(letter)[1:-1]) + "\n")
+        sys.stdout.write(escape_unsafe(text, escape=lambda letter: json.dumps(letter)[1:-1]) + "\n")
 
 
 @contextlib.contextmanager
 def written_out() -> Iterator[None]:
-    """Flush standard output at the end of a block, before reporting a failure becomes impossible.
+    """Flush standard output at the end of a block, while a failure can still be reported.
 
     Raises:
         OutputError: If standard output cannot be written, except for a closed pipe.
+        BrokenPipeError: If the pipe is closed.
     """
     try:
         yield
@@ -248,7 +252,10 @@ def written_out() -> Iterator[None]:
 
 
 def refusal() -> HydraError | None:
-    """Flush standard output. Return the error if that fails, and discard the buffer; else None."""
+    """Flush standard output, and return the error if that fails; else None.
+
+    After a failure the buffer is discarded. A closed pipe is not an error.
+    """
     try:
         with written_out():
             pass
@@ -276,7 +283,7 @@ class TerminalProgress:
     def step(self, message: str) -> None:
         """Print the beginning of a step."""
         if self._steps:
-            say(harmless_line(message), style="dim")
+            say(escape_line(message), style="dim")
 
     def warn(self, message: str) -> None:
         """Print a warning, also in quiet mode, and store it for `--json`."""
@@ -312,7 +319,7 @@ def _tracked(items: Iterable[T], label: str, total: int | None) -> Iterator[T]:
         console=console(stderr=True),
         transient=True,
     ) as bar:
-        task = bar.add_task(harmless_line(label), total=total)
+        task = bar.add_task(escape_line(label), total=total)
         for item in items:
             yield item
             bar.advance(task)
@@ -339,7 +346,7 @@ def say(message: str, *, style: str | None = None) -> None:
     """Print a literal line to standard error."""
     from rich.text import Text
 
-    console(stderr=True).print(Text(harmless(message), style=style or ""), soft_wrap=True)
+    console(stderr=True).print(Text(escape_unsafe(message), style=style or ""), soft_wrap=True)
 
 
 def fail(error: HydraError) -> None:
@@ -367,10 +374,10 @@ def on_github() -> bool:
 
 
 def annotate(kind: str, message: str) -> None:
-    """Print an annotation for GitHub Actions."""
+    """Print an annotation for GitHub Actions; `kind` is `error` or `warning`."""
     for sign, escaped in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
         message = message.replace(sign, escaped)
-    sys.stderr.write(f"::{kind} title=hydractl::{harmless(message)}\n")
+    sys.stderr.write(f"::{kind} title=hydractl::{escape_unsafe(message)}\n")
 
 
 def summarize(lines: Iterable[str]) -> None:
@@ -399,7 +406,7 @@ def line(out: Console, message: str) -> None:
     """Print a literal line of a result, unwrapped."""
     from rich.text import Text
 
-    out.print(Text(harmless_line(message)), soft_wrap=True)
+    out.print(Text(escape_line(message)), soft_wrap=True)
 
 
 def table(
@@ -421,7 +428,10 @@ def table_of(report_table: ReportTable) -> RenderableType:
 
 
 def model_cell(reference: str) -> str:
-    """Return the name of a model in a table: `arch:` references without options, `stdin` for `-`."""
+    """Return the name of a model in a table: `arch:NAME::...` for `arch:` references with options.
+
+    Standard input (`-`) has the name `stdin`. Other references are returned unchanged.
+    """
     name, options, _ = reference.partition("::")
     return (
         "stdin" if reference == "-" else f"{name}::..." if options and name.startswith("arch:") else reference
@@ -435,7 +445,10 @@ def size(value: int) -> str:
 
 
 def as_json(value: object) -> object:
-    """Convert a report to JSON types: dataclasses, paths, enums, tuples, pydantic models."""
+    """Convert a report to JSON types: dataclasses, paths, enums, tuples, pydantic models.
+
+    NaN and infinity become None.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: as_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Enum):

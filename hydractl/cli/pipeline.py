@@ -25,33 +25,58 @@ if TYPE_CHECKING:
     from typer.core import TyperCommand, TyperGroup
 
 
-def check_texts(option: Any, value: object, texts: Sequence[str], where: str) -> None:  # noqa: ANN401 - of a private class of typer's
-    """Raise for values that would have another meaning in a command line than in the file."""
+def check_texts(option: Any, value: object, texts: Sequence[str], place: str) -> None:  # noqa: ANN401 - of a private class of typer's
+    """Raise for values that would have another meaning in a command line than in the file.
+
+    Args:
+        option: Option or argument of the command.
+        value: Value in the file.
+        texts: The value as texts of the command line.
+        place: Place of the value in messages.
+
+    Raises:
+        InputError: If the number of values is wrong, a boolean is given to an option with a value, a text has
+            a NUL character, an argument is empty or begins with `-`, or a value in a comma-separated list has
+            a comma.
+    """
     is_argument, repeats = option.param_type_name == "argument", getattr(option, "multiple", False)
     joins = not (is_argument or repeats) and "," in str(option.metavar).replace("::K=V,...", "")
     if len(texts) != 1 and not (repeats or (texts and (joins or option.nargs != 1))):
-        raise InputError(f"{where}: {len(texts)} values are too {'many' if texts else 'few'}")
+        raise InputError(f"{place}: {len(texts)} values are too {'many' if texts else 'few'}")
     if not getattr(option, "is_flag", False) and bool in map(
         type, value if isinstance(value, list) else [value]
     ):
-        raise InputError(f"{where}: needs a value")
+        raise InputError(f"{place}: needs a value")
     for text in texts:
         if "\0" in text or (is_argument and not text):
-            raise InputError(f"{where}: {text!r} is empty or has a NUL character")
+            raise InputError(f"{place}: {text!r} is empty or has a NUL character")
         if joins and len(texts) > 1 and "," in text:
-            raise InputError(f"{where}: `{text}` has a comma, which separates values")
+            raise InputError(f"{place}: `{text}` has a comma, which separates values")
         if is_argument and text.startswith("-") and text != "-":
             raise InputError(
-                f"{where}: `{text}` begins with `-`, like an option",
+                f"{place}: `{text}` begins with `-`, like an option",
                 hint=f"options have their own keys; for a file of that name write `./{text}`",
             )
 
 
-def typed_option(option: Any, key: str, option_texts: Sequence[str], where: str) -> list[str]:  # noqa: ANN401 - of a private class of typer's
-    """Return the words of an option in a command line."""
+def typed_option(option: Any, key: str, option_texts: Sequence[str], place: str) -> list[str]:  # noqa: ANN401 - of a private class of typer's
+    """Return the words of an option in a command line, for example `["--lr", "0.1"]`.
+
+    Args:
+        option: Option of the command.
+        key: Key in the file.
+        option_texts: Values as texts of the command line.
+        place: Place of the value in messages.
+
+    Returns:
+        Empty for a flag with the value `false` and no opposite.
+
+    Raises:
+        InputError: If a flag has another value than a boolean.
+    """
     if option.is_flag:
         if option_texts not in (["true"], ["false"]):
-            raise InputError(f"{where}: is a flag: write `{key} = true` or `{key} = false`")
+            raise InputError(f"{place}: is a flag: write `{key} = true` or `{key} = false`")
         if f"--{key.replace('_', '-')}" in option.secondary_opts:
             option_texts = ["true" if option_texts == ["false"] else "false"]
         names = option.opts if option_texts == ["true"] else option.secondary_opts
@@ -130,9 +155,11 @@ def read(path: Path, overrides: Mapping[str, str], tree: TyperGroup) -> tuple[St
 
 
 def parsed(path: Path, text: str, overrides: Mapping[str, str], tree: TyperGroup) -> tuple[Stage, ...]:
-    """Return the stages of a file's text; see `read`. The file need not exist.
+    """Return the stages of a file's text; arguments and errors as in `read`. The file need not exist.
 
     Raises:
+        InputError: If the pipeline is invalid.
+        UsageError: If a parameter of `overrides` does not exist.
         ValueError: If the text is not TOML, or exceeds the limits of tomllib.
     """
     if _DEEP_KEY.search(text):
@@ -167,11 +194,11 @@ def parsed(path: Path, text: str, overrides: Mapping[str, str], tree: TyperGroup
     return tuple(_Reader(path, _resolved(path, params, overrides), tree).stages(with_defaults))
 
 
-def _check_keys(table: Mapping[str, object], known_keys: Sequence[str], where: str) -> None:
+def _check_keys(table: Mapping[str, object], known_keys: Sequence[str], place: str) -> None:
     for key in table:
         if key not in known_keys:
             raise InputError(
-                f"{where}: `{key}` is unknown",
+                f"{place}: `{key}` is unknown",
                 hint=did_you_mean(key, known_keys) or f"known: {', '.join(known_keys)}",
             )
 
@@ -187,13 +214,13 @@ def _resolved(path: Path, params: Mapping[str, object], overrides: Mapping[str, 
     resolved: dict[str, Value] = {}
     letters = 0
     for name, default in params.items():
-        where = f"{path}: params.{name}"
+        place = f"{path}: params.{name}"
         if not _is_value(default):
-            raise InputError(f"{where}: is not a string, number or boolean")
+            raise InputError(f"{place}: is not a string, number or boolean")
         if not NAME.fullmatch(name) or name in RESERVED_NAMES:
-            raise InputError(f"{where}: is not a valid name of a parameter")
+            raise InputError(f"{place}: is not a valid name of a parameter")
         value = default if name not in overrides else _parse_override(name, overrides[name], default)
-        resolved[name] = _filled(value, resolved, where)
+        resolved[name] = _filled(value, resolved, place)
         letters += len(text_of(resolved[name]))
         _check_letters(letters, f"{path}: params")
     return resolved
@@ -204,25 +231,28 @@ def _is_value(value: object) -> TypeGuard[Value]:
     return abs(value) < 2**63 if type(value) is int else isinstance(value, str | int | float)
 
 
-def _check_letters(number: int, where: str, most: int = MOST_LETTERS) -> None:
+def _check_letters(number: int, place: str, most: int = MOST_LETTERS) -> None:
     if number > most:
         raise InputError(
-            f"{where}: has more than {most:,} characters after substitution",
+            f"{place}: has more than {most:,} characters after substitution",
             hint="parameters may refer to each other too often",
         )
 
 
 def _substituted(
-    pattern: re.Pattern[str], fill: Callable[[re.Match[str]], str], text: str, where: str
+    pattern: re.Pattern[str], fill: Callable[[re.Match[str]], str], text: str, place: str
 ) -> str:
-    """Replace all matches. The length is checked before the result is built."""
+    """Replace each match of a pattern in a text by the result of `fill`.
+
+    The length is checked before the result is built.
+    """
     letters = len(text)
 
     def counted(match: re.Match[str]) -> str:
         nonlocal letters
         filled = fill(match)
         letters += len(filled)
-        _check_letters(letters, where)
+        _check_letters(letters, place)
         return filled
 
     return pattern.sub(counted, text)
@@ -246,7 +276,7 @@ def _parse_override(name: str, text: str, default: Value) -> Value:
     return checked
 
 
-def _filled(value: Value, params: Mapping[str, Value], where: str) -> Value:
+def _filled(value: Value, params: Mapping[str, Value], place: str) -> Value:
     """Replace parameters in braces by values."""
     if not isinstance(value, str):
         return value
@@ -257,23 +287,23 @@ def _filled(value: Value, params: Mapping[str, Value], where: str) -> Value:
         escaped, name = match[1], match[2]
         if not escaped and name not in params and name not in RESERVED_NAMES:
             raise InputError(
-                f"{where}: unknown parameter `{name}`",
+                f"{place}: unknown parameter `{name}`",
                 hint=did_you_mean(name, params) or f"there are {quoted(params) or 'none'}",
             )
         return match[0][1:-1] if escaped else text_of(params[name]) if name in params else match[0]
 
-    return _substituted(_BRACES, replacement, value, where)
+    return _substituted(_BRACES, replacement, value, place)
 
 
 def literal(value: Any) -> Any:  # noqa: ANN401 - the type stays
-    """Escape placeholders in a value's texts, for an equal value after reading."""
+    """Escape placeholders in a value's texts. Reading the file then gives the original value."""
     if isinstance(value, str):
         return _OUTPUTS.sub(r"@\g<0>", _BRACES.sub(r"{\g<0>}", value))
     return [*map(literal, value)] if isinstance(value, list) else value
 
 
 def text_of(value: object) -> str:
-    """Return a value in the form of a command line."""
+    """Return a value in the form of a command line, for example `true` for True."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -292,57 +322,57 @@ class _Reader:
                 raise InputError(
                     f"{self._path}: stage[{number}]: needs a unique `name` of letters, digits, `-` and `_`"
                 )
-            where = f"{self._path}: stage `{name}`"
-            command = self._command(table.get("command"), where)
+            place = f"{self._path}: stage `{name}`"
+            command = self._command(table.get("command"), place)
             values = {key: value for key, value in table.items() if key not in STAGE_KEYS}
             self._outputs[name] = []
             lines = []
-            for params in self._repeated(table, where):
-                lines.append(tuple(self._line(command, values, params, where)))
+            for params in self._repeated(table, place):
+                lines.append(tuple(self._line(command, values, params, place)))
                 self._letters += sum(map(len, lines[-1]))
-                _check_letters(self._letters, where, MOST_LETTERS_OF_LINES)
-                self._outputs[name] += self._parsed(command, lines[-1], where)
+                _check_letters(self._letters, place, MOST_LETTERS_OF_LINES)
+                self._outputs[name] += self._parsed(command, lines[-1], place)
             yield Stage(
                 name=name,
                 lines=tuple(lines),
                 outputs=tuple(map(Path, self._outputs[name])),
-                seconds=self._seconds(table, where),
+                seconds=self._seconds(table, place),
             )
 
     @staticmethod
-    def _seconds(table: Mapping[str, Any], where: str) -> float:
+    def _seconds(table: Mapping[str, Any], place: str) -> float:
         seconds = table.get("seconds", 0)
         if type(seconds) not in (int, float) or not 0 <= seconds < inf:
             raise InputError(
-                f"{where}: seconds = {text_of(seconds)}: is not a time of one repetition in seconds"
+                f"{place}: seconds = {text_of(seconds)}: is not a time of one repetition in seconds"
             )
         return float(seconds)
 
-    def _command(self, name: object, where: str) -> TyperCommand:
+    def _command(self, name: object, place: str) -> TyperCommand:
         command_names = [known_name for known_name in self._tree.commands if known_name != "run"]
         if name not in command_names:
             problem = "has no `command`" if name is None else f"`{name}` is not a command"
             raise InputError(
-                f"{where}: {problem}",
+                f"{place}: {problem}",
                 hint=did_you_mean(str(name), command_names) or f"choose from {', '.join(command_names)}",
             )
         return cast("TyperCommand", self._tree.commands[str(name)])
 
-    def _repeated(self, table: Mapping[str, Any], where: str) -> Iterator[dict[str, Value]]:
+    def _repeated(self, table: Mapping[str, Any], place: str) -> Iterator[dict[str, Value]]:
         repeat = table.get("repeat", 1)
-        times = _filled(repeat, self._params, f"{where}: repeat")
+        times = _filled(repeat, self._params, f"{place}: repeat")
         if type(times) is not int or times < 0:
             raise InputError(
-                f"{where}: repeat = {text_of(repeat)}: {times!r} is not a valid number of repetitions"
+                f"{place}: repeat = {text_of(repeat)}: {times!r} is not a valid number of repetitions"
             )
         self._lines += times
         if self._lines > MOST_LINES:
-            raise InputError(f"{where}: gives more than {MOST_LINES:,} command lines in total")
+            raise InputError(f"{place}: gives more than {MOST_LINES:,} command lines in total")
         for i in range(times):
             yield {**self._params, INDEX: i} if "repeat" in table else dict(self._params)
 
     def _line(
-        self, command: TyperCommand, values: Mapping[str, Any], params: Mapping[str, Value], where: str
+        self, command: TyperCommand, values: Mapping[str, Any], params: Mapping[str, Value], place: str
     ) -> list[str]:
         """Return a command line, positional arguments first."""
         options: dict[str, Any] = {}
@@ -355,20 +385,20 @@ class _Reader:
             chosen = options.get(key.replace("-", "_"))
             if chosen is None:
                 raise InputError(
-                    f"{where}: `{key}` is not an option of `hydractl {command.name}`",
+                    f"{place}: `{key}` is not an option of `hydractl {command.name}`",
                     hint="`run` sets it"
                     if key.replace("-", "_") in RUNS
                     else did_you_mean(key, options) or f"see `hydractl {command.name} --help`",
                 )
-            texts = self._values(value, params, f"{where}: {key}")
-            check_texts(chosen, value, texts, f"{where}: {key}")
+            texts = self._values(value, params, f"{place}: {key}")
+            check_texts(chosen, value, texts, f"{place}: {key}")
             if chosen.param_type_name == "argument":
                 plain += texts
             else:
-                named += typed_option(chosen, key, texts, f"{where}: {key}")
+                named += typed_option(chosen, key, texts, f"{place}: {key}")
         return [str(command.name), *plain, *named]
 
-    def _values(self, value: object, params: Mapping[str, Value], where: str) -> list[str]:
+    def _values(self, value: object, params: Mapping[str, Value], place: str) -> list[str]:
         """Return the texts of a value.
 
         `@STAGE` alone gives a text per output; within a text, the outputs separated by commas.
@@ -377,32 +407,32 @@ class _Reader:
         letters = 0
         for scalar in value if isinstance(value, list) else [value]:
             if not _is_value(scalar):
-                raise InputError(f"{where}: is not a string, number, boolean or list of these")
-            text = text_of(_filled(scalar, params, where))
+                raise InputError(f"{place}: is not a string, number, boolean or list of these")
+            text = text_of(_filled(scalar, params, place))
             if outputs_match := _OUTPUTS.fullmatch(text):
-                texts = self._outputs_of(outputs_match, where)
+                texts = self._outputs_of(outputs_match, place)
             else:
                 texts = [
                     _substituted(
-                        _OUTPUTS, lambda match: ",".join(self._outputs_of(match, where)), text, where
+                        _OUTPUTS, lambda match: ",".join(self._outputs_of(match, place)), text, place
                     )
                 ]
             letters += sum(map(len, texts))
-            _check_letters(letters, where)
+            _check_letters(letters, place)
             all_texts += texts
         return all_texts
 
-    def _outputs_of(self, match: re.Match[str], where: str) -> list[str]:
+    def _outputs_of(self, match: re.Match[str], place: str) -> list[str]:
         if match[1] not in self._outputs:
             raise InputError(
-                f"{where}: `{match[0]}`: no earlier stage has that name",
+                f"{place}: `{match[0]}`: no earlier stage has that name",
                 hint=did_you_mean(match[1], self._outputs) or "stages run in the order of the file",
             )
         if not (outputs_of_stage := self._outputs[match[1]]):
-            raise InputError(f"{where}: `{match[0]}`: that stage writes nothing")
+            raise InputError(f"{place}: `{match[0]}`: that stage writes nothing")
         return outputs_of_stage
 
-    def _parsed(self, command: TyperCommand, line: Sequence[str], where: str) -> list[str]:
+    def _parsed(self, command: TyperCommand, line: Sequence[str], place: str) -> list[str]:
         """Parse a command line with the command's own parser, and return its outputs."""
         configurations: list[Any] = []
         caught = CONFIGURATIONS.set(configurations)
@@ -412,13 +442,13 @@ class _Reader:
                 if hasattr(command.callback, "is_configured"):
                     command.invoke(context)
         except HydraError as error:
-            raise InputError(f"{where}: {error.message}", hint=error.hint) from error
+            raise InputError(f"{place}: {error.message}", hint=error.hint) from error
         except typer.Exit as error:
-            raise InputError(f"{where}: sets `help`") from error
+            raise InputError(f"{place}: sets `help`") from error
         except Exception as error:
             if (refused := usage_error(error)) is None:
                 raise
-            raise InputError(f"{where}: {refused.message}", hint=refused.hint) from error
+            raise InputError(f"{place}: {refused.message}", hint=refused.hint) from error
         finally:
             CONFIGURATIONS.reset(caught)
         return [

@@ -26,8 +26,8 @@ from hydractl.reporting.report_values import (
     Cell,
     Quantity,
     ReportTable,
+    format_value,
     judgement,
-    written,
 )
 from hydractl.reporting.verdict import judged_quantities
 
@@ -63,7 +63,7 @@ def _quality_table(compared: Compared, costs: Mapping[str, Quantity], *, unit: s
         (
             name,
             (
-                *(Cell(written(q.metric, numbers[q].value)) for q in quantities.values()),
+                *(Cell(format_value(q.metric, numbers[q].value)) for q in quantities.values()),
                 *(
                     Cell(f"{numbers[cost].value / compared.rows[unit][cost].value:.2f}")
                     for cost in costs.values()
@@ -112,7 +112,10 @@ def show(out: Path) -> None:
 
 
 def sentence(compared: Compared, opponent: str) -> str:
-    """Return a comparison of the first row with another: better, worse and equal metrics, and the cost."""
+    """Return a sentence that compares the first row with another: metrics by judgement, and the cost.
+
+    For example "hydra against single: better in Acc (by 0.012), level in NLL, at 1.40 times the compute."
+    """
     first, differences = compared.names[0], compared.differences[opponent]
     labels: dict[str, list[str]] = {BETTER: [], WORSE: [], LEVEL: []}
     for head, quantity in quality(compared).items():
@@ -125,7 +128,10 @@ def sentence(compared: Compared, opponent: str) -> str:
 
 
 def answers(path: Path) -> Iterator[list[str]]:
-    """Yield a table row for each prediction of a file: input, true class, votes, confidence and answer."""
+    """Yield a table row for each prediction of a file: input, true class, votes, confidence and answer.
+
+    The answer of a rejected input is `abstains`. For data without labels the true class is `none`.
+    """
     by_set: dict[str, list[dict[str, Any]]] = {}
     for text in path.read_text(encoding="utf-8").splitlines():
         prediction = json.loads(text)

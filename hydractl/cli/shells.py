@@ -155,7 +155,7 @@ def suggestions(tree: typer.core.TyperGroup, words: Sequence[str], *, shell: str
     """
     in_bash = shell == "bash"
     *previous, current = _rejoined(words) if in_bash else words
-    parted = len(current) - len("" if in_bash and _is_break(words[-1]) else words[-1])
+    split_characters = len(current) - len("" if in_bash and _is_break(words[-1]) else words[-1])
     name = next((word for word in previous if not word.startswith("-") and word != HELP), None)
     command = tree if name is None else tree.commands.get(name)
     if not isinstance(command, Command):
@@ -172,7 +172,7 @@ def suggestions(tree: typer.core.TyperGroup, words: Sequence[str], *, shell: str
     else:
         parameter, text = _expected(command, previous), current
     if parameter is not None:
-        yield from _values(parameter, context, current=current, text=text, parted=parted)
+        yield from _values(parameter, context, current=current, text=text, parted=split_characters)
 
 
 def _is_break(word: str) -> bool:
@@ -211,7 +211,10 @@ def _options(command: Command) -> dict[str, typer.core.TyperOption]:
 
 
 def _expected(command: Command, previous: Sequence[str]) -> Parameter | None:
-    """Return the option without a value, or the next argument, or None."""
+    """Return the parameter of the next word: an option that still needs a value, else the next argument.
+
+    None if the command has no more arguments.
+    """
     options = _options(command)
     option, place = None, -1  # The command's name comes first and is not an argument.
     for word in previous:

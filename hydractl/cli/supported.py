@@ -56,7 +56,11 @@ def with_table(text: str) -> str | None:
 
 
 def main(arguments: Iterable[str]) -> int:
-    """Write the tables, or with `--check` compare them. Return the exit code."""
+    """Write the tables, or with `--check` compare them.
+
+    Returns:
+        Exit code: 3 if the page lacks the comments, 5 for outdated tables with `--check`, else 0.
+    """
     text = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
     page_text = with_table(text)
     if page_text is None:

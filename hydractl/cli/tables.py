@@ -17,7 +17,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from hydractl.errors import harmless_line
+from hydractl.errors import escape_line
 
 NARROWEST_FIRST_COLUMN = 14
 """Minimum width of a folded first column. Chosen by hand, so that names stay readable; twice the width leaves
@@ -61,7 +61,7 @@ class Literals:
 
     def __post_init__(self) -> None:
         """Escape every text before widths are measured."""
-        for name, escaped in _each_text(self, harmless_line).items():
+        for name, escaped in _each_text(self, escape_line).items():
             object.__setattr__(self, name, escaped)
 
 
@@ -170,7 +170,7 @@ def facts(rows: Sequence[tuple[str, str]]) -> Table:
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
     for name, value in rows:
-        grid.add_row(Text(harmless_line(name)), Text(harmless_line(value)))
+        grid.add_row(Text(escape_line(name)), Text(escape_line(value)))
     return grid
 
 
@@ -222,6 +222,10 @@ class RankMap:
     """Ranks of a tower's heads, layers by heads, with rank 1 as the most important.
 
     The first quarter of ranks is bold, the last dim. A head without a rank is shown as `-`.
+
+    Attributes:
+        ranks: Rank of each head of each layer; None for no rank.
+        total: Largest rank.
     """
 
     ranks: tuple[tuple[int | None, ...], ...]

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hydractl.data.datasets import Dataset, ImageSet, Reading, TextSet, of_kind
+from hydractl.data.datasets import Dataset, ImageSet, ItemPreprocess, TextSet, of_kind
 from hydractl.data.preprocess import (
     EvalTransform,
     Normalised,
@@ -30,7 +30,7 @@ from hydractl.data.preprocess import (
 )
 from hydractl.data.tokenize import Tokens, require_tokenizer
 from hydractl.data.words import tokens_of
-from hydractl.data.worker_pool import cores, unshared
+from hydractl.data.worker_pool import cores, shared_memory_error
 from hydractl.errors import DataError, UnreadableError, UsageError
 from hydractl.manifest.header import Tokenization
 from hydractl.messages import counted
@@ -40,10 +40,10 @@ Transform: TypeAlias = "Callable[[Image.Image], Tensor] | PerItem"
 CACHE_BYTES = 512 * 2**20
 """Maximum size of image inputs that are kept in memory between passes: about 890 images of 224 x 224 pixels.
 Chosen by hand; doubling it doubles this memory and avoids repeated decoding of larger data."""
-BATCHES = 16
+SORTED_BATCHES = 16
 """Number of batches of texts that are sorted by length together, to reduce padding. Chosen by hand; doubling
 it saves a little more padding, but results appear later in `predict`."""
-_AHEAD = 2
+_PREFETCHED_BATCHES = 2
 """Number of batches that are decoded in advance. Chosen by hand; doubling it doubles the memory of decoded
 batches."""
 _PART = 16
@@ -99,7 +99,7 @@ class BatchShare(NamedTuple):
         return [i for start in starts for i in range(start, min(start + batch_size, count))]
 
 
-EVERY_BATCH = BatchShare()
+ALL_BATCHES = BatchShare()
 
 
 def batches(
@@ -174,18 +174,18 @@ class _Batches:
     ahead: bool = True
 
     def __iter__(self) -> Iterator[Batch[Tensor]]:
-        crew = self.dataset.crew
+        crew = self.dataset.workers
         workers = crew.workers if crew else cores()
         size = min(_PART, max(1, self.batch_size // (2 * workers)))
         cut = (part for batch in _cut(self.order, self.batch_size) for part in _cut(batch, size))
         batch = -(-self.batch_size // size)
-        window = max(_AHEAD * batch, 2 * workers) if self.ahead else max(batch, workers)
-        transform, finish = _parted(self.transform) if crew else (self.transform, None)
+        window = max(_PREFETCHED_BATCHES * batch, 2 * workers) if self.ahead else max(batch, workers)
+        transform, finish = _split_transform(self.transform) if crew else (self.transform, None)
         parts = _parts(self.dataset, transform, cut, window, ahead=self.ahead)
         for chosen in _cut(self.order, self.batch_size):
             batch_parts = list(islice(parts, -(-len(chosen) // size)))
             yield Batch(
-                inputs=_joined([inputs for inputs, _ in batch_parts], len(chosen), finish),
+                inputs=_join_parts([inputs for inputs, _ in batch_parts], len(chosen), finish),
                 indices=torch.tensor(chosen),
                 bad={index: why for _, bad in batch_parts for index, why in bad.items()},
             )
@@ -238,14 +238,14 @@ def _read(
         transform = replace(transform, steps=transform.quick)
     least = transform.least if dataset.fast and isinstance(transform, EvalTransform | PerItem) else None
     for index, number in zip(indices, numbers, strict=True):
-        where = ""
+        place = ""
         try:
             image = dataset.image(index, least=least)
-            where = f"{dataset.name}: {dataset.key(index)}: "
+            place = f"{dataset.name}: {dataset.key(index)}: "
             inputs.append(_transformed(transform, image, number))
         except DataError as error:
             if not dataset.lenient:
-                raise UnreadableError(f"{where}{error.message}", hint=error.hint) from error
+                raise UnreadableError(f"{place}{error.message}", hint=error.hint) from error
             bad[number] = error.message
             inputs.append(_transformed(transform, Image.new("L", (8, 8)), number))
     return stack(inputs), bad
@@ -255,13 +255,13 @@ def _transformed(transform: Transform, image: Image.Image, number: int) -> Tenso
     return transform(image, number) if isinstance(transform, PerItem) else transform(image)
 
 
-def _read_apart(transform: bytes, images: ImageSet, numbers: Sequence[int]) -> DecodedPart:
+def _read_in_worker(transform: bytes, images: ImageSet, numbers: Sequence[int]) -> DecodedPart:
     """Run `_read` in a worker process with one thread per process, because there is a process for each core."""
     torch.set_num_threads(1)
-    return _read(images, _unpickled(transform), range(len(images)), numbers, stack=_shared)
+    return _read(images, _unpickled(transform), range(len(images)), numbers, stack=_stack_shared)
 
 
-def _shared(inputs: list[Tensor]) -> Tensor:
+def _stack_shared(inputs: list[Tensor]) -> Tensor:
     """Stack tensors in shared memory, like torch's own loader, to avoid a copy between processes.
 
     Raises:
@@ -272,7 +272,7 @@ def _shared(inputs: list[Tensor]) -> Tensor:
         # `_new_shared` has no public equivalent
         storage = torch.UntypedStorage._new_shared(first.nbytes * len(inputs))
     except RuntimeError as error:
-        raise unshared(error) from error
+        raise shared_memory_error(error) from error
     stacked = torch.empty(0, dtype=first.dtype).set_(storage, 0, (len(inputs), *first.shape))  # type: ignore[call-overload]
     return torch.stack(inputs, out=stacked)
 
@@ -303,7 +303,7 @@ def _parts(
                 part = running.popleft()
                 if ahead:
                     running.extend(map(begin, islice(cut, 1)))
-                yield part.result() if dataset.crew is None else dataset.crew.result(part)
+                yield part.result() if dataset.workers is None else dataset.workers.result(part)
                 if not running:
                     running.extend(map(begin, islice(cut, window)))
         finally:
@@ -316,10 +316,10 @@ def _reading(
     dataset: ImageSet, transform: Transform
 ) -> Iterator[Callable[[Sequence[int]], Future[DecodedPart]]]:
     """Yield a function that starts to read some items, in threads or in the worker processes of the data set."""
-    crew = dataset.crew
+    crew = dataset.workers
     if crew is not None:
         sent = pickle.dumps(transform)
-        yield lambda positions: crew.submit(_read_apart, sent, dataset.sent(positions), positions)
+        yield lambda positions: crew.submit(_read_in_worker, sent, dataset.sent(positions), positions)
         return
     pool = ThreadPoolExecutor(cores(), thread_name_prefix="decode")
     try:
@@ -334,7 +334,7 @@ def _cut(order: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     return (order[start : start + size] for start in range(0, len(order), size))
 
 
-def _parted(transform: Transform) -> tuple[Transform, Normalised | None]:
+def _split_transform(transform: Transform) -> tuple[Transform, Normalised | None]:
     """Split a transform into one that returns uint8 pixels, and the normalization of these pixels.
 
     Worker processes send pixels, because normalized inputs have four times as many bytes. The normalization
@@ -345,8 +345,18 @@ def _parted(transform: Transform) -> tuple[Transform, Normalised | None]:
     return transform, None
 
 
-def _joined(parts: Sequence[Tensor], count: int, finish: Normalised | None) -> Tensor:
-    """Join the inputs of parts, in pinned memory if CUDA is in use."""
+def _join_parts(parts: Sequence[Tensor], count: int, finish: Normalised | None) -> Tensor:
+    """Concatenate the parts of a batch, and normalize them if `finish` is given.
+
+    Args:
+        parts: Inputs of consecutive items, (b, C, H, W) each.
+        count: B, the number of items of all parts.
+        finish: Normalization of uint8 pixels, or None for inputs that need no normalization.
+
+    Returns:
+        Shape (B, C, H, W), float32 or the dtype of the parts without `finish`; in pinned memory if CUDA is in
+        use.
+    """
     joined = torch.empty(
         (count, *parts[0].shape[1:]),
         dtype=parts[0].dtype if finish is None else torch.float32,
@@ -404,25 +414,26 @@ class TokenBatches:
             yield Batch(inputs=self.tokens.batch(chosen), indices=chosen)
 
 
-def check_reads(how: Reading, *, model: str) -> None:
+def check_readable_by(preprocess: ItemPreprocess, *, model: str) -> None:
     """Check that a model can read data, before data are opened.
 
     Args:
-        how: Preprocessing or tokenization of the model.
+        preprocess: Preprocessing or tokenization of the model.
         model: Name of the model in messages.
 
     Raises:
         CheckpointError: If a text model has no tokenizer.
+        UnsupportedModelError: If a package for the tokenizer is not installed.
     """
-    if isinstance(how, Tokenization):
-        require_tokenizer(how, model=model)
+    if isinstance(preprocess, Tokenization):
+        require_tokenizer(preprocess, model=model)
 
 
-def limited(how: Reading, max_length: int | None, *, model: str) -> Reading:
+def with_max_length(preprocess: ItemPreprocess, max_length: int | None, *, model: str) -> ItemPreprocess:
     """Return a tokenization with `max_length` reduced to a user's value. None changes nothing.
 
     Args:
-        how: Preprocessing or tokenization of the model.
+        preprocess: Preprocessing or tokenization of the model.
         max_length: Value of `--max-length`.
         model: Name of the model in messages.
 
@@ -430,90 +441,93 @@ def limited(how: Reading, max_length: int | None, *, model: str) -> Reading:
         UsageError: If the model reads images, or cannot read texts of this length.
     """
     if max_length is None:
-        return how
-    if not isinstance(how, Tokenization):
+        return preprocess
+    if not isinstance(preprocess, Tokenization):
         raise UsageError(f"`--max-length` is for texts, but {model} reads images", hint="leave it out")
-    if how.padding == "max_length" and max_length != how.max_length:
+    if preprocess.padding == "max_length" and max_length != preprocess.max_length:
         raise UsageError(
-            f"`--max-length {max_length}`: {model} reads only texts of {counted(how.max_length, 'token')}"
+            f"`--max-length {max_length}`: {model} reads only texts of {counted(preprocess.max_length, 'token')}"
         )
-    if not 1 <= max_length <= how.max_length:
+    if not 1 <= max_length <= preprocess.max_length:
         raise UsageError(
-            f"`--max-length {max_length}`: {model} reads at least 1 and at most {counted(how.max_length, 'token')}",
-            hint=f"add `--max-length {how.max_length}`, or leave it out",
+            f"`--max-length {max_length}`: {model} reads at least 1 and at most {counted(preprocess.max_length, 'token')}",
+            hint=f"add `--max-length {preprocess.max_length}`, or leave it out",
         )
-    return how.model_copy(update={"max_length": max_length})
+    return preprocess.model_copy(update={"max_length": max_length})
 
 
-def shortened(how: Reading, max_length: int | None) -> Reading:
+def with_shorter_texts(preprocess: ItemPreprocess, max_length: int | None) -> ItemPreprocess:
     """Return a tokenization of at most `max_length` tokens, if the model accepts shorter texts.
 
     Images, and models with padding to a fixed length, are returned unchanged.
     """
-    if max_length is None or not isinstance(how, Tokenization) or how.padding == "max_length":
-        return how
-    return how.model_copy(update={"max_length": min(how.max_length, max_length)})
+    if max_length is None or not isinstance(preprocess, Tokenization) or preprocess.padding == "max_length":
+        return preprocess
+    return preprocess.model_copy(update={"max_length": min(preprocess.max_length, max_length)})
 
 
-def encoded(
+def eval_batches(
     dataset: Dataset,
-    how: Reading,
+    preprocess: ItemPreprocess,
     *,
     batch_size: int,
     indices: Sequence[int] | Tensor | None = None,
     limit_bytes: int = CACHE_BYTES,
-    deal: BatchShare = EVERY_BATCH,
+    batch_share: BatchShare = ALL_BATCHES,
 ) -> Iterable[Batch[Inputs]]:
     """Return evaluation batches for repeated passes, in the same order each time.
 
     Images are in the order of `indices`, and kept in memory if they fit. Texts are kept as tokens and sorted
-    by length, unless `deal` keeps their order. `Batch.indices` contains the positions.
+    by length, unless `batch_share` keeps their order. `Batch.indices` contains the positions.
 
     Args:
         dataset: The data.
-        how: Preprocessing or tokenization of the model.
+        preprocess: Preprocessing or tokenization of the model.
         batch_size: At least 1.
         indices: Positions in the data, in any order, with or without repetitions. None for all positions.
         limit_bytes: Maximum size of decoded images in memory.
-        deal: Batches of this process. Only their images are decoded. The content of a batch does not depend
-            on the number of processes.
+        batch_share: Batches of this process. Only their images are decoded. The content of a batch does not
+            depend on the number of processes.
 
     Raises:
-        DataError: If an item cannot be read.
+        DataError: If the items have the other type, or an item cannot be read.
         CheckpointError: If the model's tokenizer is missing or does not match the model.
+        UsageError: If `max_length` of the model allows only special tokens.
         ValueError: If `batch_size` or an index is out of range.
     """
-    if isinstance(how, Tokenization):
+    if isinstance(preprocess, Tokenization):
         texts = of_kind(dataset, TextSet)
         order = checked_order(len(texts), batch_size, indices)
-        among = None if deal.among is None else deal.among * batch_size
+        among = None if batch_share.among is None else batch_share.among * batch_size
         token_batches = TokenBatches.of(
-            tokens_of(texts, how),
+            tokens_of(texts, preprocess),
             indices=order,
             batch_size=batch_size,
-            among=1 if deal.as_given else among,
+            among=1 if batch_share.as_given else among,
         )
-        return replace(token_batches, order=token_batches.order[deal.positions(len(order), batch_size)])
+        return replace(
+            token_batches, order=token_batches.order[batch_share.positions(len(order), batch_size)]
+        )
     images = of_kind(dataset, ImageSet)
     order = checked_order(len(images), batch_size, indices)
     return tensor_cache(
         images,
-        eval_transform(how) if images.changed is None else images.changed(eval_transform(how)),
+        eval_transform(preprocess) if images.changed is None else images.changed(eval_transform(preprocess)),
         batch_size=batch_size,
-        indices=[order[i] for i in deal.positions(len(order), batch_size)],
+        indices=[order[i] for i in batch_share.positions(len(order), batch_size)],
         limit_bytes=limit_bytes,
-        ahead=deal.ahead,
+        ahead=batch_share.ahead,
     )
 
 
-def check_augment(how: Reading, augment: tuple[str, ...]) -> None:
+def check_augment(preprocess: ItemPreprocess, augment: tuple[str, ...]) -> None:
     """Check the augmentations for the inputs of a model.
 
     Raises:
-        UsageError: If an augmentation is unknown, or the model reads texts.
+        UsageError: If an augmentation is unknown or repeated, or the model reads texts.
     """
-    if not isinstance(how, Tokenization):
-        train_transform(how, augment)
+    if not isinstance(preprocess, Tokenization):
+        train_transform(preprocess, augment)
     elif augment:
         raise UsageError(
             f"`--augment {','.join(augment)}` is for images, but the model reads texts",

@@ -78,7 +78,7 @@ def text_sample(text: Text) -> bytes:
     return hashlib.sha256(json.dumps(plain_text).encode()).digest()[:SAMPLE_BYTES]
 
 
-UNASKED = -100
+IGNORED_LABEL = -100
 """Label of words to ignore, the default `ignore_index` of losses in PyTorch."""
 
 
@@ -159,7 +159,7 @@ class Dataset(ABC):
 
     @property
     def decoding(self) -> str:
-        """Non-default options for decoding images, joined by `+`. Empty if all are default."""
+        """Non-default options for decoding images, like `fast+exif=ignore`. Empty if all are default."""
         return ""
 
     def fingerprint(self, digests: Iterable[bytes] | None = None) -> str:
@@ -191,7 +191,7 @@ class Dataset(ABC):
         """Return the labels of the items at `indices`. None without labels."""
         return None if self.labels is None else cast("ItemLabels", tuple(self.labels[i] for i in indices))
 
-    def of_classes(self, classes: Sequence[int]) -> Self:
+    def select_classes(self, classes: Sequence[int]) -> Self:
         """Return the items of some classes, with classes renumbered in the order of `classes`.
 
         Data with several labels keep all items, and lose the labels of other classes.
@@ -205,7 +205,7 @@ class Dataset(ABC):
         """
         if self.labels is None:
             raise DataError(
-                f"{self.name}: has no labels, so `classes=` has nothing to select{columns_there(self.columns)}",
+                f"{self.name}: has no labels, so `classes=` has nothing to select{columns_message(self.columns)}",
                 hint=LABELS_HINT,
             )
         position = {label: place for place, label in enumerate(classes)}
@@ -337,17 +337,17 @@ class ImageStore:
             return source
         if isinstance(source, np.ndarray):
             return Image.fromarray(source[..., 0] if source.shape[2:] == (1,) else source)
-        where = f"{self.table}: row {index}" if self.table else str(source)
-        return decode(encoded_bytes(source), where=where, least=least, max_item=max_item)
+        place = f"{self.table}: row {index}" if self.table else str(source)
+        return decode(encoded_bytes(source), place=place, least=least, max_item=max_item)
 
-    def only(self, places: Sequence[int]) -> ImageStore:
+    def picklable_subset(self, places: Sequence[int]) -> ImageStore:
         """Return a picklable store of some images under the same numbers, for another process."""
         sources: dict[int, Source | DataError] = {}
         for place in places:
             try:
                 sources[place] = self.source(place)
             # the error must be raised for this image only, in the process that decodes the image
-            except DataError as error:  # raised in the process that decodes the image
+            except DataError as error:
                 sources[place] = error
         return replace(self, source=HeldSources(sources))
 
@@ -379,7 +379,7 @@ class ImageStore:
             source = cast("bytes | Path | FileSpan", self.source(index))
             data = encoded_bytes(source)
             if self.checks_headers:
-                check_header(data, where=str(source))
+                check_header(data, place=str(source))
             return encoded_digest(data)
         image = self.image(index)
         sha = hashlib.sha256(f"{image.mode} {image.size}\n".encode())
@@ -394,7 +394,7 @@ class ImageSet(Dataset):
     Attributes:
         store: Access to the images.
         places: Number of each item in the store.
-        crew: Worker processes that decode images. None decodes in threads.
+        workers: Worker processes that decode images. None decodes in threads.
         lenient: Whether batches contain black images and error messages for unreadable images.
         fast: Whether batches may decode JPEG files at a smaller size; see `decode`.
         oriented: Whether images are rotated by their EXIF orientation.
@@ -407,7 +407,7 @@ class ImageSet(Dataset):
 
     store: ImageStore
     places: Sequence[int]
-    crew: WorkerPool | None = None
+    workers: WorkerPool | None = None
     lenient: bool = False
     fast: bool = False
     oriented: bool = True
@@ -463,16 +463,19 @@ class ImageSet(Dataset):
         places = [self.places[index] for index in indices]
         return replace(
             self,
-            store=self.store.only(places),
+            store=self.store.picklable_subset(places),
             places=places,
-            crew=None,
+            workers=None,
             class_names=(),
             labels=None,
         )
 
 
-def columns_there(columns: Sequence[str]) -> str:
-    """Return the end of a message about missing labels: the columns of the table. Empty without columns."""
+def columns_message(columns: Sequence[str]) -> str:
+    """Return the end of a message about missing labels, with the columns of the table.
+
+    For example "; its columns are `text`, `n`: select one with `::label=COLUMN`". Empty without columns.
+    """
     return f"; its columns are {quoted(columns)}: select one with `::label=COLUMN`" if columns else ""
 
 
@@ -508,13 +511,13 @@ def fingerprint_of(
     return f"sha256:{sha.hexdigest()}"
 
 
-Reading: TypeAlias = "Preprocess | Tokenization"
+ItemPreprocess: TypeAlias = "Preprocess | Tokenization"
 """Preprocessing of images or tokenization of texts, from the header of a model."""
 
 
-def content_of(how: Reading) -> Content:
+def content_of(preprocess: ItemPreprocess) -> Content:
     """Return the type of items that a model reads."""
-    return Content.TEXTS if isinstance(how, Tokenization) else Content.IMAGES
+    return Content.TEXTS if isinstance(preprocess, Tokenization) else Content.IMAGES
 
 
 def of_kind(items: Dataset, kind: type[T]) -> T:
@@ -531,7 +534,7 @@ def of_kind(items: Dataset, kind: type[T]) -> T:
 Picture: TypeAlias = "Image.Image | Path | str | NDArray[np.uint8]"
 """A Pillow image, the path of an image file, or uint8 pixels of shape (H, W) or (H, W, 1, 3 or 4)."""
 Item: TypeAlias = "Text | Picture"
-BATCHED = 4
+BATCH_DIMENSIONS = 4
 """Number of dimensions of a batch of images."""
 
 
@@ -543,7 +546,7 @@ def listed(items: Iterable[Any]) -> list[Any]:
     """
     kinds_of_one = {str: "one text", Path: "one path", Image.Image: "one image"}
     single = next((name for kind, name in kinds_of_one.items() if isinstance(items, kind)), "")
-    if isinstance(items, np.ndarray) and items.ndim != BATCHED:
+    if isinstance(items, np.ndarray) and items.ndim != BATCH_DIMENSIONS:
         single = f"one array of shape {items.shape}"
     as_list = [] if single else list(items)
     if not as_list:
@@ -557,19 +560,19 @@ def is_text(item: object) -> TypeGuard[Text]:
     return is_pair or isinstance(item, str)
 
 
-def given_items(items: Sequence[Item], how: Reading, *, name: str = "the items") -> Dataset:
+def given_items(items: Sequence[Item], preprocess: ItemPreprocess, *, name: str = "the items") -> Dataset:
     """Return a data set of Python objects. For a model of images, a string is a path.
 
     Args:
         items: Texts or images.
-        how: Preprocessing or tokenization of the model.
+        preprocess: Preprocessing or tokenization of the model.
         name: Name of the data set in messages.
 
     Raises:
         TypeError: If an item has a type that the model cannot read.
         DataError: If an image file does not exist.
     """
-    if content_of(how) is Content.TEXTS:
+    if content_of(preprocess) is Content.TEXTS:
         texts = tuple(item for item in items if is_text(item))
         if len(texts) < len(items):
             raise TypeError(f"the model reads texts, found {kinds(items)}")
@@ -599,5 +602,5 @@ def _checked_picture(item: object) -> Picture:
 
 
 def kinds(items: Iterable[object]) -> str:
-    """Return the type names of items, for messages."""
+    """Return the sorted type names of items for messages, like `int, str`."""
     return ", ".join(sorted({type(item).__name__ for item in items}))

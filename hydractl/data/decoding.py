@@ -63,17 +63,17 @@ def read_bytes(path: Path) -> bytes:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def check_header(data: bytes, *, where: str) -> None:
+def check_header(data: bytes, *, place: str) -> None:
     """Check the header of an encoded image without decoding pixels. Takes less than 0.1 ms.
 
     Args:
         data: Content of the image file.
-        where: Name of the image in messages.
+        place: Name of the image in messages.
 
     Raises:
         DataError: If the data are not an image, or the header is damaged. Damaged pixels are not detected.
     """
-    with _named(where):
+    with _named(place):
         _open(data).verify()
 
 
@@ -116,12 +116,12 @@ def is_image(source: Path | IO[bytes]) -> bool:
         return False
 
 
-def decode(data: bytes, *, where: str, least: int | None = None, max_item: int = MAX_ITEM) -> Image.Image:
+def decode(data: bytes, *, place: str, least: int | None = None, max_item: int = MAX_ITEM) -> Image.Image:
     """Return the first frame of an encoded image.
 
     Args:
         data: Content of the image file.
-        where: Name of the image in messages.
+        place: Name of the image in messages.
         least: Minimum number of pixels per side. JPEG files may then be decoded at a smaller size, which is
             faster. None decodes all pixels.
         max_item: Maximum size of the pixels in bytes.
@@ -129,7 +129,7 @@ def decode(data: bytes, *, where: str, least: int | None = None, max_item: int =
     Raises:
         DataError: If the image has a format not in `FORMATS`, or is truncated, corrupt or too large.
     """
-    with _named(where):
+    with _named(place):
         image = _open(data)
         if least is not None:
             image.draft(None, (least, least))
@@ -137,7 +137,7 @@ def decode(data: bytes, *, where: str, least: int | None = None, max_item: int =
         channels = len(image.getbands())
         if (size := image.width * image.height * channels) > max_item:
             raise DataError(
-                f"{where}: has {image.width} x {image.height} pixels with {channels} channels, more than {max_item} bytes",
+                f"{place}: has {image.width} x {image.height} pixels with {channels} channels, more than {max_item} bytes",
                 hint=f"make the image smaller, or add `::max-item={size}` to the data",
             )
         image.load()
@@ -163,23 +163,23 @@ def _open(data: bytes) -> Image.Image:
 
 
 @contextlib.contextmanager
-def _named(where: str) -> Iterator[None]:
+def _named(place: str) -> Iterator[None]:
     try:
         yield
     except Image.DecompressionBombError as error:
         limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
         raise DataError(
-            f"{where}: has more than {limit} pixels, the limit of Pillow",
+            f"{place}: has more than {limit} pixels, the limit of Pillow",
             hint="make the image smaller, or raise `PIL.Image.MAX_IMAGE_PIXELS` (half the limit) in Python",
         ) from error
     except UnidentifiedImageError as error:
         raise DataError(
-            f"{where}: is not an image that can be decoded",
+            f"{place}: is not an image that can be decoded",
             hint=f"convert the image to a supported format: {', '.join(FORMATS)}",
         ) from error
     except PILLOW_ERRORS as error:
         raise DataError(
-            f"{where}: is not an image that can be decoded", hint="replace the file with an undamaged copy"
+            f"{place}: is not an image that can be decoded", hint="replace the file with an undamaged copy"
         ) from error
 
 

@@ -10,11 +10,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from hydractl import progress
-from hydractl.data.datasets import LABELS_HINT, UNASKED, Dataset, columns_there
+from hydractl.data.datasets import IGNORED_LABEL, LABELS_HINT, Dataset, columns_message
 from hydractl.data.reference import (
     ALPHABET,
-    LEAST,
     MAP,
+    MIN_CLASSES,
     NUMBER,
     POSITION,
     TWO_ORDERS,
@@ -116,7 +116,7 @@ def check_labels(dataset: Dataset, option: str, *, task: Task, hint: str = LABEL
     if dataset.labels is None:
         needs = "them" if task is SINGLE_LABEL else task.labels
         raise DataError(
-            f"{dataset.name}: has no labels, but `{option}` needs {needs}{columns_there(dataset.columns)}",
+            f"{dataset.name}: has no labels, but `{option}` needs {needs}{columns_message(dataset.columns)}",
             hint=hint,
         )
     if dataset.task is not task:
@@ -160,7 +160,7 @@ def model_labels(
         return torch.tensor([table[label] for label in cast("tuple[int, ...]", dataset.labels)])
     lists = cast("tuple[tuple[int, ...], ...]", dataset.labels)
     if task.by_word:
-        by_word = torch.full((len(lists), max(map(len, lists))), UNASKED)
+        by_word = torch.full((len(lists), max(map(len, lists))), IGNORED_LABEL)
         for row, word_labels in zip(by_word, lists, strict=True):
             row[: len(word_labels)] = torch.tensor([table[label] for label in word_labels])
         return by_word
@@ -190,7 +190,7 @@ def check_training_labels(dataset: Dataset, option: str) -> None:
     labels = dataset.labels or ()
     if dataset.task.by_word:
         labels = tuple(chain.from_iterable(cast("tuple[tuple[int, ...], ...]", labels)))
-    if len({*labels}) >= LEAST and len(dataset.class_names) >= LEAST:
+    if len({*labels}) >= MIN_CLASSES and len(dataset.class_names) >= MIN_CLASSES:
         return
     first = labels[0]
     problem = (
@@ -215,8 +215,8 @@ def apply_class_options(dataset: T, ref: DataRef) -> T:
     if dataset.labels is None:
         if ref.classes is None and ref.reads_classes:
             required_labels(dataset, f"::{MAP}=" if ref.map else "::classes-by=")
-        # without labels, `of_classes` raises
-        return dataset if ref.classes is None else dataset.of_classes(())
+        # without labels, `Dataset.select_classes` raises
+        return dataset if ref.classes is None else dataset.select_classes(())
     names = tuple(map(normal, dataset.class_names))
     if (twice := first_twice(names)) is not None:
         raise DataError(
@@ -228,7 +228,7 @@ def apply_class_options(dataset: T, ref: DataRef) -> T:
     if ref.map is not None:
         dataset = _renamed(dataset, dict(ref.map))
     if chosen is not None:
-        dataset = dataset.of_classes(chosen)
+        dataset = dataset.select_classes(chosen)
     return dataset if ref.classes_by is None else _ordered(dataset, ref.classes_by)
 
 
@@ -243,7 +243,11 @@ def _renamed(dataset: T, names: dict[str, str]) -> T:
 
 
 def _ordered(dataset: T, by: str) -> T:
-    """Return items with their classes in an order: `position`, `number` or `alphabet`."""
+    """Return items with their classes in an order: `position`, `number` or `alphabet`.
+
+    Raises:
+        DataError: If class names have no numbers to order by.
+    """
     names = dataset.class_names
     order: Sequence[int] | None = range(len(names))
     if by == ALPHABET:
@@ -258,11 +262,11 @@ def _ordered(dataset: T, by: str) -> T:
         )
     if by == POSITION and order != range(len(names)):
         progress.warn(f"{dataset.name}: {TWO_ORDERS}")
-    return replace(dataset.of_classes(order), numbered=False, by_position=True)
+    return replace(dataset.select_classes(order), numbered=False, by_position=True)
 
 
 def first_names(names: Sequence[str]) -> str:
-    """Return the first names and the number of other names, for messages."""
+    """Return at most ten names for messages, for example "`cat`, `dog`", or with " and 3 more" at the end."""
     suffix = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
     return quoted(names[:_MAX_SHOWN]) + suffix
 
@@ -283,7 +287,7 @@ def match_classes(
     *,
     num_classes: int,
     by_text: bool = False,
-    called: str = "the data",
+    data_name: str = "the data",
 ) -> tuple[int, ...]:
     """Return the model class of each data class.
 
@@ -307,7 +311,7 @@ def match_classes(
         model_labels: Class names of the model. Empty if it has no names.
         num_classes: Number of classes of the model.
         by_text: Whether class names define the classes of the model (zero-shot).
-        called: Name of the data in warnings.
+        data_name: Name of the data in warnings.
 
     Returns:
         One index per data class, in 0..num_classes-1. Empty for data without labels.
@@ -323,7 +327,7 @@ def match_classes(
     if len(matched) == len(class_names):
         if not exactly:
             progress.warn(
-                f"{called}: class names differ from the model's only in upper and lower case, so they count as equal"
+                f"{data_name}: class names differ from the model's only in upper and lower case, so they count as equal"
             )
         return matched
     high = next((name for name in class_names if dataset.numbered and int(name) >= num_classes), None)
@@ -335,15 +339,15 @@ def match_classes(
         )
     indices = None if matched else _indices(dataset, model_labels, num_classes, by_text=by_text)
     if indices is not None:
-        _warn_indices(dataset, model_labels, indices, called=called)
+        _warn_indices(dataset, model_labels, indices, called=data_name)
         return indices
     strange = [name for name, place in zip(class_names, matches, strict=True) if place is None]
     order = None if matched or by_text else _order(class_names, model_labels, num_classes)
     if order is None:
-        raise _unlike(dataset, strange, model_labels, num_classes=num_classes, by_text=by_text)
-    reason = "the model has no class names" if nameless(model_labels) else f"{called} has numbered classes"
+        raise _mismatch_error(dataset, strange, model_labels, num_classes=num_classes, by_text=by_text)
+    reason = "the model has no class names" if nameless(model_labels) else f"{data_name} has numbered classes"
     progress.warn(
-        f"{reason}: the {len(order)} classes of {called} are matched by position, from `{class_names[order[0]]}` "
+        f"{reason}: the {len(order)} classes of {data_name} are matched by position, from `{class_names[order[0]]}` "
         f"as class 0 to `{class_names[order[-1]]}` as class {len(order) - 1}{_other_order(dataset)}; `hydractl import --labels` names them"
     )
     return tuple(sorted(range(len(order)), key=order.__getitem__))
@@ -377,7 +381,8 @@ def new_names(class_names: Sequence[str], number: int) -> tuple[str, ...]:
     """Return class names for a new classifier.
 
     The data's classes come first, in their order. If there are fewer than `number` and all are integers below
-    `number`, each class gets the index in its name instead, like in `match_classes`.
+    `number`, each class gets the index in its name instead, like in `match_classes`. Other classes are named
+    like `unnamed class 3`.
 
     Args:
         class_names: Class names of the data.
@@ -520,7 +525,7 @@ def _other_order(dataset: Dataset) -> str:
     return f"; {TWO_ORDERS}" if has_two_orders(dataset.class_names) and not dataset.numbered else ""
 
 
-def _unlike(
+def _mismatch_error(
     dataset: Dataset, strange: Sequence[str], model_labels: Sequence[str], *, num_classes: int, by_text: bool
 ) -> DataError:
     """Return the error for class names that the model does not know."""

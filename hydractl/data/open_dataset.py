@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from hydractl import progress
 from hydractl.data import toys
-from hydractl.data.batches import encoded
-from hydractl.data.datasets import Content, Dataset, ImageSet, Reading, T, content_of, samples_in
+from hydractl.data.batches import eval_batches
+from hydractl.data.datasets import Content, Dataset, ImageSet, ItemPreprocess, T, content_of, samples_in
 from hydractl.data.labels import apply_class_options
 from hydractl.data.reference import (
     BUILT_IN_TEXTS,
@@ -91,8 +91,8 @@ def open_data(
         progress.step(f"{dataset.name}: {tag_scheme(dataset.class_names)}")
     if ref.limit is not None and ref.limit < len(dataset):
         dataset = dataset.subset(toys.spread(len(dataset), ref.limit))
-    if ref.part_of is not None:
-        number, parts = ref.part_of
+    if ref.part_numbers is not None:
+        number, parts = ref.part_numbers
         dataset = dataset.subset(
             [i for i in range(len(dataset)) if _part_of(dataset, i, parts) == number - 1]
         )
@@ -127,7 +127,7 @@ def _named(ref: DataRef, dataset: Dataset) -> Dataset:
 
 
 def _check_columns(ref: DataRef, content: Content) -> None:
-    """Raise if a reference names a column of the other type of items."""
+    """Raise UsageError if a reference names a column of the other type of items."""
     if content is Content.TEXTS and ref.image is not None:
         raise UsageError(
             f"`image={ref.image}` selects a column of images, but the model reads texts",
@@ -154,7 +154,7 @@ def _opened(ref: DataRef, content: Content, *, reads_labels: bool, pairs: bool |
         return (folder.open_folder if reads_labels else folder.open_tree)(ref, content)
     table = _table(ref, content, labelled=labelled)
     if len(table) == 0:
-        raise DataError(f"{table.where}: has no rows")
+        raise DataError(f"{table.display_name}: has no rows")
     table.label_separator = ref.label_separator
     if content is Content.IMAGES:
         return columns.images_of(table, ref, labelled=labelled)
@@ -165,9 +165,10 @@ def _opened(ref: DataRef, content: Content, *, reads_labels: bool, pairs: bool |
 
 
 def _holds_files(ref: DataRef, content: Content, *, labelled: bool) -> bool:
-    """Return whether the items are the files below a folder.
+    """Return whether the items are the files below a folder, not the rows of a table in the folder.
 
-    Without labels, this includes folders with metadata files.
+    A folder of images with a metadata file is a table if labels are read, or the reference names an image
+    column. Folders of shards and of `save_to_disk` are always tables.
 
     Raises:
         UsageError: If the items are files and the reference names a column.
@@ -196,7 +197,7 @@ def _table(ref: DataRef, content: Content, *, labelled: bool) -> tables.DataTabl
 
 def open_items(
     ref: DataRef | str,
-    how: Reading,
+    preprocess: ItemPreprocess,
     *,
     labelled: bool = True,
     workers: int | None = 0,
@@ -208,7 +209,7 @@ def open_items(
 
     Args:
         ref: Parsed data reference, or its text.
-        how: Preprocessing or tokenization of the model.
+        preprocess: Preprocessing or tokenization of the model.
         labelled: See `open_data`.
         workers: Number of processes that decode images, 0 for threads. None chooses; see `WorkerPool.of`.
         skip_bad: Whether to leave out unreadable images, with a warning. See `open_readable`.
@@ -219,41 +220,42 @@ def open_items(
         HubError: If the Hub cannot be reached.
     """
     if skip_bad:
-        dataset, left_out = open_readable(ref, how, labelled=labelled, workers=workers)
+        dataset, left_out = open_readable(ref, preprocess, labelled=labelled, workers=workers)
         if left_out:
             progress.warn(left_out)
         return dataset
-    dataset = crewed(
+    dataset = with_workers(
         open_data(
             ref,
-            content=content_of(how),
+            content=content_of(preprocess),
             labelled=labelled,
-            pairs=how.pairs if isinstance(how, Tokenization) else None,
+            pairs=preprocess.pairs if isinstance(preprocess, Tokenization) else None,
         ),
         workers,
     )
-    if not (isinstance(how, Tokenization) and how.by_word):
+    if not (isinstance(preprocess, Tokenization) and preprocess.by_word):
         return dataset
-    return check_answerable(by_word(dataset, how))
+    return check_answerable(by_word(dataset, preprocess))
 
 
 def open_readable(
-    ref: DataRef | str, how: Reading, *, labelled: bool = True, workers: int | None = 0
+    ref: DataRef | str, preprocess: ItemPreprocess, *, labelled: bool = True, workers: int | None = 0
 ) -> tuple[Dataset, str | None]:
     """Return the readable images of a reference, and a message about the others.
 
     Each image is decoded once. The arguments are those of `open_items`.
 
     Returns:
-        The images, and the number of skipped images in words. The message is None if all images are readable.
+        The images, and a message like `DATA: skipped 2 of 9 images, which are unreadable; the first is ...`.
+        The message is None if all images are readable.
 
     Raises:
         UsageError: If the items are texts.
         DataError: If no image is readable.
     """
-    dataset = open_lenient(ref, how, labelled=labelled, workers=workers)
+    dataset = open_lenient(ref, preprocess, labelled=labelled, workers=workers)
     unreadable: dict[int, str] = {}
-    for batch in encoded(dataset, how, batch_size=64, limit_bytes=0):
+    for batch in eval_batches(dataset, preprocess, batch_size=64, limit_bytes=0):
         unreadable.update(batch.bad)
     dataset = replace(dataset, lenient=False)
     if not unreadable:
@@ -267,25 +269,25 @@ def open_readable(
 
 
 def open_lenient(
-    ref: DataRef | str, how: Reading, *, labelled: bool = True, workers: int | None = 0
+    ref: DataRef | str, preprocess: ItemPreprocess, *, labelled: bool = True, workers: int | None = 0
 ) -> ImageSet:
-    """Return images, of which any may be unreadable or missing. The arguments are those of `open_items`.
+    """Return images that may be unreadable or missing. The arguments are those of `open_items`.
 
     Raises:
         UsageError: If the items are texts.
     """
-    dataset = open_data(ref, content=content_of(how), labelled=labelled, skip_bad=True)
+    dataset = open_data(ref, content=content_of(preprocess), labelled=labelled, skip_bad=True)
     if not isinstance(dataset, ImageSet):
         raise UsageError("`--skip-bad` is for images, but the model reads texts", hint="leave it out")
-    return replace(crewed(dataset, workers), lenient=True)
+    return replace(with_workers(dataset, workers), lenient=True)
 
 
-def lenient(dataset: Dataset) -> Dataset:
+def accept_unreadable(dataset: Dataset) -> Dataset:
     """Return a data set whose batches accept unreadable images. Texts are returned unchanged."""
     return replace(dataset, lenient=True) if isinstance(dataset, ImageSet) else dataset
 
 
-def crewed(dataset: T, workers: int | None) -> T:
+def with_workers(dataset: T, workers: int | None) -> T:
     """Return a data set whose images are decoded by `workers` processes. Texts are returned unchanged.
 
     Args:
@@ -293,7 +295,7 @@ def crewed(dataset: T, workers: int | None) -> T:
         workers: Number of processes, 0 for threads. None chooses by the number of images and cores.
     """
     return (
-        replace(dataset, crew=WorkerPool.of(workers, images=len(dataset)))
+        replace(dataset, workers=WorkerPool.of(workers, images=len(dataset)))
         if isinstance(dataset, ImageSet)
         else dataset
     )

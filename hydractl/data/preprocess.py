@@ -85,14 +85,16 @@ def resizing(preprocessing: Preprocess) -> Steps:
         and first.size >= max(size)
     ):
         return (
-            Middle(
+            ResizedCrop(
                 side=first.size,
                 size=size,
                 before=before,
                 resample=str_to_pil_interp(preprocessing.interpolation),
             ),
         )
-    return tuple(CropBefore(size) if before and isinstance(step, CenterCrop) else step for step in steps)
+    return tuple(
+        CenterCropBefore(size) if before and isinstance(step, CenterCrop) else step for step in steps
+    )
 
 
 class _ResizedSide(NamedTuple):
@@ -138,7 +140,7 @@ class _ResizedSide(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Middle:
+class ResizedCrop:
     """Resize of the shorter side to `side` followed by a center crop, computed for the remaining pixels only.
 
     Pillow resizes rows, then columns, and rounds to integers in between. An output row does not depend on
@@ -242,11 +244,11 @@ class TensorResize:
             )
         pixels = functional.pil_to_tensor(image)
         pixels = functional.resize(pixels, [height, width], interpolation=InterpolationMode(self.mode))
-        return CropBefore(self.crop)(functional.to_pil_image(pixels))
+        return CenterCropBefore(self.crop)(functional.to_pil_image(pixels))
 
 
 @dataclass(frozen=True, slots=True)
-class CropBefore:
+class CenterCropBefore:
     """Center crop to (height, width). An odd margin is cut less on the left and above."""
 
     size: tuple[int, int]
@@ -354,7 +356,7 @@ def eval_transform(preprocessing: Preprocess) -> EvalTransform:
         ),
         least=_least(preprocessing),
         steps=steps,
-        quick=tuple(replace(step, exact=False) if isinstance(step, Middle) else step for step in steps),
+        quick=tuple(replace(step, exact=False) if isinstance(step, ResizedCrop) else step for step in steps),
         finish=Normalised.of(preprocessing),
     )
 
@@ -446,7 +448,7 @@ class TrainTransform(PerItem):
     def __call__(self, image: Image.Image, index: int) -> Tensor:
         prepared = run_steps(self.resize, self.convert(image))
         if self.random:
-            with _Drawing(sample_seed(self.seed, self.epoch, index)):
+            with _SeededDraws(sample_seed(self.seed, self.epoch, index)):
                 prepared = run_steps(self.random, prepared)
         return self.finish(prepared)
 
@@ -489,7 +491,7 @@ def sample_seed(*parts: int) -> int:
     return int.from_bytes(hashlib.sha256("/".join(str(part) for part in parts).encode()).digest()[:8]) >> 1
 
 
-class _Drawing(TorchFunctionMode):
+class _SeededDraws(TorchFunctionMode):
     """Context in which torch's random functions draw from a separate generator.
 
     torchvision's transforms draw from the global generator, which threads share. The context affects only the

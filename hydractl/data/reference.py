@@ -25,7 +25,7 @@ from hydractl.errors import DataError, UsageError
 from hydractl.messages import did_you_mean, did_you_mean_path, quoted
 from hydractl.output.publish import STDOUT, is_stream
 
-LEAST = 2
+MIN_CLASSES = 2
 """Minimum number of classes."""
 MAP = "map"
 POSITION, NUMBER, ALPHABET = "position", "number", "alphabet"
@@ -115,7 +115,7 @@ KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
         SourceKind.HUB: _SELECTION | COLUMNS | OF_IMAGES | _LIMITS | {"split", "config"},
     }
 )
-ONLY = MappingProxyType({"decode": "fast", "exif": "ignore"})
+SINGLE_VALUES = MappingProxyType({"decode": "fast", "exif": "ignore"})
 """Keys with only one valid value."""
 LABELLED_BUILT_IN = tuple(name for name in BUILT_IN if "classes" in KEYS[SourceKind(f"`{name}`")])
 """Built-in sources with labels."""
@@ -195,7 +195,7 @@ class DataRef:
                 hint="write `text=COLUMN`, or `text=FIRST+SECOND` for pairs",
             )
 
-        for key, only in ONLY.items():
+        for key, only in SINGLE_VALUES.items():
             if getattr(self, key) not in {None, only}:
                 raise UsageError(f"`{key}={getattr(self, key)}`: must be `{only}`", hint="or leave it out")
         if self.classes_by not in {None, *ORDERS}:
@@ -207,7 +207,7 @@ class DataRef:
         return not (self.classes is None and self.classes_by is None and self.map is None)
 
     @property
-    def part_of(self) -> tuple[int, int] | None:
+    def part_numbers(self) -> tuple[int, int] | None:
         """K and N of `part`. None without `part`."""
         return None if self.part is None else _part(self.part)
 
@@ -274,12 +274,13 @@ class DataRef:
         return SourceKind.FILE if self.source.lower().endswith(_DATA_SUFFIXES) else SourceKind.FOLDER
 
     def check_there(self) -> None:
-        """Check that a local path exists and is not a stream.
+        """Check that a local path exists, and can be read by position.
 
         Files of a shard pattern are checked later, by `open_shards`.
 
         Raises:
-            DataError: If the path does not exist, or is standard input, a FIFO or a device.
+            DataError: If the path does not exist, or is standard input, a FIFO, a device or a compressed
+                file.
         """
         if self.kind not in {SourceKind.FOLDER, SourceKind.FILE}:
             return
@@ -329,9 +330,9 @@ def check_seekable(path: Path) -> None:
     begin = b""
     with (
         suppress(OSError),
-        path.open("rb") as opened,
+        path.open("rb") as model_file,
     ):  # later readers explain folders and missing permissions
-        begin = opened.read(max(map(len, _COMPRESSED)))
+        begin = model_file.read(max(map(len, _COMPRESSED)))
     for mark, command in _COMPRESSED.items():
         if begin.startswith(mark):
             file = f"data{suffix or SHARD_SUFFIX}"
@@ -349,7 +350,11 @@ def _field(key: str) -> str:
 
 
 def _parts(text: str) -> tuple[str, dict[str, str]]:
-    """Return the source and the options of a reference. The options are empty without `::`."""
+    """Return the source and the options of a reference. The options are empty without `::`.
+
+    Raises:
+        UsageError: If the text is malformed, or a key is unknown, removed or repeated.
+    """
     source, separator, options_text = split_source(text)
     known_keys = (*OPTION_KEYS, OPENOOD) if source.startswith(PREFIX) else OPTION_KEYS
     options: dict[str, str] = {}
@@ -476,7 +481,7 @@ def has_two_orders(names: Sequence[str]) -> bool:
     return order is not None and list(names) == sorted(names) and order != sorted(order)
 
 
-def continues(option: str, part: str) -> bool:
+def continues_map(option: str, part: str) -> bool:
     """Return whether the text after a comma continues the option before the comma: only lists of `map=` do."""
     if not option.startswith(f"{MAP}="):
         return False
@@ -503,7 +508,7 @@ def split_keys(text: str) -> list[str]:
     """Split `key=value,...` at commas, except for commas in the list of `map=`."""
     options: list[str] = []
     for part in text.split(","):
-        if options and continues(options[-1], part):
+        if options and continues_map(options[-1], part):
             options[-1] += f",{part}"
         else:
             options.append(part)
@@ -544,7 +549,7 @@ def write_name(name: str) -> str:
 
 
 def _check_pairs(pairs: Sequence[tuple[str, str]]) -> None:
-    """Raise if a name is empty or a class is renamed twice."""
+    """Raise UsageError if a name is empty or a class is renamed twice."""
     if not pairs or not all(map(all, pairs)):
         raise UsageError(f"the key `{MAP}` has an empty name", hint=f"write `{MAP}=OLD:NEW`, or leave it out")
     if (twice := first_twice(old for old, _ in pairs)) is not None:

@@ -71,13 +71,13 @@ class Tokens:
     """Tokenized texts in memory, concatenated without padding.
 
     Attributes:
-        how: Tokenization of the model.
+        preprocess: Tokenization of the model.
         ids: Tokens of all texts, int32.
         segments: Number of the text within its pair for each token, uint8.
         starts: Shape (N + 1,), int64. Text i has the tokens starts[i]..starts[i + 1] - 1.
     """
 
-    how: Tokenization
+    preprocess: Tokenization
     ids: Tensor
     segments: Tensor
     starts: Tensor
@@ -88,8 +88,8 @@ class Tokens:
     @property
     def lengths(self) -> Tensor:
         """Padded length of each text in a batch of its own, shape (N,), int64, including special tokens."""
-        if self.how.padding == "max_length":
-            return torch.full((len(self),), self.how.max_length)
+        if self.preprocess.padding == "max_length":
+            return torch.full((len(self),), self.preprocess.max_length)
         return self.starts.diff()
 
     def batch(self, chosen: Tensor, *, length: int | None = None) -> dict[str, Tensor]:
@@ -97,35 +97,37 @@ class Tokens:
 
         Args:
             chosen: Shape (B,), int64, positions in 0..N-1.
-            length: T, at least the length of the longest text. None uses the longest text.
+            length: T, at least the length of the longest text. None uses the largest of their `lengths`.
         """
         text_lengths = self.starts.diff()[chosen, None]
         longest = int(self.lengths[chosen].max()) if length is None else length
-        positions = torch.arange(longest) - (longest - text_lengths if self.how.padding_side == "left" else 0)
+        positions = torch.arange(longest) - (
+            longest - text_lengths if self.preprocess.padding_side == "left" else 0
+        )
         token_mask = (positions >= 0) & (positions < text_lengths)
         # padding reads the first token of its text, a valid position, and is masked below
         places = (self.starts[chosen, None] + positions).where(token_mask, self.starts[chosen, None])
         inputs = {
-            "input_ids": self.ids[places].long().masked_fill_(~token_mask, self.how.pad_id),
+            "input_ids": self.ids[places].long().masked_fill_(~token_mask, self.preprocess.pad_id),
             "attention_mask": token_mask.long(),
             "token_type_ids": self.segments[places].long().masked_fill_(~token_mask, 0),
         }
-        return {name: inputs[name] for name in ("input_ids", *self.how.names)}
+        return {name: inputs[name] for name in ("input_ids", *self.preprocess.names)}
 
 
 def tokenize(
     texts: Sequence[Text] | Sequence[str | list[str]],
-    how: Tokenization,
+    preprocess: Tokenization,
     *,
-    where: str = "the data",
+    place: str = "the data",
     encode: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
 ) -> Tokens:
     """Tokenize texts, truncated to `max_length` tokens. The longer text of a pair is truncated first.
 
     Args:
         texts: At least one text, pair of texts or list of words.
-        how: Tokenization of the model.
-        where: Name of the texts in messages.
+        preprocess: Tokenization of the model.
+        place: Name of the texts in messages.
         encode: Function from some texts to truncated encodings. None uses the model's tokenizer.
 
     Raises:
@@ -134,15 +136,15 @@ def tokenize(
         UsageError: If `max_length` allows only the special tokens.
         DataError: If a text has no token.
     """
-    tokenizer = open_cutting(how)
+    tokenizer = truncating_tokenizer(preprocess)
     special = tokenizer.num_special_tokens_to_add(is_pair=any(isinstance(text, tuple) for text in texts))
-    if how.max_length <= special:
+    if preprocess.max_length <= special:
         raise UsageError(
-            f"{counted(how.max_length, 'token')} {'leaves' if how.max_length == 1 else 'leave'} no "
+            f"{counted(preprocess.max_length, 'token')} {'leaves' if preprocess.max_length == 1 else 'leave'} no "
             f"room for a text: {special} {'is a special one' if special == 1 else 'are special ones'}",
             hint=f"add `--max-length {2 * special + 1}` or more",
         )
-    shorten = partial(_shortened, tokenizer=tokenizer, how=how)
+    shorten = partial(_shortened, tokenizer=tokenizer, preprocess=preprocess)
     encode = encode or (
         lambda part: tokenizer.encode_batch_fast([change_text(text, shorten) for text in part])
     )
@@ -156,21 +158,21 @@ def tokenize(
         # Clamp before the cast: segment ids above 255 would wrap around in uint8 and pass the check below.
         segments.append(marks.clamp(max=SEGMENTS).to(torch.uint8))
     starts = torch.tensor([0, *lengths]).cumsum(0)
-    tokens = Tokens(how=how, ids=torch.cat(ids), segments=torch.cat(segments), starts=starts)
+    tokens = Tokens(preprocess=preprocess, ids=torch.cat(ids), segments=torch.cat(segments), starts=starts)
     if int(starts.diff().min()) == 0:
         raise DataError(
-            f"{where}: text {int(starts.diff().argmin())} has no token that the model knows",
+            f"{place}: text {int(starts.diff().argmin())} has no token that the model knows",
             hint="write a text into that row, or select another column: `::text=COLUMN`",
         )
-    if (most := int(tokens.ids.max())) >= how.vocab_size:
+    if (most := int(tokens.ids.max())) >= preprocess.vocab_size:
         raise CheckpointError(
-            f"the tokenizer returns token {most}, but the model has tokens 0 to {how.vocab_size - 1}",
+            f"the tokenizer returns token {most}, but the model has tokens 0 to {preprocess.vocab_size - 1}",
             hint=(
                 "the tokenizer may be of another model; in an `arch:` reference set `vocab_size=` to "
                 "that of the tokenizer"
             ),
         )
-    if "token_type_ids" in how.names and int(tokens.segments.max()) >= SEGMENTS:
+    if "token_type_ids" in preprocess.names and int(tokens.segments.max()) >= SEGMENTS:
         raise CheckpointError(
             "the tokenizer returns segment ids above 1, but an item has at most two texts",
             hint="the tokenizer may be of another model",
@@ -178,67 +180,67 @@ def tokenize(
     return tokens
 
 
-def _shortened(text: str, tokenizer: Tokenizer | PythonTokenizer, how: Tokenization) -> str:
+def _shortened(text: str, tokenizer: Tokenizer | PythonTokenizer, preprocess: Tokenization) -> str:
     """Return the part of a long text that is sufficient for `max_length` tokens.
 
     The tokenizers library tokenizes a whole text before truncation. The returned part is twice as long as a
     part with `max_length` tokens, because tokens at the cut differ from the tokens of the whole text.
     """
-    length = max(SHORT, CHARACTERS * how.max_length)
+    length = max(SHORT, CHARACTERS * preprocess.max_length)
     while 2 * length < len(text):
-        part = text[-length:] if how.truncation_side == "left" else text[:length]
-        if len(tokenizer.encode_batch_fast([part])[0].ids) >= how.max_length:
-            return text[-2 * length :] if how.truncation_side == "left" else text[: 2 * length]
+        part = text[-length:] if preprocess.truncation_side == "left" else text[:length]
+        if len(tokenizer.encode_batch_fast([part])[0].ids) >= preprocess.max_length:
+            return text[-2 * length :] if preprocess.truncation_side == "left" else text[: 2 * length]
         length *= GROWTH
     return text
 
 
-def encode_texts(texts: Sequence[Text], how: Tokenization) -> dict[str, Tensor]:
+def encode_texts(texts: Sequence[Text], preprocess: Tokenization) -> dict[str, Tensor]:
     """Tokenize texts into one batch of model inputs by name, each (B, T), int64; see `tokenize`."""
-    tokens = tokenize(texts, how, where="the texts")
+    tokens = tokenize(texts, preprocess, place="the texts")
     return tokens.batch(torch.arange(len(tokens)))
 
 
-def require_tokenizer(how: Tokenization, *, model: str) -> None:
+def require_tokenizer(preprocess: Tokenization, *, model: str) -> None:
     """Check that a text model has a tokenizer and the packages for its use.
 
     Args:
-        how: Tokenization of the model.
+        preprocess: Tokenization of the model.
         model: Name of the model in messages.
 
     Raises:
         CheckpointError: If the model has no tokenizer.
         UnsupportedModelError: If a package is not installed.
     """
-    if how.tokenizer is None:
+    if preprocess.tokenizer is None:
         raise CheckpointError(
             f"{model}: is a text model without a tokenizer",
             hint="give one in its `arch:` reference: `arch:NAME::...,tokenizer=PATH/tokenizer.json`",
         )
-    if is_python_tokenizer(how.tokenizer):
-        _tokenizer(how.tokenizer, how.max_length, how.truncation_side)
+    if is_python_tokenizer(preprocess.tokenizer):
+        _tokenizer(preprocess.tokenizer, preprocess.max_length, preprocess.truncation_side)
 
 
-def open_whole(how: Tokenization) -> Tokenizer:
+def offset_tokenizer(preprocess: Tokenization) -> Tokenizer:
     """Return a model's tokenizer with character offsets and without truncation.
 
     Raises:
         CheckpointError: If the tokenizer is missing or malformed.
         UnsupportedModelError: If the tokenizer has no offsets.
     """
-    require_tokenizer(how, model="the model")
-    if is_python_tokenizer(how.tokenizer or ""):
+    require_tokenizer(preprocess, model="the model")
+    if is_python_tokenizer(preprocess.tokenizer or ""):
         raise UnsupportedModelError(
             "the model's tokenizer is in Python only and does not tell where in a text its tokens stand, so words cannot be told",
             hint="save a fast tokenizer (`tokenizer.json`) into the model's folder",
         )
-    return cast("Tokenizer", _tokenizer(how.tokenizer or "", None, "right"))
+    return cast("Tokenizer", _tokenizer(preprocess.tokenizer or "", None, "right"))
 
 
-def open_cutting(how: Tokenization) -> Any:  # noqa: ANN401 - a `Tokenizer` or `PythonTokenizer`
+def truncating_tokenizer(preprocess: Tokenization) -> Any:  # noqa: ANN401 - a `Tokenizer` or `PythonTokenizer`
     """Return a model's tokenizer with truncation to `max_length` tokens; raises like `require_tokenizer`."""
-    require_tokenizer(how, model="the model")
-    return _tokenizer(how.tokenizer or "", how.max_length, how.truncation_side)
+    require_tokenizer(preprocess, model="the model")
+    return _tokenizer(preprocess.tokenizer or "", preprocess.max_length, preprocess.truncation_side)
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def stratified_split(labels: Sequence[int]) -> tuple[tuple[int, ...], tuple[int,
 def open_photos(ref: DataRef) -> ImageSet:
     """Return square patches of scikit-learn's two photographs in turn, mode `RGB`.
 
-    Patches are cells of a regular grid, selected evenly over the grid.
+    Patches are cells of a regular grid of `size` pixels, selected evenly over the grid.
 
     Raises:
         UsageError: If the photographs are smaller than a patch.
@@ -98,7 +98,7 @@ def open_photos(ref: DataRef) -> ImageSet:
 
 
 def open_noise(ref: DataRef) -> ImageSet:
-    """Return grey images of independent uniform pixels.
+    """Return grey images of independent uniform pixels, mode `L`, `size` pixels per side.
 
     The seed, the side and the index determine an image.
     """
@@ -233,7 +233,7 @@ def open_shapes(ref: DataRef) -> ImageSet:
 
 @lru_cache(maxsize=8192)
 def draw(label: str, *, seed: str) -> Image.Image:
-    """Return a 24 x 24 image of `COLOUR SHAPE`, determined by the arguments."""
+    """Return an RGB image, 24 x 24, of `COLOUR SHAPE`, determined by the arguments."""
     colour, _, shape = label.partition(" ")
     chance = random.Random(f"shape-{label}-{seed}")  # noqa: S311 - reproducible, not secret
     image = Image.new("RGB", (SIZE, SIZE), _tinted(chance, GROUND, 45))
@@ -309,7 +309,10 @@ def _bar(chance: random.Random, brush: ImageDraw.ImageDraw, centre: Point) -> No
 
 
 def _noisy(image: Image.Image, *, seed: str, spread: float) -> Image.Image:
-    """Add uniform noise of at most `spread` to every value."""
+    """Return an RGB image with uniform noise in [-spread, spread] added to each value in 0..255.
+
+    Values are rounded and clipped. The noise depends only on `seed`. The image has `SIZE` x `SIZE` pixels.
+    """
     words = np.random.PCG64([*seed.encode()]).random_raw(SIZE * SIZE * 3 // 8)
     noise = np.asarray(words, dtype="<u8").view(np.uint8).reshape(SIZE, SIZE, 3) / 127.5 - 1
     values = np.asarray(image, dtype=np.float64) + noise * spread
@@ -411,7 +414,10 @@ def open_manual(_ref: DataRef) -> TextSet:
 
 
 def open_letters(ref: DataRef) -> TextSet:
-    """Return sentences of random letters, without labels, determined by `seed` and `limit`."""
+    """Return `limit` sentences of random letters (by default `LETTERS`), without labels.
+
+    `seed` determines the sentences. Another `limit` only cuts or extends the list.
+    """
     draw = random.Random(f"letters-{ref.seed or 0}")  # noqa: S311 - reproducible, not secret
     alphabet = "abcdefghijklmnopqrstuvwxyz"
 

@@ -18,8 +18,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from hydractl import progress
-from hydractl.data.datasets import UNASKED, Dataset, ItemLabels, Text, TextSet, fingerprint_of, text_sample
-from hydractl.data.tokenize import CHUNK, Tokens, open_cutting, open_whole, tokenize, translated
+from hydractl.data.datasets import (
+    IGNORED_LABEL,
+    Dataset,
+    ItemLabels,
+    Text,
+    TextSet,
+    fingerprint_of,
+    text_sample,
+)
+from hydractl.data.tokenize import CHUNK, Tokens, offset_tokenizer, tokenize, translated, truncating_tokenizer
 from hydractl.errors import DataError
 from hydractl.manifest.tokenizers import unknown_token
 from hydractl.messages import counted
@@ -117,26 +125,26 @@ class Cutter(NamedTuple):
     """Splits long texts into windows.
 
     Attributes:
-        how: Tokenization of the model.
+        preprocess: Tokenization of the model.
         tokenizer: Tokenizer without truncation.
         capacity: Maximum number of tokens in a window, without special tokens.
         unknown: Id of the unknown token. None if the tokenizer has no unknown token.
     """
 
-    how: Tokenization
+    preprocess: Tokenization
     tokenizer: Tokenizer
     capacity: int
     unknown: int | None
 
     @classmethod
-    def of(cls, how: Tokenization) -> Cutter:
-        """Return the cutter of a model; raises like `open_whole`."""
-        tokenizer = open_whole(how)
-        unknown = unknown_token(how.tokenizer or "")
+    def of(cls, preprocess: Tokenization) -> Cutter:
+        """Return the cutter of a model; raises like `offset_tokenizer`."""
+        tokenizer = offset_tokenizer(preprocess)
+        unknown = unknown_token(preprocess.tokenizer or "")
         return cls(
-            how,
+            preprocess,
             tokenizer,
-            capacity=how.max_length - tokenizer.num_special_tokens_to_add(is_pair=False),
+            capacity=preprocess.max_length - tokenizer.num_special_tokens_to_add(is_pair=False),
             unknown=None if unknown is None else tokenizer.token_to_id(unknown),
         )
 
@@ -168,7 +176,7 @@ class Cutter(NamedTuple):
         """
         number, spans = len(words), [word.span for word in words]
         windows = [Window((0, len(text)), range(number), range(number))]
-        if len(encoding.ids) <= self.how.max_length or not words:
+        if len(encoding.ids) <= self.preprocess.max_length or not words:
             return windows
         # words that share characters must stay in the same window
         heads = [i for i, (begin, _) in enumerate(spans) if i == 0 or begin >= spans[i - 1][1]]
@@ -189,7 +197,9 @@ class Cutter(NamedTuple):
             ]
             texts = [text[slice(*window.characters)] for window in windows]
             lists = [spans_of_window(window, words) for window in windows] if in_words else ()
-            too_long = (len(part.ids) > self.how.max_length for part in self.encode(sources_of(texts, lists)))
+            too_long = (
+                len(part.ids) > self.preprocess.max_length for part in self.encode(sources_of(texts, lists))
+            )
             # a word longer than a window is truncated, so a window with a single word is accepted
             if not any(
                 long and last - first > 1 for long, (first, last, _) in zip(too_long, cuts, strict=True)
@@ -304,7 +314,7 @@ class WordSet(TextSet):
 
         Returns:
             Shape (A, D, Q', ...) with Q' the maximum number of words per text. Missing words are NaN, or -100
-            for integers (labels).
+            for integers (labels). `values` itself if no text has several windows.
         """
         if len({*self.documents}) == len(self.documents):
             return values
@@ -313,7 +323,7 @@ class WordSet(TextSet):
         lengths = torch.zeros(int(documents[-1]) + 1, dtype=torch.int64).index_add_(0, documents, counts)
         joined = values.new_full(
             (len(values), len(lengths), int(lengths.max()), *values.shape[3:]),
-            math.nan if values.is_floating_point() else UNASKED,
+            math.nan if values.is_floating_point() else IGNORED_LABEL,
         )
         joined[:, torch.arange(joined.shape[2]) < lengths[:, None]] = values[
             :, torch.arange(values.shape[2]) < counts[:, None]
@@ -355,7 +365,7 @@ class Row(NamedTuple):
     places: tuple[int, ...]
 
 
-def by_word(dataset: Dataset, how: Tokenization) -> WordSet:
+def by_word(dataset: Dataset, preprocess: Tokenization) -> WordSet:
     """Split texts into rows for token classification. Each word is answered in exactly one row.
 
     Texts with more than `max_length` tokens become overlapping windows. Lists of words are tokenized word by
@@ -364,7 +374,7 @@ def by_word(dataset: Dataset, how: Tokenization) -> WordSet:
 
     Args:
         dataset: Texts, not split into windows.
-        how: Tokenization of the model.
+        preprocess: Tokenization of the model.
 
     Raises:
         DataError: If the items are images or pairs of texts, or no word has a token.
@@ -374,7 +384,7 @@ def by_word(dataset: Dataset, how: Tokenization) -> WordSet:
     """
     if not isinstance(dataset, TextSet):
         raise DataError(f"{dataset.name}: contains {dataset.content}, but the model reads {TextSet.content}")
-    texts, cutter = [_single(text, dataset.name) for text in dataset.texts], Cutter.of(how)
+    texts, cutter = [_single(text, dataset.name) for text in dataset.texts], Cutter.of(preprocess)
     labelled, lists = (
         (dataset.words, dataset.pieces or dataset.words) if isinstance(dataset, WordSet) else ((), ())
     )
@@ -401,7 +411,7 @@ def by_word(dataset: Dataset, how: Tokenization) -> WordSet:
     if has_windows:
         long = len({number for i, number in enumerate(numbers[1:]) if number == numbers[i]})
         progress.step(
-            f"{dataset.name}: {counted(long, 'text')} longer than {how.max_length} tokens, read in windows that overlap"
+            f"{dataset.name}: {counted(long, 'text')} longer than {preprocess.max_length} tokens, read in windows that overlap"
         )
     if unread:
         progress.warn(
@@ -491,18 +501,18 @@ class WordTokens(Tokens):
     def batch(self, chosen: Tensor, *, length: int | None = None) -> dict[str, Tensor]:
         inputs = Tokens.batch(self, chosen, length=length)
         starts = self.word_starts[chosen]
-        if self.how.padding_side == "left":
+        if self.preprocess.padding_side == "left":
             padding = inputs["input_ids"].shape[1] - self.starts.diff()[chosen, None]
             starts = torch.where(starts < 0, starts, starts + padding)
         return {**inputs, WORDS: starts}
 
 
-def tokens_of(dataset: TextSet, how: Tokenization) -> Tokens:
+def tokens_of(dataset: TextSet, preprocess: Tokenization) -> Tokens:
     """Tokenize texts, including the tokens of words if the model is a token classifier.
 
     Args:
         dataset: Texts or rows of words.
-        how: Tokenization of the model.
+        preprocess: Tokenization of the model.
 
     Returns:
         `WordTokens` for a `WordSet` and a token classifier, otherwise `Tokens`.
@@ -513,11 +523,11 @@ def tokens_of(dataset: TextSet, how: Tokenization) -> Tokens:
         CheckpointError: See `tokenize`.
         UsageError: See `tokenize`.
     """
-    if not how.by_word or not isinstance(dataset, WordSet):
-        return tokenize(dataset.texts, how, where=dataset.name)
+    if not preprocess.by_word or not isinstance(dataset, WordSet):
+        return tokenize(dataset.texts, preprocess, place=dataset.name)
     # truncation on the left would remove the first token of a word longer than a window
-    from_begin = how.model_copy(update={"truncation_side": "right"})
-    cutter = Cutter.of(how)._replace(tokenizer=open_cutting(from_begin))
+    from_begin = preprocess.model_copy(update={"truncation_side": "right"})
+    cutter = Cutter.of(preprocess)._replace(tokenizer=truncating_tokenizer(from_begin))
     texts = [_single(text, dataset.name) for text in dataset.texts]
     word_starts = torch.full((len(dataset), max(1, *map(len, dataset.words))), -1)
     numbers = iter(range(len(dataset)))
@@ -541,6 +551,6 @@ def tokens_of(dataset: TextSet, how: Tokenization) -> Tokens:
             word_starts[i, : len(spans)] = torch.tensor(starts, dtype=torch.int64)
         return encodings
 
-    tokens = tokenize(sources_of(texts, dataset.pieces), from_begin, where=dataset.name, encode=encode)
+    tokens = tokenize(sources_of(texts, dataset.pieces), from_begin, place=dataset.name, encode=encode)
     shared: dict[str, Any] = {field.name: getattr(tokens, field.name) for field in fields(Tokens)}
-    return WordTokens(**shared | {"how": how}, word_starts=word_starts)
+    return WordTokens(**shared | {"preprocess": preprocess}, word_starts=word_starts)

@@ -24,14 +24,14 @@ from typing import ClassVar, ParamSpec, TypeVar
 
 from hydractl.errors import InputError, reason_of
 from hydractl.processes.distributed import local_world_size
-from hydractl.processes.signals import told_to_end
+from hydractl.processes.signals import received_end_signal
 
 P = ParamSpec("P")
 T = TypeVar("T")
-MOST = 8
+MAX_WORKERS = 8
 """Maximum number of workers with `auto`. Chosen by hand; doubling it costs the memory of up to eight more
 processes."""
-MANY = 4096
+MIN_IMAGES = 4096
 """Minimum number of images for workers with `auto`, because starting workers takes time. Chosen by hand;
 doubling it decodes medium-sized data in threads."""
 SPARE = 2
@@ -40,7 +40,7 @@ workers only on more than four cores."""
 SHARED_BYTES = 1 << 30
 """Free shared memory that `auto` requires, in bytes. Chosen by hand: containers often have 64 MB, too little
 for batches. Doubling it disables workers on machines with less than 2 GiB."""
-DEAF_TO = {signal.SIGINT, signal.SIGHUP}
+BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGHUP}
 _SHARED = "/dev/shm"  # noqa: S108 - not a place for scratch files: what the system shares memory through
 _LOADED = [
     "hydractl.data.batches",
@@ -50,7 +50,7 @@ _LOADED = [
 ]
 
 
-def unshared(error: Exception) -> InputError:
+def shared_memory_error(error: Exception) -> InputError:
     """Return the error for processes without shared memory."""
     return InputError(
         f"processes that decode images cannot share memory in `{_SHARED}`: {reason_of(error)}",
@@ -80,7 +80,7 @@ class WorkerPool:
             try:
                 self._pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
             except OSError as error:
-                raise unshared(error) from error
+                raise shared_memory_error(error) from error
         # Wait for the workers: a program that ends early may write to a pipe that the pool's thread is
         # closing (EBADF).
         weakref.finalize(self, self._pool.shutdown, wait=True, cancel_futures=True)
@@ -98,7 +98,7 @@ class WorkerPool:
         Raises:
             InputError: If processes cannot share memory on this machine.
         """
-        count = paying(images) if workers is None else workers
+        count = default_workers(images) if workers is None else workers
         return (cls._living.get(count) or cls._living.setdefault(count, cls(count))) if count else None
 
     def submit(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> Future[T]:
@@ -106,6 +106,7 @@ class WorkerPool:
 
         Raises:
             InputError: If a worker was killed.
+            KeyboardInterrupt: If a worker ended because this process received a signal to end.
         """
         with self._watched(), _isolated_start():  # `submit` may start a worker
             return self._pool.submit(work, *args, **named)
@@ -121,7 +122,7 @@ class WorkerPool:
             yield
         except BrokenProcessPool as error:
             type(self)._living.pop(self.workers, None)
-            if told_to_end():  # the same signal ended the workers
+            if received_end_signal():  # the same signal ended the workers
                 raise KeyboardInterrupt from error
             raise InputError(
                 f"one of {self.workers} processes that decode images was killed, perhaps because memory ran out",
@@ -134,16 +135,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def paying(images: int) -> int:
+def default_workers(images: int) -> int:
     """Return the number of workers for `auto`: 0 for few images, few cores or little shared memory."""
     cores_per_process = cores() // local_world_size()
-    if images < MANY or cores_per_process <= SPARE or not hasattr(os, "fork"):
+    if images < MIN_IMAGES or cores_per_process <= SPARE or not hasattr(os, "fork"):
         return 0
     with contextlib.suppress(OSError):
         shared = os.statvfs(_SHARED)
         if shared.f_flag & os.ST_RDONLY or shared.f_bavail * shared.f_frsize < SHARED_BYTES:
             return 0
-    return min(MOST, cores_per_process)
+    return min(MAX_WORKERS, cores_per_process)
 
 
 @contextlib.contextmanager
@@ -156,7 +157,7 @@ def _isolated_start() -> Iterator[None]:
     # Start the tracker before blocking: the start of the tracker unblocks signals in this process.
     resource_tracker.ensure_running()
     main = sys.modules["__main__"]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF_TO)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
     sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
@@ -168,7 +169,7 @@ def _isolated_start() -> Iterator[None]:
 def _begin() -> None:
     """Prepare a worker process to end with the parent process."""
     # block again: the server may have started before the signals were blocked
-    signal.pthread_sigmask(signal.SIG_BLOCK, DEAF_TO)
+    signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
     threading.Thread(target=_follow, daemon=True).start()
 
 

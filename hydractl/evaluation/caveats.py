@@ -20,9 +20,9 @@ from hydractl.evaluation.guarantees import (
     sources_of_stored,
 )
 from hydractl.families.open_model import OpenModel
-from hydractl.manifest.document import union, unpack
-from hydractl.manifest.header import Step, steps_to
-from hydractl.manifest.report import Row, scaled_alike
+from hydractl.manifest.document import merge_samples, unpack_digests
+from hydractl.manifest.header import Step, lineage_steps
+from hydractl.manifest.report import Row, store_temperature_alike
 from hydractl.manifest.terms import ID_NAME, SetRule
 from hydractl.messages import counted, listed
 from hydractl.metrics.classification import CALIBRATED
@@ -41,7 +41,7 @@ FEW = 100
 """Sample size below which FPR95 and a fitted temperature are reported as unreliable. With 100 samples, FPR95
 changes in steps of 1 % or depends on the 6 hardest samples. Chosen by hand; doubling the limit adds warnings
 and changes no numbers."""
-FLATTERED = {
+REUSE_EFFECTS = {
     TEMPERATURE: "calibration errors will be too low",
     FIT: "OOD metrics of feature-based scores will be too good",
     THRESHOLD: "its error rate will be too low",
@@ -55,7 +55,7 @@ FLATTERED = {
 SLACK = 1e-9
 
 
-def of_data(
+def data_warnings(
     measurement: Measurement, identities: Mapping[str, Identity], guaranteed: Sequence[str] = ()
 ) -> Iterator[str]:
     """Yield a warning for each problem of the data sets.
@@ -79,7 +79,7 @@ def of_data(
     for name in measurement.tested if "fpr95" in measurement.metrics else ():
         count = len(contents[name])
         if count < FEW:
-            yield f"{_called(name)}: with {counted(count, 'sample')}, FPR95 {_grain(name, count)}; use at least {FEW}"
+            yield f"{_option_text(name)}: with {counted(count, 'sample')}, FPR95 {_fpr_resolution_text(name, count)}; use at least {FEW}"
     for name in measurement.tested if measurement.resampling.resamples else ():
         if len(contents[name]) == 1:
             yield (
@@ -87,7 +87,7 @@ def of_data(
             )
 
 
-def check_apart(measurement: Measurement, identities: Mapping[str, Identity]) -> None:
+def check_validation_is_not_test(measurement: Measurement, identities: Mapping[str, Identity]) -> None:
     """Raise if an OOD score would be selected on its test data.
 
     Raises:
@@ -103,7 +103,7 @@ def check_apart(measurement: Measurement, identities: Mapping[str, Identity]) ->
                 )
 
 
-def check_enough(rule: SetRule, labels: Tensor, names: Sequence[str]) -> None:
+def check_set_sample_count(rule: SetRule, labels: Tensor, names: Sequence[str]) -> None:
     """Raise if the ID set is too small for the coverage of prediction sets.
 
     Args:
@@ -129,8 +129,8 @@ def check_enough(rule: SetRule, labels: Tensor, names: Sequence[str]) -> None:
         )
 
 
-def of_temperatures(
-    names: Sequence[str], opened: Sequence[Sequence[OpenModel]], metrics: Sequence[str]
+def temperature_warnings(
+    names: Sequence[str], model_files: Sequence[Sequence[OpenModel]], metrics: Sequence[str]
 ) -> Iterator[str]:
     """Yield a warning if only some rows store a temperature and calibration metrics are compared.
 
@@ -138,12 +138,12 @@ def of_temperatures(
 
     Args:
         names: Names of the rows.
-        opened: Models of each row.
+        model_files: Models of each row.
         metrics: Names of the metrics.
     """
-    stored = [tuple(model.header.temperature for model in models) for models in opened]
+    stored = [tuple(model.header.temperature for model in models) for models in model_files]
     compared = [METRICS[name].column or name for name in CALIBRATED if name in metrics]
-    if len(stored) == 1 or not compared or scaled_alike(*stored):
+    if len(stored) == 1 or not compared or store_temperature_alike(*stored):
         return
     rows = [*zip(names, stored, strict=True)]
     scaled = [name for name, temperatures in rows if {*temperatures} != {1.0}]
@@ -161,7 +161,7 @@ def _first(rows: Sequence[str]) -> str:
     return listed(rows if len(rows) <= few else [*rows[:few], counted(len(rows) - few, "other")])
 
 
-def of_row(
+def row_warnings(
     measurement: Measurement,
     row: Row,
     models: Sequence[OpenModel],
@@ -177,41 +177,44 @@ def of_row(
         measurement: Metrics, scores and data sets of the run.
         row: The measured row.
         models: Models of the row.
-        identities: As in `of_data`.
-        guaranteed: As in `of_data`.
+        identities: As in `data_warnings`.
+        guaranteed: As in `data_warnings`.
     """
     for name in measurement.scores if row.members == 1 else ():
         if name in SCORES and SCORES[name].of_single_model:
             yield f"{row.name}: `{name}` of a single model is {SCORES[name].of_single_model}"
-    recorded = union(*(model.header.samples for model in models))
+    recorded = merge_samples(*(model.header.samples for model in models))
     for name in measurement.tested:
         (fingerprint, content), used = identities[name], dict[tuple[str, str], np.ndarray]()
         for verb, effect, sha256 in _uses(row, models, recorded):
             is_same_set = (
                 sha256 not in recorded and sha256 == fingerprint.sha256
             )  # Earlier releases record no samples, so only the digest of the whole data set can be compared.
-            overlap = np.isin(content, unpack(recorded.get(sha256, ""))) | is_same_set
+            overlap = np.isin(content, unpack_digests(recorded.get(sha256, ""))) | is_same_set
             used[verb, effect] = used.get((verb, effect), False) | overlap
         for (verb, effect), overlap in used.items():
             if overlap.any():
-                replaced = FLATTERED[THRESHOLD], FLATTERED[QUANTILE]
+                replaced = REUSE_EFFECTS[THRESHOLD], REUSE_EFFECTS[QUANTILE]
                 lapses = (
                     _promise(guaranteed)
                     if name == ID_NAME and effect.removeprefix(": ") not in replaced
                     else ""
                 )
-                yield f"{row.name}: {verb} {overlap.sum()} of {len(content)} samples of {_called(name)}{effect}{lapses}"
+                yield f"{row.name}: {verb} {overlap.sum()} of {len(content)} samples of {_option_text(name)}{effect}{lapses}"
 
 
 def _uses(
     row: Row, models: Sequence[OpenModel], recorded: Mapping[str, str]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield (description, effect on results, data set's digest) for each use of data to make a row."""
+    """Yield (description, effect on results, data set's digest) for each use of data to make a row.
+
+    For example ("its temperature was fitted on", ": calibration errors will be too low", "sha256:...").
+    """
     for scores in row.stored_scores:
-        yield "its OOD scores were fitted on", f": {FLATTERED[FIT]}", scores.data.sha256
+        yield "its OOD scores were fitted on", f": {REUSE_EFFECTS[FIT]}", scores.data.sha256
     for option, sha256 in chain.from_iterable(sources_of_stored(model.header) for model in models):
-        yield f"its {option} was fitted on", f": {FLATTERED[option]}", sha256
-    steps = {step.model_dump_json(): step for model in models for step in steps_to(model.header.made_by)}
+        yield f"its {option} was fitted on", f": {REUSE_EFFECTS[option]}", sha256
+    steps = {step.model_dump_json(): step for model in models for step in lineage_steps(model.header.made_by)}
     for step in sorted(steps.values(), key=lambda step: step.command):
         # `sources_of_stored` above yields the data of `eval --store`; twice would repeat the warning
         for data in step.inputs if step.command != EVAL else ():
@@ -231,7 +234,7 @@ def _promise(guaranteed: Sequence[str]) -> str:
 
 def tuned_on_ood(models: Sequence[OpenModel]) -> bool:
     """Return whether the models' lineages have a step with an objective on OOD data."""
-    return any(_reads_ood(step) for model in models for step in steps_to(model.header.made_by))
+    return any(_reads_ood(step) for model in models for step in lineage_steps(model.header.made_by))
 
 
 def _reads_ood(step: Step) -> bool:
@@ -251,25 +254,34 @@ def _shared(
         if name == ID_NAME:
             continue
         twice = int(np.isin(content, tested).sum())
-        if twice and name in FLATTERED and name not in measurement.tested:
-            yield f"{overlap(f'--{name}', content, '--data', tested)}: {FLATTERED[name]}{_promise(guaranteed)}"
+        if twice and name in REUSE_EFFECTS and name not in measurement.tested:
+            yield f"{overlap(f'--{name}', content, '--data', tested)}: {REUSE_EFFECTS[name]}{_promise(guaranteed)}"
         elif twice and needing(measurement.metrics, MetricNeeds.OOD):
             yield (
-                f"{twice} of {len(content)} samples of {_called(name)} are also in `--data`, so OOD metrics on it "
+                f"{twice} of {len(content)} samples of {_option_text(name)} are also in `--data`, so OOD metrics on it "
                 "are too low"
             )
     for validation, test in product(measurement.ood_val, measurement.ood):
         if shared := overlap(validation, contents[validation], test, contents[test]):
-            yield f"{shared}: {FLATTERED[VAL]}"
+            yield f"{shared}: {REUSE_EFFECTS[VAL]}"
 
 
-def _grain(name: str, count: int) -> str:
-    """Return a description of the resolution of FPR95 for a small data set."""
+def _fpr_resolution_text(name: str, count: int) -> str:
+    """Return the end of a sentence on how few samples determine FPR95.
+
+    Args:
+        name: Name of the data set.
+        count: Number of samples.
+
+    Returns:
+        For 50 samples, `changes in steps of 2 %` on the ID set, and `depends on the 3 hardest samples` on an
+        OOD set.
+    """
     if name == ID_NAME:
         return f"changes in steps of {100 / count:.2g} %"
     missed = count - math.ceil(TPR * count - SLACK)
     return f"depends on the {missed + 1} hardest samples"
 
 
-def _called(name: str) -> str:
+def _option_text(name: str) -> str:
     return "`--data`" if name == ID_NAME else f"`{name}`"

@@ -16,7 +16,7 @@ from hydractl.evaluation.options import Condition, NamedModels
 from hydractl.families.stream import Stream
 from hydractl.families.tower import Block, Tower, blank_inputs
 from hydractl.manifest.document import Value
-from hydractl.manifest.header import steps_to
+from hydractl.manifest.header import lineage_steps
 from hydractl.metrics.cost import count_parameters, macs_of
 from hydractl.metrics.resampling import Resampling, measured
 from hydractl.plugins import plugins
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from hydractl.families.tower import Towers
 
 
-LEAST, MOST = 3, 50
+MIN_CALLS, MAX_CALLS = 3, 50
 """Minimum and maximum number of timed calls for each row. Chosen by hand: three calls give a median that is
 not an extreme. Doubling both doubles the measuring time of models slower than 1 s and faster than 60 ms per
 call."""
 BUDGET_S = 3.0
-"""Seconds of timed calls for each row and batch size, unless `LEAST` calls take longer. Chosen by hand;
+"""Seconds of timed calls for each row and batch size, unless `MIN_CALLS` calls take longer. Chosen by hand;
 doubling the budget doubles the number of calls for models that need 60 ms to 1 s per call."""
-LEAST_SHARE = 0.8
+MIN_CPU_SHARE = 0.8
 """Minimum ratio of the thread's processor time to wall time. A lower ratio means that other programs used the
 processor. Chosen by hand; the ratio is at most 1, so twice the value would always warn."""
 TRAINING = "training_macs"
@@ -46,7 +46,7 @@ before the first number."""
 
 
 def count_sizes(
-    row: Sequence[Predictor], metrics: Sequence[str], opened: Sequence[OpenModel] = ()
+    row: Sequence[Predictor], metrics: Sequence[str], model_files: Sequence[OpenModel] = ()
 ) -> dict[str, Value]:
     """Return parameters, multiply-accumulates per sample, and those of training, summed over models.
 
@@ -54,7 +54,7 @@ def count_sizes(
         row: Models that predict, with their OOD scores. Feature-based scores add their tensors and
             operations.
         metrics: Names of the metrics. Other sizes are left out.
-        opened: Checkpoints of the models.
+        model_files: Checkpoints of the models.
 
     Returns:
         Sizes by metric. `training_macs` is missing if the lineages do not record the cost of training.
@@ -67,7 +67,7 @@ def count_sizes(
         for score in member_scores
     ]
     score_macs = sum(score.multiplications for score in fitted)
-    sizes = _training(opened, row) if TRAINING in metrics else {}
+    sizes = _training(model_files, row) if TRAINING in metrics else {}
     if "parameters" in metrics:
         numbers_kept = sum(tensor.numel() for score in fitted for tensor in score.tensors.values())
         parameters = numbers_kept + sum(count_parameters(predictor.model) for predictor in row)
@@ -77,7 +77,7 @@ def count_sizes(
     if "macs_textbook" in metrics:
         with ExitStack() as stack:
             for i, predictor in enumerate(row):
-                separately = not any(map(_is_one_network, opened[i : i + 1]))
+                separately = not any(map(_is_one_network, model_files[i : i + 1]))
                 stack.enter_context(_textbook(predictor.model, separately=separately))
             sizes["macs_textbook"] = Value(value=float(score_macs + sum(map(_macs, row))))
     return sizes
@@ -85,7 +85,7 @@ def count_sizes(
 
 def check_training_is_recorded(
     named: Sequence[NamedModels],
-    opened: Sequence[Sequence[OpenModel]],
+    model_files: Sequence[Sequence[OpenModel]],
     metrics: Sequence[str],
     conditions: Sequence[Condition],
 ) -> None:
@@ -93,7 +93,7 @@ def check_training_is_recorded(
 
     Args:
         named: The rows.
-        opened: Models of each row.
+        model_files: Models of each row.
         metrics: Names of the metrics selected by the user.
         conditions: Conditions on the first row.
 
@@ -103,13 +103,13 @@ def check_training_is_recorded(
     """
     hint = "`hydractl finetune` records it in the models that it trains; leave it out for other models"
     for condition in conditions:
-        if condition.metric == TRAINING and not _runs(opened[0]):
+        if condition.metric == TRAINING and not _runs(model_files[0]):
             raise UsageError(
                 f"`--fail-if {condition}`: the lineage of `{named[0].name}` does not record {TRAINING}",
                 hint=hint,
             )
     trained = any(row.trains for row in named)
-    if TRAINING in metrics and not trained and not any(map(_runs, opened)):
+    if TRAINING in metrics and not trained and not any(map(_runs, model_files)):
         names = ", ".join(f"`{row.name}`" for row in named)
         raise UsageError(f"`--metrics {TRAINING}`: the lineage of {names} does not record it", hint=hint)
 
@@ -125,15 +125,18 @@ def measure_latencies(
     """Return each row's median time of one forward pass in milliseconds, with its 95 % interval.
 
     The rows run in turn, call by call, so other load on the machine affects all rows equally. On a CPU, a
-    warning is sent if this thread ran for less than `LEAST_SHARE` of the time.
+    warning is sent if this thread ran for less than `MIN_CPU_SHARE` of the time.
 
     Args:
         rows: Models of each row, all in memory.
         metrics: Names of the metrics: `latency_ms` for one sample, `latency_batch_ms` for `batch_size`
-            samples.
+            samples. Other names are ignored.
         batch_size: At least 1.
         seed: Seed of the bootstrap for the intervals.
         warn: Receives warnings.
+
+    Returns:
+        For each row, the values by metric.
     """
     latencies: list[dict[str, Value]] = [{} for _ in rows]
     for metric, size in (("latency_ms", 1), ("latency_batch_ms", batch_size)):
@@ -149,7 +152,7 @@ def measure_latencies(
             medians = torch.cat([ms[index].quantile(0.5, dim=1) for (index,) in draws])
             values[metric] = measured(float(ms.quantile(0.5)), medians, count=len(ms)).to_value()
         share = (thread_time() - ran) / (perf_counter() - begin)
-        if share < LEAST_SHARE and all(device.type == "cpu" for device in devices):
+        if share < MIN_CPU_SHARE and all(device.type == "cpu" for device in devices):
             busy = f"other programs used the processor, and hydractl ran for {share:.0%} of the time only"
             warn([f"`{metric}` is too high: {busy}; measure again on an idle machine"])
     return latencies
@@ -169,7 +172,7 @@ def _runs(models: Sequence[OpenModel]) -> list[int] | None:
     `None` if a run did not record the number.
     """
     steps = [
-        step for model in models for step in steps_to(model.header.made_by) if step.command == "finetune"
+        step for model in models for step in lineage_steps(model.header.made_by) if step.command == "finetune"
     ]
     runs = {step.model_dump_json(): step.results.get(TRAINING) for step in steps}
     recorded = [macs for macs in runs.values() if isinstance(macs, int)]
@@ -179,12 +182,12 @@ def _runs(models: Sequence[OpenModel]) -> list[int] | None:
 def _is_one_network(model: OpenModel) -> bool:
     """Return whether a hydra was trained as one network with several classifiers."""
     names = {name for plugin in plugins() for name in plugin.one_network_methods}
-    methods = (step.options.get("method") for step in steps_to(model.header.made_by))
+    methods = (step.options.get("method") for step in lineage_steps(model.header.made_by))
     return any(str(method).partition("::")[0] in names for method in methods)
 
 
 def _macs(predictor: Predictor) -> int:
-    return macs_of(predictor.model, blank_inputs(predictor.reads, 1, device="meta"))
+    return macs_of(predictor.model, blank_inputs(predictor.preprocess, 1, device="meta"))
 
 
 @contextmanager
@@ -199,31 +202,31 @@ def _textbook(model: Towers, *, separately: bool) -> Iterator[None]:
         separately: Whether members run separately from the input on, without a shared trunk.
     """
     towers = [module for module in model.modules() if isinstance(module, Tower)]
-    before = [(tower, tower.reads, tower.fork) for tower in towers]
+    before = [(tower, tower.read_tokens, tower.fork) for tower in towers]
     hooks = []
-    for tower, reads, _ in before:
-        tower.reads = None
+    for tower, read_tokens, _ in before:
+        tower.read_tokens = None
         tower.fork = 0 if separately and tower.members > 1 else tower.fork
-        if reads is not None:
-            hooks.append(tower.layers()[-1].register_forward_hook(partial(_cut, reads)))
+        if read_tokens is not None:
+            hooks.append(tower.layers()[-1].register_forward_hook(partial(_cut, read_tokens)))
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
-        for tower, reads, fork in before:
-            tower.reads, tower.fork = reads, fork
+        for tower, read_tokens, fork in before:
+            tower.read_tokens, tower.fork = read_tokens, fork
 
 
-def _cut(reads: slice, _: Block, __: object, stream: Stream) -> Stream:
+def _cut(read_tokens: slice, _: Block, __: object, stream: Stream) -> Stream:
     """Return the tokens of the last block's output that the readout uses."""
-    return stream.with_tokens(stream.tokens[:, reads])
+    return stream.with_tokens(stream.tokens[:, read_tokens])
 
 
 def _call(row: Sequence[Predictor], batch_size: int) -> Callable[[], object]:
     models = [predictor.model for predictor in row]
     inputs = [
-        model.adapted(blank_inputs(predictor.reads, batch_size, device=model.device))
+        model.adapted(blank_inputs(predictor.preprocess, batch_size, device=model.device))
         for model, predictor in zip(models, row, strict=True)
     ]
 
@@ -238,7 +241,7 @@ def _call(row: Sequence[Predictor], batch_size: int) -> Callable[[], object]:
 def _in_turn(
     calls: Sequence[Callable[[], object]], devices: Collection[torch.device] = ()
 ) -> list[list[float]]:
-    """Return the seconds of each call, timed in rounds over all calls."""
+    """Time functions in rounds, and return the seconds of all calls of each function."""
     for call in calls:
         end = perf_counter() + WARMUP_S
         for _ in range(WARMUP):
@@ -247,7 +250,7 @@ def _in_turn(
                 break
     times: list[list[float]] = [[] for _ in calls]
     end = perf_counter() + BUDGET_S * len(calls)
-    while len(times[0]) < LEAST or (len(times[0]) < MOST and perf_counter() < end):
+    while len(times[0]) < MIN_CALLS or (len(times[0]) < MAX_CALLS and perf_counter() < end):
         for call, seconds in zip(calls, times, strict=True):
             seconds.append(_seconds_of(call, devices))
     return times

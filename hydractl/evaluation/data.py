@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hydractl import progress
-from hydractl.data.batches import BATCHES, CACHE_BYTES, BatchShare
+from hydractl.data.batches import CACHE_BYTES, SORTED_BATCHES, BatchShare
 from hydractl.data.datasets import LABELS_HINT, Dataset, TextSet, content_of
 from hydractl.data.labels import (
     are_numerals,
@@ -30,7 +30,7 @@ from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, metrics_of
 from hydractl.prediction.class_names import Classes, Naming
 from hydractl.prediction.feature_ood import FitOn
 from hydractl.prediction.inference import PreparedData
-from hydractl.prediction.open_inputs import Identity, warn
+from hydractl.prediction.open_inputs import Identity, warn_before_run
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.tasks import SINGLE_LABEL, TASKS
 
@@ -111,7 +111,7 @@ class EvalData:
                 models.
         """
         for model in {m.reference: m for m in models}.values():
-            warn(model)
+            warn_before_run(model)
         skipped: list[str] = []
         sets = {name: open_set(ref, skipped) for name, ref in refs.items()}
         tested = sets[ID_NAME]
@@ -127,7 +127,7 @@ class EvalData:
                 batch_size=batch_size,
                 limit_bytes=limit,
                 name=name,
-                deal=BatchShare(team.rank, team.world, among=BATCHES),
+                batch_share=BatchShare(team.rank, team.world, among=SORTED_BATCHES),
             )
             for name, dataset in sets.items()
         }
@@ -183,7 +183,7 @@ class ClassAlignment:
         return tuple(name_by_class.get(i, str(i)) for i in range(self._count))
 
     def align(self, tested: Dataset, labelled: Mapping[str, Dataset]) -> dict[str, Tensor]:
-        """Match the ID set's classes, and return the class indices (N,) of the other sets by name.
+        """Match the ID set's classes, and return the class indices of the other sets by name; see `aligned`.
 
         Raises:
             DataError: If a set has no labels, or its classes do not fit the models.
@@ -202,7 +202,7 @@ class ClassAlignment:
         return self._labels(tested, self._classes, "--data")
 
     def aligned(self, option: str, dataset: Dataset) -> Tensor:
-        """Return the class indices (N,) of another data set. Requires a call of `align`.
+        """Return the class indices of another data set, (N,) or (N, Q). Requires a call of `align`.
 
         Args:
             option: Name of the data set's option without dashes, or text that names the data set in messages.
@@ -282,7 +282,7 @@ def check_metrics(explicit: Sequence[str], first: OpenModel, *, has_sets: bool, 
         )
 
 
-def check_alike(models: Sequence[OpenModel], *, names_classes: bool) -> None:
+def check_same_task_and_classes(models: Sequence[OpenModel], *, names_classes: bool) -> None:
     """Raise if models have different tasks or classes. Models without class names match any names.
 
     Args:
@@ -321,7 +321,7 @@ def check_alike(models: Sequence[OpenModel], *, names_classes: bool) -> None:
 
 
 def check_one_question(options: Mapping[str, bool], first: OpenModel) -> None:
-    """Raise if an option is given that models with several labels or words do not support.
+    """Raise if the model answers several labels or words, and an option is given that needs a single label.
 
     Args:
         options: Whether each option is given.

@@ -18,7 +18,7 @@ from hydractl.manifest.guarantees import ClassHits, PredictionSets, SetNumbers, 
 from hydractl.manifest.header import Header
 from hydractl.manifest.report import Row
 from hydractl.manifest.terms import MOST_CLASSES, Risk, SetRule, Temperature
-from hydractl.metrics.compute import scored
+from hydractl.metrics.compute import ood_score
 from hydractl.metrics.conformal import binomial_interval, class_sets, fit_thresholds, nonconformity
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
@@ -75,7 +75,7 @@ def fit_threshold(
         right = answered_classes(part, by_label) == labels[begin:end]
         hits[begin:end] = (right | (labels[begin:end] < 0)).view(len(right), -1).all(1)
         if precomputed is None:
-            scores[begin:end] = scored(part, score)
+            scores[begin:end] = ood_score(part, score)
         begin = end
     selected = (
         accepted_and_wrong(scores, hits, risk=risk.share)
@@ -93,29 +93,29 @@ def fit_threshold(
     )
 
 
-def check_stores(opened: OpenModel, classes: Classes | None) -> None:
+def check_stores(model_file: OpenModel, classes: Classes | None) -> None:
     """Raise if `--store` would write a model with classes other than the classes of this run.
 
     Raises:
         UsageError: If the classes or templates differ.
     """
-    if stores_other_classes(opened, classes):
+    if stores_other_classes(model_file, classes):
         raise UsageError(
-            f"`--store`: {opened.reference} stores other classes, or none",
+            f"`--store`: {model_file.reference} stores other classes, or none",
             hint="fuse the members with `--classes` and `--template` first",
         )
 
 
-def stores_other_classes(opened: OpenModel, classes: Classes | None) -> bool:
+def stores_other_classes(model_file: OpenModel, classes: Classes | None) -> bool:
     """Return whether a zero-shot model stores class names or templates other than those of this run."""
-    prompting = opened.header.prompting
+    prompting = model_file.header.prompting
     if classes is None or prompting is None:
         return False
-    return (classes.names, classes.templates) != (opened.header.labels, prompting.templates)
+    return (classes.names, classes.templates) != (model_file.header.labels, prompting.templates)
 
 
 def stored_guarantees(
-    opened: OpenModel, row: Row, temperature: Temperature, *, shortened: bool, refits_scores: bool
+    model_file: OpenModel, row: Row, temperature: Temperature, *, shortened: bool, refits_scores: bool
 ) -> dict[str, Any]:
     """Return the header fields of the model's copy: threshold, label thresholds and prediction sets.
 
@@ -123,13 +123,13 @@ def stored_guarantees(
     results that are no longer valid.
 
     Args:
-        opened: The model.
+        model_file: The model.
         row: Row of the model.
         temperature: Temperature of the copy.
         shortened: Whether this run has another maximum length of texts.
         refits_scores: Whether this run fits the feature-based OOD scores again.
     """
-    header, why = opened.header, why_lapses(opened, temperature, shortened=shortened)
+    header, why = model_file.header, why_invalid(model_file, temperature, shortened=shortened)
     changes: dict[str, Any] = {
         "threshold": row.threshold,
         "label_thresholds": row.label_thresholds,
@@ -139,7 +139,7 @@ def stored_guarantees(
         refitted = refits_scores and is_fitted(header.threshold.score)
         if reason := why or ("newly fitted scores" if refitted else None):
             progress.warn(
-                f"{opened.reference}: its threshold is not kept: it is not valid for {reason}; find one with `{THRESHOLD_OPTION}`"
+                f"{model_file.reference}: its threshold is not kept: it is not valid for {reason}; find one with `{THRESHOLD_OPTION}`"
             )
         else:
             changes["threshold"] = header.threshold
@@ -148,12 +148,12 @@ def stored_guarantees(
             changes["label_thresholds"] = header.label_thresholds
         else:
             progress.warn(
-                f"{opened.reference}: its label thresholds are not kept, as they are not valid for another temperature; "
+                f"{model_file.reference}: its label thresholds are not kept, as they are not valid for another temperature; "
                 "choose others with `--label-thresholds`"
             )
     if row.sets is None and header.prediction_sets is not None:
         progress.warn(
-            f"{opened.reference}: its prediction sets are not kept: they are not valid for {why}; fit them with `--sets`"
+            f"{model_file.reference}: its prediction sets are not kept: they are not valid for {why}; fit them with `--sets`"
         )
     return changes
 
@@ -207,20 +207,22 @@ def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:
             yield from ((STANDARDIZATION, sha256) for sha256 in data[-1:])
 
 
-def why_lapses(
-    opened: OpenModel, temperature: Temperature, *, shortened: bool, classes: Classes | None = None
+def why_invalid(
+    model_file: OpenModel, temperature: Temperature, *, shortened: bool, classes: Classes | None = None
 ) -> str | None:
     """Return why stored thresholds and prediction sets are invalid in this run, or `None` if valid.
 
+    The result follows the words "not valid for", for example "another temperature".
+
     Args:
-        opened: The model.
+        model_file: The model.
         temperature: Temperature of the model in this run.
         shortened: Whether this run has another maximum length of texts.
         classes: Classes of a zero-shot model in this run.
     """
-    if stores_other_classes(opened, classes):
+    if stores_other_classes(model_file, classes):
         return "other classes"
-    if temperature != opened.header.scale:
+    if temperature != model_file.header.scale:
         return "another temperature"
     return "another `--max-length`" if shortened else None
 

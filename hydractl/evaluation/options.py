@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-from hydractl.data.reference import DataRef, SourceKind, continues, split_keys
+from hydractl.data.reference import DataRef, SourceKind, continues_map, split_keys
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.terms import ID_NAME, Guarantee
 from hydractl.messages import did_you_mean, quoted
@@ -94,7 +94,8 @@ class NamedModels(NamedInputs):
         is_derived: Whether a plugin derives other models from these.
         name: Name in tables.
         models: References of the models.
-        typed: The row's text on the command line; empty if the row was created in Python.
+        typed: Text of the models on the command line, without `NAME=`; empty if the row was created in
+            Python.
     """
 
     is_derived: ClassVar[bool] = False
@@ -161,7 +162,9 @@ ROWS = Setting(
 
 
 def model_name(reference: str) -> str:
-    """Return the name of a model without an explicit name: its file name without suffix.
+    """Return the name of a model without an explicit name: the last part of its reference.
+
+    The suffixes `.st` and `.safetensors` are removed. Standard input (`-`) has the name `stdin`.
 
     Raises:
         UsageError: If the reference has no file name, such as the root of the file system.
@@ -243,8 +246,11 @@ def _is_of_arch(reference: str, part: str) -> bool:
 
 
 def continues_options(options: str, part: str) -> bool:
-    """Return whether a part is another option, or another renamed class of the last data set."""
-    return bool(OPTION_NAME.match(part)) or continues(split_keys(options.rpartition("::")[2])[-1], part)
+    """Return whether the text after a comma belongs to the options before the comma.
+
+    It is another option (`NAME=VALUE`), or another class in the renaming of the last data set.
+    """
+    return bool(OPTION_NAME.match(part)) or continues_map(split_keys(options.rpartition("::")[2])[-1], part)
 
 
 def _source_name(ref: DataRef) -> str:
@@ -333,7 +339,7 @@ STORE = Setting(
 
 
 def risk_text(risk: float | None) -> str | None:
-    """Return the text of a risk on the command line."""
+    """Return the text of a risk on the command line, `risk<=0.01`; None for None."""
     return None if risk is None else f"risk<={risk:g}"
 
 
@@ -412,17 +418,17 @@ class Condition:
         under: Sequence[str] = (),
         hint: str | None = None,
     ) -> None:
-        """Raise if the condition needs a number that will not be measured. Called before measuring.
+        """Raise if the condition needs a number that this run does not measure. Called before measuring.
 
         Args:
             metrics: Names of the metrics to measure.
-            scopes: Names of the OOD sets, and of the groups of sets with a mean.
+            scopes: Names of the OOD sets, and of the groups `near`, `far` and `all`.
             scores: Names of the OOD scores.
-            under: Scopes of labelled data of plugins.
-            hint: Hint for an unknown scope of labelled data.
+            under: Scopes in which a plugin measures labelled data, for example `fog:3`.
+            hint: Hint for a scope of labelled data that is not in `under`.
 
         Raises:
-            UsageError: With a hint at a valid condition.
+            UsageError: The hint has a valid condition.
         """
         needs = METRICS[self.metric].needs
         if self.metric not in metrics:
@@ -520,20 +526,28 @@ class EvalExtension(Extension):
         return ()
 
     def scope_hint(self, scope: str | None, measured: Sequence[str]) -> str | None:
-        """Return the hint for a scope of labelled data that is not measured."""
+        """Return a hint for a condition with a scope that this plugin does not measure, or None.
+
+        Args:
+            scope: Scope of the condition, for example `fog:3`; None without a scope.
+            measured: Scopes in which plugins measure labelled data.
+
+        Returns:
+            The hint; always None in this base class.
+        """
         del scope, measured
         return None
 
     def further_inputs(self, config: Any) -> Sequence[InputRef]:  # noqa: ANN401 - `EvalConfig`, which imports this module
-        """Return inputs of the plugin's options that hold several values."""
+        """Return inputs in options of the plugin whose values are collections; empty in this base class."""
         del config
         return ()
 
-    def begin(self, config: Any, opened: Sequence[Sequence[OpenModel]]) -> Any:  # noqa: ANN401 - as above; the `RowMeasurer` of `rows`, which imports this module
+    def begin(self, config: Any, model_files: Sequence[Sequence[OpenModel]]) -> Any:  # noqa: ANN401 - as above; the `RowMeasurer` of `rows`, which imports this module
         """Check the opened models of each row and read files. Called before data are opened.
 
         Returns:
-            Measurements of the plugin in this run; `None` without measurements.
+            The plugin's measurements in this run, a `rows.RowMeasurer`; `None` without measurements.
         """
-        del config, opened
+        del config, model_files
         return None

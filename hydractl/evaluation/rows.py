@@ -31,7 +31,7 @@ from hydractl.manifest.guarantees import MOST_LETTERS, Example, Examples
 from hydractl.manifest.header import Header
 from hydractl.manifest.report import Origin, Report, Row
 from hydractl.manifest.terms import ID_NAME, Temperature
-from hydractl.metrics.compute import Measurement, means, measure, scored
+from hydractl.metrics.compute import Measurement, means, measure, ood_score
 from hydractl.metrics.curves import by_class, curves_of
 from hydractl.metrics.per_sample import StoredPredictions, at_once
 from hydractl.metrics.registry import VAL
@@ -41,7 +41,7 @@ from hydractl.prediction.feature_ood import Predictor
 from hydractl.prediction.inference import PreparedData
 from hydractl.processes.distributed import ProcessGroup
 
-BY = "auroc"
+SELECTION_METRIC = "auroc"
 """Metric on validation data that selects an OOD score."""
 
 
@@ -50,7 +50,7 @@ class LoadedRow(NamedTuple):
 
     Attributes:
         named: Name of the row and references of its models.
-        opened: Opened checkpoints. A plugin may derive one predictor from several.
+        model_files: Opened checkpoints. A plugin may derive one predictor from several.
         predictors: Models that predict, without OOD scores.
         predictions: Predictions on each data set after temperature scaling; empty on ranks other than 0.
         scaling: Temperature of the row.
@@ -59,7 +59,7 @@ class LoadedRow(NamedTuple):
     """
 
     named: NamedModels
-    opened: Sequence[OpenModel]
+    model_files: Sequence[OpenModel]
     predictors: Sequence[Predictor]
     predictions: Mapping[str, StoredPredictions]
     scaling: Scaling
@@ -72,7 +72,7 @@ class Evaluation:
 
     Attributes:
         named: Names of the rows and references of their models.
-        opened: Opened checkpoints of each row.
+        model_files: Opened checkpoints of each row.
         data: Data sets.
         measurement: Metrics, scores and resamples of all rows.
         open_data: Opens another data set with the options of the run, and appends warnings to the list.
@@ -83,7 +83,7 @@ class Evaluation:
     """
 
     named: Sequence[NamedModels]
-    opened: Sequence[Sequence[OpenModel]]
+    model_files: Sequence[Sequence[OpenModel]]
     data: EvalData
     measurement: Measurement
     open_data: Callable[[DataRef, list[str]], Dataset]
@@ -120,10 +120,10 @@ class RowMeasurer:
         run: Evaluation,
         named: NamedModels,
         predictors: Sequence[Predictor],
-        opened: Sequence[OpenModel],
+        model_files: Sequence[OpenModel],
     ) -> Sequence[Predictor]:
-        """Return the models that predict for a row."""
-        del run, named, opened
+        """Return the models that predict for a row: the row's own models, unless a subclass derives others."""
+        del run, named, model_files
         return predictors
 
     def measure(self, run: Evaluation, row: LoadedRow) -> Callable[[Row], Row] | None:
@@ -143,7 +143,7 @@ def scaling_of(
     run: Evaluation,
     name: str,
     predictors: Sequence[Predictor],
-    opened: Sequence[OpenModel],
+    model_files: Sequence[OpenModel],
     number: float | None,
 ) -> Scaling:
     """Return the temperature of a row.
@@ -155,36 +155,36 @@ def scaling_of(
         run: The run.
         name: Name of the row, for messages.
         predictors: Models that predict.
-        opened: Opened checkpoints of the row.
+        model_files: Opened checkpoints of the row.
         number: Given temperature, or `None`.
     """
     if run.data.temperature_data is not None:
         inputs, labels = run.data.temperature_data
         predictions = run.predict(predictors, inputs)
         if predictions is not None:
-            header, stored = header_of(run, opened, Scaling()), stored_temperatures(opened)
+            header, stored = header_of(run, model_files, Scaling()), stored_temperatures(model_files)
             return Scaling.fit(predictions, labels, row=name, header=header, stored=stored)
     return Scaling(temperature=None if number is None else Temperature(number))
 
 
-def stored_temperatures(opened: Sequence[OpenModel]) -> tuple[Temperature, ...]:
+def stored_temperatures(model_files: Sequence[OpenModel]) -> tuple[Temperature, ...]:
     """Return the stored temperature of each model."""
-    return tuple(model.header.scale for model in opened)
+    return tuple(model.header.scale for model in model_files)
 
 
-def header_of(run: Evaluation, opened: Sequence[OpenModel], scaling: Scaling) -> Header:
+def header_of(run: Evaluation, model_files: Sequence[OpenModel], scaling: Scaling) -> Header:
     """Return the header of the run's first model with classes of the run, and thresholds of a row.
 
     The temperatures are those of the row too. Label thresholds are empty if the models of the row differ in
     them.
     """
-    thresholds, *others = {model.header.label_thresholds for model in opened}
+    thresholds, *others = {model.header.label_thresholds for model in model_files}
     update = {
         "labels": run.data.class_names,
         "label_thresholds": () if others else thresholds,
-        **scaling.on_top_of(stored_temperatures(opened)).fields,
+        **scaling.on_top_of(stored_temperatures(model_files)).fields,
     }
-    return run.opened[0][0].header.model_copy(update=update)
+    return run.model_files[0][0].header.model_copy(update=update)
 
 
 def with_curves(
@@ -209,33 +209,35 @@ def with_curves(
     classes = None
     if not loaded.header.architecture.task.by_label:
         like = None if first is None else first.by_class
-        classes = by_class(answers["predicted"], labels[labels >= 0], loaded.header.labels, like=like)
+        classes = by_class(
+            answers["predicted"], labels[labels >= 0], loaded.header.labels, same_classes_as=like
+        )
     return row.model_copy(
         update={
             "curves": curves_of(loaded.predictions[ID_NAME], answers, ood, measurement.scores[0]),
             "by_class": classes,
             "origins": tuple(
                 Origin(name=model.as_input().name, masks=model.header.masks, made_by=model.header.made_by)
-                for model in loaded.opened
+                for model in loaded.model_files
             ),
         }
     )
 
 
 def check_fitted_scores(
-    scores: Sequence[str], opened: Sequence[Sequence[OpenModel]], classes: Classes | None = None
+    scores: Sequence[str], model_files: Sequence[Sequence[OpenModel]], classes: Classes | None = None
 ) -> None:
     """Raise if a model does not store a required feature-based OOD score for its classes.
 
     Args:
         scores: Feature-based scores that are not fitted in this run.
-        opened: Models of each row.
+        model_files: Models of each row.
         classes: Classes of zero-shot models. `None` if they are unknown yet, or no model is zero-shot.
 
     Raises:
         UsageError: If a model lacks a score, or stores scores for other classes.
     """
-    for model in chain.from_iterable(opened if scores else ()):
+    for model in chain.from_iterable(model_files if scores else ()):
         fitted = model.header.fitted
         missing = [score for score in scores if fitted is None or score not in fitted.scores]
         if missing:
@@ -264,7 +266,7 @@ def best_on_validation(
         predictions[VAL],
         None,
         {name: predictions[name] for name in sets},
-        metrics=(BY,),
+        metrics=(SELECTION_METRIC,),
         scores=measurement.scores,
         resampling=measurement.resampling,
     ).ood
@@ -292,6 +294,8 @@ def examples_of(
 ) -> Examples:
     """Return example inputs of a row: the highest disagreements, and the most confident mistakes.
 
+    A row with a single member has no disagreements.
+
     Args:
         dataset: The ID set.
         predictions: Predictions of the row on the ID set.
@@ -301,7 +305,7 @@ def examples_of(
         most: Maximum number of examples of each type.
     """
     votes = torch.cat([part.log_probs.argmax(-1) for part in predictions.split(at_once(predictions))], 1)
-    disagreement = scored(predictions, DISAGREEMENT) if len(votes) > 1 else None
+    disagreement = ood_score(predictions, DISAGREEMENT) if len(votes) > 1 else None
 
     def example(place: int) -> Example:
         key = dataset.key(place)

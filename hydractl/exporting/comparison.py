@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from hydractl import progress
-from hydractl.data.batches import Batch, encoded
+from hydractl.data.batches import Batch, eval_batches
 from hydractl.data.datasets import Dataset, ImageSet, of_kind
 from hydractl.data.preprocess import eval_transform, to_channels
 from hydractl.errors import CheckFailed, InputError, reason_of
@@ -63,43 +63,43 @@ class Runner:
 
 
 def samples(header: Header, *, batch: int, seed: int) -> dict[str, torch.Tensor]:
-    """Return random inputs by name. For a zero-shot model, only images."""
+    """Return random inputs by name, with `batch` samples. For a zero-shot model, only images."""
     inputs = named(probe_inputs(header, batch=batch, seed=seed))
     texts = isinstance(header.preprocess, Tokenization)
     return {name: x for name, x in inputs.items() if texts or name == PIXELS}
 
 
-def pictures(how: Preprocess, *, size: tuple[float, float], batch: int, seed: int) -> torch.Tensor:
+def pictures(preprocess: Preprocess, *, size: tuple[float, float], batch: int, seed: int) -> torch.Tensor:
     """Return random pixels (B, H, W, C), uint8.
 
     Args:
-        how: Preprocessing of the model.
+        preprocess: Preprocessing of the model.
         size: Height and width relative to the model's.
         batch: Number of images B.
         seed: Seed of the pixels.
     """
-    channels, height, width = how.input_size
+    channels, height, width = preprocess.input_size
     shape = (batch, max(2, round(height * size[0])), max(2, round(width * size[1])), channels)
     return torch.randint(256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
 
 
-def prepared(how: Preprocess, pixels: torch.Tensor) -> torch.Tensor:
-    """Return pixels (B, H, W, C) with the preprocessing of `eval`."""
-    transform = eval_transform(how)
+def prepared(preprocess: Preprocess, pixels: torch.Tensor) -> torch.Tensor:
+    """Return pixels (B, H, W, C), uint8, with the preprocessing of `eval`: (B, C, height, width), float32."""
+    transform = eval_transform(preprocess)
     return torch.stack([transform(Image.fromarray(image)) for image in pixels.squeeze(-1).numpy()])
 
 
 def trials(header: Header, *, with_pixels: bool, seed: int) -> Iterator[Named]:
     """Yield random inputs of several batch sizes: texts of two lengths, or pixels of several sizes."""
-    how = header.preprocess
-    if with_pixels and isinstance(how, Preprocess):
+    preprocess = header.preprocess
+    if with_pixels and isinstance(preprocess, Preprocess):
         for i, size in enumerate(SIZES):
-            yield {IMAGES: pictures(how, size=size, batch=BATCHES[i % len(BATCHES)], seed=seed + i)}
+            yield {IMAGES: pictures(preprocess, size=size, batch=BATCHES[i % len(BATCHES)], seed=seed + i)}
         return
     for i, batch in enumerate(BATCHES):
         inputs = samples(header, batch=batch, seed=seed + i)
         yield inputs
-        if isinstance(how, Tokenization) and how.padding == "longest":
+        if isinstance(preprocess, Tokenization) and preprocess.padding == "longest":
             # Texts are padded on the right. Every row has tokens in the first half.
             yield {name: x[:, : max(1, x.shape[1] // 2)] for name, x in inputs.items()}
 
@@ -124,14 +124,14 @@ def random_differences(
         CheckFailed: If the difference for `RANDOM` is too large.
         InputError: If the exported model does not run.
     """
-    how, with_pixels = header.preprocess, module.pixels is not None
+    preprocess, with_pixels = header.preprocess, module.pixels is not None
     inputs = list(trials(header, with_pixels=with_pixels, seed=seed))
     differences = {RANDOM: _difference(program, module.answer, inputs)}
     require_near(differences[RANDOM], tolerance, inputs_name=RANDOM)
-    if with_pixels and isinstance(how, Preprocess):
+    if with_pixels and isinstance(preprocess, Preprocess):
         as_eval = ExportModule(module.with_score).answer
         differences[PREPARED] = _difference(
-            program, lambda pixels: as_eval({PIXELS: prepared(how, pixels[IMAGES])}), inputs
+            program, lambda pixels: as_eval({PIXELS: prepared(preprocess, pixels[IMAGES])}), inputs
         )
     return differences
 
@@ -165,10 +165,10 @@ def require_near(difference: float, tolerance: float, *, inputs_name: str) -> No
         )
 
 
-def undecoded(dataset: ImageSet, how: Preprocess) -> Iterator[Batch[torch.Tensor]]:
+def undecoded(dataset: ImageSet, preprocess: Preprocess) -> Iterator[Batch[torch.Tensor]]:
     """Yield images as pixels (1, H, W, C), uint8, one at a time because sizes may differ."""
     for i in range(len(dataset)):
-        pixels = np.array(to_channels(dataset.image(i), how.input_size[0], how.transparency))
+        pixels = np.array(to_channels(dataset.image(i), preprocess.input_size[0], preprocess.transparency))
         yield Batch(torch.from_numpy(pixels).reshape(1, *pixels.shape[:2], -1), torch.tensor([i]))
 
 
@@ -177,32 +177,32 @@ class Trial:
     """Data for the comparison of an exported model with the original.
 
     Attributes:
-        opened: The original model.
+        model_file: The original model.
         sets: Data sets by role: `id`, and `ood` if given.
         labels: Labels of `id`, shape (N,), as classes of the model.
         batch_size: At least 1.
     """
 
-    opened: OpenModel
+    model_file: OpenModel
     sets: Mapping[str, Dataset]
     labels: torch.Tensor
     batch_size: int
 
     def responses(self, model: Runnable, *, name: str, pixels: bool = False) -> dict[str, Responses]:
-        """Return the predictions of a model on each set.
+        """Return the predictions of a model on each set, by role.
 
         Args:
             model: The original or the exported model.
             name: Name for progress and messages.
             pixels: Whether the model contains the preprocessing of images.
         """
-        how, predictions = self.opened.header.preprocess, {}
+        preprocess, predictions = self.model_file.header.preprocess, {}
         for role, dataset in self.sets.items():
             total = len(dataset) if pixels else -(-len(dataset) // self.batch_size)
             batches: Iterable[Batch[Inputs]] = (
-                undecoded(of_kind(dataset, ImageSet), how)
-                if pixels and isinstance(how, Preprocess)
-                else encoded(dataset, how, batch_size=self.batch_size, limit_bytes=0)
+                undecoded(of_kind(dataset, ImageSet), preprocess)
+                if pixels and isinstance(preprocess, Preprocess)
+                else eval_batches(dataset, preprocess, batch_size=self.batch_size, limit_bytes=0)
             )
             batches = progress.track(batches, label=name, total=total)
             outputs = responses_of(model, batches, name=name, data=dataset.name)
@@ -223,11 +223,11 @@ class Trial:
         rows = []
         for name, responses in responses_by_row.items():
             foreign = {role: responses[role] for role in self.sets if role == OOD}
-            numbers = measure_all(responses[ID_NAME], self.labels, foreign, self.opened.header, selection)
+            numbers = measure_all(responses[ID_NAME], self.labels, foreign, self.model_file.header, selection)
             rows.append(
                 Row(
                     name=name,
-                    models=(fingerprint_of(self.opened),),
+                    models=(fingerprint_of(self.model_file),),
                     members=len(responses[ID_NAME].log_probs),
                     values=numbers.values,
                     ood=numbers.ood,
@@ -246,7 +246,7 @@ class Trial:
             far=(OOD,) if OOD in self.sets else (),
             definitions={name: METRICS[name].definition for name in METRICS if name in metric_names},
             options=dict(options),
-            versions={"hydractl": __version__, **versions("torch", self.opened.family.library)},
+            versions={"hydractl": __version__, **versions("torch", self.model_file.family.library)},
         )
 
 

@@ -144,16 +144,16 @@ class Pixels(nn.Module):
     std: Tensor
     fill: Tensor
 
-    def __init__(self, how: Preprocess) -> None:
+    def __init__(self, preprocess: Preprocess) -> None:
         """Store the preprocessing. The interpolation must be in `FILTERS`."""
         super().__init__()
-        self.how = how
-        self.kept = how.input_size[1:]
-        self.scaled = tuple(math.floor(side / how.crop_pct) for side in self.kept)
-        shape = (len(how.mean), 1, 1)
-        self.register_buffer("mean", torch.tensor(how.mean).view(shape))
-        self.register_buffer("std", torch.tensor(how.std).view(shape))
-        fill = [round(255 * v) if how.crop_mode == "border" else 0 for v in how.mean]
+        self.preprocess = preprocess
+        self.kept = preprocess.input_size[1:]
+        self.scaled = tuple(math.floor(side / preprocess.crop_pct) for side in self.kept)
+        shape = (len(preprocess.mean), 1, 1)
+        self.register_buffer("mean", torch.tensor(preprocess.mean).view(shape))
+        self.register_buffer("std", torch.tensor(preprocess.std).view(shape))
+        fill = [round(255 * v) if preprocess.crop_mode == "border" else 0 for v in preprocess.mean]
         self.register_buffer("fill", torch.tensor(fill, dtype=torch.float64).view(shape))
 
     @override
@@ -174,13 +174,13 @@ class Pixels(nn.Module):
     def _resized(self, height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
         """Return height and width after resizing, rounded as in timm and torchvision."""
         to_height, to_width = self.scaled
-        if self.how.crop_mode == "squash":
+        if self.preprocess.crop_mode == "squash":
             return torch.full_like(height, to_height), torch.full_like(width, to_width)
-        if self.how.crop_mode == "center" and to_height == to_width:
+        if self.preprocess.crop_mode == "center" and to_height == to_width:
             short = torch.minimum(height, width)
             return (to_height * height / short).floor(), (to_width * width / short).floor()
         down, across = height / to_height, width / to_width
-        pick = torch.maximum if self.how.crop_mode == "border" else torch.minimum
+        pick = torch.maximum if self.preprocess.crop_mode == "border" else torch.minimum
         ratio = pick(down, across)
         return (height / ratio).round(), (width / ratio).round()
 
@@ -202,7 +202,7 @@ class Pixels(nn.Module):
         taps = torch.arange(count, dtype=torch.float64)
         scale = side / resized
         centers = ((places + 0.5) * scale)[:, None]
-        weigh, support = FILTERS[self.how.interpolation]
+        weigh, support = FILTERS[self.preprocess.interpolation]
         stretch = scale.clamp(min=1)
         reach = support * stretch
         first = (centers - reach + 0.5).floor().clamp(min=0)
@@ -213,14 +213,14 @@ class Pixels(nn.Module):
         total = weights.sum(1, keepdim=True)
         weights = weights / torch.where(total == 0, 1.0, total)
         scale = torch.tensor(BITS, dtype=torch.float64)
-        if self.how.resizes_tensors:
+        if self.preprocess.resizes_tensors:
             scale = torch.exp2((LARGEST_INT16 / weights.max()).log2().ceil() - 1).clamp(max=BITS)
         return ((weights * scale).abs() + 0.5).floor() * weights.sign() / scale, inside
 
     def _begin(self, resized: Tensor, crop_size: int) -> Tensor:
         """Return the position of the first cropped pixel, negative if the image is smaller than the crop."""
         margin = resized - crop_size
-        if self.how.crop_offset == "before" and self.how.crop_mode != "border":
+        if self.preprocess.crop_offset == "before" and self.preprocess.crop_mode != "border":
             return (margin / 2).floor()
         return torch.where(margin < 0, -(-margin / 2).floor(), (margin / 2).round())
 
@@ -237,7 +237,7 @@ Program: TypeAlias = "Callable[[Named], dict[str, torch.Tensor]]"
 
 
 def named(inputs: Inputs) -> Named:
-    """Return inputs by name."""
+    """Return inputs by name. A tensor has the name `images` if it is uint8, else `pixel_values`."""
     return (
         {IMAGES if inputs.dtype == torch.uint8 else PIXELS: inputs}
         if isinstance(inputs, torch.Tensor)
@@ -261,7 +261,8 @@ class Source(NamedTuple):
     Attributes:
         module: The module.
         example: Inputs by name, with two samples.
-        axes: Names of the leading axes of all inputs with dynamic length.
+        axes: Names of the leading axes of each input, which have dynamic length, for example ("batch",
+            "length").
         most: Largest length of the axis `length`; None if unlimited.
     """
 
@@ -293,7 +294,7 @@ def onnx_libraries() -> tuple[Any, Any]:
     try:
         import onnx  # noqa: PLC0415 - an extra
         import onnxruntime  # noqa: PLC0415 - as above
-        import onnxscript  # noqa: F401, PLC0415 - what torch writes ONNX with
+        import onnxscript  # noqa: F401, PLC0415 - torch needs it to write ONNX
     except ImportError as error:
         raise UnsupportedModelError(
             f"ONNX export needs {', '.join(LIBRARIES)}, which cannot be imported: {error}",
@@ -302,8 +303,8 @@ def onnx_libraries() -> tuple[Any, Any]:
     return onnx, onnxruntime
 
 
-def traced(source: Source, *, where: str) -> ExportedProgram:
-    """Trace a module with torch.export; `where` names the model in messages.
+def traced(source: Source, *, place: str) -> ExportedProgram:
+    """Trace a module with torch.export; `place` names the model in messages.
 
     Raises:
         UnsupportedModelError: If torch cannot trace the module for any number of samples and tokens.
@@ -317,7 +318,7 @@ def traced(source: Source, *, where: str) -> ExportedProgram:
                 dynamic_shapes={"inputs": dict.fromkeys(source.example, dims)},
             )
     except Exception as error:  # torch does not document the exception classes.
-        raise UnsupportedModelError(f"{where}: torch.export cannot trace it: {_first(error)}") from error
+        raise UnsupportedModelError(f"{place}: torch.export cannot trace it: {_first(error)}") from error
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             for node in module.graph.nodes:  # The trace contains paths of this machine.
@@ -346,8 +347,8 @@ def run_pt2(content: bytes) -> Program:
     return run
 
 
-def onnx(program: ExportedProgram, source: Source, *, where: str) -> Any:  # noqa: ANN401 - untyped
-    """Convert a traced module to an ONNX model; `where` names the model in messages.
+def onnx(program: ExportedProgram, source: Source, *, place: str) -> Any:  # noqa: ANN401 - untyped
+    """Convert a traced module to an ONNX model; `place` names the model in messages.
 
     Raises:
         UnsupportedModelError: If torch cannot convert the module.
@@ -367,9 +368,9 @@ def onnx(program: ExportedProgram, source: Source, *, where: str) -> Any:  # noq
                 verbose=False,
             )
     except Exception as error:  # torch does not document the exception classes.
-        raise UnsupportedModelError(f"{where}: torch.onnx cannot write it: {_first(error)}") from error
+        raise UnsupportedModelError(f"{place}: torch.onnx cannot write it: {_first(error)}") from error
     if written is None:
-        raise UnsupportedModelError(f"{where}: torch.onnx wrote nothing")
+        raise UnsupportedModelError(f"{place}: torch.onnx wrote nothing")
     return written.model_proto
 
 
@@ -405,7 +406,7 @@ def quantized(document: Any) -> Any:  # noqa: ANN401 - as above
         return loaded.load(path)
 
 
-def onnx_bytes(document: Any, metadata: Mapping[str, str], *, where: str) -> bytes:  # noqa: ANN401 - as above
+def onnx_bytes(document: Any, metadata: Mapping[str, str], *, place: str) -> bytes:  # noqa: ANN401 - as above
     """Return the bytes of an `.onnx` with the metadata, and without paths of this machine.
 
     Raises:
@@ -422,7 +423,7 @@ def onnx_bytes(document: Any, metadata: Mapping[str, str], *, where: str) -> byt
     document.producer_name, document.producer_version = "hydractl", __version__
     if document.ByteSize() > MOST_BYTES:
         raise UnsupportedModelError(
-            f"{where}: takes {document.ByteSize() / 2**30:.1f} GiB, but an .onnx file is limited to 2 GiB",
+            f"{place}: takes {document.ByteSize() / 2**30:.1f} GiB, but an .onnx file is limited to 2 GiB",
             hint="write a `.pt2`, or prune more heads",
         )
     content: bytes = document.SerializeToString(deterministic=True)
@@ -482,7 +483,7 @@ def script(
     with_preprocess: bool = False,
     threshold: Threshold | None = None,
 ) -> bytes:
-    """Return the source of a Python script that runs the exported model.
+    """Return the source of a Python script that runs the exported model, as UTF-8 bytes.
 
     Args:
         header: Header of the model; for a zero-shot model with its classes.
@@ -497,10 +498,10 @@ def script(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
     environment.filters["literal"] = repr
-    how = header.preprocess
+    preprocess = header.preprocess
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
-        how=how,
+        preprocess=preprocess,
         labelled=bool(header.labels),
         multi_label=header.architecture.task.by_label,
         by_word=header.architecture.task.by_word,
@@ -509,24 +510,28 @@ def script(
         pixels=with_preprocess,
         threshold=threshold,
         sets=header.prediction_sets,
-        **(_of_images(how) if isinstance(how, Preprocess) else _of_texts(how.tokenizer or "")),
+        **(
+            _of_images(preprocess)
+            if isinstance(preprocess, Preprocess)
+            else _of_texts(preprocess.tokenizer or "")
+        ),
     ).encode()
 
 
-def _of_images(how: Preprocess) -> dict[str, object]:
+def _of_images(preprocess: Preprocess) -> dict[str, object]:
     """Return the template's values for images.
 
     Sizes are (width, height): `size` after the crop, `scaled` before it.
     """
-    channels, height, width = how.input_size
+    channels, height, width = preprocess.input_size
     return {
         "images": True,
         "packages": "pillow",
         "mode": MODES[channels],
         "size": (width, height),
-        "scaled": (floor(width / how.crop_pct), floor(height / how.crop_pct)),
-        "fill": tuple(round(255 * mean) for mean in how.mean),
-        "on_arrays": how.resizes_tensors,
+        "scaled": (floor(width / preprocess.crop_pct), floor(height / preprocess.crop_pct)),
+        "fill": tuple(round(255 * mean) for mean in preprocess.mean),
+        "on_arrays": preprocess.resizes_tensors,
         "formats": FORMATS,
         "max_item": MAX_ITEM,
         "python_tokenizer": None,

@@ -30,15 +30,15 @@ from hydractl.families.stream import (
     StackedLinear,
     StackedNorm,
     all_same,
-    applied,
-    computed,
-    fixed,
+    apply_module,
+    compute_product,
+    frozen_parameter,
+    member_slice,
     only_rows,
     product,
     products_of,
     shallow_copy,
-    share,
-    stacked,
+    stack_modules,
 )
 from hydractl.model_inputs import split_batch
 from hydractl.runtime import on_device
@@ -71,12 +71,12 @@ class AttentionExtras(NamedTuple):
         # By name, because dynamo in torch 2.7 and 2.8 cannot slice a NamedTuple.
         shared_fields = (self.rope, self.bias, self.table, self.rows)
         return [
-            AttentionExtras(mask, *(None if x is None else share(x, m) for x in shared_fields))
+            AttentionExtras(mask, *(None if x is None else member_slice(x, m) for x in shared_fields))
             for m, mask in enumerate(masks)
         ]
 
 
-NOTHING = AttentionExtras()
+NO_EXTRAS = AttentionExtras()
 
 
 class QuietDropout(nn.Dropout):
@@ -85,7 +85,7 @@ class QuietDropout(nn.Dropout):
     @override
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         if self.training or self._forward_hooks or self._forward_pre_hooks:
-            dropped: torch.Tensor = super().__call__(computed(input))
+            dropped: torch.Tensor = super().__call__(compute_product(input))
             return dropped
         return input
 
@@ -109,13 +109,13 @@ class HeadBias(nn.Module):
         raise NotImplementedError
 
 
-def looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def look_up_bias(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Look up a bias (1, H, T, T) in a table (P, H), with the row of each query and key in `index` (T, T)."""
     return table[index].movedim(-1, 0).unsqueeze(0)
 
 
 class PositionBias(HeadBias):
-    """A bias by relative position, stored as a table; see `looked_up`."""
+    """A bias by relative position, stored as a table; see `look_up_bias`."""
 
     index: torch.Tensor
 
@@ -126,7 +126,7 @@ class PositionBias(HeadBias):
 
     @override
     def forward(self) -> torch.Tensor:
-        return looked_up(self.table, self.index)
+        return look_up_bias(self.table, self.index)
 
     @override
     def select(self, positions: Sequence[int]) -> PositionBias:
@@ -138,7 +138,7 @@ class StackedBias(HeadBias):
 
     def __init__(self, biases: torch.Tensor) -> None:
         super().__init__()
-        self.biases = fixed(biases)
+        self.biases = frozen_parameter(biases)
 
     @override
     def forward(self) -> torch.Tensor:
@@ -266,16 +266,16 @@ class HeadGroup(nn.Module):
 
     @property
     def keys(self) -> list[int]:
-        """The numbers of the key heads before pruning, increasing."""
+        """The numbers, before pruning, of the key heads that the kept query heads use, increasing."""
         return shared_keys(self.head_numbers, self.sharing)
 
-    def of_each(self, x: torch.Tensor) -> torch.Tensor:
+    def repeat_keys(self, x: torch.Tensor) -> torch.Tensor:
         """Repeat the keys or values (B, G, T, K) of shared heads for each query head: (B, H, T, K)."""
         shares = Counter(head // self.sharing for head in self.head_numbers)
         parts = zip(x.split(1, dim=1), shares.values(), strict=True)
         return torch.cat([key.expand(-1, count, -1, -1) for key, count in parts], dim=1)
 
-    def written_out(self) -> HeadGroup:
+    def without_sharing(self) -> HeadGroup:
         """Return a copy with separate keys and values for each query head.
 
         Returns the group itself if no keys are shared.
@@ -290,7 +290,9 @@ class HeadGroup(nn.Module):
         copied.sharing = 1
         return copied
 
-    def attend(self, x: torch.Tensor, queries: slice | None, side: AttentionExtras = NOTHING) -> torch.Tensor:
+    def attend(
+        self, x: torch.Tensor, queries: slice | None, side: AttentionExtras = NO_EXTRAS
+    ) -> torch.Tensor:
         """Return the output (B, T', H, K) of every head, before the output projection.
 
         Args:
@@ -307,14 +309,14 @@ class HeadGroup(nn.Module):
             q, k, v = self._project_in(x, queries)
             bias = self.scores_bias(q, k, queries, side)
             q, k = self.positioned(q, k, queries, side)
-            if self.sharing > 1:  # `of_each` takes several calls
-                k, v = self.of_each(k), self.of_each(v)
+            if self.sharing > 1:  # `repeat_keys` takes several calls
+                k, v = self.repeat_keys(k), self.repeat_keys(v)
             z = self._attention(q, k, v, bias).transpose(1, 2)
         if self.gate is not None:
             z = z * self.gate(query_tokens).sigmoid().unflatten(-1, (self.heads, self.head_dim))
         return z
 
-    def weights(self, x: torch.Tensor, side: AttentionExtras = NOTHING) -> torch.Tensor:
+    def weights(self, x: torch.Tensor, side: AttentionExtras = NO_EXTRAS) -> torch.Tensor:
         """Return the attention weights (B, H, T, T) of every head for x (B, T, D), without dropout.
 
         Rows sum to 1. Computed by attention with the t-th unit vector as value of token t, which covers the
@@ -328,7 +330,7 @@ class HeadGroup(nn.Module):
         q, k = self.positioned(q, k, None, side)
         return F.scaled_dot_product_attention(
             q,
-            k if self.sharing == 1 else self.of_each(k),
+            k if self.sharing == 1 else self.repeat_keys(k),
             torch.eye(tokens, dtype=q.dtype, device=x.device).expand(batch, self.heads, -1, -1),
             attn_mask=bias,
             scale=self.scale,
@@ -337,11 +339,14 @@ class HeadGroup(nn.Module):
     def positioned(
         self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: AttentionExtras
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return queries (B, H, T', K) and keys (B, H, T, K) after norms and rotary embedding."""
-        q, k = applied(self.q_norm, q), applied(self.k_norm, k)
+        """Return queries (B, H, T', K) and keys (B, H, T, K) after norms and rotary embedding.
+
+        For shared keys, H of the keys is the number of key heads.
+        """
+        q, k = apply_module(self.q_norm, q), apply_module(self.k_norm, k)
         if side.rope is None:
             return q, k
-        rope = self.kept_of(side.rope, 2) if side.rope.shape[2] > 1 else side.rope
+        rope = self.select_kept(side.rope, 2) if side.rope.shape[2] > 1 else side.rope
         cos, sin = (per_member(x) for x in rope.to(q.dtype).unbind(1))
         at = slice(None) if queries is None else queries
         q, k = (x if len(rope) == 1 else x.unflatten(0, (len(rope), -1)) for x in (q, k))
@@ -349,7 +354,7 @@ class HeadGroup(nn.Module):
         k = k * cos + _rotated(k, self.rotation) * sin
         return (q, k) if len(rope) == 1 else (q.flatten(0, 1), k.flatten(0, 1))
 
-    def kept_of(self, x: torch.Tensor, axis: int) -> torch.Tensor:
+    def select_kept(self, x: torch.Tensor, axis: int) -> torch.Tensor:
         """Select the kept heads of x along an axis with all heads before pruning.
 
         Args:
@@ -372,7 +377,11 @@ class HeadGroup(nn.Module):
     def scores_bias(
         self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: AttentionExtras
     ) -> torch.Tensor | None:
-        """Return the `attn_mask` of `scaled_dot_product_attention`: boolean, a bias of the scores, or None."""
+        """Return the `attn_mask` of `scaled_dot_product_attention` for T' queries, or None.
+
+        A mask alone is boolean, (N, 1, 1 or T', T). A bias is added to the scaled scores, (1 or N, H, T', T),
+        and contains the mask.
+        """
         del k
         at = slice(None) if queries is None else queries
         mask = side.mask if side.mask is None or side.mask.shape[-2] == 1 else side.mask[..., at, :]
@@ -381,7 +390,7 @@ class HeadGroup(nn.Module):
             # For stacked members the bias is looked up for each sample at once, which saves the copy in
             # `_of_samples`.
             copies = q.shape[0] // self.members if self.members > 1 and mask is None else 1
-            shared = self.kept_of(side.bias.unsqueeze(1).expand(-1, copies, -1, -1, -1), 2)
+            shared = self.select_kept(side.bias.unsqueeze(1).expand(-1, copies, -1, -1, -1), 2)
             bias = shared if bias is None else bias + shared
         return mask if bias is None else _of_samples(bias[..., at, :].to(q.dtype), q.shape[0], mask)
 
@@ -429,18 +438,20 @@ class HeadGroup(nn.Module):
             # For stacked members, an additional operator costs more than the unused queries.
             if queries is None or self.members > 1:
                 projected = products_of(*self.qkv(x)) if self.members > 1 else self.qkv(x)
-                q, k, v = self._parted(projected).unbind(2)
+                q, k, v = self._split_projections(projected).unbind(2)
                 return q if queries is None else q[:, :, queries], k, v
             width, weight = self.heads * self.head_dim, self.qkv.weight
             bias = cast("torch.Tensor | None", self.qkv.bias)
-            k, v = self._parted(F.linear(x, weight[width:], bias if bias is None else bias[width:])).unbind(2)
+            k, v = self._split_projections(
+                F.linear(x, weight[width:], bias if bias is None else bias[width:])
+            ).unbind(2)
             return self.projections()[0].of(x[:, queries], self.heads), k, v
         query_tokens = x if queries is None else x[:, queries]
         of_q, of_k, of_v = self.projections()
         keys = self.heads if self.sharing == 1 else len(self.keys)
         return of_q.of(query_tokens, self.heads), of_k.of(x, keys), of_v.of(x, keys)
 
-    def _parted(self, x: torch.Tensor) -> torch.Tensor:
+    def _split_projections(self, x: torch.Tensor) -> torch.Tensor:
         """Split P projections (N, T, P H K) of each token into (N, H, P, T, K)."""
         count = x.shape[-1] // (self.heads * self.head_dim)  # not -1, which is ambiguous for an empty batch
         return x.reshape(*x.shape[:2], count, self.heads, self.head_dim).transpose(1, 3)
@@ -477,7 +488,7 @@ class HeadGroup(nn.Module):
             nothing = self.proj.weight.sum(1)
             bias = cast("torch.Tensor | None", self.proj.bias)
             mixed = (nothing if bias is None else nothing + bias).expand(*z.shape[:-2], -1)
-        projected: torch.Tensor | Product = applied(self.proj_drop, mixed)
+        projected: torch.Tensor | Product = apply_module(self.proj_drop, mixed)
         return projected
 
     def select(self, positions: Sequence[int]) -> HeadGroup:
@@ -494,7 +505,12 @@ class HeadGroup(nn.Module):
         return selected
 
     def head_term(self, z: torch.Tensor, head: int) -> torch.Tensor:
-        """Return the summand (B, T', D) of a head in `project`. All summands plus the bias equal `project`."""
+        """Return the summand (B, T', D) of a head in `project`. All summands plus the bias equal `project`.
+
+        Args:
+            z: Head outputs (B, T', H, K).
+            head: Position among the kept heads.
+        """
         columns = slice(head * self.head_dim, (head + 1) * self.head_dim)
         return F.linear(z[..., head, :], self.proj.weight[:, columns])
 
@@ -533,21 +549,23 @@ def _rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 
 
 def stack_head_groups(groups: Sequence[HeadGroup]) -> HeadGroup | None:
-    """Return a group that computes the heads of M members at once, or None if impossible.
+    """Return a group that computes the heads of M members at once.
 
     Queries, keys and values become a fused projection. Shared keys are repeated per head, because gathering
-    them would take two more calls.
+    them would take two more calls. None if no member has heads, or the q/k norms cannot be stacked.
     """
-    groups = [group.written_out() for group in groups]
+    groups = [group.without_sharing() for group in groups]
     first, heads = groups[0], max(group.heads for group in groups)
-    q_norm, k_norm = (stacked([getattr(group, name) for group in groups]) for name in ("q_norm", "k_norm"))
+    q_norm, k_norm = (
+        stack_modules([getattr(group, name) for group in groups]) for name in ("q_norm", "k_norm")
+    )
     if not heads or q_norm is None or k_norm is None:
         return None
     width = heads * first.head_dim
     joint = shallow_copy(first)
     joint.head_numbers, joint.members = tuple(range(heads)), len(groups)
     numbers = [[*group.head_numbers, *[0] * (heads - group.heads)] for group in groups]
-    joint.numbers = fixed(on_device(torch.tensor(numbers), first.proj.weight.device))
+    joint.numbers = frozen_parameter(on_device(torch.tensor(numbers), first.proj.weight.device))
     joint.q = joint.k = joint.v = joint.q_bias = joint.v_bias = None
     joint.q_norm, joint.k_norm = q_norm, k_norm
     joint.qkv = _stacked_projections([group.projections() for group in groups], width)
@@ -584,7 +602,9 @@ def on_one_stream(stacked_group: HeadGroup, groups: Sequence[HeadGroup]) -> Head
     heads = shallow_copy(stacked_group)
     heads.members, heads.projects_for = 1, stacked_group.members
     heads.head_numbers = tuple(range(stacked_group.members * stacked_group.heads))
-    heads.numbers = None if stacked_group.numbers is None else fixed(stacked_group.numbers.view(1, -1))
+    heads.numbers = (
+        None if stacked_group.numbers is None else frozen_parameter(stacked_group.numbers.view(1, -1))
+    )
     for name, parts in {"qkv": 3, **dict.fromkeys({*stacked_group.along_heads} - {"q", "k", "v"}, 1)}.items():
         if (layer := getattr(stacked_group, name)) is not None:
             setattr(heads, name, _as_one(layer, parts))
@@ -597,14 +617,17 @@ def _as_one(layer: nn.Linear, parts: int) -> nn.Linear:
     """Merge layers (parts, H, K) of M members into a layer with outputs (parts, M, H, K)."""
     weight, bias = layer.weight.unflatten(1, (parts, -1)).transpose(0, 1).flatten(0, 2), layer.bias
     joint = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    joint.weight = fixed(weight)
+    joint.weight = frozen_parameter(weight)
     if bias is not None:
-        joint.bias = fixed(bias.unflatten(1, (parts, -1)).transpose(0, 1).flatten())
+        joint.bias = frozen_parameter(bias.unflatten(1, (parts, -1)).transpose(0, 1).flatten())
     return joint
 
 
 def _stacked_bias(groups: Sequence[HeadGroup], heads: int) -> StackedBias:
-    """Return the biases of all members, padded to `heads` heads."""
+    """Return the attention-score biases (M, H, T, T) of M members, padded with zeros to H = `heads`.
+
+    All entries are zero for a member without heads or bias. At least one member must have a bias.
+    """
     biases = {m: group.bias() for m, group in enumerate(groups) if group.heads and group.bias is not None}
     none = next(iter(biases.values()))[:, :0]
     member_biases = [biases.get(m, none) for m in range(len(groups))]
@@ -683,7 +706,7 @@ class Attention(MemberParallel):
         return cast("HeadGroup", next(iter(members))) if len(members) == 1 else None
 
     def heads(
-        self, x: torch.Tensor, queries: slice | None = None, side: AttentionExtras = NOTHING
+        self, x: torch.Tensor, queries: slice | None = None, side: AttentionExtras = NO_EXTRAS
     ) -> torch.Tensor:
         """Return the output of every head for x (M B, T, D), before the output projection.
 
@@ -700,10 +723,12 @@ class Attention(MemberParallel):
     def project(self, z: torch.Tensor) -> torch.Tensor | Product:
         """Return the attention outputs (M B, T', D) for head outputs z.
 
-        The output is a `Product` for stacked members if `Block.adds` is set.
+        The output is a `Product` after `delay`, if members are stacked.
         """
         if (group := self.joint_group) is not None:
             return group.project(z)
         groups = self.groups()
         parts = z.split([group.heads for group in groups], dim=-2)
-        return torch.cat([computed(group.project(part)) for group, part in zip(groups, parts, strict=True)])
+        return torch.cat(
+            [compute_product(group.project(part)) for group, part in zip(groups, parts, strict=True)]
+        )

@@ -79,9 +79,10 @@ class ModelFolder:
 
     @property
     def sentence_modules(self) -> tuple[Mapping[str, Any], ...]:
-        """Entries of sentence-transformers' `modules.json`. Empty without the file, and for classifiers.
+        """Entries of sentence-transformers' `modules.json`. Empty without the file.
 
-        No library reads `modules.json` of a classifier.
+        Empty also if `architectures` names a classifier, because no library reads `modules.json` of a
+        classifier.
 
         Raises:
             CheckpointError: If the file is not a list of objects.
@@ -98,7 +99,11 @@ class ModelFolder:
         return tuple(modules)
 
     def read(self, name: str) -> Mapping[str, Any]:
-        """Return the JSON object in a file of the folder, or an empty mapping if the file does not exist."""
+        """Return the JSON object in a file of the folder, or an empty mapping if the file does not exist.
+
+        Raises:
+            CheckpointError: If the file is not a JSON object.
+        """
         path = self.path / name
         return read_object(path) if path.is_file() else {}
 
@@ -129,8 +134,8 @@ def check_folder(folder: ModelFolder, rules: Sequence[Rule]) -> str:
     """Check a folder against all rules.
 
     Returns:
-        The first problem of a rule with `as_backbone`: the folder is a backbone, not a supported classifier.
-        Empty without a problem.
+        The first problem among the rules with `as_backbone`, or an empty text. With a problem, the folder can
+        only be a backbone for a new classifier.
 
     Raises:
         UnsupportedModelError: If a rule without `as_backbone` has a problem. The message has the reason.
@@ -144,14 +149,18 @@ def check_folder(folder: ModelFolder, rules: Sequence[Rule]) -> str:
     return reason
 
 
-def check_weights(where: str, specs: Mapping[str, TensorSpec]) -> None:
+def check_weights(place: str, specs: Mapping[str, TensorSpec]) -> None:
     """Raise if weights are quantized or reparametrized.
+
+    Args:
+        place: Name of the model, for messages.
+        specs: Dtypes and shapes of the tensors, by name.
 
     Raises:
         UnsupportedModelError: With the name of the first tensor.
     """
     if problem := weights_problem(specs):
-        raise UnsupportedModelError(f"{where}: {problem}", hint=DEQUANTIZE)
+        raise UnsupportedModelError(f"{place}: {problem}", hint=DEQUANTIZE)
 
 
 def weights_problem(specs: Mapping[str, TensorSpec]) -> str | None:
@@ -170,7 +179,7 @@ def weights_problem(specs: Mapping[str, TensorSpec]) -> str | None:
     return None
 
 
-def answer_problem(config: Mapping[str, object], supported: Iterable[Task] = (SINGLE_LABEL,)) -> str | None:
+def task_problem(config: Mapping[str, object], supported: Iterable[Task] = (SINGLE_LABEL,)) -> str | None:
     """Return why the `problem_type` of a configuration is not supported, or None."""
     problem_type, names = config.get("problem_type"), [task.problem_type for task in supported]
     if problem_type is None or problem_type in names:
@@ -215,7 +224,7 @@ PROBLEM_RULE = Rule(
     effect="`multi_label_classification` answers each label by a sigmoid; others than it and `single_label_classification` are "
     "refused, and `finetune` accepts the encoder",
     problem=lambda folder: (
-        answer_problem(folder.config, [task for task in TASKS.values() if not task.by_word])
+        task_problem(folder.config, [task for task in TASKS.values() if not task.by_word])
         if folder.classifies
         else None
     ),
@@ -253,7 +262,7 @@ COMPILED = "_orig_mod."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
+class ModelDescription:
     """Description of a model from its configuration, before any weight is read.
 
     Attributes:
@@ -333,9 +342,9 @@ class Family:
     matches: Callable[[Mapping[str, object]], bool]
     matches_encoder: Callable[[Mapping[str, object]], bool]
     claims: Callable[[str], bool]
-    read_config: Callable[[Mapping[str, object], Path], Described]
-    write_config: Callable[[Described], dict[str, Mapping[str, object]] | None]
-    describe: Callable[[str, Mapping[str, object]], Described]
+    read_config: Callable[[Mapping[str, object], Path], ModelDescription]
+    write_config: Callable[[ModelDescription], dict[str, Mapping[str, object]] | None]
+    describe: Callable[[str, Mapping[str, object]], ModelDescription]
     build: Callable[[Architecture, Mapping[str, TowerKeep], Mapping[str, torch.Tensor] | None], Model]
     initialise: Callable[[Architecture, int], dict[str, torch.Tensor]]
     evaluation_config: Callable[[Architecture], Mapping[str, object]]
@@ -349,7 +358,7 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TensorPosition:
     """Position of a tensor in a model.
 
     Attributes:
@@ -370,7 +379,7 @@ def with_pooling(architecture: Architecture, pooling: str) -> Architecture:
     return architecture.model_copy(update={"pooling": None if pooling == DEFAULT_POOLING else pooling})
 
 
-def answering(described: Described, task: Task) -> Described:
+def with_task(described: ModelDescription, task: Task) -> ModelDescription:
     """Return the description of the same model for another task.
 
     Raises:
@@ -378,17 +387,17 @@ def answering(described: Described, task: Task) -> Described:
     """
     from hydractl.manifest.header import Tokenization
 
-    architecture, how = described.architecture, described.preprocess
+    architecture, preprocess = described.architecture, described.preprocess
     update: dict[str, object] = {"problem_type": None if task is SINGLE_LABEL else task.problem_type}
     if task.by_word:
-        if not isinstance(how, Tokenization) or logits_of(architecture) == 1:
+        if not isinstance(preprocess, Tokenization) or logits_of(architecture) == 1:
             raise UnsupportedModelError(
                 f"{architecture.name}: only models of texts with several classes answer each word"
             )
         update["pooling"] = None
-    if isinstance(how, Tokenization):
-        how = how.model_copy(update={"by_word": task.by_word})
-    return replace(described, architecture=architecture.model_copy(update=update), preprocess=how)
+    if isinstance(preprocess, Tokenization):
+        preprocess = preprocess.model_copy(update={"by_word": task.by_word})
+    return replace(described, architecture=architecture.model_copy(update=update), preprocess=preprocess)
 
 
 def is_replaceable(family: Family, name: str) -> bool:
@@ -429,7 +438,7 @@ def without_wrapper(family: Family, names: Iterable[str], expected: Collection[s
     return None
 
 
-def place_of(family: Family, name: str) -> Place:
+def position_of(family: Family, name: str) -> TensorPosition:
     """Return the position of a tensor, given by state-dict name.
 
     Unknown names belong to the embedding of the first tower.
@@ -442,17 +451,17 @@ def place_of(family: Family, name: str) -> Place:
                 continue
             parts = (part for part in ("attention", "mlp") if parameter.startswith(getattr(layout, part)))
             heads = next((h for h in layout.heads if h.name == parameter), None)
-            return Place(tower=tower, layer=int(number), part=next(parts, "norm"), heads=heads)
+            return TensorPosition(tower=tower, layer=int(number), part=next(parts, "norm"), heads=heads)
         for part in ("head", "readout", "embed"):
             if name.startswith(getattr(layout, part)):
-                return Place(tower=tower, layer=None, part=part)
-    return Place(tower=next(iter(family.towers)), layer=None, part="embed")
+                return TensorPosition(tower=tower, layer=None, part=part)
+    return TensorPosition(tower=next(iter(family.towers)), layer=None, part="embed")
 
 
-def place_on_disk(family: Family, name: str) -> Place:
+def position_on_disk(family: Family, name: str) -> TensorPosition:
     """Return the position of a tensor in a folder of a classifier or of an encoder alone."""
     memory_name = name_in_memory(family, name)
     models = (layout.block.partition(".")[0] for layout in family.towers.values())
     # An encoder that was saved alone has names without the prefix of the encoder in a classifier (`bert.`).
-    places = [place_of(family, n) for n in (memory_name, *(f"{model}.{memory_name}" for model in models))]
+    places = [position_of(family, n) for n in (memory_name, *(f"{model}.{memory_name}" for model in models))]
     return next((place for place in places if place.layer is not None or place.part != "embed"), places[0])

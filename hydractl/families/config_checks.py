@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from hydractl.errors import HydraError, UnsupportedModelError, reason_of
-from hydractl.manifest.document import first_problem
+from hydractl.manifest.document import first_error_text
 from hydractl.messages import did_you_mean
 
 if TYPE_CHECKING:
@@ -144,6 +144,8 @@ def accepts_images(run: Callable[[torch.Tensor], object], size: Sequence[int]) -
 def building(library: str, name: str) -> Iterator[None]:
     """Turn any error of a library's constructor into an `OptionsError`, and stop endless constructors.
 
+    Errors of hydractl pass unchanged.
+
     Raises:
         OptionsError: With the constructor's reason, or if it creates more than `MOST_MODULES` modules.
     """
@@ -163,7 +165,7 @@ def building(library: str, name: str) -> Iterator[None]:
     except HydraError:
         raise
     except ValidationError as error:
-        raise OptionsError(f"{library} cannot build `{name}`: {first_problem(error)}") from error
+        raise OptionsError(f"{library} cannot build `{name}`: {first_error_text(error)}") from error
     except Exception as error:
         raise OptionsError(f"{library} cannot build `{name}`: {reason_of(error)}") from error
     finally:

@@ -14,12 +14,12 @@ from hydractl.manifest.terms import Temperature
 from hydractl.messages import counted, quoted
 
 
-def check_finite(tensors: Mapping[str, torch.Tensor], *, where: str, dtype: str | None = None) -> None:
+def check_finite(tensors: Mapping[str, torch.Tensor], *, place: str, dtype: str | None = None) -> None:
     """Raise if a floating-point weight is NaN or infinite, because all outputs would be NaN.
 
     Args:
         tensors: Tensors by name.
-        where: Name of the model, for messages.
+        place: Name of the model, for messages.
         dtype: Value of `--dtype` if the weights were cast, else None. Selects the hint: the range of the
             dtype may be too small.
 
@@ -30,7 +30,7 @@ def check_finite(tensors: Mapping[str, torch.Tensor], *, where: str, dtype: str 
         if tensor.is_floating_point() and not (finite := _finite(tensor)).all():
             count = finite.numel() - int(finite.sum())
             raise CheckpointError(
-                f"{where}: tensor `{name}` holds {counted(count, 'number')} of {finite.numel()} that "
+                f"{place}: tensor `{name}` holds {counted(count, 'number')} of {finite.numel()} that "
                 f"{'is' if count == 1 else 'are'} not finite",
                 hint=NOT_FINITE if dtype else "the training may have diverged; use an earlier checkpoint",
             )
@@ -44,20 +44,20 @@ def _finite(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.half() if tensor.element_size() == 1 else tensor).isfinite()
 
 
-def check_weights(opened: OpenModel, names: Iterable[str] | None = None) -> None:
+def check_finite_weights(model_file: OpenModel, names: Iterable[str] | None = None) -> None:
     """Raise if a stored weight of a model is NaN or infinite. Loads tensors singly.
 
     Args:
-        opened: The model.
+        model_file: The model.
         names: Names of the tensors to check; None for all.
 
     Raises:
         CheckpointError: With the name of the first NaN or infinite tensor.
     """
-    stored = opened.checkpoint
+    stored = model_file.checkpoint
     for name in stored.specs if names is None else names:
         if stored.specs[name].is_floating:
-            check_finite({name: stored.tensor(name)}, where=opened.reference)
+            check_finite({name: stored.tensor(name)}, place=model_file.reference)
 
 
 def as_stored(name: str, tensor: torch.Tensor, spec: TensorSpec, *, hint: str) -> torch.Tensor:
@@ -106,12 +106,12 @@ def stored_tensors(
     return tensors
 
 
-def warn_temperature(opened: OpenModel) -> None:
+def warn_temperature(model_file: OpenModel) -> None:
     """Warn that new weights drop the temperature, and the settings of `warn_refusing`."""
-    warn_refusing([opened])
-    if opened.header.scale != Temperature():
+    warn_refusing([model_file])
+    if model_file.header.scale != Temperature():
         progress.warn(
-            f"{opened.reference}: its temperature {opened.header.scale} is not kept, "
+            f"{model_file.reference}: its temperature {model_file.header.scale} is not kept, "
             "because the weights have changed"
         )
 

@@ -81,11 +81,11 @@ class HeadTensor:
     shared: bool = False
 
     def numbers(self, heads: Iterable[int], tower: HeadSizes) -> list[int]:
-        """Return the numbers of the heads along the axis if a layer keeps these query heads, in order."""
+        """Return the numbers of the heads along the axis, in order, for a layer with these query heads."""
         return shared_keys(heads, tower.sharing if self.shared else 1)
 
     def size(self, heads: Iterable[int], tower: HeadSizes) -> int:
-        """Return the length of the axis if a layer keeps these query heads."""
+        """Return the length of the axis for a layer with these query heads."""
         return len(self.numbers(heads, tower)) * self.copies * self.width(tower)
 
     def index(self, heads: Iterable[int], tower: HeadSizes) -> list[int]:
@@ -149,9 +149,9 @@ class TowerLayout:
     Attributes:
         block: Prefix of a block's tensors, with the placeholder `{layer}`.
         heads: Tensors with a head axis, relative to the block. A model may lack tensors of this list.
-        attention: Prefixes of attention and preceding norm, relative to the block.
-        mlp: Prefixes of the tensors averaged over members in the Hydra Ensembles paper, relative to the
-            block.
+        attention: Prefixes of the attention, relative to the block.
+        mlp: Prefixes of the MLP, relative to the block. The Hydra Ensembles paper averages these tensors over
+            members.
         readout: Prefixes of the layers between the blocks and the classifier.
         head: Prefixes of the classifier.
         pooler: Prefixes of the part of the readout which a model without a classifier may lack.

@@ -16,14 +16,14 @@ from hydractl.checkpoint import Checkpoint, TensorSpec, common_dtype, spec_of
 from hydractl.errors import EDITED, CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families import registry
 from hydractl.families.base import (
-    Described,
     Family,
-    answer_problem,
+    ModelDescription,
     check_weights,
     is_replaceable,
     name_in_memory,
     num_classes_of,
-    place_of,
+    position_of,
+    task_problem,
     with_pooling,
     without_wrapper,
 )
@@ -31,7 +31,15 @@ from hydractl.families.config_checks import accepts_images, check_filled
 from hydractl.families.registry import expected_specs
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.document import Fingerprint
-from hydractl.manifest.header import Architecture, Header, InputFile, Kind, Preprocess, Tokenization, steps_to
+from hydractl.manifest.header import (
+    Architecture,
+    Header,
+    InputFile,
+    Kind,
+    Preprocess,
+    Tokenization,
+    lineage_steps,
+)
 from hydractl.manifest.terms import DEFAULT_POOLING
 from hydractl.messages import counted
 from hydractl.model_source import INDEX, Located, folder_files, locate, named, parse_arch
@@ -49,10 +57,10 @@ if TYPE_CHECKING:
 def naming_import(
     located: Located, family: Family, names: Iterable[str], expected: Collection[str]
 ) -> Iterator[None]:
-    """Point errors about a folder to `hydractl import` if all tensors have an additional prefix.
+    """Point errors about a folder to `hydractl import` if its tensor names have an additional prefix.
 
     Raises:
-        CheckpointError: The error raised inside the block, with another hint.
+        CheckpointError: The error raised inside the `with` statement, with another hint.
     """
     try:
         yield
@@ -77,7 +85,7 @@ def trained_head_hint(
         specs: Dtypes and shapes of the stored tensors.
         expected: Dtypes and shapes of the architecture's tensors in memory.
     """
-    heads = [n for n in expected if n.endswith(".weight") and place_of(family, n).part == "head"]
+    heads = [n for n in expected if n.endswith(".weight") and position_of(family, n).part == "head"]
     if len(heads) != 1 or heads[0] in map(partial(name_in_memory, family), specs):
         return None
     stems = [
@@ -85,7 +93,7 @@ def trained_head_hint(
         for n in specs.keys() - expected.keys()
         if n.endswith(".weight")
         and specs[n].shape == expected[heads[0]].shape
-        and place_of(family, n).layer is None
+        and position_of(family, n).layer is None
     ]
     if len(stems) != 1:
         return None
@@ -127,7 +135,8 @@ def encoder_of(
 ) -> dict[str, torch.Tensor] | None:
     """Rename tensors like `convert`, but accept a result that leaves weights out.
 
-    The file of an encoder may contain other weights, for example a language modelling head.
+    The file of an encoder may contain other weights, for example a language modelling head. None if the
+    library cannot read the tensors.
     """
     return convert(family, architecture, state) or _read(family, architecture, state)
 
@@ -162,7 +171,7 @@ class OpenModel:
         lacks: Why a backbone is not a classifier; empty for other models. The header of a backbone counts an
             arbitrary number of classes, and classifier and perhaps pooler are missing. `with_classifier`
             completes the model.
-        pools: Pooling for a new classifier; see `Described`.
+        pools: Pooling for a new classifier; see `ModelDescription`.
         notes: Remarks about the folder, for the user.
     """
 
@@ -289,22 +298,22 @@ def _of_header(reference: str, checkpoint: Checkpoint, header: Header, *, backbo
     Raises:
         UnsupportedModelError: If the `problem_type` is not supported, unless `backbone` is set.
     """
-    opened = OpenModel(
+    model_file = OpenModel(
         reference=reference,
         checkpoint=checkpoint,
         header=header,
         family=registry.family_of(header.architecture),
     )
-    trained = any(step.command == "finetune" for step in steps_to(header.made_by))
-    problem = None if trained else answer_problem(header.architecture.config)
+    trained = any(step.command == "finetune" for step in lineage_steps(header.made_by))
+    problem = None if trained else task_problem(header.architecture.config)
     if problem is None or header.prompting is not None:
-        return opened
+        return model_file
     if not backbone:
         raise UnsupportedModelError(f"{reference}: {problem}", hint=classifier_hint(reference))
     remaining, _ = _without_classifier(
-        opened.family, checkpoint, registry.expected_specs(opened.family, header)
+        model_file.family, checkpoint, registry.expected_specs(model_file.family, header)
     )
-    return replace(opened, checkpoint=remaining, lacks=problem)
+    return replace(model_file, checkpoint=remaining, lacks=problem)
 
 
 def classifier_hint(reference: str) -> str:
@@ -322,22 +331,30 @@ def _without_classifier(
     kept_specs = {
         name: spec
         for name, spec in checkpoint.specs.items()
-        if place_of(family, name).part != "head" and (name in expected or not is_replaceable(family, name))
+        if position_of(family, name).part != "head" and (name in expected or not is_replaceable(family, name))
     }
     required = {n: s for n, s in expected.items() if n in kept_specs or not is_replaceable(family, n)}
     return replace(checkpoint, specs=kept_specs), required
 
 
-def load_model(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model:
+def load_model(model_file: OpenModel, *, dtype: torch.dtype | None = None) -> Model:
     """Build a base or a member with its weights, in evaluation mode on the CPU.
+
+    Args:
+        model_file: The model.
+        dtype: Dtype of the weights; see `in_one_dtype`.
 
     Raises:
         CheckpointError: If the tensors do not fit architecture and mask, or the model is a hydra.
     """
-    if opened.header.kind == Kind.HYDRA:
-        raise CheckpointError(f"{opened.reference}: is a hydra, but a base or a member is needed")
+    if model_file.header.kind == Kind.HYDRA:
+        raise CheckpointError(f"{model_file.reference}: is a hydra, but a base or a member is needed")
     return build_checked(
-        opened.family, opened.header, opened.checkpoint.tensors(), where=opened.reference, dtype=dtype
+        model_file.family,
+        model_file.header,
+        model_file.checkpoint.tensors(),
+        place=model_file.reference,
+        dtype=dtype,
     )
 
 
@@ -346,7 +363,7 @@ def build_checked(
     header: Header,
     state: Mapping[str, torch.Tensor],
     *,
-    where: str,
+    place: str,
     dtype: torch.dtype | None = None,
 ) -> Model:
     """Build a model with the first mask of `header` from a state dict, after checking names and shapes.
@@ -355,15 +372,15 @@ def build_checked(
         family: The family of the architecture.
         header: Header of the model.
         state: The state dict.
-        where: Name of the model, for messages.
+        place: Name of the model, for messages.
         dtype: Dtype of the weights; see `in_one_dtype`.
 
     Raises:
         CheckpointError: If a tensor is missing, unexpected or of another shape, or the header's inputs do not
             fit the architecture.
     """
-    check_tensors(where, {k: spec_of(v) for k, v in state.items()}, registry.expected_specs(family, header))
-    _check_inputs(family, header, where)
+    check_tensors(place, {k: spec_of(v) for k, v in state.items()}, registry.expected_specs(family, header))
+    _check_inputs(family, header, place)
     return family.build(header.architecture, header.masks[0], in_one_dtype(family, state, dtype))
 
 
@@ -383,8 +400,8 @@ def in_one_dtype(
     return {**state, **{k: v.to(exact if k in family.exact else target) for k, v in floating.items()}}
 
 
-def _check_inputs(family: Family, header: Header, where: str) -> None:
-    """Raise if a header describes inputs that the architecture does not accept.
+def _check_inputs(family: Family, header: Header, place: str) -> None:
+    """Raise CheckpointError if a header describes inputs that the architecture does not accept.
 
     Inputs are allocated before the model runs, so an edited header could otherwise allocate any amount of
     memory.
@@ -394,27 +411,27 @@ def _check_inputs(family: Family, header: Header, where: str) -> None:
         length, vocab_size = family.texts(header.architecture)
         if texts.max_length > length or texts.vocab_size > vocab_size or texts.pad_id >= vocab_size:
             raise CheckpointError(
-                f"{where}: reads texts of {texts.max_length} tokens out of {texts.vocab_size} and pads "
+                f"{place}: reads texts of {texts.max_length} tokens out of {texts.vocab_size} and pads "
                 f"with {texts.pad_id}, but its architecture takes {length} out of {vocab_size}",
                 hint=EDITED,
             )
     if isinstance(header.preprocess, Preprocess) and not takes_images(header):
         raise CheckpointError(
-            f"{where}: reads images of {header.preprocess.input_size}, which its architecture does not accept",
+            f"{place}: reads images of {header.preprocess.input_size}, which its architecture does not accept",
             hint=EDITED,
         )
 
 
 def takes_images(header: Header) -> bool:
     """Return whether the architecture accepts images of the size in the header. True for models of texts."""
-    how = header.preprocess
-    if not isinstance(how, Preprocess):
+    preprocess = header.preprocess
+    if not isinstance(preprocess, Preprocess):
         return True
     config = header.architecture.config
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
-    if any(_declared(part) == how.input_size for part in parts):
+    if any(_declared(part) == preprocess.input_size for part in parts):
         return True
-    return _accepts_images(header.architecture.model_dump_json(), how.input_size)
+    return _accepts_images(header.architecture.model_dump_json(), preprocess.input_size)
 
 
 def _declared(config: Mapping[str, Any]) -> tuple[object, ...]:
@@ -431,10 +448,15 @@ def _accepts_images(architecture: str, size: tuple[int, int, int]) -> bool:
     return accepts_images(lambda images: model.run_tower("vision", images.to(model.dtype)), size)
 
 
-def check_tensors(where: str, actual: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec]) -> None:
+def check_tensors(place: str, actual: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec]) -> None:
     """Compare tensors with those of an architecture: names, shapes, and floating-point or integer.
 
     The number of bits may differ.
+
+    Args:
+        place: Name of the model, for messages.
+        actual: Dtypes and shapes of the tensors, by name.
+        expected: Dtypes and shapes of the architecture's tensors, by name.
 
     Raises:
         CheckpointError: With the name of the first missing, unexpected or different tensor.
@@ -442,23 +464,23 @@ def check_tensors(where: str, actual: Mapping[str, TensorSpec], expected: Mappin
     hint = "the weights may be of another architecture, or have another number of classes"
     if missing := sorted(expected.keys() - actual.keys()):
         raise CheckpointError(
-            f"{where}: lacks {counted(len(missing), 'tensor')} of its architecture, for example `{missing[0]}`",
+            f"{place}: lacks {counted(len(missing), 'tensor')} of its architecture, for example `{missing[0]}`",
             hint=hint,
         )
     if extra := sorted(actual.keys() - expected.keys()):
         raise CheckpointError(
-            f"{where}: has {counted(len(extra), 'tensor')} that its architecture does not, for example `{extra[0]}`",
+            f"{place}: has {counted(len(extra), 'tensor')} that its architecture does not, for example `{extra[0]}`",
             hint=hint,
         )
     for name, spec in sorted(expected.items()):
         if actual[name].shape != spec.shape:
             raise CheckpointError(
-                f"{where}: tensor `{name}` has shape {actual[name].shape}, but its architecture needs {spec.shape}",
+                f"{place}: tensor `{name}` has shape {actual[name].shape}, but its architecture needs {spec.shape}",
                 hint=hint,
             )
         if actual[name].is_floating != spec.is_floating:
             raise CheckpointError(
-                f"{where}: tensor `{name}` has dtype {actual[name].dtype}, but its architecture needs "
+                f"{place}: tensor `{name}` has dtype {actual[name].dtype}, but its architecture needs "
                 f"{spec.dtype}, or {'floating-point numbers' if spec.is_floating else 'integers'} of another size",
                 hint=(
                     "the file may have been edited or quantized; hydractl needs the original floating-point weights"
@@ -475,7 +497,7 @@ def _read_besides(options: Mapping[str, object]) -> tuple[Path, ...]:
 
 def _describe(
     located: Located, arch: str | None, specs: Mapping[str, TensorSpec], *, backbone: bool
-) -> Described:
+) -> ModelDescription:
     if arch is not None:
         check_weights(located.reference, specs)
         return registry.describe_weights(*parse_arch(arch))
@@ -489,11 +511,11 @@ def _describe(
 
 def _adopted(state: Mapping[str, torch.Tensor], original: Checkpoint, header: Header) -> Checkpoint:
     """Return a checkpoint with converted tensors, and with the name and files of the original."""
-    return replace(Checkpoint.of(state, header=header), name=original.name, stands_for=original)
+    return replace(Checkpoint.of(state, header=header), name=original.name, source=original)
 
 
 def _fresh(located: Located, seed: int) -> OpenModel:
-    described = registry.described_as(located.arch or "", located.options)
+    described = registry.describe_architecture(located.arch or "", located.options)
     family = registry.FAMILIES[described.architecture.family]
     header = registry.base_header(described)
     with registry.as_typed(located.options):
@@ -526,12 +548,12 @@ def digest_weights(checkpoint: Checkpoint, header: Header) -> str:
     return f"sha256:{sha.hexdigest()}"
 
 
-def fingerprint_of(opened: OpenModel) -> Fingerprint:
+def fingerprint_of(model_file: OpenModel) -> Fingerprint:
     """Return a model's entry in a report."""
     return Fingerprint(
-        reference=opened.as_input().name,
-        sha256=opened.checkpoint.digest,
-        weights=digest_weights(opened.checkpoint, opened.header),
+        reference=model_file.as_input().name,
+        sha256=model_file.checkpoint.digest,
+        weights=digest_weights(model_file.checkpoint, model_file.header),
     )
 
 
@@ -540,7 +562,7 @@ CLASSES = {"timm": "num_classes", "transformers": "num_labels", "open_clip_torch
 
 
 def with_classifier(
-    opened: OpenModel,
+    model_file: OpenModel,
     number: int,
     *,
     labels: tuple[str, ...] = (),
@@ -551,7 +573,7 @@ def with_classifier(
     """Return a base or member with a new random classifier, and a new pooler if the pooler is missing.
 
     Args:
-        opened: The model. Other tensors are kept, except for random weights, which are drawn again for the
+        model_file: The model. Other tensors are kept, except for random weights, which are drawn again for the
             new classifier.
         number: Number of logits, at least 1.
         labels: Class names; may be empty.
@@ -559,25 +581,26 @@ def with_classifier(
         head_seed: Seed of the classifier.
         pooling: Pooling before the classifier, from `POOLINGS`.
     """
-    family, before = opened.family, opened.header.architecture
+    family, before = model_file.family, model_file.header.architecture
     architecture = with_pooling(resized(before, number, family.library), pooling)
-    header = opened.header.model_copy(update={"architecture": architecture, "labels": labels})
+    header = model_file.header.model_copy(update={"architecture": architecture, "labels": labels})
     own_seed = seed if head_seed is None else head_seed
-    if opened.is_random:
+    if model_file.is_random:
         initial_state = family.initialise(architecture, own_seed)
         random_state = initial_state if head_seed is None else family.initialise(architecture, seed)
         state = {
-            n: initial_state[n] if place_of(family, n).part == "head" else t for n, t in random_state.items()
+            n: initial_state[n] if position_of(family, n).part == "head" else t
+            for n, t in random_state.items()
         }
-        return replace(opened, checkpoint=Checkpoint.of(state, header=header), header=header)
-    expected, stored = expected_specs(family, header), opened.checkpoint.specs
-    kept_specs = {n: s for n, s in stored.items() if n in expected and place_of(family, n).part != "head"}
-    fresh = drawn_for(family, architecture, expected, kept_specs, seed=own_seed)
-    checkpoint = replace(opened.checkpoint, specs=kept_specs).joined(Checkpoint.of(fresh))
-    return replace(opened, checkpoint=checkpoint, header=header, lacks="")
+        return replace(model_file, checkpoint=Checkpoint.of(state, header=header), header=header)
+    expected, stored = expected_specs(family, header), model_file.checkpoint.specs
+    kept_specs = {n: s for n, s in stored.items() if n in expected and position_of(family, n).part != "head"}
+    fresh = draw_missing(family, architecture, expected, kept_specs, seed=own_seed)
+    checkpoint = replace(model_file.checkpoint, specs=kept_specs).joined(Checkpoint.of(fresh))
+    return replace(model_file, checkpoint=checkpoint, header=header, lacks="")
 
 
-def drawn_for(
+def draw_missing(
     family: Family,
     architecture: Architecture,
     expected: Iterable[str],
@@ -614,9 +637,9 @@ def resized(architecture: Architecture, number: int, library: str) -> Architectu
     )
 
 
-def asked_number(opened: OpenModel) -> int | None:
+def requested_classes(model_file: OpenModel) -> int | None:
     """Return the number of classes in an `arch:` reference, or None if the reference has no such option."""
-    if not opened.is_random:
+    if not model_file.is_random:
         return None
-    number = parse_arch(opened.reference.removeprefix("arch:"))[1].get(CLASSES[opened.family.library])
+    number = parse_arch(model_file.reference.removeprefix("arch:"))[1].get(CLASSES[model_file.family.library])
     return num_classes_of(number) if isinstance(number, int) else None

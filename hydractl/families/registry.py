@@ -16,15 +16,15 @@ from typing import cast
 from hydractl.checkpoint import TensorSpec, spec_of
 from hydractl.errors import EDITED, HydraError, UnsupportedModelError, UsageError
 from hydractl.families.base import (
-    Described,
     Family,
+    ModelDescription,
     ModelFolder,
-    answer_problem,
-    answering,
     check_folder,
     is_replaceable,
     logits_of,
     name_in_memory,
+    task_problem,
+    with_task,
 )
 from hydractl.families.config_checks import OptionsError, building
 from hydractl.families.openclip.family import OPENCLIP, PREFIX, library
@@ -91,8 +91,8 @@ def architecture_differences(ours: Architecture, theirs: Architecture) -> tuple[
     architectures count only if the models differ.
 
     Returns:
-        Options with the values of `ours`, for example `heads=8`; `of another shape` if no single option
-        explains the difference; empty without a difference.
+        Options with the values of `ours`, for example `heads=8`; `another shape` if no single option explains
+        the difference; empty without a difference.
     """
     differing_parts = tuple(
         f"{part}={getattr(ours, part)}"
@@ -127,9 +127,10 @@ def family_for_name(name: str) -> Family:
     timm's plain vision transformers come last in the table and claim every name.
 
     Raises:
-        UnsupportedModelError: If no library has the architecture, or heads cannot be removed.
+        UnsupportedModelError: If no library has the architecture, heads cannot be removed, or the name is a
+            path.
     """
-    _refuse(name, where=name)
+    _refuse(name, place=name)
     _refuse_path(name)
     claiming = next(family for family in FAMILIES.values() if family.claims(name))
     if claiming.library == TIMM:
@@ -137,31 +138,31 @@ def family_for_name(name: str) -> Family:
     return claiming
 
 
-def described_as(name: str, options: Mapping[str, object]) -> Described:
+def describe_architecture(name: str, options: Mapping[str, object]) -> ModelDescription:
     """Describe an architecture from a typed name and options.
 
     Raises:
         UsageError: If an option is unknown, or the library cannot build the architecture with the options.
         UnsupportedModelError: If heads cannot be removed from the architecture.
     """
-    if problem := answer_problem(options, TASKS.values()):
+    if problem := task_problem(options, TASKS.values()):
         raise UsageError(f"{name}: {problem}")
     others = {key: value for key, value in options.items() if key != "problem_type"}
     with as_typed(options):
         return with_problem_type(family_for_name(name).describe(name, others), options)
 
 
-def describe_weights(name: str, options: Mapping[str, object]) -> Described:
-    """Describe bare weights from a typed architecture. Raises the errors of `described_as`.
+def describe_weights(name: str, options: Mapping[str, object]) -> ModelDescription:
+    """Describe bare weights from a typed architecture. Raises the errors of `describe_architecture`.
 
     The image preprocessing is assumed. The published crop fraction is used for images of any size, like in
     timm's scripts.
     """
-    described = described_as(name, options)
+    described = describe_architecture(name, options)
     if not isinstance(described.preprocess, Preprocess):
         return described
     with suppress(HydraError):  # some architectures need options
-        published = cast("Preprocess", described_as(name, {}).preprocess)
+        published = cast("Preprocess", describe_architecture(name, {}).preprocess)
         described = replace(
             described,
             preprocess=described.preprocess.model_copy(update={"crop_pct": published.crop_pct}),
@@ -214,12 +215,12 @@ def ambiguity_hint(arch: str) -> str | None:
     )
 
 
-def family_for_config(config: Mapping[str, object], *, where: str, backbone: bool = False) -> Family:
+def family_for_config(config: Mapping[str, object], *, place: str, backbone: bool = False) -> Family:
     """Return the family that reads a `config.json`.
 
     Args:
         config: Content of the file.
-        where: Its folder, for messages.
+        place: Its folder, for messages.
         backbone: Whether families of classifiers with the same encoder are preferred to families for the
             whole model.
 
@@ -230,21 +231,21 @@ def family_for_config(config: Mapping[str, object], *, where: str, backbone: boo
     encoder_matches = [family for family in FAMILIES.values() if family.matches_encoder(config)]
     if candidates := [*encoder_matches, *matching] if backbone else [*matching, *encoder_matches]:
         return candidates[0]
-    _refuse(config.get("model_type"), where=where)
+    _refuse(config.get("model_type"), place=place)
     if "model_type" not in config:
         raise UnsupportedModelError(
-            f"{where}: config.json has neither `model_type` nor `architecture`, so no library can read it",
+            f"{place}: config.json has neither `model_type` nor `architecture`, so no library can read it",
             hint='add the `"model_type"` of the model in transformers, for example `"bert"`, or use the folder '
             "written by `save_pretrained`",
         )
     raise UnsupportedModelError(
-        f"{where}: models of type `{config['model_type']}` are not supported",
+        f"{place}: models of type `{config['model_type']}` are not supported",
         hint=f"supported families: {', '.join(FAMILIES)}",
     )
 
 
 def _refuse_path(name: str) -> None:
-    """Raise if an architecture name is the path of a file or folder."""
+    """Raise UnsupportedModelError if an architecture name is the path of a file or folder."""
     path = Path(name)
     if "/" not in name and path.suffix != ".json":
         return  # a plain name, even if a file has the same name
@@ -261,28 +262,31 @@ def _refuse_path(name: str) -> None:
             )
 
 
-def _refuse(kind: object, *, where: str) -> None:
+def _refuse(kind: object, *, place: str) -> None:
     if isinstance(kind, str) and (reason := REFUSED.get(kind)):
-        raise UnsupportedModelError(f"{where}: models of type `{kind}` are not supported: {reason}")
+        raise UnsupportedModelError(f"{place}: models of type `{kind}` are not supported: {reason}")
 
 
 def describe_folder(
     path: Path, config: Mapping[str, object], specs: Mapping[str, TensorSpec], *, backbone: bool = False
-) -> Described:
+) -> ModelDescription:
     """Describe the model in a library's folder.
+
+    A model without a classifier has `lacks` in its description.
 
     Args:
         path: The folder.
         config: Content of `config.json` or `open_clip_config.json`.
         specs: Dtypes and shapes of the tensors, by name on disk; empty if the weights come from elsewhere.
-        backbone: Whether a model without a classifier is accepted.
+        backbone: Whether families of classifiers with the same encoder are preferred to families for the
+            whole model.
 
     Raises:
         CheckpointError: If a file of the folder is malformed.
         UnsupportedModelError: If no family reads the folder, or a field cannot be honoured. The message has
             the reason.
     """
-    family = family_for_config(config, where=str(path), backbone=backbone)
+    family = family_for_config(config, place=str(path), backbone=backbone)
     folder = ModelFolder(path=path, config=config, specs=specs)
     reason = check_folder(folder, family.rules)
     described = with_problem_type(family.read_config(config, path), config)
@@ -302,30 +306,30 @@ def describe_folder(
     return described
 
 
-def _holds_classifier(family: Family, described: Described, specs: Mapping[str, TensorSpec]) -> bool:
+def _holds_classifier(family: Family, described: ModelDescription, specs: Mapping[str, TensorSpec]) -> bool:
     """Return whether stored weights hold every tensor of a classifier in the right shape."""
     stored = {name_in_memory(family, name): spec.shape for name, spec in specs.items()}
     expected = expected_specs(family, base_header(described))
     return all(stored.get(n) == spec.shape for n, spec in expected.items() if is_replaceable(family, n))
 
 
-def with_problem_type(described: Described, config: Mapping[str, object]) -> Described:
+def with_problem_type(described: ModelDescription, config: Mapping[str, object]) -> ModelDescription:
     """Return the description with the task in the `problem_type` of a configuration.
 
     A multi-label model with a single logit separates two classes, and counts as a single-label model.
 
     Raises:
-        UnsupportedModelError: As `answering`.
+        UnsupportedModelError: As `with_task`.
     """
     architecture = described.architecture
     task = TASKS.get(str(config.get("problem_type")), SINGLE_LABEL)
     single_logit = task.by_label and not logits_of(architecture) > 1
     if task is SINGLE_LABEL or single_logit or architecture.task.by_word:
         return described
-    return answering(described, task)
+    return with_task(described, task)
 
 
-def base_header(described: Described) -> Header:
+def base_header(described: ModelDescription) -> Header:
     """Return the header of a base of a described architecture.
 
     Rerankers (a single logit) and NLI models (with a class like `entailment`) read pairs of texts.

@@ -68,7 +68,7 @@ class Stream:
             Stream(
                 tokens,
                 {name: parts[m] for name, parts in context.items()},
-                {name: share(x, m) for name, x in self.constants.items()},
+                {name: member_slice(x, m) for name, x in self.constants.items()},
             )
             for m, tokens in enumerate(split_batch(self.tokens, members))
         ]
@@ -84,7 +84,7 @@ def joined(streams: Sequence[Stream]) -> Stream:
     )
 
 
-def share(x: torch.Tensor, member: int) -> torch.Tensor:
+def member_slice(x: torch.Tensor, member: int) -> torch.Tensor:
     """Return a member's slice (1, ...) of x (M, ...). A shared x (1, ...) is returned unchanged."""
     return x if x.shape[0] == 1 else x[member : member + 1]
 
@@ -93,25 +93,27 @@ Product: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]"
 """Operands of a linear layer's output (N, ..., O) that is computed when it is added to the stream: inputs (N, ..., D), weights
 (M, D, O) and biases (M, 1, O) or None. A plain tuple is used because it is created in each layer of each forward pass."""
 LARGE = 2**24
-"""Number of output elements from which `one_by_one` runs a product per member. Measured in bf16 on an H200:
+"""Number of output elements from which `faster_per_member` runs a product per member. Measured in bf16 on an H200:
 the copy of biases takes 2 us per 2**20 elements, a call 14 us, so at 2**24 the copy takes as long as two
 additional calls. If doubled, products with up to 2**25 elements run in one call, up to 36 us slower."""
 Value = TypeVar("Value", bound="torch.Tensor | Product")
 
 
-def computed(x: torch.Tensor | Product) -> torch.Tensor:
+def compute_product(x: torch.Tensor | Product) -> torch.Tensor:
     """Return the tensor of a `Product`. Tensors are returned unchanged."""
     return products_of(*x, fusible=True) if isinstance(x, tuple) else x
 
 
-def applied(module: nn.Module, x: Value) -> Value:
+def apply_module(module: nn.Module, x: Value) -> Value:
     """Return `module(x)`. `nn.Identity` is not called, because a call takes as long as a small operator.
 
     A `Product` is computed first, except for dropout, which returns the `Product` unchanged in evaluation.
     """
     if type(module) is nn.Identity:
         return x
-    output: Value = module(computed(x) if type(x) is tuple and not isinstance(module, nn.Dropout) else x)
+    output: Value = module(
+        compute_product(x) if type(x) is tuple and not isinstance(module, nn.Dropout) else x
+    )
     return output
 
 
@@ -123,17 +125,19 @@ def residual(x: torch.Tensor, y: torch.Tensor | Product, *modules: nn.Module) ->
     """
     for module in modules:
         if type(module) is not nn.Identity:
-            y = applied(module, y)
+            y = apply_module(module, y)
     # A compiler fuses additions itself, and autocast does not support `baddbmm_`.
     if type(y) is tuple and not (
-        torch.compiler.is_dynamo_compiling() or torch.is_autocast_enabled(x.device.type) or one_by_one(*y)
+        torch.compiler.is_dynamo_compiling()
+        or torch.is_autocast_enabled(x.device.type)
+        or faster_per_member(*y)
     ):
         rows, weight, bias = y
         total = x.reshape(weight.shape[0], -1, x.shape[-1])
         rows = rows.reshape(weight.shape[0], -1, rows.shape[-1])
         total = torch.baddbmm(total, rows, weight) if bias is None else (total + bias).baddbmm_(rows, weight)
         return total.view(-1, *x.shape[-2:])
-    total = x + computed(y) if isinstance(y, tuple) else x + y
+    total = x + compute_product(y) if isinstance(y, tuple) else x + y
     return total if total.ndim == 3 else total.flatten(0, 1)
 
 
@@ -169,7 +173,7 @@ def products_of(
         products = torch.bmm(rows, weight)
     elif compiles and fusible:
         products = torch.bmm(rows, weight) + bias
-    elif not compiles and one_by_one(rows, weight, bias):
+    elif not compiles and faster_per_member(rows, weight, bias):
         products = rows.new_empty(*rows.shape[:-1], weight.shape[-1])
         for own_bias, own_rows, own_weight, out in zip(bias.squeeze(1), rows, weight, products, strict=True):
             torch.addmm(own_bias, own_rows, own_weight, out=out)
@@ -178,7 +182,7 @@ def products_of(
     return products.view(*x.shape[:-1], weight.shape[-1])
 
 
-def one_by_one(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def faster_per_member(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Return whether a GPU computes this product faster with one call per member.
 
     A single product (`addmm`) adds the bias while writing the output. A batched product (`baddbmm`) first
@@ -195,7 +199,7 @@ _VERSION, _TRAINING = operator.attrgetter("_version"), operator.attrgetter("trai
 """Version counters of tensors and training modes of modules."""
 
 
-class Sources:
+class CopiedWeights:
     """A snapshot of copied tensors, to detect changes.
 
     Checked before every forward pass, on hundreds of tensors, with C-level iteration (`map`, `chain`) instead
@@ -254,8 +258,8 @@ class MemberParallel(nn.Module):
     def stack(self, on: bool) -> None:
         """Copy the members' current weights, to run all members at once, or discard the copy.
 
-        In training mode nothing is copied: a copy shares the members' modules without weights, and in
-        evaluation mode would end the dropout of the members.
+        In training mode nothing is copied. The copy shares modules without weights with the members, for
+        example dropout, and `eval` of the copy would also switch these modules to evaluation mode.
         """
         self._stack = ()
         if on and not self.training:
@@ -301,12 +305,15 @@ class MemberParallel(nn.Module):
             layer.delays = True
 
     def first_layers(self, norm: StackedNorm) -> Sequence[StackedLinear]:
-        """Return the stacked layers of this part which read `norm`; empty if other operators read `norm` too."""
+        """Return this part's stacked layers that read the output of `norm`.
+
+        Empty if other operators read the output too.
+        """
         return [] if self._copy is None else readers(self._copy, norm)
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Run each member separately inside the block. Hooks on members have no effect on a stacked copy."""
+        """Run members one after another inside the `with` statement, so that hooks on members take effect."""
         before, self.apart = self.apart, True
         try:
             yield
@@ -340,7 +347,7 @@ class MemberParallel(nn.Module):
         return self._stack[0]
 
 
-def fixed(tensor: torch.Tensor) -> nn.Parameter:
+def frozen_parameter(tensor: torch.Tensor) -> nn.Parameter:
     """Return a parameter without gradient. torch.compile takes the sizes of parameters as static."""
     return nn.Parameter(tensor, requires_grad=False)
 
@@ -363,8 +370,11 @@ class StackedLinear(nn.Module):
         self._hold(weight, bias)
 
     def _hold(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.weight, self.bias = fixed(weight), None if bias is None else fixed(bias)
-        self._operands = fixed(weight.mT), None if bias is None else fixed(bias.unsqueeze(1))
+        self.weight, self.bias = frozen_parameter(weight), None if bias is None else frozen_parameter(bias)
+        self._operands = (
+            frozen_parameter(weight.mT),
+            None if bias is None else frozen_parameter(bias.unsqueeze(1)),
+        )
 
     def absorb(self, norm: StackedNorm) -> None:
         """Fold the weights of norms into the layers, which then expect inputs without scale and shift.
@@ -438,7 +448,10 @@ class StackedNorm(nn.Module):
         super().__init__()
         self.norm = shallow_copy(norm)
         self.norm._parameters.update(dict.fromkeys(norm._parameters))
-        self.affine = fixed(weight.unsqueeze(1)), None if bias is None else fixed(bias.unsqueeze(1))
+        self.affine = (
+            frozen_parameter(weight.unsqueeze(1)),
+            None if bias is None else frozen_parameter(bias.unsqueeze(1)),
+        )
 
     @override
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -458,7 +471,7 @@ class StackedScale(nn.Module):
         self.members = len(scale)
         self.first = shallow_copy(first)
         del self.first._parameters[name]
-        self.first.register_parameter(name, fixed(scale.unsqueeze(1)))
+        self.first.register_parameter(name, frozen_parameter(scale.unsqueeze(1)))
 
     @override
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -467,7 +480,7 @@ class StackedScale(nn.Module):
         return out.view(x.shape)
 
 
-class _Reads(TorchDispatchMode):
+class _ReadCounter(TorchDispatchMode):
     """Counts how often operators receive a tensor."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -503,7 +516,7 @@ def readers(module: nn.Module, norm: StackedNorm) -> list[StackedLinear]:
         for layer in module.modules()
         if isinstance(layer, StackedLinear)
     ]
-    with _Reads(x) as reads:
+    with _ReadCounter(x) as reads:
         module(x)
     for hook in hooks:
         hook.remove()
@@ -530,7 +543,7 @@ def last_layer(module: nn.Module, width: int) -> StackedLinear | None:
     return next((layer for layer, output in outputs.items() if output is result), None)
 
 
-def stacked(members: Sequence[nn.Module]) -> nn.Module | None:
+def stack_modules(members: Sequence[nn.Module]) -> nn.Module | None:
     """Return a module that computes the modules of M members, each on a share of the batch axis.
 
     The module is a copy of the first member's. Stacked modules replace linear layers, norms and scales with
@@ -549,7 +562,7 @@ def stacked(members: Sequence[nn.Module]) -> nn.Module | None:
         return None
     copied = shallow_copy(first)
     for name, child in first._modules.items():
-        part = None if child is None else stacked([m.get_submodule(name) for m in members])
+        part = None if child is None else stack_modules([m.get_submodule(name) for m in members])
         if part is None and child is not None:
             return None
         copied._modules[name] = part
@@ -563,7 +576,7 @@ def _leaf(members: Sequence[nn.Module]) -> nn.Module | None:
     tensors = {name: torch.stack([getattr(m, name) for m in members]) for name in names}
     if isinstance(first, FeatureLinear):
         layer = shallow_copy(first)
-        layer._parameters.update({name: fixed(tensor) for name, tensor in tensors.items()})
+        layer._parameters.update({name: frozen_parameter(tensor) for name, tensor in tensors.items()})
         return layer
     # subclasses of `nn.Linear` may use their weights differently
     if type(first) is nn.Linear and "weight" in tensors:

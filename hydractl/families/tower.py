@@ -16,7 +16,15 @@ from typing_extensions import override
 from hydractl.errors import EDITED, CheckpointError
 from hydractl.families.attention import Attention, QuietDropout
 from hydractl.families.head_slicing import TowerLayout, select_heads
-from hydractl.families.stream import MemberParallel, Product, Sources, Stream, all_same, computed, share
+from hydractl.families.stream import (
+    CopiedWeights,
+    MemberParallel,
+    Product,
+    Stream,
+    all_same,
+    compute_product,
+    member_slice,
+)
 from hydractl.manifest.terms import Temperature
 from hydractl.model_inputs import TEXTS, Inputs, batch_of, checked_inputs, map_inputs, repeat_batch
 from hydractl.runtime import at_least_single
@@ -30,10 +38,9 @@ class Block(nn.Module):
     """A transformer block. Members share or replace direct children of the block.
 
     Attributes:
-        attn: The attention.
         feeds: For each norm, the name of the only part that reads the norm's output.
-        adds: Whether `join` passes attention and MLP outputs only to `residual`, or to `applied` first.
-            Stacked parts may then return a `Product`.
+        adds: Whether `join` passes the outputs of attention and MLP to no other functions than `apply_module`
+            and `residual`. Both accept a `Product`, so stacked parts may return one.
         tokenwise: Whether `join` computes each token from the same token and its attention output, without
             other tokens or context.
     """
@@ -44,12 +51,7 @@ class Block(nn.Module):
     tokenwise = True
 
     def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
-        """Return the output (B, T', H, K) of every head, before the output projection.
-
-        Args:
-            stream: Input of the block.
-            queries: The T' tokens to compute, or None for all.
-        """
+        """Return the outputs (B, T', H, K) of heads, before the projection, for the tokens `queries` or all."""
         raise NotImplementedError
 
     def join(self, stream: Stream, y: torch.Tensor | Product) -> Stream:
@@ -58,7 +60,7 @@ class Block(nn.Module):
 
     def project(self, z: torch.Tensor) -> torch.Tensor:
         """Return the attention output (N, T', D) for head outputs z (B, T', H, K)."""
-        return computed(self.attn.project(z))
+        return compute_product(self.attn.project(z))
 
     @override
     def forward(self, stream: Stream, queries: slice | None = None) -> Stream:
@@ -71,10 +73,7 @@ class Block(nn.Module):
         return self.join(stream, y)
 
     def fold(self) -> bool:
-        """Fold the weights of stacked norms into the readers, and return whether any norm was folded.
-
-        See `MemberParallel.fold_into`.
-        """
+        """Fold stacked norms (`MemberParallel.fold_into`), and return whether any norm was folded."""
         folded = False
         for norm, reader in self.feeds.items():
             norm_part, reader_part = getattr(self, norm), getattr(self, reader)
@@ -91,7 +90,10 @@ class Block(nn.Module):
                     part.delay(width)
 
     def branching(self) -> Block | None:
-        """Return this block with a shared input stream and an output stream per member, or None."""
+        """Return this block with one input stream for all members and an output stream per member.
+
+        None if heads are not stacked, norms before attention not folded, or `adds` or `tokenwise` is false.
+        """
         norms = [getattr(self, name) for name, reader in self.feeds.items() if reader == "attn"]
         if not self.adds or any(isinstance(norm, MemberParallel) and not norm.folded for norm in norms):
             return None
@@ -122,7 +124,7 @@ class Tower(nn.Module):
         embed: nn.Module,
         blocks: Sequence[Block],
         readout: nn.Module,
-        reads: slice | None,
+        read_tokens: slice | None,
         names: Mapping[str, str],
     ) -> None:
         """Build the tower.
@@ -131,7 +133,7 @@ class Tower(nn.Module):
             embed: Module from inputs to a `Stream`.
             blocks: The blocks in order.
             readout: Module from a `Stream` to the output (N, C).
-            reads: Tokens that the readout reads, or None for all. The last block computes no other tokens.
+            read_tokens: Tokens that the readout reads, or None for all. The last block computes no other tokens.
             names: The library's state-dict prefix, with `{layer}`, for prefixes of tensor names in a `Block`.
                 The longest matching prefix is used; `""` matches all names.
         """
@@ -139,21 +141,22 @@ class Tower(nn.Module):
         self.embed = embed
         self.blocks = nn.ModuleList(blocks)
         self.readout = readout
-        self.reads = reads
+        self.read_tokens = read_tokens
         self.names = dict(sorted(names.items(), key=lambda pair: -len(pair[0])))
         self.members = 1
         self.fork: int | None = None
-        self._asked = False
-        self._copied: Sources | None = None
+        self._stacking_requested = False
+        self._copied: CopiedWeights | None = None
         # in a tuple, so that its tensors do not become parameters of the tower
         self._branch: tuple[Block, ...] = ()
 
     def stack(self, on: bool) -> None:
-        """Stack parts with differences among members if possible and in evaluation mode, or run them in turn.
+        """Stack the parts that differ among members if `on`, else run members in turn.
 
-        Valid stacked copies are kept, because a captured CUDA graph may use the memory.
+        Parts are stacked in evaluation mode only, and if `MemberParallel.at_once` supports them. Valid
+        stacked copies are kept, because a captured CUDA graph may use the memory.
         """
-        self._asked = on
+        self._stacking_requested = on
         if on and not self.training and self._copied is not None and not self._copied.changed:
             return
         parts = self._member_parallel_parts()
@@ -167,32 +170,34 @@ class Tower(nn.Module):
         fork = self.fork or 0
         branch = self.layers()[fork - 1].branching() if on and 0 < fork <= len(self.blocks) else None
         self._branch = () if branch is None else (branch,)
-        self._copied = Sources(parts, within=folded) if on else None
+        self._copied = CopiedWeights(parts, within=folded) if on else None
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Run members in turn inside the block, although stacked copies exist.
+        """Run members in turn inside the `with` statement, although stacked copies exist.
 
         Needed while a part is replaced: the stacked copy of a neighbour may contain the weights of the part.
         """
-        was_stacked, self._asked = self._asked, False
+        was_stacked, self._stacking_requested = self._stacking_requested, False
         with ExitStack() as contexts:
             for part in self._member_parallel_parts() if was_stacked else ():
                 contexts.enter_context(part.in_turn())
             try:
                 yield
             finally:
-                self._asked = was_stacked
+                self._stacking_requested = was_stacked
 
     def _member_parallel_parts(self) -> list[MemberParallel]:
         return [module for module in self.modules() if isinstance(module, MemberParallel)]
 
     def _keep_up(self) -> None:
-        """Stack the weights again if they changed.
-
-        All parts are compared at once, because every comparison takes time.
-        """
-        if torch.compiler.is_compiling() or not self._asked or self.training or torch.is_grad_enabled():
+        """Stack changed weights again. One comparison covers all parts, because comparisons take time."""
+        if (
+            torch.compiler.is_compiling()
+            or not self._stacking_requested
+            or self.training
+            or torch.is_grad_enabled()
+        ):
             return
         self.stack(on=True)
 
@@ -205,7 +210,7 @@ class Tower(nn.Module):
         return cast("list[Block]", list(self.blocks))
 
     def forward(self, inputs: Inputs) -> torch.Tensor:
-        """Return logits (N, C): N = M B, member after member, or N = B if no part differs among members."""
+        """Return logits or embeddings (N, C). N = M B, member after member, or N = B if `fork` is None."""
         self._keep_up()
         if self.fork == 0:
             inputs = map_inputs(lambda x: repeat_batch(x, self.members), inputs)
@@ -228,7 +233,7 @@ class Tower(nn.Module):
                 (block,) = self._branch
             elif self.fork == i + 1:
                 stream = stream.tile(self.members)
-            stream = block(stream, self.reads if i == len(blocks) - 1 else None)
+            stream = block(stream, self.read_tokens if i == len(blocks) - 1 else None)
         return self.finish(stream)
 
     def finish(self, stream: Stream) -> torch.Tensor:
@@ -238,7 +243,7 @@ class Tower(nn.Module):
 
     def queries(self, layer: int) -> slice | None:
         """Return the tokens to compute in block `layer`: None (all), except in the last block."""
-        return self.reads if layer == len(self.blocks) - 1 else None
+        return self.read_tokens if layer == len(self.blocks) - 1 else None
 
     def library_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield parameters and persistent buffers under the library's state-dict names, for a single member."""
@@ -272,12 +277,13 @@ class OutputHead(nn.Module):
         return {towers[0]: inputs}
 
     def expect(self, labels: int) -> None:
-        """Allocate the stored tensors of `labels` named classes on the meta device."""
+        """Allocate the stored tensors of a number of named classes on the meta device. This class has none."""
 
     def forward(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return logits (k, B, C) or (k, B, Q, C) for tower outputs (k or 1, N, F).
 
-        k is the number of variants of a tower, for example the number of members.
+        The k models of a call are members, or models with different heads removed. A tower with 1 output is
+        shared.
         """
         (logits,) = outputs.values()
         return self.class_logits(logits[..., : -self.features] if self.features else logits)
@@ -309,14 +315,13 @@ class Towers(nn.Module):
         self.answers = nn.ModuleList(answers)
         self.encoder: Callable[[Sequence[Any]], Inputs] | None = None
         for module in self.modules():
-            # In place of other classes, so that dropout layers of the library's modules are skipped in
-            # evaluation, too.
+            # So that dropout layers of the library's modules are skipped in evaluation, too.
             if type(module) is nn.Dropout:
                 module.__class__ = QuietDropout
         self.set_temperature(Temperature())
 
     def set_temperature(self, temperature: Temperature) -> None:
-        """Divide logits by a temperature in prediction, but not in scoring or training."""
+        """Set the temperature that divides `member_logits`. Models without a call have temperature 1."""
         self.temperature = temperature.common
         numbers = temperature.by_label
         by_label = torch.tensor(numbers, device=self.device).unsqueeze(-1) if numbers else None
@@ -333,7 +338,7 @@ class Towers(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights, to which inputs are cast."""
+        """The dtype of the weights, to which inputs are cast. ValueError without floating-point weights."""
         if (first := _first_floating(self)) is None:
             raise ValueError("the model has no weights")
         return first.dtype
@@ -398,7 +403,10 @@ class Towers(nn.Module):
             logits: torch.Tensor = answers[0](outputs)
             return logits if len(logits) == len(answers) else torch.cat([logits] * len(answers))
         return torch.cat(
-            [answer({name: share(x, m) for name, x in outputs.items()}) for m, answer in enumerate(answers)]
+            [
+                answer({name: member_slice(x, m) for name, x in outputs.items()})
+                for m, answer in enumerate(answers)
+            ]
         )
 
     def adapted(self, inputs: Inputs) -> Inputs:
@@ -413,10 +421,7 @@ class Towers(nn.Module):
 
 
 def _first_floating(module: nn.Module) -> torch.Tensor | None:
-    """Return the first floating-point parameter, or None.
-
-    Recursive, because the generator of `module.parameters()` takes longer than an operator.
-    """
+    """Return the first floating-point parameter, or None. Recursive, because `module.parameters()` is slow."""
     for tensor in module._parameters.values():
         if tensor is not None and tensor.is_floating_point():
             return tensor
@@ -487,7 +492,7 @@ def cut_heads(
                 select_heads(library, layout.block.format(layer=layer), tensor, head_numbers, heads)
 
 
-def fill(library: nn.Module, state: Mapping[str, torch.Tensor] | None) -> None:
+def load_tensors(library: nn.Module, state: Mapping[str, torch.Tensor] | None) -> None:
     """Load a state dict into a library's model. Without a state dict, parameters stay on the meta device.
 
     Raises:
@@ -503,7 +508,7 @@ def fill(library: nn.Module, state: Mapping[str, torch.Tensor] | None) -> None:
 def part(library: nn.Module, keep: Callable[[str], bool], path: str = "") -> Any:  # noqa: ANN401 - libraries are untyped
     """Return a copy of a library model with a selection of children, parameters and buffers.
 
-    The methods of the copy run unchanged.
+    Other children and tensors are None in the copy. The methods of the copy run unchanged.
 
     Args:
         library: The model, or a module of a model.
@@ -558,7 +563,6 @@ class FunctionModule(Hosted):
 
     @override
     def forward(self, x: Any) -> Any:
-        """Return `run(host, x)`."""
         return self.run(self.host, x)
 
 
@@ -571,7 +575,6 @@ class LayerScale(nn.Module):
 
     @override
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x (N, T, D) scaled."""
         return self.gamma * x
 
 
@@ -628,7 +631,7 @@ class Contrast(OutputHead):
         self.class_embeddings = None
         self.fixed = frozenset({"text"})
 
-    def settle(self, class_embeddings: torch.Tensor) -> None:
+    def set_class_embeddings(self, class_embeddings: torch.Tensor) -> None:
         """Define classes by embeddings (C, F). The text tower does not run."""
         self.prompts, self.templates, self.fixed = None, 1, frozenset()
         self.class_embeddings = class_embeddings
@@ -690,9 +693,9 @@ def unit(x: torch.Tensor) -> torch.Tensor:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context that ends active autocast.
+    """Return a context that disables autocast on a device.
 
-    Otherwise the context does nothing: `torch.autocast` would be a node of an exported graph.
+    The context does nothing if autocast is off: `torch.autocast` would be a node of an exported graph.
     """
     kind = device.type
     on = kind != "meta" and torch.is_autocast_enabled(kind)  # the meta device has no autocast
@@ -713,7 +716,7 @@ def settle_classes(model: Towers, prompts: Mapping[str, torch.Tensor], *, templa
     text_features = model.run_tower("text", placed)
     for m, answer in enumerate(answers):
         answer.templates = templates
-        answer.settle(answer.classes(share(text_features, m)).squeeze(0).clone())
+        answer.set_class_embeddings(answer.classes(member_slice(text_features, m)).squeeze(0).clone())
 
 
 TOLERANCE = 1e-5
@@ -732,54 +735,59 @@ share of attention grows."""
 def probe_inputs(header: Header, *, batch: int = 2, seed: int = 0) -> Inputs:
     """Return random inputs for a model, determined by the seed.
 
-    Images are standard normal (B, C, height, width), float32. Texts are random tokens (B, T) with at most
-    `PROBE_TOKENS` tokens. All but the first have random lengths, and the comparison covers padding. A second
-    segment begins halfway. Zero-shot models get images (B, ...) and texts (B, ...), for logits (B, B).
+    Images are standard normal (B, C, height, width), float32. Texts are random tokens (B, T). If texts are
+    padded to the longest, T is at most `PROBE_TOKENS`, else the maximum length. All texts but the first have
+    random lengths, so that the comparison covers padding. A second segment begins halfway. Zero-shot models
+    get images (B, ...) and texts (B, ...), for logits (B, B).
     """
     from hydractl.manifest.header import Tokenization
 
     generator = torch.Generator().manual_seed(seed)
-    how = header.preprocess
-    if isinstance(how, Tokenization):
-        return _texts(how, batch, generator)
-    images = torch.randn(batch, *how.input_size, generator=generator)
+    preprocess = header.preprocess
+    if isinstance(preprocess, Tokenization):
+        return _texts(preprocess, batch, generator)
+    images = torch.randn(batch, *preprocess.input_size, generator=generator)
     if header.prompting is None:
         return images
     return {"pixel_values": images} | _texts(header.prompting.tokenization, batch, generator)
 
 
-def _texts(how: Tokenization, batch: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    length = min(PROBE_TOKENS, how.max_length) if how.padding == "longest" else how.max_length
-    ids = torch.randint(how.vocab_size, (batch, length), generator=generator)
-    ids[ids == how.pad_id] = (how.pad_id + 1) % how.vocab_size
+def _texts(preprocess: Tokenization, batch: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    length = (
+        min(PROBE_TOKENS, preprocess.max_length) if preprocess.padding == "longest" else preprocess.max_length
+    )
+    ids = torch.randint(preprocess.vocab_size, (batch, length), generator=generator)
+    ids[ids == preprocess.pad_id] = (preprocess.pad_id + 1) % preprocess.vocab_size
     lengths = torch.randint(1, length + 1, (batch,), generator=generator)
     lengths[:1] = length
     positions = torch.arange(length)
     token_mask = positions < lengths[:, None]
-    if how.padding_side == "left":
+    if preprocess.padding_side == "left":
         token_mask = token_mask.flip(1)
     segments = (token_mask & (positions >= length // 2)).long()
-    return _named(how, ids.masked_fill(~token_mask, how.pad_id), token_mask.long(), segments)
+    return _named(preprocess, ids.masked_fill(~token_mask, preprocess.pad_id), token_mask.long(), segments)
 
 
-def blank_inputs(how: Preprocess | Tokenization, batch: int, *, device: torch.device | str) -> Inputs:
+def blank_inputs(preprocess: Preprocess | Tokenization, batch: int, *, device: torch.device | str) -> Inputs:
     """Return inputs for cost measurements: images (B, C, height, width) or texts (B, T).
 
     T is at most `BLANK_TOKENS`. All tokens are equal, without padding.
     """
     from hydractl.manifest.header import Tokenization
 
-    if not isinstance(how, Tokenization):
-        return torch.zeros(batch, *how.input_size, device=device)
-    ids = torch.zeros(batch, min(BLANK_TOKENS, how.max_length), dtype=torch.long, device=device)
-    return _named(how, ids + (how.pad_id + 1) % how.vocab_size, torch.ones_like(ids), ids)
+    if not isinstance(preprocess, Tokenization):
+        return torch.zeros(batch, *preprocess.input_size, device=device)
+    ids = torch.zeros(batch, min(BLANK_TOKENS, preprocess.max_length), dtype=torch.long, device=device)
+    return _named(
+        preprocess, ids + (preprocess.pad_id + 1) % preprocess.vocab_size, torch.ones_like(ids), ids
+    )
 
 
 def _named(
-    how: Tokenization, ids: torch.Tensor, token_mask: torch.Tensor, segments: torch.Tensor
+    preprocess: Tokenization, ids: torch.Tensor, token_mask: torch.Tensor, segments: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     named = {"attention_mask": token_mask, "token_type_ids": segments}
-    return {"input_ids": ids} | {name: named[name] for name in how.names}
+    return {"input_ids": ids} | {name: named[name] for name in preprocess.names}
 
 
 def largest_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:

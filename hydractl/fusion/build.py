@@ -27,26 +27,26 @@ from hydractl.model_inputs import Inputs
 
 
 def hydra_from_state(
-    header: Header, state: Mapping[str, torch.Tensor], *, where: str, dtype: torch.dtype | None = None
+    header: Header, state: Mapping[str, torch.Tensor], *, place: str, dtype: torch.dtype | None = None
 ) -> Hydra:
     """Build a hydra from its header and fused tensors; see `members_from_state`."""
-    return Hydra(members_from_state(header, state, where=where, dtype=dtype)).eval()
+    return Hydra(members_from_state(header, state, place=place, dtype=dtype)).eval()
 
 
-def hydra_of(fusion: Fusion, *, where: str) -> Hydra:
+def hydra_of(fusion: Fusion, *, place: str) -> Hydra:
     """Build the hydra of a fusion in memory, before it is written."""
-    return hydra_from_state(fusion.header, {n: fusion.tensor(n) for n in fusion.specs}, where=where)
+    return hydra_from_state(fusion.header, {n: fusion.tensor(n) for n in fusion.specs}, place=place)
 
 
 def members_from_state(
-    header: Header, state: Mapping[str, torch.Tensor], *, where: str, dtype: torch.dtype | None = None
+    header: Header, state: Mapping[str, torch.Tensor], *, place: str, dtype: torch.dtype | None = None
 ) -> list[Model]:
     """Build a hydra's members from its header and fused tensors. Shared tensors become shared parameters.
 
     Args:
         header: Header of a hydra.
         state: Fused tensors by name.
-        where: Name of the file for errors.
+        place: Name of the file for errors.
         dtype: Dtype for floating-point weights; see `in_one_dtype`.
 
     Raises:
@@ -56,11 +56,11 @@ def members_from_state(
     try:
         states = split_members(family, header, in_one_dtype(family, state, dtype))
     except ValueError as error:
-        raise CheckpointError(f"{where}: {error}", hint=f"{EDITED}; fuse the members again") from error
-    return members_of(header, states, where=where)
+        raise CheckpointError(f"{place}: {error}", hint=f"{EDITED}; fuse the members again") from error
+    return members_of(header, states, place=place)
 
 
-def members_of(header: Header, states: Sequence[Mapping[str, torch.Tensor]], *, where: str) -> list[Model]:
+def members_of(header: Header, states: Sequence[Mapping[str, torch.Tensor]], *, place: str) -> list[Model]:
     """Build a hydra's members from their state dicts. Tensors of several members become shared parameters."""
     family = family_of(header.architecture)
     parameters_by_id: dict[int, torch.Tensor] = {}
@@ -72,7 +72,7 @@ def members_of(header: Header, states: Sequence[Mapping[str, torch.Tensor]], *, 
             k: parameters_by_id.setdefault(id(v), nn.Parameter(v) if v.is_floating_point() else v)
             for k, v in state.items()
         }
-        members.append(build_checked(family, member_header, parameters, where=where))
+        members.append(build_checked(family, member_header, parameters, place=place))
     return members
 
 
@@ -86,26 +86,26 @@ def member_headers(header: Header) -> list[Header]:
     ]
 
 
-def stored_specs(opened: OpenModel) -> dict[str, TensorSpec]:
+def stored_specs(model_file: OpenModel) -> dict[str, TensorSpec]:
     """Return dtype and shape of each tensor required by a header, by name.
 
     Raises:
         CheckpointError: If the plan does not fit the architecture's tensors.
     """
-    header, family = opened.header, opened.family
+    header, family = model_file.header, model_file.family
     member_specs = [expected_specs(family, member_header) for member_header in member_headers(header)]
     if header.plan is None:
         return member_specs[0]
     fates = header.plan.fates
     if odd := sorted(fates.keys() ^ member_specs[0].keys()):
         raise CheckpointError(
-            f"{opened.reference}: tensor {odd[0]} exists in only one of the fuse plan and the architecture",
+            f"{model_file.reference}: tensor {odd[0]} exists in only one of the fuse plan and the architecture",
             hint=f"{EDITED}; fuse the members again",
         )
     return {n: fused_spec(family, n, fate, [specs[n] for specs in member_specs]) for n, fate in fates.items()}
 
 
-def load_any(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model | Hydra:
+def load_any(model_file: OpenModel, *, dtype: torch.dtype | None = None) -> Model | Hydra:
     """Build the base, member or hydra of an open model in evaluation mode on the CPU.
 
     The logits are divided by the stored temperature.
@@ -114,13 +114,13 @@ def load_any(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model | 
         CheckpointError: If the tensors do not fit the header.
     """
     model: Model | Hydra
-    if opened.header.kind != Kind.HYDRA:
-        model = load_model(opened, dtype=dtype)
+    if model_file.header.kind != Kind.HYDRA:
+        model = load_model(model_file, dtype=dtype)
     else:
         model = hydra_from_state(
-            opened.header, opened.checkpoint.tensors(), where=opened.reference, dtype=dtype
+            model_file.header, model_file.checkpoint.tensors(), place=model_file.reference, dtype=dtype
         )
-    model.set_temperature(opened.header.scale)
+    model.set_temperature(model_file.header.scale)
     return model
 
 
@@ -128,7 +128,7 @@ Read: TypeAlias = "Callable[[str], Sequence[torch.Tensor]]"
 """Returns the tensor with a given name for each member."""
 
 
-def hollow(specs: Mapping[str, TensorSpec]) -> dict[str, torch.Tensor]:
+def placeholder_tensors(specs: Mapping[str, TensorSpec]) -> dict[str, torch.Tensor]:
     """Return tensors of the given shapes without allocating memory for them. Floating-point tensors are fp32.
 
     A tensor is a single NaN, expanded to the shape. A computation with a missing tensor therefore gives NaN.
@@ -140,12 +140,15 @@ def hollow(specs: Mapping[str, TensorSpec]) -> dict[str, torch.Tensor]:
     }
 
 
-def member_logits(opened: OpenModel, inputs: Inputs) -> torch.Tensor:
-    """Return the logits (1, B, C) of an open base or member."""
+def member_logits(model_file: OpenModel, inputs: Inputs) -> torch.Tensor:
+    """Return the logits (1, B, C) of a base or member in fp32, with one step's weights in memory at a time."""
     model = build_checked(
-        opened.family, opened.header, hollow(opened.checkpoint.specs), where=opened.reference
+        model_file.family,
+        model_file.header,
+        placeholder_tensors(model_file.checkpoint.specs),
+        place=model_file.reference,
     )
-    return streamed_logits(model, lambda name: [opened.checkpoint.tensor(name)], inputs)
+    return streamed_logits(model, lambda name: [model_file.checkpoint.tensor(name)], inputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,13 +164,13 @@ class Gap:
     probabilities: float
 
 
-def verify(fusion: Fusion, *, seed: int, where: str) -> Gap:
+def verify(fusion: Fusion, *, seed: int, place: str) -> Gap:
     """Compare the hydra of a fusion with its members on a random batch in fp32.
 
     Args:
         fusion: The fusion.
         seed: Seed of the batch.
-        where: Name of the hydra for errors.
+        place: Name of the hydra for errors.
 
     Raises:
         CheckFailed: If they differ although nothing is averaged, or the logits are not finite.
@@ -176,7 +179,7 @@ def verify(fusion: Fusion, *, seed: int, where: str) -> Gap:
     inputs = probe_inputs(header, seed=seed)
     # members first: their errors name the member with the wrong header
     expected = torch.cat([member_logits(m, inputs) for m in fusion.members])
-    logits = hydra_logits(fusion, inputs, where=where)
+    logits = hydra_logits(fusion, inputs, place=place)
     difference = largest_difference(logits, expected)
     of_hydra, of_members = (ensemble_log_probs(z.log_softmax(-1)).exp() for z in (logits, expected))
     may_differ = fusion.averages and difference != float("inf")
@@ -188,11 +191,14 @@ def verify(fusion: Fusion, *, seed: int, where: str) -> Gap:
     return Gap(logits=difference, probabilities=(of_hydra - of_members).abs().max().item())
 
 
-def hydra_logits(fusion: Fusion, inputs: Inputs, *, where: str) -> torch.Tensor:
-    """Return the logits (M, B, C) of the hydra of a fusion. `where` names the hydra in errors."""
-    header, states = fusion.header, [hollow(checkpoint.specs) for checkpoint in fusion.checkpoints]
+def hydra_logits(fusion: Fusion, inputs: Inputs, *, place: str) -> torch.Tensor:
+    """Return the logits (M, B, C) of the hydra of a fusion. `place` names the hydra in errors."""
+    header, states = (
+        fusion.header,
+        [placeholder_tensors(checkpoint.specs) for checkpoint in fusion.checkpoints],
+    )
     shared = {name: states[0][name] for name, fate in fusion.fates.items() if fate != Fate.GROUPED}
-    members = members_of(header, [member_state | shared for member_state in states], where=where)
+    members = members_of(header, [member_state | shared for member_state in states], place=place)
 
     def read(name: str) -> list[torch.Tensor]:
         return [part[name] for part in split_members(fusion.family, header, {name: fusion.tensor(name)})]
@@ -206,7 +212,7 @@ def streamed_logits(
     """Return the members' logits (M, B, C) in fp32, with the weights of a single step in memory at a time.
 
     Args:
-        model: Model built from `hollow` tensors.
+        model: Model built from `placeholder_tensors`.
         read: Returns the model's tensors by name.
         inputs: Inputs of the model.
         members: Members of a hydra; empty for a base or a member.
@@ -221,7 +227,7 @@ def streamed_logits(
     }
     with torch.inference_mode(), ExitStack() as hooks:
         for step in _steps(model):
-            filled = _Filled(step, places, read)
+            filled = _StepLoader(step, places, read)
             hooks.enter_context(step.register_forward_pre_hook(filled.fill))
             hooks.enter_context(step.register_forward_hook(filled.empty))
         return model.member_logits(inputs)
@@ -233,14 +239,14 @@ def _steps(model: Towers) -> Iterator[nn.Module]:
     yield from model.answers
 
 
-class _Filled:
+class _StepLoader:
     """A step with tensors in memory only while it runs."""
 
     def __init__(self, step: nn.Module, places: Mapping[int, tuple[str, int]], read: Read) -> None:
         """Find the tensors of the step.
 
         Args:
-            step: Step of a model built from `hollow` tensors.
+            step: Step of a model built from `placeholder_tensors`.
             places: Name of each tensor, and the first member with the tensor.
             read: Returns the tensors of all members by name.
         """
@@ -264,6 +270,6 @@ class _Filled:
             cast("dict[str, torch.Tensor]", table)[key] = wide[name, m]
 
     def empty(self, *_: object) -> None:
-        """Replace the tensors by hollow tensors."""
+        """Replace the tensors by placeholders."""
         for table, key, tensor, _name, _m in self.slots:
             cast("dict[str, torch.Tensor | None]", table)[key] = tensor

@@ -14,7 +14,7 @@ from torch.utils._pytree import _register_namedtuple
 from typing_extensions import override
 
 from hydractl.families.attention import Attention
-from hydractl.families.stream import MemberParallel, Stream, all_same, joined, stacked
+from hydractl.families.stream import MemberParallel, Stream, all_same, joined, stack_modules
 from hydractl.families.tower import Block, Model, Tower, Towers
 from hydractl.metrics.per_sample import opinions
 from hydractl.model_inputs import Inputs, checked_inputs, split_inputs
@@ -30,7 +30,7 @@ class Grouped(MemberParallel):
 
     @override
     def at_once(self) -> nn.Module | None:
-        return stacked(list(self.members))
+        return stack_modules(list(self.members))
 
     def forward(self, x: Inputs | Stream) -> torch.Tensor | Stream:
         """Return the members' outputs, concatenated along the batch axis (M B, ...)."""
@@ -44,17 +44,22 @@ class Grouped(MemberParallel):
 
 
 def assemble(towers: Sequence[Tower]) -> Tower:
-    """Return a tower with the outputs of all `towers`. Parts with the same tensors run once.
+    """Return one tower that computes the towers of all members. Parts with the same tensors run once.
 
     Two members share a part if the parts have the same tensor objects. The stream is forked before the first
-    block with different parts.
+    part with differences.
+
+    Args:
+        towers: The tower of each member.
     """
     first = towers[0]
     steps_of_members = [*zip(*([t.embed, *t.layers(), t.readout] for t in towers), strict=True)]
     steps = [_grouped_step(members) for members in steps_of_members]
     differ = [step is not members[0] for step, members in zip(steps, steps_of_members, strict=True)]
     blocks = [step for step in steps[1:-1] if isinstance(step, Block)]
-    tower = Tower(embed=steps[0], blocks=blocks, readout=steps[-1], reads=first.reads, names=first.names)
+    tower = Tower(
+        embed=steps[0], blocks=blocks, readout=steps[-1], read_tokens=first.read_tokens, names=first.names
+    )
     tower.members, tower.fork = len(towers), differ.index(True) if any(differ) else None
     return tower.eval()
 
@@ -113,7 +118,7 @@ class Hydra(Towers):
         self.register_load_state_dict_post_hook(_laid_out_again)  # type: ignore[no-untyped-call]
 
     def lay_out(self, layout: Layout) -> None:
-        """Choose the layout of members' different parts for inference without gradients.
+        """Choose how different parts of members run without gradients: in turn, or stacked.
 
         Stacked: the members' weights of a part are copied into a single tensor, with heads padded to the
         largest member of the layer. One call of each operator computes all members, which is faster if kernel
@@ -124,7 +129,8 @@ class Hydra(Towers):
         compiled or captured hydras notice no changes: call this method again in these cases.
 
         Args:
-            layout: `auto` stacks on CUDA devices.
+            layout: `stacked`, `in turn` or `auto`. `auto` stacks on CUDA devices, and otherwise runs parts in
+                turn.
         """
         self.layout = layout
         self._stack(on=False)

@@ -35,35 +35,41 @@ def check_members(members: Sequence[OpenModel]) -> None:
 
 
 def _check_architecture(member: OpenModel, first: OpenModel) -> None:
-    where, ours, theirs = member.reference, member.header.architecture, first.header.architecture
+    place, ours, theirs = member.reference, member.header.architecture, first.header.architecture
     if member.header.kind == Kind.HYDRA:
-        raise CheckpointError(f"{where}: is already a hydra", hint="fuse its members instead")
+        raise CheckpointError(f"{place}: is already a hydra", hint="fuse its members instead")
     different = architecture_differences(ours, theirs)
     if different and (ours.library, ours.name) != (theirs.library, theirs.name):
         raise CheckpointError(
-            f"{where}: is a {ours.name} of {ours.library}, {first.reference} a {theirs.name} of {theirs.library}",
+            f"{place}: is a {ours.name} of {ours.library}, {first.reference} a {theirs.name} of {theirs.library}",
             hint="all members must have the same architecture",
         )
     if ours.num_classes != theirs.num_classes:
         raise CheckpointError(
-            f"{where}: has {ours.num_classes} classes, {first.reference} has {theirs.num_classes}",
+            f"{place}: has {ours.num_classes} classes, {first.reference} has {theirs.num_classes}",
             hint=(
                 "fine-tune all members on data with the same classes; `hydractl finetune` replaces the classifiers"
             ),
         )
     if different:
         raise CheckpointError(
-            f"{where}: is a {ours.name} with {', '.join(different)}, {first.reference} a {theirs.name}",
+            f"{place}: is a {ours.name} with {', '.join(different)}, {first.reference} a {theirs.name}",
             hint="all members must have the same architecture",
         )
 
 
 def _check_reading(member: OpenModel, first: OpenModel) -> None:
-    """Check that a member has the preprocessing and the class order of the first member."""
+    """Check that a member has the same preprocessing and class names as the first member.
+
+    Zero-shot models must also have the same tokenizer and templates. The order of the class names counts.
+
+    Raises:
+        CheckpointError: If the member differs.
+    """
     ours, theirs = member.header, first.header
-    reads = reading_differences(ours.preprocess, theirs.preprocess)
+    preprocessing = reading_differences(ours.preprocess, theirs.preprocess)
     different = {
-        "has other preprocessing": reads,
+        "has other preprocessing": preprocessing,
         "has another tokenizer or other templates": ours.prompting != theirs.prompting,
         "has other class labels, or another order of them,": ours.labels != theirs.labels,
     }
@@ -71,15 +77,19 @@ def _check_reading(member: OpenModel, first: OpenModel) -> None:
         if differs:
             raise CheckpointError(
                 f"{member.reference}: {problem} than {first.reference}"
-                + (f": other {quoted(reads)}" if differs is reads else ""),
+                + (f": other {quoted(preprocessing)}" if differs is preprocessing else ""),
                 hint="one of them has no class names: `import --labels a,b,c` and `make --labels a,b,c` name those of imported weights"
-                if has_default_names(ours.labels) != has_default_names(theirs.labels) and not reads
+                if has_default_names(ours.labels) != has_default_names(theirs.labels) and not preprocessing
                 else "`hydractl inspect` shows both",
             )
 
 
 def _check_specs(member: OpenModel, first: OpenModel) -> None:
-    """Check that a member's tensors differ from the first member's only by removed heads."""
+    """Check that a member's tensors differ from the first member's only by removed heads.
+
+    Raises:
+        CheckpointError: With the name of the first different tensor.
+    """
     if differing := member.checkpoint.specs.keys() ^ first.checkpoint.specs.keys():
         raise CheckpointError(
             f"{member.reference}: tensor `{min(differing)}` exists in only one of this member and {first.reference}"
@@ -148,9 +158,9 @@ def check_merge_trunk(members: Sequence[OpenModel], merge_trunk: int) -> None:
     for member in members[1:]:
         tower, layer = _first_difference(member, first)
         if layer < merge_trunk:
-            where = f"block {layer}" + (f" of tower {tower}" if len(first.header.masks[0]) > 1 else "")
+            place = f"block {layer}" + (f" of tower {tower}" if len(first.header.masks[0]) > 1 else "")
             raise CheckpointError(
-                f"{member.reference}: keeps other heads than {first.reference} in {where}, so "
+                f"{member.reference}: keeps other heads than {first.reference} in {place}, so "
                 "their weights cannot be averaged",
                 hint=(
                     f"prune with `--diverge-from {min(merge_trunk, depth - 1)}`, so that members keep the same heads before that block"
@@ -184,9 +194,13 @@ def check_one_start(members: Sequence[OpenModel]) -> None:
     first = members[0]
     for member in members[1:]:
         if _origin(member) != _origin(first):
-            untold = next((m for m in (member, first) if not m.header.base and not m.header.made_by), None)
+            without_base = next(
+                (m for m in (member, first) if not m.header.base and not m.header.made_by), None
+            )
             doubt = (
-                f" ({untold.reference} does not record which weights it was trained from)" if untold else ""
+                f" ({without_base.reference} does not record which weights it was trained from)"
+                if without_base
+                else ""
             )
             raise CheckpointError(
                 f"{member.reference}: comes from another base than {first.reference}{doubt}; averaging "

@@ -19,7 +19,7 @@ import torch
 
 from hydractl.checkpoint import Chunks, Span, TensorSpec, tensor_bytes, tensor_of
 from hydractl.errors import CheckpointError
-from hydractl.families.base import Family, place_of
+from hydractl.families.base import Family, position_of
 from hydractl.families.head_slicing import TensorRole
 from hydractl.families.open_model import OpenModel
 from hydractl.manifest.head_mask import Mask, Shape
@@ -30,12 +30,23 @@ from hydractl.runtime import one_thread
 
 def group_axis(family: Family, name: str) -> int:
     """Return the axis along which a grouped tensor concatenates the members' tensors."""
-    heads = place_of(family, name).heads
+    heads = position_of(family, name).heads
     return heads.axis if heads else 0
 
 
 def fused_spec(family: Family, name: str, fate: Fate, members: Sequence[TensorSpec]) -> TensorSpec:
-    """Return dtype and shape of a fused tensor. Grouped 0-d tensors become a vector of M numbers."""
+    """Return dtype and shape of a fused tensor.
+
+    Shared and merged tensors have the dtype and shape of the first member's tensor. Grouped tensors are
+    concatenated along the group axis, with the sum of the members' lengths. Grouped 0-d tensors become a
+    vector of M numbers.
+
+    Args:
+        family: Family of the architecture.
+        name: Name of the tensor.
+        fate: Storage of the tensor in the hydra.
+        members: Dtype and shape of each member's tensor.
+    """
     first = members[0]
     if fate != Fate.GROUPED:
         return first
@@ -58,7 +69,7 @@ def trunk_length(family: Family, fates: Mapping[str, Fate], towers: Shape) -> in
     """
     trunks = {name: tower.layers for name, tower in towers.items()}
     for name, fate in fates.items():
-        place = place_of(family, name)
+        place = position_of(family, name)
         if fate == Fate.GROUPED and place.part == "embed":
             trunks[place.tower] = 0
         elif fate == Fate.GROUPED and place.layer is not None:
@@ -81,7 +92,7 @@ def member_widths(family: Family, header: Header, name: str, length: int) -> lis
     Raises:
         ValueError: If the sizes do not add up to `length`.
     """
-    place = place_of(family, name)
+    place = position_of(family, name)
     if place.heads is not None and place.layer is not None:
         tower = header.architecture.towers[place.tower]
         widths = [place.heads.size(mask[place.tower].keep[place.layer], tower) for mask in header.masks]
@@ -141,7 +152,13 @@ LATER = "members are still identical: the hydra predicts like one model until `f
 
 
 class Fusion:
-    """Fused tensors of members. Fates are determined at once, bytes on request."""
+    """Fused tensors of members. Fates are determined at once, bytes on request.
+
+    Attributes:
+        fates: Fate of each tensor, by name.
+        specs: Dtype and shape of each fused tensor, by name.
+        same: Whether a tensor is bit-identical in all members, by name.
+    """
 
     def __init__(
         self,
@@ -170,15 +187,15 @@ class Fusion:
         self.mlp = mlp
         self.own_from = own_from
         self.same = {name: self._identical(name) for name in sorted(self.checkpoints[0].specs)}
-        self._settle(merge_trunk)
+        self._assign_fates(merge_trunk)
 
     def merging(self, merge_trunk: int) -> Fusion:
         """Return the fusion with another number of merged blocks, without reading tensors again."""
         second = copy.copy(self)
-        second._settle(merge_trunk)
+        second._assign_fates(merge_trunk)
         return second
 
-    def _settle(self, merge_trunk: int) -> None:
+    def _assign_fates(self, merge_trunk: int) -> None:
         self.merge_trunk = merge_trunk
         self.fates = {name: self._fate(name) for name in self.same}
         self.specs = {
@@ -231,7 +248,7 @@ class Fusion:
         return "members are identical: the hydra predicts like one model"
 
     @property
-    def owns_more(self) -> bool:
+    def separates_equal(self) -> bool:
         """Whether `own_from` separates equal tensors, or tensors that would be averaged."""
         return any(
             self._owned(name) and (identical or self._averaged(name)) for name, identical in self.same.items()
@@ -269,13 +286,13 @@ class Fusion:
         return Fate.MERGED
 
     def _owned(self, name: str) -> bool:
-        place = place_of(self.family, name)
+        place = position_of(self.family, name)
         if self.own_from is None or place.part == "embed":
             return False
         return place.layer is None or place.layer >= self.own_from
 
     def _averaged(self, name: str) -> bool:
-        place = place_of(self.family, name)
+        place = position_of(self.family, name)
         if place.layer is None:
             return place.part == "embed" and self.merge_trunk > 0
         return place.layer < self.merge_trunk or (self.mlp == "merge" and place.part == "mlp")
@@ -352,7 +369,7 @@ def _resized(
     prunes: bool,
 ) -> tuple[int, ...]:
     name, shape = named
-    place = place_of(family, name)
+    place = position_of(family, name)
     if place.layer is None:
         return shape
     tower, heads = architecture.towers[place.tower], place.heads
@@ -374,7 +391,7 @@ def prune_tensor(
     family: Family, architecture: Architecture, mask: Mask, name: str, tensor: torch.Tensor
 ) -> torch.Tensor:
     """Return a tensor without its removed heads. Tensors without a head axis are returned unchanged."""
-    place = place_of(family, name)
+    place = position_of(family, name)
     if place.heads is None or place.layer is None:
         return tensor
     tower, head_numbers = architecture.towers[place.tower], mask[place.tower].keep[place.layer]
@@ -388,7 +405,7 @@ def zero_dropped(
     """Return a state dict in which the output projection of removed heads is zero, the reference for pruning."""
     zeroed = dict(state)
     for name, tensor in state.items():
-        place = place_of(family, name)
+        place = position_of(family, name)
         if place.heads is None or place.layer is None or place.heads.role != TensorRole.OUTPUT:
             continue
         index = place.heads.index(mask[place.tower].drop[place.layer], architecture.towers[place.tower])

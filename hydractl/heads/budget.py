@@ -42,15 +42,15 @@ class HeadBudget:
     whole_groups: bool = False
 
     def __post_init__(self) -> None:
-        stated = [
+        given_options = [
             name for name in ("keep_per_layer", "remove", "keep_fraction") if getattr(self, name) is not None
         ]
-        if len(stated) != 1:
+        if len(given_options) != 1:
             raise ValueError(
-                f"a budget needs exactly one of keep_per_layer, remove, keep_fraction, got {stated or 'none'}"
+                f"a budget needs exactly one of keep_per_layer, remove, keep_fraction, got {given_options or 'none'}"
             )
         if self.per_layer and self.keep_per_layer is None:
-            raise ValueError(f"per_layer needs keep_per_layer, not {stated[0]}")
+            raise ValueError(f"per_layer needs keep_per_layer, not {given_options[0]}")
         for name in ("keep_per_layer", "remove"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
@@ -59,7 +59,7 @@ class HeadBudget:
 
     @property
     def option_text(self) -> str:
-        """Command-line option that gives this budget, for messages."""
+        """Command-line option that gives this budget, for messages, like `--keep 8 --per-layer`."""
         if self.keep_per_layer is not None:
             return f"--keep {self.keep_per_layer}{' --per-layer' if self.per_layer else ''}"
         return f"--keep-fraction {self.keep_fraction:g}" if self.remove is None else f"--remove {self.remove}"
@@ -96,7 +96,7 @@ class HeadBudget:
                 )
         return total - keep * layers
 
-    def kept_a_layer(self, towers: Shape) -> int:
+    def mean_kept_per_layer(self, towers: Shape) -> int:
         """Return the mean number of kept heads per layer, rounded to an integer (halves to even).
 
         Args:
@@ -119,24 +119,25 @@ class KneeResult(NamedTuple):
 
     Attributes:
         best: Largest number of removals with the maximum objective.
-        fell: Whether the last value of the curve is below the first.
+        declines: Whether the last value of the curve is below the first.
         knee: Number of removals at the knee. None if the curve did not fall or has no knee.
     """
 
     best: int
-    fell: bool
+    declines: bool
     knee: int | None
 
 
-def fall_off(curve: Sequence[float]) -> KneeResult:
+def find_knee(curve: Sequence[float]) -> KneeResult:
     """Find the knee of the objective over the number of removed heads.
 
     A greedy search removes harmful heads first: the curve rises, stays level, and drops at the end. The knee
     is found in four steps:
 
-    1. If the curve rises above its first value, it is cut one removal after the last value that is not below
-      the first. The rest describes a broken model, and the knee must not depend on the length of the run.
-    2. All values before the last maximum are replaced by the maximum.
+    1. If a value is above the first value, the curve is cut. The last point is the removal after the last
+      value that is at least the first value. Later values describe a broken model, and the knee must not
+      depend on the length of the run.
+    2. All values before `best`, the last maximum, are replaced by the maximum.
     3. The curve is replaced by its least concave majorant. This removes temporary dips. All corners of the
       majorant are points of the curve.
     4. Kneedle (Satopää et al. 2011, section III) finds the knee of the concave decreasing curve with
@@ -148,6 +149,10 @@ def fall_off(curve: Sequence[float]) -> KneeResult:
 
     Args:
         curve: Objective after 0, 1, ..., R removals, finite, at least one value. Higher is better.
+
+    Returns:
+        `best`, whether the last value is below the first, and the knee. The knee is None if the last value is
+        not below the first, or Kneedle finds no knee.
     """
     best = max(range(len(curve)), key=lambda i: (curve[i], i))
     fell = curve[-1] < curve[0]
@@ -165,7 +170,7 @@ def concave_majorant(values: Sequence[float]) -> list[float]:
     """
     corners: list[tuple[int, float]] = []
     for point in enumerate(values):
-        while len(corners) > 1 and not _turns_down(corners[-2], corners[-1], point):
+        while len(corners) > 1 and not _is_above_chord(corners[-2], corners[-1], point):
             corners.pop()
         corners.append(point)
     majorant = [float(values[0])]
@@ -175,7 +180,7 @@ def concave_majorant(values: Sequence[float]) -> list[float]:
     return majorant
 
 
-def _turns_down(a: tuple[int, float], b: tuple[int, float], c: tuple[int, float]) -> bool:
+def _is_above_chord(a: tuple[int, float], b: tuple[int, float], c: tuple[int, float]) -> bool:
     """Return whether b is above the straight line from a to c."""
     return (b[1] - a[1]) * (c[0] - a[0]) > (c[1] - a[1]) * (b[0] - a[0])
 

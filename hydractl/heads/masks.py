@@ -24,7 +24,11 @@ def full_mask(shape: Shape) -> dict[str, TowerKeep]:
 
 
 def shape_of(towers: Shape) -> dict[str, TowerShape]:
-    """Return the number of layers and heads of each tower before pruning."""
+    """Return the number of layers and heads of each tower before pruning, as a `TowerShape`.
+
+    Args:
+        towers: Shapes, architectures or masks of towers. Heads removed by a mask are counted too.
+    """
     return {name: TowerShape(t.layers, t.num_heads) for name, t in towers.items()}
 
 
@@ -43,7 +47,7 @@ def all_heads(shape: Shape) -> tuple[HeadId, ...]:
     )
 
 
-def dropped(mask: Mask) -> tuple[HeadId, ...]:
+def dropped_heads(mask: Mask) -> tuple[HeadId, ...]:
     """Return the heads that a mask removes, sorted by tower (in the order of `mask`), layer and head."""
     return tuple(
         HeadId(tower, layer, head)
@@ -68,27 +72,27 @@ def drop_heads(mask: Mask, heads: Iterable[HeadId]) -> dict[str, TowerKeep]:
     }
 
 
-def shape_of_scores(scores: Tables) -> dict[str, TowerShape]:
+def shape_of_importance(importance: Tables) -> dict[str, TowerShape]:
     """Return the number of layers and heads of each tower from its table of head importances, shape (L, H)."""
-    return {tower: TowerShape(layers=len(rows), num_heads=len(rows[0])) for tower, rows in scores.items()}
+    return {tower: TowerShape(layers=len(rows), num_heads=len(rows[0])) for tower, rows in importance.items()}
 
 
-def removal_order(scores: Tables, recorded: Sequence[HeadId] | None = None) -> tuple[HeadId, ...]:
+def removal_order(importance: Tables, recorded_order: Sequence[HeadId] | None = None) -> tuple[HeadId, ...]:
     """Return the heads in the order of their removal.
 
     The recorded order of a greedy method is returned unchanged. Otherwise heads are sorted by ascending
-    importance over the whole model; ties are sorted by tower (in the order of `scores`), layer and head.
+    importance over the whole model; ties are sorted by tower (in the order of `importance`), layer and head.
     Algorithm 1 of the Hydra paper breaks ties in the same way: it removes the first maximum.
 
     Args:
-        scores: Head importances of each tower, shape (L, H), finite. The least important head is removed
+        importance: Head importances of each tower, shape (L, H), finite. The least important head is removed
             first.
-        recorded: Removal order of a greedy method; it may contain only a part of the heads.
+        recorded_order: Removal order of a greedy method; it may contain only a part of the heads.
     """
-    if recorded is not None:
-        return tuple(recorded)
-    heads = all_heads(shape_of_scores(scores))
-    return tuple(sorted(heads, key=lambda head: scores[head.tower][head.layer][head.head]))
+    if recorded_order is not None:
+        return tuple(recorded_order)
+    heads = all_heads(shape_of_importance(importance))
+    return tuple(sorted(heads, key=lambda head: importance[head.tower][head.layer][head.head]))
 
 
 def best_mask(order: Sequence[HeadId], shape: Shape, *, removals: int) -> dict[str, TowerKeep]:
@@ -111,13 +115,13 @@ def best_mask_per_layer(order: Sequence[HeadId], shape: Shape, *, keep: int) -> 
     for tower, size in shape.items():
         surplus = size.num_heads - keep
         for layer in range(size.layers):
-            named = [head for head in order if (head.tower, head.layer) == (tower, layer)]
-            if len(named) < surplus:
+            heads_of_layer = [head for head in order if (head.tower, head.layer) == (tower, layer)]
+            if len(heads_of_layer) < surplus:
                 raise ValueError(
                     f"layer {layer} of tower `{tower}` must lose {surplus} heads to keep {keep}, but "
-                    f"the removal order has {len(named)} of them"
+                    f"the removal order has {len(heads_of_layer)} of them"
                 )
-            chosen += named[:surplus]
+            chosen += heads_of_layer[:surplus]
     return drop_heads(full_mask(shape), chosen)
 
 
@@ -165,12 +169,12 @@ def sample_masks(
     trunk = [head for head in order[:removals] if head.layer < start]
     candidates = sorted(head for head in order[: sampling.pool] if head.layer >= start)
     count = removals - len(trunk)
-    check_enough(len(candidates), count, members=sampling.members, start=start)
+    check_distinct_masks(len(candidates), count, members=sampling.members, start=start)
     base = drop_heads(full_mask(shape), trunk)
     return tuple(drop_heads(base, heads) for heads in _distinct_draws(candidates, count, sampling=sampling))
 
 
-def check_enough(candidates: int, removals: int, *, members: int, start: int = 0) -> None:
+def check_distinct_masks(candidates: int, removals: int, *, members: int, start: int = 0) -> None:
     """Check that enough distinct masks exist.
 
     Args:
@@ -184,10 +188,10 @@ def check_enough(candidates: int, removals: int, *, members: int, start: int = 0
     """
     distinct = math.comb(candidates, removals)
     if distinct < members:
-        where = f" in layers from {start} on, beside those before," if start else ""
+        place = f" in layers from {start} on, beside those before," if start else ""
         raise ValueError(
             f"{members} different masks are required, but removing {removals} of the {candidates} "
-            f"pool heads{where} gives {distinct}"
+            f"pool heads{place} gives {distinct}"
         )
 
 
@@ -230,7 +234,7 @@ def random_masks_per_layer(
         while len(masks) == member:
             order = _shuffled(sorted(all_heads(shape)), source=source)
             random_mask = best_mask_per_layer(order, shape, keep=keep)
-            mask = share_before([masks[0] if masks else random_mask, random_mask], start)[1]
+            mask = share_first_layers([masks[0] if masks else random_mask, random_mask], start)[1]
             if mask not in masks:
                 masks.append(mask)
     return tuple(masks)
@@ -242,7 +246,7 @@ def _distinct_draws(
     """Draw `count` sorted candidates for each member; repeat the draw if an earlier member has the same."""
     draws: list[tuple[HeadId, ...]] = []
     for member in range(sampling.members):
-        # A string seed keeps (seed 0, member 1) and (seed 1, member 0) apart; `random` hashes strings with
+        # A string seed distinguishes (seed 0, member 1) from (seed 1, member 0); `random` hashes strings with
         # SHA-512, independent of PYTHONHASHSEED.
         source = random.Random(f"{sampling.seed}-{member}")  # noqa: S311 - reproducible, not secret
         while len(draws) == member:
@@ -258,7 +262,7 @@ def _shuffled(heads: Sequence[HeadId], *, source: random.Random) -> list[HeadId]
     return sorted(heads, key=lambda _: source.random())
 
 
-def share_before(masks: Sequence[Mask], layer: int) -> tuple[dict[str, TowerKeep], ...]:
+def share_first_layers(masks: Sequence[Mask], layer: int) -> tuple[dict[str, TowerKeep], ...]:
     """Replace every layer before `layer` by the first mask's layer.
 
     The number of heads that a member removes may change.
@@ -278,7 +282,7 @@ def share_before(masks: Sequence[Mask], layer: int) -> tuple[dict[str, TowerKeep
 
 def cluster_masks(
     clusters: Sequence[Sequence[HeadId]],
-    scores: Tables,
+    importance: Tables,
     *,
     members: int,
     diverge_from: int = 0,
@@ -286,25 +290,25 @@ def cluster_masks(
     """Let member j keep the j-th best head of each cluster: members complement each other.
 
     A cluster with too few heads gives its best head again. Before layer `diverge_from`, every member keeps
-    the heads of member 0; then a member may have no head of a cluster, or two. Finally each layer without
-    heads gets its most important head back, as in CAHP; the lowest head wins ties. Members may therefore keep
-    different numbers of heads.
+    the heads of member 0; then a member may have no head of a cluster, or two. Finally the most important
+    head of each layer without heads is restored, as in CAHP; the lowest head wins ties. Members may therefore
+    keep different numbers of heads.
 
     Args:
         clusters: Heads of each cluster, best first. No head occurs twice.
-        scores: Head importances of each tower, shape (L, H). They select the head for an empty layer.
+        importance: Head importances of each tower, shape (L, H). They select the head for an empty layer.
         members: Number of masks, at least 1.
         diverge_from: First layer in which members may differ, at least 0.
 
     Returns:
-        One mask for each member, with the towers of `scores`. All masks differ.
+        One mask for each member, with the towers of `importance`. All masks differ.
 
     Raises:
         ValueError: If two members would keep the same heads.
     """
-    shape = shape_of_scores(scores)
+    shape = shape_of_importance(importance)
     chosen = [representatives(clusters, member, shape) for member in range(members)]
-    masks = tuple(keep_every_layer(mask, scores) for mask in share_before(chosen, diverge_from))
+    masks = tuple(refill_empty_layers(mask, importance) for mask in share_first_layers(chosen, diverge_from))
     for member, mask in enumerate(masks):
         if mask in masks[:member]:
             raise ValueError(
@@ -328,31 +332,31 @@ def representatives(clusters: Sequence[Sequence[HeadId]], member: int, shape: Sh
     return drop_heads(full_mask(shape), set(all_heads(shape)) - heads)
 
 
-def keep_every_layer(mask: Mask, scores: Tables) -> dict[str, TowerKeep]:
+def refill_empty_layers(mask: Mask, importance: Tables) -> dict[str, TowerKeep]:
     """Restore the most important head of each empty layer. The lowest head wins ties.
 
     Args:
         mask: Mask of each tower; not changed.
-        scores: Head importances of each tower of the mask, shape (L, H), finite.
+        importance: Head importances of each tower of the mask, shape (L, H), finite.
     """
     return {
         tower: TowerKeep(
             num_heads=part.num_heads,
             keep=tuple(
                 kept_heads or (max(range(part.num_heads), key=lambda h, row=row: (row[h], -h)),)  # type: ignore[misc]
-                for kept_heads, row in zip(part.keep, scores[tower], strict=True)
+                for kept_heads, row in zip(part.keep, importance[tower], strict=True)
             ),
         )
         for tower, part in mask.items()
     }
 
 
-def eligible(values: Sequence[float], members: int) -> tuple[int, ...]:
+def eligible_candidates(values: Sequence[float], members: int) -> tuple[int, ...]:
     """Return the sorted indices of all candidates with at least the median objective.
 
     For an even number of candidates, the median is the lower of the two middle values. If these are fewer
     than `members`, the next best candidates are added; the lowest index wins ties. This happens only with
-    fewer than 2 `members` - 1 candidates.
+    fewer than 2 `members` - 2 candidates.
 
     Args:
         values: Objective of each candidate; higher is better.
@@ -368,7 +372,7 @@ def choose_diverse(
 ) -> tuple[int, ...]:
     """Choose candidates greedily: the best first, then the candidate with the largest gain in diversity.
 
-    Only candidates returned by `eligible` are chosen. The lowest index wins ties. The greedy choice is not
+    Only candidates returned by `eligible_candidates` are chosen. The lowest index wins ties. The greedy choice is not
     always the most diverse set.
 
     Args:
@@ -380,7 +384,7 @@ def choose_diverse(
     Returns:
         Indices of the chosen candidates, in the order of their choice.
     """
-    candidates = list(eligible(values, members))
+    candidates = list(eligible_candidates(values, members))
     chosen: tuple[int, ...] = ()
     while len(chosen) < members:
         gains = [diversity((*chosen, i)) if chosen else values[i] for i in candidates]

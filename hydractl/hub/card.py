@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydractl.checkpoint import TensorSpec
-from hydractl.errors import HubError, harmless, harmless_line, shortened
+from hydractl.errors import HubError, escape_line, escape_unsafe, shortened
 from hydractl.hub.layout import is_stock, labels_of
 from hydractl.hub.repository import MAIN
 from hydractl.manifest.document import OptionValue, Value
-from hydractl.manifest.header import Header, Kind, Preprocess, Step, steps_to
-from hydractl.manifest.report import Report, Row, column_heads, scaled_alike
+from hydractl.manifest.header import Header, Kind, Preprocess, Step, lineage_steps
+from hydractl.manifest.report import Report, Row, column_heads, store_temperature_alike
 from hydractl.manifest.terms import ID_NAME, Temperature
 from hydractl.messages import abridged, counted
 from hydractl.metrics.metric_spec import MetricNeeds, Unit
@@ -112,7 +112,7 @@ class Readme:
 
     def _front(self, name: str, ours: Mapping[str, Any]) -> str:
         """Return the merged metadata as YAML. If nothing changed, the old text is returned byte for byte."""
-        import yaml  # type: ignore[import-untyped]  # noqa: PLC0415 - loads when it is wanted
+        import yaml  # type: ignore[import-untyped]  # noqa: PLC0415 - needed for cards only
 
         merged = {key: value for key, value in self.metadata.items() if key not in OURS or key in ours}
         merged |= {**ours, "tags": _tags(ours["tags"], self.metadata.get("tags"))}
@@ -170,14 +170,14 @@ def code(text: str) -> str:
 
 def plain(text: str) -> str:
     """Return text from a file on a single line and without backticks, which would end a code span."""
-    return re.sub(r"\s+", " ", harmless(text)).replace("`", "'")
+    return re.sub(r"\s+", " ", escape_unsafe(text)).replace("`", "'")
 
 
 NUMBERED = ("finetune", "prune")
 """Commands that replace `{i}` in output names by a number."""
 
 
-def making(header: Header, reference: str) -> str:
+def history_section(header: Header, reference: str) -> str:
     """Return the section "How it was made": the commands, and inputs and settings of each step.
 
     Args:
@@ -187,14 +187,14 @@ def making(header: Header, reference: str) -> str:
     Returns:
         Markdown, or an empty string if the header has no provenance.
     """
-    steps = steps_to(header.made_by)
+    steps = lineage_steps(header.made_by)
     if not steps:
         return ""
     lines = ["## How it was made", "", *_commands(header, steps)]
     for number, step in enumerate(steps, start=1):
         inputs = ", ".join(code(source.name) for source in step.inputs)
         settings = dict(step.options) | ({} if step.seed is None else {"seed": step.seed})
-        settings_text = "; ".join(f"{name} {code(_written(value))}" for name, value in settings.items())
+        settings_text = "; ".join(f"{name} {code(_option_text(value))}" for name, value in settings.items())
         lines.append(
             f"{number}. {code(f'hydractl {step.command}')} of {inputs or 'nothing'}"
             + (f": {settings_text}" if settings_text else "")
@@ -205,9 +205,11 @@ def making(header: Header, reference: str) -> str:
 
 
 def _commands(header: Header, steps: Sequence[Step]) -> Iterator[str]:
-    """Yield the lines of a shell block with the commands; nothing if a step has no stored command line.
+    """Yield Markdown lines: a shell block with the commands that made a model, and notes on file names.
 
-    Steps with equal arguments and equal input digests are a single command with several output files.
+    Yields nothing if a step has no stored command line, or no `-o` value with `{i}` matches the files of a
+    command. Steps with equal arguments and equal input digests are a single command with several output
+    files.
     """
     groups: dict[tuple[object, ...], list[Step]] = {}
     for step in steps:
@@ -259,7 +261,7 @@ def _output(header: Header, group: Sequence[Step], steps: Sequence[Step]) -> str
     return next(fitting, None if len(numbers) > 1 else first)
 
 
-def _written(value: OptionValue) -> str:
+def _option_text(value: OptionValue) -> str:
     return (",".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
 
 
@@ -296,7 +298,7 @@ class Facts:
         row: The model's row in the report.
         base_model: Hub id of the base model.
         license: License identifier of the Hub; None to keep the license of the existing README.
-        pictured: Whether the repository has `heads.png`.
+        has_picture: Whether the repository has `heads.png`.
     """
 
     name: str
@@ -307,7 +309,7 @@ class Facts:
     row: Row | None = None
     base_model: str | None = None
     license: str | None = None
-    pictured: bool = False
+    has_picture: bool = False
 
     @property
     def reference(self) -> str:
@@ -344,7 +346,7 @@ def card_of(facts: Facts, existing: bytes | None = None) -> bytes:
 
 def _text(facts: Facts) -> str:
     """Return hydractl's part of the card, rendered from the template."""
-    from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - loads when it is wanted
+    from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - needed for cards only
 
     environment = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)  # noqa: S701 - Markdown
     environment.filters |= {"code": code, "counted": counted}
@@ -370,17 +372,17 @@ def _text(facts: Facts) -> str:
         zero_shot=facts.task == _ZERO_SHOT,
         stock=is_stock(header),
         main=MAIN,
-        made=making(header, facts.reference),
+        made=history_section(header, facts.reference),
         labels=labels_of(header),
     )
     return text.rstrip("\n")
 
 
 def _metadata(facts: Facts) -> dict[str, Any]:
-    from huggingface_hub import ModelCardData  # noqa: PLC0415 - the Hub's client loads when it is wanted
+    from huggingface_hub import ModelCardData  # noqa: PLC0415 - the Hub's client is slow to load
 
     header = facts.header
-    trained = any(step.command == "finetune" for step in steps_to(header.made_by))
+    trained = any(step.command == "finetune" for step in lineage_steps(header.made_by))
     relation = "merge" if header.kind == Kind.HYDRA else "finetune" if trained else None
     relation_field: dict[str, Any] = (
         {"base_model_relation": relation} if facts.base_model and relation else {}
@@ -418,7 +420,7 @@ def _eval_results(facts: Facts) -> Iterator[EvalResult]:
         data = facts.report.data.get(name)
         if data is None:
             continue
-        reference = harmless_line(data.reference)
+        reference = escape_line(data.reference)
         source, _, options = reference.removeprefix("hf:").partition("::")
         split = dict(pair.partition("=")[::2] for pair in options.split(",")).get("split")
         for metric, value in values.items():
@@ -435,11 +437,11 @@ def _eval_results(facts: Facts) -> Iterator[EvalResult]:
                 dataset_type=source,
                 dataset_name=reference
                 if name == ID_NAME
-                else f"{harmless_line(name)} as out-of-distribution data",
+                else f"{escape_line(name)} as out-of-distribution data",
                 dataset_split=split,
                 metric_type=metric,
                 metric_value=value.value,
-                metric_name=_named(metric),
+                metric_name=_metric_title(metric),
                 metric_args={k: v for k, v in interval.items() if v is not None} or None,
             )
 
@@ -459,7 +461,7 @@ def _results(facts: Facts) -> str:
         f"| | {' | '.join(code(row.name) for row in rows)} |",
         f"|---|{'---:|' * len(rows)}",
     ]
-    for name, values in _measured(report, rows):
+    for name, values in _metric_rows(report, rows):
         if any(values):
             lines.append(f"| {name} | {' | '.join(map(_formatted, values))} |")
     for head in column_heads(rows):
@@ -471,7 +473,7 @@ def _results(facts: Facts) -> str:
         if data is None
         else f" on {code(data.reference)}" + (f" ({data.count} samples)" if data.count else "")
     )
-    fair = TEMPERATURE in report.data or scaled_alike(*(row.stored_temperatures for row in rows))
+    fair = TEMPERATURE in report.data or store_temperature_alike(*(row.stored_temperatures for row in rows))
     lines += [
         "",
         *(
@@ -490,8 +492,8 @@ def _results(facts: Facts) -> str:
     return "\n".join(lines)
 
 
-def _measured(report: Report, rows: Sequence[Row]) -> Iterator[tuple[str, list[Value | None]]]:
-    """Yield the name of each line of the table, with a value per model (None if not measured)."""
+def _metric_rows(report: Report, rows: Sequence[Row]) -> Iterator[tuple[str, list[Value | None]]]:
+    """Yield the name of each line of the table, with a value per row of the report (None if not measured)."""
     order = list(METRICS)
 
     def sorted_names(tables: Iterable[Iterable[str]]) -> list[str]:
@@ -499,14 +501,14 @@ def _measured(report: Report, rows: Sequence[Row]) -> Iterator[tuple[str, list[V
         return sorted(names, key=lambda name: (order.index(name.partition("@")[0]), name))
 
     for metric in sorted_names(row.values for row in rows):
-        yield _named(metric), [row.values.get(metric) for row in rows]
+        yield _metric_title(metric), [row.values.get(metric) for row in rows]
     for data in (*report.near, *report.far):
         values_of_rows = [row.ood.get(data, {}) for row in rows]
         for metric in sorted_names(values_of_rows):
-            yield f"{_named(metric)}, {code(data)}", [values.get(metric) for values in values_of_rows]
+            yield f"{_metric_title(metric)}, {code(data)}", [values.get(metric) for values in values_of_rows]
 
 
-def _named(metric: str) -> str:
+def _metric_title(metric: str) -> str:
     """Return the metric's name for a table, with unit and OOD score if present."""
     name, _, score = metric.partition("@")
     units = {Unit.NATS: " (nats)", Unit.MS: ""}

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
-from hydractl.families.base import Described, problem_type_of
+from hydractl.families.base import ModelDescription, problem_type_of
 from hydractl.families.registry import family_of
 from hydractl.families.transformers.hf_models import labels_as_config
-from hydractl.families.transformers.models import named
+from hydractl.families.transformers.models import class_names_or_default
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.head_mask import HeadMask
 from hydractl.manifest.header import Header, Kind, Preprocess, Tokenization
@@ -35,7 +35,7 @@ SHARD = "model-{i:05d}-of-{n:05d}.safetensors"
 IMAGE_MODEL = "HydraForImageClassification"
 IMAGE_PROCESSOR = "HydraImageProcessor"
 _MASKS = "head-mask*.json"
-OURS = (
+MODEL_FILES = (
     CONFIG,
     IMAGES,
     INDEX,
@@ -61,7 +61,7 @@ def files_of(header: Header) -> dict[str, bytes]:
         if isinstance(header.preprocess, Preprocess):
             documents[IMAGES] = {"image_processor_type": IMAGE_PROCESSOR, **_plain(header.preprocess)}
     files = {name: canonical(value).encode() for name, value in documents.items()}
-    return files | dict(_tokenizer(texts_of(header))) | dict(_masks(header))
+    return files | dict(_tokenizer(tokenization_of(header))) | dict(_masks(header))
 
 
 def is_stock(header: Header) -> bool:
@@ -81,7 +81,7 @@ def _stock(header: Header) -> dict[str, Mapping[str, object]] | None:
         or header.prediction_sets
     ):
         return None
-    described = Described(
+    described = ModelDescription(
         architecture=header.architecture,
         preprocess=header.preprocess,
         labels=header.labels,
@@ -90,28 +90,28 @@ def _stock(header: Header) -> dict[str, Mapping[str, object]] | None:
     return family_of(header.architecture).write_config(described)
 
 
-def of_model(folder: Path) -> tuple[Path, ...]:
+def model_files(folder: Path) -> tuple[Path, ...]:
     """Return the model's files in a folder, sorted. Empty if the folder does not exist."""
     names = sorted(folder.iterdir()) if folder.is_dir() else ()
-    return tuple(path for path in names if is_ours(path.name))
+    return tuple(path for path in names if is_model_file(path.name))
 
 
-def is_ours(name: str) -> bool:
+def is_model_file(name: str) -> bool:
     """Return whether hydractl may have written a file with this name."""
-    return any(fnmatch(name, pattern) for pattern in OURS)
+    return any(fnmatch(name, pattern) for pattern in MODEL_FILES)
 
 
-def texts_of(header: Header) -> Tokenization | None:
+def tokenization_of(header: Header) -> Tokenization | None:
     """Return the tokenization of a text or zero-shot model, or None if the model reads no text."""
-    how = header.preprocess
-    if isinstance(how, Tokenization):
-        return how
+    preprocess = header.preprocess
+    if isinstance(preprocess, Tokenization):
+        return preprocess
     return None if header.prompting is None else header.prompting.tokenization
 
 
 def labels_of(header: Header) -> tuple[str, ...]:
     """Return the class names of a model, with generated names if the header has none."""
-    return named(header.labels, header.num_classes)
+    return class_names_or_default(header.labels, header.num_classes)
 
 
 def _auto_class(header: Header) -> str:
@@ -146,46 +146,46 @@ def _config(header: Header) -> dict[str, object]:
 def _without_bulk(header: Header) -> dict[str, object]:
     """Return the header in JSON types, without provenance, sample digests and tokenizer (a separate file)."""
     fields = header.model_dump(mode="json", by_alias=True, exclude={"made_by", "samples"})
-    for how in (fields["preprocess"], (fields.get("prompting") or {}).get("tokenization", {})):
-        how.pop("tokenizer", None)
+    for preprocess in (fields["preprocess"], (fields.get("prompting") or {}).get("tokenization", {})):
+        preprocess.pop("tokenizer", None)
     return plain(fields)
 
 
-def _plain(how: Preprocess) -> dict[str, object]:
-    return plain(how.model_dump(mode="json"))
+def _plain(preprocess: Preprocess) -> dict[str, object]:
+    return plain(preprocess.model_dump(mode="json"))
 
 
-def _tokenizer(how: Tokenization | None) -> Iterator[tuple[str, bytes]]:
-    if how is None or how.tokenizer is None:
+def _tokenizer(preprocess: Tokenization | None) -> Iterator[tuple[str, bytes]]:
+    if preprocess is None or preprocess.tokenizer is None:
         return
-    if is_python_tokenizer(how.tokenizer):
-        name, files = parts_of(how.tokenizer)
+    if is_python_tokenizer(preprocess.tokenizer):
+        name, files = parts_of(preprocess.tokenizer)
         settings = parse(files.pop(TOKENIZER_CONFIG, b"{}")) | {"tokenizer_class": name}
     else:
-        files = {TOKENIZER: how.tokenizer.encode()}
-        settings = _settings(how)
+        files = {TOKENIZER: preprocess.tokenizer.encode()}
+        settings = _settings(preprocess)
     settings |= {
-        "model_max_length": how.max_length,
-        "model_input_names": ["input_ids", *how.names],
-        "padding_side": how.padding_side,
-        "truncation_side": how.truncation_side,
+        "model_max_length": preprocess.max_length,
+        "model_input_names": ["input_ids", *preprocess.names],
+        "padding_side": preprocess.padding_side,
+        "truncation_side": preprocess.truncation_side,
     }
     yield from files.items()
     yield TOKENIZER_CONFIG, canonical(settings).encode()
 
 
-def _settings(how: Tokenization) -> dict[str, object]:
+def _settings(preprocess: Tokenization) -> dict[str, object]:
     """Return the `tokenizer_config.json` for loading an unchanged `tokenizer.json` with transformers."""
     from tokenizers import Tokenizer  # noqa: PLC0415 - models of images need none
 
-    tokenizer = Tokenizer.from_str(how.tokenizer or "")
-    pad, unknown = tokenizer.id_to_token(how.pad_id), unknown_token(how.tokenizer or "")
+    tokenizer = Tokenizer.from_str(preprocess.tokenizer or "")
+    pad, unknown = tokenizer.id_to_token(preprocess.pad_id), unknown_token(preprocess.tokenizer or "")
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     return (
         settings
         | ({} if pad is None else {"pad_token": pad})
         # The pipeline for tokens compares word pieces with the unknown token to find the words.
-        | ({"unk_token": unknown} if how.by_word and unknown else {})
+        | ({"unk_token": unknown} if preprocess.by_word and unknown else {})
     )
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from hydractl import progress
 from hydractl.errors import HubError, reason_of
-from hydractl.hub.layout import is_ours
-from hydractl.hub_client import NO_ANSWER, asking
+from hydractl.hub.layout import is_model_file
+from hydractl.hub_client import NO_ANSWER, limited_client
 from hydractl.messages import counted
 from hydractl.runtime import digest_file
 from hydractl.strict_json import MAX_BYTES, read_limited
@@ -33,9 +33,9 @@ TRIES = 8
 attempts they would add up to 331 s."""
 MAIN = "main"
 TOO_MANY = 429
-_PASSING = frozenset({408, 425, TOO_MANY, 500, 502, 503, 504})
+_TEMPORARY_STATUSES = frozenset({408, 425, TOO_MANY, 500, 502, 503, 504})
 """HTTP statuses of temporary failures, which are retried."""
-_MEANWHILE = frozenset({409, 412})
+_CONFLICT_STATUSES = frozenset({409, 412})
 """HTTP statuses if the branch has changed during the push."""
 _STATUS = re.compile(r"HTTP status \w+ error \((\d{3})\b")
 """Pattern of an HTTP status in a message of the Hub's Xet storage client, which has one exception class for
@@ -95,7 +95,7 @@ def require_token() -> None:
     Raises:
         HubError: If no token is found.
     """
-    from huggingface_hub import get_token  # noqa: PLC0415 - the Hub's client loads when it is asked
+    from huggingface_hub import get_token  # noqa: PLC0415 - the Hub's client is slow to load
 
     if get_token() is None:
         raise HubError("there is no Hub token", hint=_LOGIN)
@@ -116,9 +116,9 @@ def push(files: Mapping[str, Content], target: Target) -> Pushed:
     from huggingface_hub import HfApi  # noqa: PLC0415 - as above
 
     api = HfApi()
-    patience = _Patience(target)
+    patience = _RetryPolicy(target)
     sent: list[Pushed] = []
-    with asking(target.name):
+    with limited_client(target.name):
         _prepare(api, target, patience)
         # A retry could open a second pull request if only the response to the first attempt was lost.
         return patience.lasts(
@@ -126,7 +126,7 @@ def push(files: Mapping[str, Content], target: Target) -> Pushed:
         )
 
 
-def _prepare(api: HfApi, target: Target, patience: _Patience) -> None:
+def _prepare(api: HfApi, target: Target, patience: _RetryPolicy) -> None:
     """Create a missing repository or branch."""
     patience.lasts(lambda: api.create_repo(target.name, private=target.private or None, exist_ok=True))
     if target.private and not patience.lasts(lambda: api.repo_info(target.name)).private:
@@ -148,7 +148,11 @@ def _make_branch(api: HfApi, target: Target) -> None:
 
 
 def _commit(
-    api: HfApi, contents: Mapping[str, Content], target: Target, patience: _Patience, sent: list[Pushed]
+    api: HfApi,
+    contents: Mapping[str, Content],
+    target: Target,
+    patience: _RetryPolicy,
+    earlier_commits: list[Pushed],
 ) -> Pushed:
     """Commit all changed files, if any.
 
@@ -157,7 +161,7 @@ def _commit(
         contents: Contents by name.
         target: Destination.
         patience: Retries of single requests.
-        sent: Commits of earlier attempts with a lost response. If the repository has all files now, the last
+        earlier_commits: Commits of earlier attempts with a lost response. If the repository has all files now, the last
             commit succeeded, and the function returns this result.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, RepoFile  # noqa: PLC0415 - as above
@@ -166,13 +170,17 @@ def _commit(
     tree = patience.lasts(lambda: [*api.list_repo_tree(target.name, recursive=True, revision=head)])
     remote_files = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
     read = partial(_read, api, target.name, head)
-    files = settled(contents, lambda name: patience.lasts(lambda: read(remote_files.get(name))))
+    files = resolve_contents(contents, lambda name: patience.lasts(lambda: read(remote_files.get(name))))
     changed = [name for name, content in files.items() if not _is_uploaded(content, remote_files.get(name))]
-    stale = sorted(name for name in remote_files if is_ours(name) and name not in files)
+    stale = sorted(name for name in remote_files if is_model_file(name) and name not in files)
     pushed = Pushed(commit=head, url=f"{api.endpoint}/{target.name}/commit/{head}", files=files)
     if not changed and not stale:
-        return replace(pushed, written=sent[-1].written, deleted=sent[-1].deleted) if sent else pushed
-    sent.append(replace(pushed, written=tuple(changed), deleted=tuple(stale)))
+        return (
+            replace(pushed, written=earlier_commits[-1].written, deleted=earlier_commits[-1].deleted)
+            if earlier_commits
+            else pushed
+        )
+    earlier_commits.append(replace(pushed, written=tuple(changed), deleted=tuple(stale)))
     size = sum(_size(files[name]) for name in changed)
     progress.step(f"Uploading {counted(len(changed), 'file')}, {size / 1e6:.1f} MB")
     # `parent_commit` makes the Hub reject the commit if another push has changed the branch since `head` was
@@ -188,10 +196,10 @@ def _commit(
         create_pr=target.create_pr,
         parent_commit=head,
     )
-    return replace(sent[-1], commit=commit.oid, url=commit.commit_url, pull_request=commit.pr_url)
+    return replace(earlier_commits[-1], commit=commit.oid, url=commit.commit_url, pull_request=commit.pr_url)
 
 
-def settled(
+def resolve_contents(
     contents: Mapping[str, Content], remote_content: Callable[[str], bytes | None]
 ) -> dict[str, Path | bytes]:
     """Return the content of each file; functions are called with `remote_content(name)`."""
@@ -239,7 +247,7 @@ def _size(content: Path | bytes) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Patience:
+class _RetryPolicy:
     """A retry policy: repeats requests after temporary failures, and turns other failures into a `HubError`."""
 
     target: Target
@@ -277,7 +285,7 @@ class _Patience:
                     raise  # The error concerns a local file: a retry cannot help.
                 failure = _failure(error, self.target)
                 lost = not retries_lost_answers and not isinstance(error, HfHubHTTPError)
-                if lost or not failure.passing or attempt == TRIES - 1:
+                if lost or not failure.is_temporary or attempt == TRIES - 1:
                     hint = (
                         "check whether the pull request exists before you push again"
                         if lost
@@ -296,13 +304,13 @@ class _Failure(NamedTuple):
     Attributes:
         reason: Reason for the message.
         hint: Advice for the user.
-        passing: Whether a retry may succeed.
+        is_temporary: Whether a retry may succeed.
         wait_s: Seconds to wait before the retry, from the response; 0 if the response has no number.
     """
 
     reason: str
     hint: str
-    passing: bool = False
+    is_temporary: bool = False
     wait_s: float = 0.0
 
 
@@ -316,19 +324,19 @@ def _failure(error: Exception, target: Target) -> _Failure:
         seconds = error.response.headers.get("Retry-After", "")
         # HTTP also permits dates in this field; they are ignored.
         wait = float(seconds) if seconds.isascii() and seconds.isdigit() else 0.0
-        return _answered(error.response.status_code, target, _reason(error), wait)
+        return _failure_of_status(error.response.status_code, target, _reason(error), wait)
     if isinstance(error, OSError | RuntimeError) and (status := _STATUS.search(str(error))):
-        return _answered(int(status[1]), target, _reason(error))
+        return _failure_of_status(int(status[1]), target, _reason(error))
     passing = isinstance(error, httpx2.HTTPError | JSONDecodeError | OSError | RuntimeError)
     if passing and not isinstance(error, RecursionError):
-        return _Failure(f"the connection to the Hub failed: {_reason(error)}", _PUSH_AGAIN, passing=True)
+        return _Failure(f"the connection to the Hub failed: {_reason(error)}", _PUSH_AGAIN, is_temporary=True)
     return _Failure(
         f"the response of the Hub is not valid: {_reason(error)}",
         NO_ANSWER,
     )
 
 
-def _answered(status: int, target: Target, response_text: str, wait: float = 0.0) -> _Failure:
+def _failure_of_status(status: int, target: Target, response_text: str, wait: float = 0.0) -> _Failure:
     """Return the failure for an HTTP status other than success.
 
     Args:
@@ -338,11 +346,11 @@ def _answered(status: int, target: Target, response_text: str, wait: float = 0.0
         wait: Seconds from the header `Retry-After`.
     """
     owner = target.name.partition("/")[0]
-    if status in _PASSING:
+    if status in _TEMPORARY_STATUSES:
         reason = "too many requests" if status == TOO_MANY else "the Hub has a server error"
         first = f"wait {wait:.0f} s; " if wait else ""
-        return _Failure(f"{reason} ({status})", first + _PUSH_AGAIN, passing=True, wait_s=wait)
-    if status in _MEANWHILE:
+        return _Failure(f"{reason} ({status})", first + _PUSH_AGAIN, is_temporary=True, wait_s=wait)
+    if status in _CONFLICT_STATUSES:
         return _Failure(
             f"`{target.revision}` has changed during the push ({status}); nothing was pushed",
             "check the new commits, then push again",

@@ -52,7 +52,7 @@ class Publication:
     max_shard_size: int = SHARD_BYTES
 
     def files(
-        self, checkpoint: Checkpoint, header: Header, *, scratch: ScratchFolder, where: str
+        self, checkpoint: Checkpoint, header: Header, *, scratch: ScratchFolder, place: str
     ) -> dict[str, Content]:
         """Return the files by name in the repository. The card is a function of the README in the repository.
 
@@ -60,12 +60,12 @@ class Publication:
             checkpoint: Tensors of the model.
             header: Header of the model.
             scratch: Temporary folder for rewritten weights. The folder must exist until the push has ended.
-            where: Model reference for messages.
+            place: Model reference for messages.
 
         Raises:
             InputError: If the report has no row of the model.
         """
-        report, row = self._measured(checkpoint, header, where)
+        report, row = self._measured(checkpoint, header, place)
         files: dict[str, Content] = {
             **files_of(header),
             **weights_of(checkpoint, header, limit=self.max_shard_size, scratch=scratch),
@@ -83,13 +83,13 @@ class Publication:
             row=row,
             base_model=self.base_model,
             license=self.license,
-            pictured=picture is not None,
+            has_picture=picture is not None,
         )
         files[CARD] = partial(card_of, facts)
         return dict(sorted(files.items()))
 
     def _measured(
-        self, checkpoint: Checkpoint, header: Header, where: str
+        self, checkpoint: Checkpoint, header: Header, place: str
     ) -> tuple[Report | None, Row | None]:
         """Return the report and the model's row, or (None, None) without a report."""
         if self.report is None:
@@ -100,13 +100,13 @@ class Publication:
             return report, row
         names = ", ".join(row.name for row in report.rows)
         raise InputError(
-            f"{self.report}: is a report of {names}, none of which is the present {where}",
-            hint=f"`hydractl eval {shlex.quote(where)} --data DATA -o report.json` writes a report of it",
+            f"{self.report}: is a report of {names}, none of which is the present {place}",
+            hint=f"`hydractl eval {shlex.quote(place)} --data DATA -o report.json` writes a report of it",
         )
 
 
 def usual_message(header: Header) -> str:
-    """Return the default commit message."""
+    """Return the default commit message, for example `Hydra made by hydractl`."""
     return f"{header.kind.value.capitalize()} made by hydractl"
 
 
@@ -118,7 +118,7 @@ def _picture(header: Header) -> bytes | None:
         head_map(
             f"member {i}" if header.kind == Kind.HYDRA else "heads kept",
             mask,
-            where=tower if len(masks) > 1 else "",
+            place=tower if len(masks) > 1 else "",
         )
         for i, masks in enumerate(header.masks)
         for tower, mask in masks.items()
@@ -166,12 +166,12 @@ def weights_of(
 def _parts(specs: Mapping[str, TensorSpec], limit: int) -> Iterator[list[str]]:
     """Yield the tensor names of each shard. Shards are filled in the order of names."""
     part: list[str] = []
-    room = limit
+    remaining_bytes = limit
     for name, spec in sorted(specs.items()):
-        if part and spec.size_bytes > room:
+        if part and spec.size_bytes > remaining_bytes:
             yield part
-            part, room = [], limit
+            part, remaining_bytes = [], limit
         part.append(name)
-        room -= spec.size_bytes
+        remaining_bytes -= spec.size_bytes
     if part:
         yield part

@@ -12,25 +12,25 @@ from pydantic import ValidationError
 
 from hydractl import progress
 from hydractl.errors import CheckpointError, HydraError, UnsupportedModelError, UsageError
-from hydractl.families.base import Described, with_pooling
+from hydractl.families.base import ModelDescription, with_pooling
 from hydractl.families.open_model import CLASSES, resized
 from hydractl.families.registry import (
     FAMILIES,
     ambiguity_hint,
     architecture_called,
+    describe_architecture,
     describe_folder,
     describe_weights,
-    described_as,
     family_for_name,
 )
 from hydractl.families.timm.models import untagged
 from hydractl.importing.weights import Metadata
-from hydractl.manifest.document import first_problem
+from hydractl.manifest.document import first_error_text
 from hydractl.manifest.header import Header, Preprocess, Tokenization
 from hydractl.manifest.terms import DEFAULT_POOLING
 from hydractl.messages import quoted
 from hydractl.model_source import arch_folder, folder_config, parse_arch
-from hydractl.prediction.open_inputs import check_takes, override_preprocessing
+from hydractl.prediction.open_inputs import check_image_size, override_preprocessing
 
 SQUARES = {"img_size", "patch_size", "image_size"}
 """Options in which a single number is both height and width."""
@@ -61,16 +61,16 @@ def resolve(
     arch: str | None,
     metadata: Metadata,
     *,
-    where: str,
+    place: str,
     image_options: Mapping[str, object],
     sets_classes: bool,
 ) -> Resolved:
-    """Combine typed options with options saved in the file.
+    """Combine typed options with options saved in the file. For a folder, saved options are ignored.
 
     Args:
         arch: `NAME[::K=V,...]` or a folder; None for the saved architecture.
         metadata: Options saved by the training script.
-        where: Name of the file in messages.
+        place: Name of the file in messages.
         image_options: Typed image options by name, for example `mean`.
         sets_classes: Whether the user typed the number or names of the classes.
 
@@ -82,7 +82,7 @@ def resolve(
     if arch is not None and (folder := arch_folder(arch)) is not None:
         return Resolved(reference=arch, folder=folder)
     typed_name, arch_options = ("", {}) if arch is None else parse_arch(arch)
-    name = _name(typed_name, metadata, where=where)
+    name = _name(typed_name, metadata, place=place)
     library = family_for_name(name).library
     sizes, saved = dict(metadata.sizes.get(library, {})), metadata.options.get(library, {})
     images = dict(metadata.images)
@@ -91,16 +91,16 @@ def resolve(
     for key, value in arch_options.items():
         if key in saved and _form(key, value) != _form(key, saved[key]):
             raise _contradiction(
-                where, f"--arch {name}::{key}={_as_text(value)}", f"{key}={_as_text(saved[key])}"
+                place, f"--arch {name}::{key}={_as_text(value)}", f"{key}={_as_text(saved[key])}"
             )
     options = {**sizes, **saved, **arch_options}
     if metadata.complete and arch_options.keys() - (sizes.keys() | saved.keys()):
-        _check_heads(f"--arch {arch}", name, {**sizes, **saved}, options, where=where)
+        _check_heads(f"--arch {arch}", name, {**sizes, **saved}, options, place=place)
     if metadata.num_classes and not sets_classes and library in metadata.sizes:
         options.setdefault(CLASSES[library], metadata.num_classes)
     for key in ("mean", "std"):
         if key in image_options and key in images:
-            _check_statistics(key, image_options[key], images[key], where=where)
+            _check_statistics(key, image_options[key], images[key], place=place)
     options = {k: v for k, v in options.items() if v is not None}
     from_file = [] if typed_name else [name]
     from_file += [f"{k}={_as_text(v)}" for k, v in {**options, **images}.items() if k not in arch_options]
@@ -109,20 +109,20 @@ def resolve(
     )
 
 
-def _name(typed_name: str, metadata: Metadata, *, where: str) -> str:
+def _name(typed_name: str, metadata: Metadata, *, place: str) -> str:
     names = [name for text in metadata.arch if (name := architecture_called(text)) is not None]
     if typed_name:
         if names and not {typed_name, untagged(typed_name)} & {*names, *map(untagged, names)}:
-            raise _contradiction(where, f"--arch {typed_name}", names[0])
+            raise _contradiction(place, f"--arch {typed_name}", names[0])
         return typed_name
     if names:
         return names[0]
-    beside = Path(where).parent
+    beside = Path(place).parent
     hint = "add `--arch NAME`, for example `--arch vit_small_patch16_224::num_classes=7`"
     if (beside / "config.json").is_file():
         hint = f"its folder does: add `--arch {shlex.quote(str(beside))}`"
     called = f"; {quoted(metadata.arch, most=3)} is not a known architecture" if metadata.arch else ""
-    raise CheckpointError(f"{where}: does not name its architecture{called}", hint=hint)
+    raise CheckpointError(f"{place}: does not name its architecture{called}", hint=hint)
 
 
 def _form(key: str, value: object) -> object:
@@ -136,9 +136,9 @@ def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str, separators=(",", ":"))
 
 
-def _contradiction(where: str, arch_options: str, file_text: str) -> UsageError:
+def _contradiction(place: str, arch_options: str, file_text: str) -> UsageError:
     return UsageError(
-        f"`{arch_options}`: the training script saved `{file_text}` in {where}",
+        f"`{arch_options}`: the training script saved `{file_text}` in {place}",
         hint="leave the option out to use the saved value; if that is wrong, save only the state dict",
     )
 
@@ -149,20 +149,20 @@ def _check_heads(
     saved: Mapping[str, object],
     options: Mapping[str, object],
     *,
-    where: str,
+    place: str,
 ) -> None:
     """Raise if typed options change the heads of an architecture for which the file states all options."""
     try:
-        theirs = described_as(name, saved).architecture.towers
-        ours = described_as(name, options).architecture.towers
+        theirs = describe_architecture(name, saved).architecture.towers
+        ours = describe_architecture(name, options).architecture.towers
     except HydraError:  # `describe` reports architectures that cannot be built.
         return
     if theirs != ours:
         heads = ", ".join(f"{tower.num_heads} heads of {tower.head_dim}" for tower in theirs.values())
-        raise _contradiction(where, arch_options, heads)
+        raise _contradiction(place, arch_options, heads)
 
 
-def _check_statistics(key: str, statistics_given: object, saved: object, *, where: str) -> None:
+def _check_statistics(key: str, statistics_given: object, saved: object, *, place: str) -> None:
     """Raise if a typed mean or standard deviation differs from the saved one.
 
     A single number applies to all channels.
@@ -171,7 +171,7 @@ def _check_statistics(key: str, statistics_given: object, saved: object, *, wher
     same_length = len(numbers) == len(saved_numbers)
     if {*numbers} != {*saved_numbers} or (same_length and numbers != saved_numbers):
         typed_text = ",".join(f"{x:g}" for x in numbers)
-        raise _contradiction(where, f"--{key} {typed_text}", f"{key}={_as_text(saved)}")
+        raise _contradiction(place, f"--{key} {typed_text}", f"{key}={_as_text(saved)}")
 
 
 def describe(
@@ -181,7 +181,7 @@ def describe(
     label_count: int | None = None,
     tokenizer: Path | None = None,
     pooling: str | None = None,
-) -> Described:
+) -> ModelDescription:
     """Describe the architecture.
 
     Args:
@@ -224,7 +224,7 @@ def describe(
 
 def _of_name(
     resolved: Resolved, num_classes: int | None, label_count: int | None, tokenizer: Path | None
-) -> Described:
+) -> ModelDescription:
     name, options = resolved.name, dict(resolved.options)
     key = CLASSES[family_for_name(name).library]
     if num_classes is not None and options.get(key, num_classes) != num_classes:
@@ -244,7 +244,7 @@ def _of_name(
     return describe_weights(name, options | {"tokenizer": str(tokenizer)})
 
 
-def _of_folder(folder: Path, num_classes: int | None) -> Described:
+def _of_folder(folder: Path, num_classes: int | None) -> ModelDescription:
     described = describe_folder(folder, folder_config(folder), {}, backbone=num_classes is not None)
     if described.lacks and num_classes is None:
         raise CheckpointError(
@@ -259,7 +259,7 @@ def _of_folder(folder: Path, num_classes: int | None) -> Described:
 
 
 def with_preprocessing(
-    header: Header, resolved: Resolved, image_options: Mapping[str, object], *, where: str
+    header: Header, resolved: Resolved, image_options: Mapping[str, object], *, place: str
 ) -> Header:
     """Set the image preprocessing stated by the file or the user, and warn if the rest is assumed.
 
@@ -267,13 +267,13 @@ def with_preprocessing(
         header: Header of the base.
         resolved: Architecture of the base, with the preprocessing of the file.
         image_options: Typed image options by name.
-        where: Name of the file in messages.
+        place: Name of the file in messages.
 
     Raises:
         CheckpointError: If the file's preprocessing is not supported.
         UsageError: If a typed option does not fit the model.
     """
-    header = _with_saved_images(header, resolved.images, where=where)
+    header = _with_saved_images(header, resolved.images, place=place)
     if resolved.folder is None:
         stated = resolved.images.keys() | image_options.keys()
         missing = [name for name in ("crop_pct", "interpolation", "mean", "std") if name not in stated]
@@ -282,15 +282,15 @@ def with_preprocessing(
         else:
             values = header.preprocess.model_dump(mode="json")
             progress.warn(
-                f"{where}: does not say how images are read; assumed: "
+                f"{place}: does not say how images are read; assumed: "
                 f"{', '.join(f'{name}={_as_text(values[name])}' for name in missing)} (`--mean` and `--std` set these)"
             )
-    header = override_preprocessing(header, image_options, where=resolved.reference)
-    check_takes(header, where=resolved.reference)
+    header = override_preprocessing(header, image_options, place=resolved.reference)
+    check_image_size(header, place=resolved.reference)
     return header
 
 
-def _with_saved_images(header: Header, images: Mapping[str, object], *, where: str) -> Header:
+def _with_saved_images(header: Header, images: Mapping[str, object], *, place: str) -> Header:
     how = header.preprocess
     if not images or not isinstance(how, Preprocess):
         return header
@@ -306,7 +306,7 @@ def _with_saved_images(header: Header, images: Mapping[str, object], *, where: s
         preprocess = Preprocess.model_validate({**how.model_dump(), **update})
     except ValidationError as error:
         raise CheckpointError(
-            f"{where}: its image preprocessing is not supported: {first_problem(error)}",
+            f"{place}: its image preprocessing is not supported: {first_error_text(error)}",
             hint=(
                 "save only its weights, and give the rest as options: "
                 "`torch.save(checkpoint['state_dict'], 'weights.pth')`"

@@ -56,17 +56,18 @@ another object many times. Chosen by hand; twice the depth squares the number of
 
 
 def is_data(name: str) -> bool:
-    """Return whether objects of a class are read as data: classes in `DATA`, scripts and other packages.
+    """Return whether objects of a class are read as data: classes in `DATA`, of scripts and of most packages.
 
-    Everything else in Python, numpy and torch could run code, or has no use in a weight file.
+    All other classes of Python, numpy and torch could run code, or have no use in a weight file.
     """
     return name in DATA or (may_be_named(name) and name.partition(".")[0] not in {"numpy", "torch"})
 
 
 def may_be_named(name: str) -> bool:
-    """Return whether a pickle may contain a name, even without creating an object.
+    """Return whether a pickle may contain the full name of this class or function.
 
-    Names of the standard library are rejected, except those in `DATA`.
+    Names of the standard library are rejected, except those in `DATA`. Callers accept names in `CALLS`
+    separately. `is_data` decides whether the pickle may also create objects of the class.
     """
     return name in DATA or name.partition(".")[0] not in sys.stdlib_module_names
 
@@ -209,7 +210,7 @@ class TooMuchError(pickle.UnpicklingError):
     """A pickle with requests for more memory than the bytes of the file. The message describes the request."""
 
 
-def most(size: int) -> int:
+def max_tensor_bytes(size: int) -> int:
     """Return the maximum size of the tensors of a file of `size` bytes."""
     return TIMES * size + SPARE_BYTES
 
@@ -232,7 +233,7 @@ class _Named:
     """
 
     name: str
-    reader: _Rehearsal
+    reader: _DryRunUnpickler
 
     def __call__(self, *args: object) -> object:
         allowed = CALLS.get(self.name)
@@ -247,7 +248,7 @@ class _Container(_Placeholder):
 
 
 # The C implementation allocates memory by numbers in the pickle, before any check.
-class _Rehearsal(pickle._Unpickler):
+class _DryRunUnpickler(pickle._Unpickler):
     """Dry run of a pickle: runs all operations with placeholders instead of objects."""
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
@@ -256,7 +257,7 @@ class _Rehearsal(pickle._Unpickler):
         super().__init__(file, encoding="latin1")
         self.size = size
         self.stored: dict[object, int] = {}
-        self.taken = 0
+        self.tensor_bytes = 0
         self.classes: dict[str, type] = {}
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - as pickle has it
@@ -300,8 +301,8 @@ class _Rehearsal(pickle._Unpickler):
             raise pickle.UnpicklingError
         count = math.prod(shape)
         last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if count else offset - 1
-        self.taken += storage.width * count
-        if last >= storage.count or self.taken > most(self.size):
+        self.tensor_bytes += storage.width * count
+        if last >= storage.count or self.tensor_bytes > max_tensor_bytes(self.size):
             raise TooMuchError(f"a tensor of shape {shape}"[:MAX_SHOWN_CHARACTERS])
         return True
 
@@ -324,7 +325,12 @@ class _Rehearsal(pickle._Unpickler):
         self._filled(holder, list)
 
     def _filled(self, holder: object, kind: type) -> None:
-        """Remember that the pickle fills objects of this class like dictionaries or lists."""
+        """Record whether the pickle fills objects of a class like dictionaries or like lists.
+
+        Args:
+            holder: The filled object. Objects without a recorded class are ignored.
+            kind: `dict` or `list`.
+        """
         if isinstance(holder, _Container) and holder.name in self.classes:
             self.classes[holder.name] = kind
 
@@ -340,14 +346,14 @@ class _Rehearsal(pickle._Unpickler):
 
 _OPERATIONS: Mapping[bytes, Callable[[Any], None]] = {
     pickle.SETITEMS: lambda reader: reader._check_keys(reader.pop_mark()[::2]),
-    pickle.SETITEM: _Rehearsal._set_item,
+    pickle.SETITEM: _DryRunUnpickler._set_item,
     pickle.APPENDS: lambda reader: reader._extend(reader.pop_mark()),
     pickle.APPEND: lambda reader: reader._extend([reader.stack.pop()]),
-    pickle.BUILD: _Rehearsal._build,
-    pickle.NEWOBJ: _Rehearsal._new,
+    pickle.BUILD: _DryRunUnpickler._build,
+    pickle.NEWOBJ: _DryRunUnpickler._new,
 }
 for _operation, _method in _OPERATIONS.items():
-    _Rehearsal.dispatch[_operation[0]] = _method
+    _DryRunUnpickler.dispatch[_operation[0]] = _method
 for _operation in (
     pickle.BYTEARRAY8,
     pickle.ADDITEMS,
@@ -357,7 +363,7 @@ for _operation in (
     pickle.INST,
 ):
     # The unpickler of torch for weights does not have these operations.
-    del _Rehearsal.dispatch[_operation[0]]
+    del _DryRunUnpickler.dispatch[_operation[0]]
 
 
 def _is_plain(value: object) -> bool:
@@ -371,8 +377,8 @@ def _is_plain(value: object) -> bool:
 FILLED = frozenset({"builtins.dict", "collections.defaultdict"})
 CONTAINERS = frozenset({"collections.OrderedDict", "collections.Counter", "argparse.Namespace"})
 TENSORS = frozenset(f"torch._utils._rebuild_tensor{version}" for version in ("", "_v2", "_v3"))
-CALLS: Mapping[str, Callable[[_Rehearsal, tuple[Any, ...]], bool]] = {
-    **dict.fromkeys(TENSORS, _Rehearsal.tensor),
+CALLS: Mapping[str, Callable[[_DryRunUnpickler, tuple[Any, ...]], bool]] = {
+    **dict.fromkeys(TENSORS, _DryRunUnpickler.tensor),
     # A tensor subclass. The arguments are function, class, and arguments of the function.
     "torch._tensor._rebuild_from_type_v2": lambda _, args: (
         isinstance(args[0], _Named) and args[0].name in TENSORS and bool(args[0](*args[2]))
@@ -396,7 +402,7 @@ CALLS: Mapping[str, Callable[[_Rehearsal, tuple[Any, ...]], bool]] = {
 """Functions and classes that a pickle may call, with a check of the arguments."""
 
 
-def rehearse(begin: bytes, size: int, pickles: int) -> dict[str, type]:
+def check_pickles(begin: bytes, size: int, pickles: int) -> dict[str, type]:
     """Check one or several consecutive pickles without creating objects.
 
     Args:
@@ -416,7 +422,7 @@ def rehearse(begin: bytes, size: int, pickles: int) -> dict[str, type]:
     classes: dict[str, type] = {}
     try:
         for _ in range(pickles):
-            reader = _Rehearsal(file, size)
+            reader = _DryRunUnpickler(file, size)
             reader.load()
             classes |= reader.classes
     except (NeedsCodeError, TooMuchError):
@@ -449,10 +455,10 @@ def read_pickle(path: Path) -> object:
                 records = archive.infolist()
                 name = next((r.filename for r in records if r.filename.endswith("/data.pkl")), "data.pkl")
                 with archive.open(name) as file:
-                    classes = rehearse(file.read(MOST_BYTES), sum(r.file_size for r in records), 1)
+                    classes = check_pickles(file.read(MOST_BYTES), sum(r.file_size for r in records), 1)
         else:
             with path.open("rb") as file:
-                classes = rehearse(file.read(MOST_BYTES), path.stat().st_size, PICKLES)
+                classes = check_pickles(file.read(MOST_BYTES), path.stat().st_size, PICKLES)
         stand_ins = [record_class(name, container) for name, container in classes.items()]
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace, *stand_ins]):
             # These warnings concern old file formats. Errors report all real problems.
@@ -484,8 +490,8 @@ def _is_plain_archive(path: Path) -> bool:
     """Return whether the records of an archive are uncompressed.
 
     Raises:
-        CheckpointError: If the archive is unreadable, contains TorchScript, or decompresses to more than the
-            size limit.
+        CheckpointError: If the archive is unreadable, contains TorchScript or two records with the same name,
+            or decompresses to more than the size limit.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -503,7 +509,7 @@ def _is_plain_archive(path: Path) -> bool:
     # Of two records with the same name, some readers read the first and others the last.
     if len({*names}) != len(names):
         raise CheckpointError(f"{path}: has two records with the same name", hint="copy or download it again")
-    if sum(record.file_size for record in records) > most(path.stat().st_size):
+    if sum(record.file_size for record in records) > max_tensor_bytes(path.stat().st_size):
         raise CheckpointError(
             f"{path}: its records decompress to more than {TIMES} times the size of the file",
             hint="save it again without compression",

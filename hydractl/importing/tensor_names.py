@@ -9,8 +9,8 @@ import torch
 
 from hydractl.checkpoint import TensorSpec, spec_of
 from hydractl.errors import CheckpointError
-from hydractl.families.base import COMPILED, Family, is_replaceable, name_in_memory, place_of
-from hydractl.families.open_model import convert, drawn_for, encoder_of
+from hydractl.families.base import COMPILED, Family, is_replaceable, name_in_memory, position_of
+from hydractl.families.open_model import convert, draw_missing, encoder_of
 from hydractl.families.registry import FAMILIES, expected_specs
 from hydractl.manifest.header import Header
 from hydractl.messages import counted, quoted
@@ -34,9 +34,9 @@ CHECK_ARCH = "check `--arch`: the weights may be of another architecture, or nee
 class OtherClassesError(CheckpointError):
     """A classifier in the file with another number of classes than expected."""
 
-    def __init__(self, where: str, number: int, reason: str) -> None:
+    def __init__(self, place: str, number: int, reason: str) -> None:
         super().__init__(
-            f"{where}: has {counted(number, 'class', 'classes')}, {reason}",
+            f"{place}: has {counted(number, 'class', 'classes')}, {reason}",
             hint=f"add `--num-classes {number}`, or `num_classes={number}` to the options of `--arch`",
         )
         self.number = number
@@ -69,7 +69,7 @@ def match_tensors(
     tensors: Mapping[str, torch.Tensor],
     header: Header,
     *,
-    where: str,
+    place: str,
     new_classifier: bool,
     may_add_classifier: bool,
     seed: int,
@@ -82,12 +82,14 @@ def match_tensors(
     Args:
         tensors: Tensors by the names in the file.
         header: Header of the base.
-        where: Name of the file in messages.
+        place: Name of the file in messages.
         new_classifier: Whether to ignore a classifier in the file and draw a random one.
         may_add_classifier: Whether to draw a random classifier if the file has none.
         seed: Seed of the random classifier.
 
     Raises:
+        OtherClassesError: If the classifier in the file has another number of classes.
+        TrainedHeadError: If a random classifier would replace a trained classifier with another name.
         CheckpointError: If the tensors do not fit. The message has counts, the first few names, and the
             likely cause.
     """
@@ -95,17 +97,17 @@ def match_tensors(
     expected = expected_specs(family, header)
     plain = {name.replace(COMPILED, ""): tensor for name, tensor in tensors.items()}
     if new_classifier:
-        matched = _match_encoder(plain, expected, header, where=where, drops_classifier=True)
+        matched = _match_encoder(plain, expected, header, place=place, drops_classifier=True)
     else:
         try:
-            return _match_all(plain, expected, header, where=where)
+            return _match_all(plain, expected, header, place=place)
         except OtherClassesError:
             raise
         except CheckpointError as error:
             if header.prompting is not None:
                 raise
             try:
-                matched = _match_encoder(plain, expected, header, where=where, drops_classifier=False)
+                matched = _match_encoder(plain, expected, header, place=place, drops_classifier=False)
             except TrainedHeadError:
                 raise
             except CheckpointError:  # The first error compares all tensors and is more precise.
@@ -113,23 +115,23 @@ def match_tensors(
             if not may_add_classifier:
                 raise
     kept_specs = {name: spec_of(tensor) for name, tensor in matched.tensors.items()}
-    fresh = drawn_for(family, header.architecture, expected, kept_specs, seed=seed)
+    fresh = draw_missing(family, header.architecture, expected, kept_specs, seed=seed)
     return replace(matched, tensors=matched.tensors | fresh, drawn_names=tuple(fresh))
 
 
 def _match_all(
-    tensors: Mapping[str, torch.Tensor], expected: Mapping[str, TensorSpec], header: Header, *, where: str
+    tensors: Mapping[str, torch.Tensor], expected: Mapping[str, TensorSpec], header: Header, *, place: str
 ) -> MatchedTensors:
     family = FAMILIES[header.architecture.family]
-    matched = _without_prefix(where, tensors, expected, lambda names: names == expected.keys())
+    matched = _without_prefix(place, tensors, expected, lambda names: names == expected.keys())
     if matched is None:
-        matched = _on_disk(where, tensors, expected, family, lambda names: names == expected.keys())
+        matched = _on_disk(place, tensors, expected, family, lambda names: names == expected.keys())
         converted = convert(family, header.architecture, matched.tensors)
         if converted is not None and len(converted.keys() ^ expected.keys()) < len(
             matched.tensors.keys() ^ expected.keys()
         ):
             matched = replace(matched, tensors=converted, converted=family.library)
-    _check(where, matched.tensors, expected, header)
+    _check(place, matched.tensors, expected, header)
     return matched
 
 
@@ -138,7 +140,7 @@ def _match_encoder(
     expected: Mapping[str, TensorSpec],
     header: Header,
     *,
-    where: str,
+    place: str,
     drops_classifier: bool,
 ) -> MatchedTensors:
     """Rename the tensors of an encoder to the names of an architecture. Classifier and pooler may be missing.
@@ -149,32 +151,32 @@ def _match_encoder(
         tensors: Tensors by the names in the file.
         expected: All tensors of the architecture.
         header: Header of the base.
-        where: Name of the file in messages.
+        place: Name of the file in messages.
         drops_classifier: Whether to ignore a classifier in the file; otherwise a classifier is an error.
 
     Raises:
-        CheckpointError: If the tensors do not fit.
+        CheckpointError: If the tensors do not fit, or include a classifier without `drops_classifier`.
         TrainedHeadError: If a classifier under another name would be ignored without `drops_classifier`.
     """
     architecture = header.architecture
     family = FAMILIES[architecture.family]
     required = {n: s for n, s in expected.items() if not is_replaceable(family, n)}
-    matched = _without_prefix(where, tensors, required, lambda names: required.keys() <= names)
+    matched = _without_prefix(place, tensors, required, lambda names: required.keys() <= names)
     if matched is None:
-        matched = _on_disk(where, tensors, expected, family, lambda names: required.keys() <= names)
+        matched = _on_disk(place, tensors, expected, family, lambda names: required.keys() <= names)
         if (converted := encoder_of(family, architecture, matched.tensors)) is not None:
             matched = replace(matched, tensors=converted, converted=family.library)
     kept_tensors = {
-        n: t for n, t in matched.tensors.items() if n in expected or place_of(family, n).layer is not None
+        n: t for n, t in matched.tensors.items() if n in expected or position_of(family, n).layer is not None
     }
     if drops_classifier:
-        kept_tensors = {n: t for n, t in kept_tensors.items() if place_of(family, n).part != "head"}
-    elif any(place_of(family, n).part == "head" for n in kept_tensors):
+        kept_tensors = {n: t for n, t in kept_tensors.items() if position_of(family, n).part != "head"}
+    elif any(position_of(family, n).part == "head" for n in kept_tensors):
         raise CheckpointError(
-            f"{where}: has a classifier, but its other tensors do not fit {architecture.name}"
+            f"{place}: has a classifier, but its other tensors do not fit {architecture.name}"
         )
     specs = {n: s for n, s in expected.items() if n in required or n in kept_tensors}
-    _check(where, kept_tensors, specs, header)
+    _check(place, kept_tensors, specs, header)
     left_out = (
         ()
         if matched.converted
@@ -182,21 +184,32 @@ def _match_encoder(
     )
     matched = replace(matched, tensors=kept_tensors, left_out=(*matched.left_out, *left_out))
     if not drops_classifier:
-        _check_head(where, tensors, matched, expected, header)
+        _check_head(place, tensors, matched, expected, header)
     return matched
 
 
 def _on_disk(
-    where: str,
+    place: str,
     tensors: Mapping[str, torch.Tensor],
     expected: Mapping[str, TensorSpec],
     family: Family,
     fits: Callable[[KeysView[str]], bool],
 ) -> MatchedTensors:
-    """Strip the prefix before the names of the library's files, or else common wrapper prefixes."""
+    """Return tensors under the names of the library's files, without the prefix of a wrapper.
+
+    A prefix is stripped if the remaining names, converted to names in memory, are accepted by `fits`. Without
+    such a prefix, `_without_common` strips the prefixes of common wrappers.
+
+    Args:
+        place: Name of the file in messages.
+        tensors: Tensors by the names in the file.
+        expected: All tensors of the architecture.
+        family: Family of the architecture.
+        fits: Returns whether a set of names fits the architecture.
+    """
     required = [name for name in expected if not is_replaceable(family, name)]
     in_memory = {name_in_memory(family, name): tensor for name, tensor in tensors.items()}
-    matched = _without_prefix(where, in_memory, required, fits)
+    matched = _without_prefix(place, in_memory, required, fits)
     if matched is None or not matched.prefix:
         return MatchedTensors(tensors=_without_common(tensors, expected))
     beneath = {k.removeprefix(matched.prefix): v for k, v in tensors.items() if k.startswith(matched.prefix)}
@@ -204,7 +217,7 @@ def _on_disk(
 
 
 def _without_prefix(
-    where: str,
+    place: str,
     tensors: Mapping[str, torch.Tensor],
     required: Collection[str],
     fits: Callable[[KeysView[str]], bool],
@@ -226,7 +239,7 @@ def _without_prefix(
     prefix = fitting[0]
     if len(fitting) > 1 and unusual[prefix]:
         raise CheckpointError(
-            f"{where}: has several sets of weights that fit, under {quoted(fitting)}",
+            f"{place}: has several sets of weights that fit, under {quoted(fitting)}",
             hint=f"`--weights-key {fitting[-1].rstrip('.')}` imports those",
         )
     return MatchedTensors(
@@ -237,7 +250,7 @@ def _without_prefix(
 
 
 def _check_head(
-    where: str,
+    place: str,
     tensors: Mapping[str, torch.Tensor],
     fitted: MatchedTensors,
     expected: Collection[str],
@@ -248,7 +261,7 @@ def _check_head(
     A classifier is an unmatched matrix outside of blocks, with a row per class or a name in `HEADS`.
 
     Args:
-        where: Name of the file in messages.
+        place: Name of the file in messages.
         tensors: All tensors of the file.
         fitted: Matched tensors.
         expected: Tensor names of the architecture.
@@ -264,18 +277,18 @@ def _check_head(
             continue
         if tensor.shape[0] != header.architecture.num_classes and stem.rpartition(".")[2] not in HEADS:
             continue
-        if place_of(family, name.removeprefix(fitted.prefix)).layer is not None or any(
+        if position_of(family, name.removeprefix(fitted.prefix)).layer is not None or any(
             t.shape == tensor.shape and bool((t == tensor).all()) for t in fitted.tensors.values()
         ):
             continue
-        heads = {n.rpartition(".")[0] for n in expected if place_of(family, n).part == "head"}
+        heads = {n.rpartition(".")[0] for n in expected if position_of(family, n).part == "head"}
         way = (
             f"`--rename {stem}={fitted.prefix}{next(iter(heads))}` imports it; "
             if len(heads) == 1 and not fitted.converted
             else ""
         )
         raise TrainedHeadError(
-            f"{where}: `{name}` {tuple(tensor.shape)} looks like a trained classifier, but "
+            f"{place}: `{name}` {tuple(tensor.shape)} looks like a trained classifier, but "
             f"{header.architecture.name} uses another name",
             hint=f"{way}`--head-seed 0` ignores it and makes a random classifier",
         )
@@ -295,7 +308,7 @@ def _without_common(
 
 
 def _check(
-    where: str, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, TensorSpec], header: Header
+    place: str, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, TensorSpec], header: Header
 ) -> None:
     """Compare names, shapes and dtypes with the architecture, and raise if any differ."""
     actual = {name: spec_of(tensor) for name, tensor in tensors.items()}
@@ -311,7 +324,7 @@ def _check(
             if names
         ]
         raise CheckpointError(
-            f"{where}: does not fit {architecture.name}: {' and '.join(parts)}",
+            f"{place}: does not fit {architecture.name}: {' and '.join(parts)}",
             hint="if it has no classifier, `--num-classes N` adds a random one, which `finetune` must train"
             if missing and all(name.startswith(heads) for name in missing)
             else CHECK_ARCH,
@@ -320,10 +333,10 @@ def _check(
         first = mismatched[0]
         theirs, ours = actual[first].shape, expected[first].shape
         if all(name.startswith(heads) for name in mismatched) and theirs[1:] == ours[1:]:
-            raise OtherClassesError(where, theirs[0], f"not {ours[0]} (`{first}` is {theirs})")
+            raise OtherClassesError(place, theirs[0], f"not {ours[0]} (`{first}` is {theirs})")
         have = "tensor has" if len(mismatched) == 1 else "tensors have"
         raise CheckpointError(
-            f"{where}: {len(mismatched)} {have} a shape that does not fit {architecture.name}, for example "
+            f"{place}: {len(mismatched)} {have} a shape that does not fit {architecture.name}, for example "
             f"`{first}`: {theirs}, not {ours}",
             hint="the model may have been trained on another image size: `--arch NAME::img_size=N`"
             if all("pos" in name for name in mismatched)
@@ -332,6 +345,6 @@ def _check(
     for name, spec in expected.items():
         if spec.dtype in FLOATS and actual[name].dtype not in FLOATS:
             raise CheckpointError(
-                f"{where}: tensor `{name}` is {actual[name].dtype}, but must be floating point",
+                f"{place}: tensor `{name}` is {actual[name].dtype}, but must be floating point",
                 hint="quantized weights cannot be pruned; import the weights from before quantization",
             )

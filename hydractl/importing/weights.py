@@ -44,14 +44,14 @@ OPEN_CLIP_RUN = re.compile(r"(?:^|-)model_(.+?)-lr_")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
-    """Options of the model, saved by a training script. Each may be missing.
+    """Options of the model, saved by a training script.
 
     Attributes:
-        arch: Possible names of the architecture, the likeliest first.
+        arch: Possible names of the architecture, the likeliest first; may be empty.
         sizes: Options of the architecture confirmed by tensor shapes, by library.
         options: Other options of the architecture, without the number of classes, by library.
-        num_classes: Number of classes.
-        images: Fields of a `Preprocess`.
+        num_classes: Number of classes; None if unknown.
+        images: Fields of a `Preprocess`, for example `mean`.
         complete: Whether the script saved all options of the architecture. If True, missing options have the
             default.
     """
@@ -197,10 +197,12 @@ def read_weights(files: tuple[Path, ...], *, ema: bool, key: str | None = None) 
     Args:
         files: Pickles of torch or safetensors files, recognized by their content.
         ema: Whether to read the exponential moving average.
-        key: Keys above the weights, joined by dots, or a prefix of tensor names.
+        key: Keys above the weights, joined by dots, or a prefix of tensor names. None searches the usual
+            keys.
 
     Raises:
-        CheckpointError: If a file has no weights, or reading it needs code.
+        CheckpointError: If a file has no weights, reading it needs code, a tensor is quantized or sparse, or
+            two shards have the same tensor.
         UsageError: If the moving average or the key is missing, or hydractl wrote the file.
     """
     weights_of_files = [_read_one(path, ema=ema, key=key) for path in files]
@@ -214,13 +216,13 @@ def read_weights(files: tuple[Path, ...], *, ema: bool, key: str | None = None) 
     return replace(weights_of_files[0], tensors=tensors)
 
 
-def renamed(weights: Weights, renames: Iterable[tuple[str, str]], *, where: str) -> Weights:
+def rename_tensors(weights: Weights, renames: Iterable[tuple[str, str]], *, place: str) -> Weights:
     """Replace the beginnings of tensor names.
 
     Args:
         weights: Weights of a file.
         renames: Pairs of an old and a new beginning. Both consist of whole parts between dots.
-        where: Name of the file in messages.
+        place: Name of the file in messages.
 
     Raises:
         UsageError: If no tensor has the old beginning, or two tensors would have the same name.
@@ -230,11 +232,11 @@ def renamed(weights: Weights, renames: Iterable[tuple[str, str]], *, where: str)
         names = {name: new + name.removeprefix(old) for name in tensors if f"{name}.".startswith(f"{old}.")}
         if not names:
             raise UsageError(
-                f"`--rename {old}={new}`: {where} has no tensor with a name that begins with `{old}.`",
+                f"`--rename {old}={new}`: {place} has no tensor with a name that begins with `{old}.`",
                 hint=f"its tensors begin with {quoted(sorted({n.partition('.')[0] for n in tensors}), most=MAX_SHOWN)}",
             )
         if twice := tensors.keys() & names.values() - names.keys():
-            raise UsageError(f"`--rename {old}={new}`: {where} already has `{min(twice)}`")
+            raise UsageError(f"`--rename {old}={new}`: {place} already has `{min(twice)}`")
         tensors = {names.get(name, name): tensor for name, tensor in tensors.items()}
     return replace(weights, tensors=tensors)
 

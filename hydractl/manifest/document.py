@@ -78,12 +78,12 @@ class Document(StrictModel):
         return digest_text(self.to_json())
 
     @classmethod
-    def from_json(cls, text: str, *, where: str) -> Self:
+    def from_json(cls, text: str, *, place: str) -> Self:
         """Parse and validate a document.
 
         Args:
             text: JSON text.
-            where: File name for error messages.
+            place: File name for error messages.
 
         Raises:
             ManifestError: If the text is not a valid document. The message has the JSON path of the first
@@ -93,18 +93,18 @@ class Document(StrictModel):
             raw = parse(text, keys_once=True)
         except NotJSONError as error:
             raise ManifestError(
-                f"{where}: is not JSON: {error}", hint=f"expected a {cls.kind_of_file} file"
+                f"{place}: is not JSON: {error}", hint=f"expected a {cls.kind_of_file} file"
             ) from error
         if isinstance(raw, dict) and raw.get("schema") != (schema := cls.schema_name()):
             raise ManifestError(
-                f"{where}: schema is {json.dumps(raw.get('schema'))}, expected `{schema}`",
+                f"{place}: schema is {json.dumps(raw.get('schema'))}, expected `{schema}`",
                 hint=f"this command reads a {cls.kind_of_file} file; see `hydractl schema {cls.kind_of_file}`; {UPGRADE}",
             )
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
             raise ManifestError(
-                f"{where}: {first_problem(error)}",
+                f"{place}: {first_error_text(error)}",
                 hint=f"see `hydractl schema {cls.kind_of_file}`; {UPGRADE}",
             ) from error
 
@@ -115,7 +115,7 @@ class Document(StrictModel):
         Raises:
             ManifestError: If the file cannot be read or is not a valid document.
         """
-        return cls.from_json(read_text(path), where=str(path))
+        return cls.from_json(read_text(path), place=str(path))
 
     @classmethod
     def schema_name(cls) -> str:
@@ -141,9 +141,9 @@ class Value(StrictModel):
     """A measured number.
 
     Attributes:
-        low: Lower end of the 95 % interval.
+        low: Lower end of the 95 % interval. `None` without an interval.
         high: Upper end of the 95 % interval.
-        count: Number of samples, or number of runs for a latency.
+        count: Number of samples, or number of runs for a latency. `None` for sizes and means over data sets.
     """
 
     value: float
@@ -169,19 +169,22 @@ class Fingerprint(StrictModel):
     weights: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
-def first_problem(error: ValidationError) -> str:
-    """Return the first problem of an invalid document in one line, after the JSON path of the problem."""
+def first_error_text(error: ValidationError) -> str:
+    """Return the first problem of an invalid document in one line, after the JSON path of the problem.
+
+    For example `rows[0].name is missing`.
+    """
     problem = error.errors(include_url=False)[0]
     # pydantic inserts the names of validator functions into `loc`; only keys and indices belong to the JSON
     # path
     parts = [part for part in problem["loc"] if not str(part).startswith("function-")]
-    where = (
+    place = (
         "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
         or "document"
     )
     words = {"missing": "is missing", "extra_forbidden": "is not a known key"}
     message = words.get(problem["type"], problem["msg"].removeprefix("Value error, "))
-    return f"{where}{' ' if problem['type'] in words else ': '}{message}"
+    return f"{place}{' ' if problem['type'] in words else ': '}{message}"
 
 
 MOST_CHARACTERS = 64_000_000
@@ -189,15 +192,15 @@ MOST_CHARACTERS = 64_000_000
 safetensors library rejects headers above 100 MB, so twice the limit would make checkpoints unreadable."""
 
 
-def pack(content: np.ndarray) -> str:
+def pack_digests(content: np.ndarray) -> str:
     """Return the sorted, distinct digests of samples as base64 text, 8 bytes each, little-endian."""
     import numpy as np  # noqa: PLC0415 - headers of most files have no digests
 
     return base64.b64encode(np.unique(content).astype("<u8").tobytes()).decode()
 
 
-def unpack(text: str) -> np.ndarray:
-    """Return the sample digests in a text written by `pack`, shape (N,), uint64.
+def unpack_digests(text: str) -> np.ndarray:
+    """Return the sample digests in a text written by `pack_digests`, shape (N,), uint64.
 
     Raises:
         ValueError: If the text is not base64, or its length is not a multiple of 8 bytes.
@@ -208,21 +211,23 @@ def unpack(text: str) -> np.ndarray:
 
 
 def _check(text: str) -> str:
-    unpack(text)
+    unpack_digests(text)
     return text
 
 
 Samples: TypeAlias = dict[Digest, Annotated[str, AfterValidator(_check)]]
-"""Sample digests in the format of `pack`, by the fingerprint of the data set."""
+"""Sample digests in the format of `pack_digests`, by the fingerprint of the data set."""
 
 
-def union(*records: Mapping[str, str]) -> dict[str, str]:
+def merge_samples(*records: Mapping[str, str]) -> dict[str, str]:
     """Merge several sample records. Drops the largest data sets until the record fits in `MOST_CHARACTERS`."""
     import numpy as np  # noqa: PLC0415 - as above
 
     merged: dict[str, str] = {}
     for digest, text in (pair for record in records for pair in record.items()):
-        merged[digest] = pack(np.concatenate([unpack(text), unpack(merged.get(digest, ""))]))
+        merged[digest] = pack_digests(
+            np.concatenate([unpack_digests(text), unpack_digests(merged.get(digest, ""))])
+        )
     while sum(map(len, merged.values())) > MOST_CHARACTERS:
         del merged[max(merged, key=lambda digest: len(merged[digest]))]
     return merged

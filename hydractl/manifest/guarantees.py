@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from hydractl.manifest.document import Fingerprint, StrictModel
-from hydractl.manifest.head_mask import WIDEST
+from hydractl.manifest.head_mask import MAX_DIMENSION
 from hydractl.manifest.terms import MOST_CLASSES, MOST_CONFUSIONS, MOST_EXAMPLES, Guarantee, SetMethod
 from hydractl.messages import counted
 from hydractl.plugins import load
@@ -144,7 +144,7 @@ class PredictionSets(StrictModel):
         if (self.penalty is None, self.rank is None) != (self.method is not SetMethod.RAPS,) * 2:
             raise ValueError(f"penalty, rank: required by `{SetMethod.RAPS}`, else excluded")
         if (
-            max(self.thresholds) > 1 + 1e-5 + (self.penalty or 0) * WIDEST
+            max(self.thresholds) > 1 + 1e-5 + (self.penalty or 0) * MAX_DIMENSION
             # upper bound of the nonconformity: a sum of probabilities, a margin for rounding, and the penalties
             # of all ranks
         ):
@@ -244,7 +244,7 @@ class Threshold(StrictModel):
     @property
     def summary(self) -> str:
         """Bound and guarantee, as a clause; without a bound, the guarantee that no threshold satisfies."""
-        promise = self.guarantee.promise(self.risk, self.delta)
+        promise = self.guarantee.clause(self.risk, self.delta)
         samples = counted(self.count, "sample")
         if self.below is None:
             return f"no threshold on {self.score} satisfies this guarantee with {samples}: {promise}"

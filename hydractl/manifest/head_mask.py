@@ -24,7 +24,7 @@ Heads = tuple[Annotated[int, Field(ge=0)], ...]
 MOST_HEADS = 2**16
 """Maximum number of heads of a tower. The largest published transformers have about 10,000 heads. The limit
 bounds the memory for masks from untrusted files; doubling it doubles this memory."""
-WIDEST = 2**20
+MAX_DIMENSION = 2**20
 """Maximum of every number in a model's shape, such as the head dimension. Chosen by hand, above published
 models; twice the limit would allow files to request larger tensors."""
 
@@ -42,7 +42,7 @@ class HeadId(NamedTuple):
     head: int
 
     def __str__(self) -> str:
-        """Return the name of the head for messages."""
+        """Return a text for messages: "head 3 in layer 0 of tower `vision`"."""
         return f"head {self.head} in layer {self.layer} of tower `{self.tower}`"
 
 
@@ -66,7 +66,7 @@ class TowerHeads(StrictModel):
 
     layers: int = Field(ge=1, le=MOST_HEADS)
     num_heads: int = Field(ge=1, le=MOST_HEADS)
-    head_dim: int = Field(ge=1, le=WIDEST)
+    head_dim: int = Field(ge=1, le=MAX_DIMENSION)
     key_heads: int | None = Field(default=None, ge=1, exclude_if=lambda value: value is None)
 
     @model_validator(mode="after")
@@ -162,7 +162,7 @@ class Removal(HeadName):
     objective: float
 
 
-class TowerScores(StrictModel):
+class TowerImportance(StrictModel):
     """Importance of the heads of one tower.
 
     Attributes:
@@ -178,7 +178,7 @@ class TowerScores(StrictModel):
         return self
 
 
-class HeadScores(Document):
+class HeadImportance(Document):
     """Importance of each head of a model, `hydractl.scores/1`.
 
     Attributes:
@@ -210,7 +210,7 @@ class HeadScores(Document):
     model: Fingerprint
     architecture: str
     data: dict[str, Fingerprint]
-    towers: dict[str, TowerScores]
+    towers: dict[str, TowerImportance]
     baseline: float | None = None
     removals: tuple[Removal, ...] | None = None
     clusters: tuple[Annotated[tuple[HeadName, ...], Field(min_length=1)], ...] | None = Field(
@@ -239,16 +239,16 @@ class HeadScores(Document):
 
     def _check_heads(self, heads: list[tuple[str, HeadName]]) -> None:
         visited: set[HeadId] = set()
-        for where, named in heads:
-            tower, layer, head = named.id
+        for place, head_name in heads:
+            tower, layer, head = head_name.id
             table = self.towers.get(tower)
             if table is None or layer >= len(table.scores) or head >= len(table.scores[0]):
                 raise ValueError(
-                    f"{where} names head ({tower}, {layer}, {head}), which the scores do not have"
+                    f"{place} names head ({tower}, {layer}, {head}), which the scores do not have"
                 )
-            if named.id in visited:
-                raise ValueError(f"{where} names head {tuple(named.id)} twice")
-            visited.add(named.id)
+            if head_name.id in visited:
+                raise ValueError(f"{place} names head {tuple(head_name.id)} twice")
+            visited.add(head_name.id)
 
 
 class MaskOrigin(StrictModel):
@@ -256,10 +256,10 @@ class MaskOrigin(StrictModel):
 
     Attributes:
         strategy: Strategy that selected the heads.
-        method: Method of the head importance.
-        scores: Digest of the scores file.
+        method: Method of the head importance. `None` for strategies without importance.
+        scores: Digests of the scores files.
         budget: Options of the selection, such as the number of remaining heads.
-        seed: Seed, for strategies with random numbers.
+        seed: Seed. `None` for strategies without random numbers.
         member: Index of the member.
         tool: Name and version of the program.
     """

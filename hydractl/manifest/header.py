@@ -21,10 +21,10 @@ from hydractl.manifest.document import (
     Samples,
     StrictModel,
     Version,
-    union,
+    merge_samples,
 )
 from hydractl.manifest.guarantees import CHECK_SCORE, IS_FITTED, OpenShare, PredictionSets, Threshold
-from hydractl.manifest.head_mask import MOST_HEADS, WIDEST, HeadMask, Mask, TowerHeads, TowerKeep
+from hydractl.manifest.head_mask import MAX_DIMENSION, MOST_HEADS, HeadMask, Mask, TowerHeads, TowerKeep
 from hydractl.manifest.terms import LARGEST_TEMPERATURE, SMALLEST_TEMPERATURE, Temperature
 from hydractl.model_inputs import LARGEST_SIDE
 from hydractl.plugins import load
@@ -77,7 +77,7 @@ class Architecture(StrictModel):
     family: Key
     config: dict[str, JsonValue]
     towers: dict[str, TowerHeads]
-    num_classes: int = Field(ge=0, le=WIDEST)
+    num_classes: int = Field(ge=0, le=MAX_DIMENSION)
     pooling: Literal["mean"] | None = Field(default=None, exclude_if=lambda value: value is None)
     problem_type: Literal[_OTHER_TASKS] | None = Field(  # type: ignore[valid-type]  # mypy takes no tuple
         default=None, exclude_if=lambda value: value is None
@@ -89,29 +89,29 @@ class Architecture(StrictModel):
         return TASKS[self.problem_type or SINGLE_LABEL.problem_type]
 
 
-def check_mask_fits(mask: Mask, architecture: Architecture, *, where: str) -> None:
+def check_mask_fits(mask: Mask, architecture: Architecture, *, place: str) -> None:
     """Check that a mask has the towers, layers and heads of an architecture.
 
     Args:
         mask: Heads to keep, by tower.
         architecture: Architecture of the masked model.
-        where: Path of the mask for error messages.
+        place: Path of the mask for error messages.
 
     Raises:
         ValueError: If they differ. The message has the tower and both numbers.
     """
     if mask.keys() != architecture.towers.keys():
         raise ValueError(
-            f"{where}: has towers {sorted(mask)}, but {architecture.name} has {sorted(architecture.towers)}"
+            f"{place}: has towers {sorted(mask)}, but {architecture.name} has {sorted(architecture.towers)}"
         )
     for name, tower in architecture.towers.items():
         if mask[name].layers != tower.layers:
             raise ValueError(
-                f"{where}.{name}.keep: has {mask[name].layers} layers, but {architecture.name} has {tower.layers}"
+                f"{place}.{name}.keep: has {mask[name].layers} layers, but {architecture.name} has {tower.layers}"
             )
         if mask[name].num_heads != tower.num_heads:
             raise ValueError(
-                f"{where}.{name}.num_heads: is {mask[name].num_heads}, but {architecture.name} has "
+                f"{place}.{name}.num_heads: is {mask[name].num_heads}, but {architecture.name} has "
                 f"{tower.num_heads} heads per layer"
             )
 
@@ -154,7 +154,7 @@ class Preprocess(StrictModel):
     transparency: Literal["drop", "white"] = Field(default="drop", exclude_if=lambda fill: fill == "drop")
 
     @model_validator(mode="after")
-    def _one_a_channel(self) -> Self:
+    def _check_channels(self) -> Self:
         if len(self.mean) != self.input_size[0] or len(self.std) != self.input_size[0]:
             raise ValueError(f"mean and std must have {self.input_size[0]} numbers each, one per channel")
         if (resized := max(self.input_size[1:]) / self.crop_pct) > 2 * LARGEST_SIDE:
@@ -206,9 +206,9 @@ class Tokenization(StrictModel):
 
     tokenizer: str | None = None
     names: tuple[InputName, ...] = ("attention_mask",)
-    max_length: int = Field(ge=1, le=WIDEST)
-    pad_id: int = Field(ge=0, le=WIDEST)
-    vocab_size: int = Field(ge=1, le=WIDEST)
+    max_length: int = Field(ge=1, le=MAX_DIMENSION)
+    pad_id: int = Field(ge=0, le=MAX_DIMENSION)
+    vocab_size: int = Field(ge=1, le=MAX_DIMENSION)
     padding: Literal["longest", "max_length"] = "longest"
     padding_side: Literal["right", "left"] = Field(default="right", exclude_if=lambda value: value == "right")
     truncation_side: Literal["right", "left"] = Field(
@@ -265,8 +265,8 @@ class SampledFile(InputFile):
     """A data set that a step read, with the digests of its samples.
 
     Attributes:
-        samples: Digests in the format of `pack`; empty if unknown. Excluded from the JSON of a step, because
-            the header stores the samples of all its steps together.
+        samples: Digests in the format of `pack_digests`; empty if unknown. Excluded from the JSON of a step,
+            because the header stores the samples of all its steps together.
     """
 
     samples: str = Field(exclude=True)
@@ -299,13 +299,20 @@ class Step(StrictModel):
 
 
 def samples_of(inputs: Iterable[InputFile], *documents: Header | HeadMask) -> dict[str, str]:
-    """Return the sample digests recorded in documents and in data sets that the inputs' lineages read."""
-    read = [file for i in inputs for file in (i, *chain.from_iterable(s.inputs for s in steps_to(i.made_by)))]
+    """Return the sample digests recorded in documents and in data sets that the inputs' lineages read.
+
+    The keys are the fingerprints of the data sets.
+    """
+    read = [
+        file for i in inputs for file in (i, *chain.from_iterable(s.inputs for s in lineage_steps(i.made_by)))
+    ]
     files = (file for file in read if isinstance(file, SampledFile) and file.samples)
-    return union(*(document.samples for document in documents), *({f.sha256: f.samples} for f in files))
+    return merge_samples(
+        *(document.samples for document in documents), *({f.sha256: f.samples} for f in files)
+    )
 
 
-def steps_to(step: Step | None) -> tuple[Step, ...]:
+def lineage_steps(step: Step | None) -> tuple[Step, ...]:
     """Return a step and all steps before it, each once, in order of execution; empty for `None`."""
     steps: list[Step] = []
 
@@ -338,7 +345,7 @@ class Sidecar(Document):
 
     @staticmethod
     def path_of(path: Path) -> Path:
-        """Return the path of a file's sidecar."""
+        """Return the path of a file's sidecar, `FILE.lineage.json`."""
         return path.with_name(f"{path.name}.lineage.json")
 
 
@@ -348,7 +355,7 @@ class FusePlan(StrictModel):
     Attributes:
         fates: Fate of each tensor.
         trunk: Number of leading blocks that run once for all members, summed over towers.
-        mlp: Whether MLPs that differ are averaged, in all blocks.
+        mlp: `merge` if MLPs that differ are averaged, in all blocks; `keep` if each member has its own.
         merge_trunk: Tensors that differ before this block of each tower are averaged, including the
             embedding. 0 if no trunk is merged.
         own_from: Each member has its own copy of every tensor from this block of each tower on, and of every
@@ -468,7 +475,7 @@ class Header(Document):
         if self.kind != Kind.HYDRA and len(self.masks) != 1:
             raise ValueError(f"masks: a {self.kind} must have one mask, found {len(self.masks)}")
         for i, mask in enumerate(self.masks):
-            check_mask_fits(mask, self.architecture, where=f"masks[{i}]")
+            check_mask_fits(mask, self.architecture, place=f"masks[{i}]")
         if (self.prompting is None) != (self.architecture.num_classes > 0):
             raise ValueError("prompting: required for a zero-shot model and excluded otherwise")
         if self.prompting and bool(self.prompting.templates) != bool(self.labels):

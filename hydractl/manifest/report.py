@@ -21,11 +21,11 @@ from hydractl.manifest.document import (
     with_plugin_fields,
 )
 from hydractl.manifest.guarantees import ByClass, Examples, OpenShare, SetNumbers, Threshold
-from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep
+from hydractl.manifest.head_mask import HeadImportance, HeadMask, TowerKeep
 from hydractl.manifest.header import Step, StoredTemperature
 from hydractl.manifest.terms import ID_NAME, Temperature
 
-USUAL = "msp"
+DEFAULT_SCORE = "msp"
 """OOD score of a report without the field `ood_scores`."""
 
 
@@ -47,7 +47,10 @@ class Difference(StrictModel):
     means: dict[str, dict[str, Value]] = Field(default={}, exclude_if=lambda value: not value)
 
     def under(self, scope: str) -> Mapping[str, Value]:
-        """Return the differences in a plugin's scope. Plugins override this method."""
+        """Return the differences on labelled data of a plugin, such as `fog:3`; empty without a plugin.
+
+        Plugins override this method.
+        """
         del scope
         return {}
 
@@ -143,8 +146,8 @@ class Origin(StrictModel):
 
     Attributes:
         name: Name of the model.
-        masks: Heads of each member.
-        made_by: Step that wrote the model.
+        masks: Remaining heads of each member, by tower.
+        made_by: Step that wrote the model. `None` if unknown.
     """
 
     name: str
@@ -152,7 +155,7 @@ class Origin(StrictModel):
     made_by: Step | None = None
 
 
-def scaled_alike(*rows: Sequence[float]) -> bool:
+def store_temperature_alike(*rows: Sequence[float]) -> bool:
     """Return whether all checkpoints store a temperature, or all store the default of 1.
 
     Args:
@@ -226,11 +229,11 @@ class Row(StrictModel):
 
     @property
     def label_scopes(self) -> Sequence[str]:
-        """Scopes of plugins with metrics of labelled data, for tables. Plugins override this property."""
+        """Names of the plugins' labelled data, such as `fog:3`, for tables. Plugins override this property."""
         return ()
 
     def under(self, scope: str) -> Mapping[str, float]:
-        """Return the numbers in a plugin's scope; empty if the scope has no numbers.
+        """Return the numbers on labelled data of a plugin, such as `fog:3`; empty without numbers.
 
         Plugins override this method.
         """
@@ -239,7 +242,7 @@ class Row(StrictModel):
 
     @property
     def intervals_under(self) -> Mapping[str, Mapping[str, tuple[float, float]]]:
-        """95 % intervals in each scope of a plugin. Plugins override this property."""
+        """95 % intervals on labelled data of plugins, by name of the data. Plugins override this property."""
         return {}
 
     @property
@@ -276,7 +279,7 @@ class Row(StrictModel):
 
 
 def column_heads(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Return the headings of all marked columns with a value in at least one row."""
+    """Return the headings of all `Column` fields with a value other than the default in at least one row."""
     return tuple(dict.fromkeys(head for row in rows for head in row.columns))
 
 
@@ -330,7 +333,7 @@ class Report(Document):
     far: tuple[str, ...] = ()
     ood_val: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
     ood_scores: tuple[Key, ...] = Field(
-        default=(USUAL,), min_length=1, exclude_if=lambda value: value == (USUAL,)
+        default=(DEFAULT_SCORE,), min_length=1, exclude_if=lambda value: value == (DEFAULT_SCORE,)
     )
     definitions: dict[str, str]
     options: dict[Key, OptionValue]
@@ -414,4 +417,4 @@ class Report(Document):
         return self
 
 
-DOCUMENTS: dict[str, type[Document]] = {cls.kind_of_file: cls for cls in (HeadScores, HeadMask, Report)}
+DOCUMENTS: dict[str, type[Document]] = {cls.kind_of_file: cls for cls in (HeadImportance, HeadMask, Report)}

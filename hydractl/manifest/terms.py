@@ -31,7 +31,7 @@ class Guarantee(StrEnum):
     ERRORS_AMONG_ACCEPTED = "errors-among-accepted"
     ACCEPTED_AND_WRONG = "accepted-and-wrong"
 
-    def promise(self, risk: float, delta: float | None) -> str:
+    def clause(self, risk: float, delta: float | None) -> str:
         """Return the guarantee as a clause of a sentence.
 
         Args:

@@ -55,7 +55,7 @@ def unknown_token(text: str) -> str | None:
     return token
 
 
-def with_leading_blank(text: str) -> str:
+def with_leading_space(text: str) -> str:
     """Return a tokenizer whose byte-level BPE adds a space before each text and each word of a list.
 
     Other tokenizers are returned unchanged. Scripts for token classification of transformers set
@@ -76,8 +76,10 @@ def with_leading_blank(text: str) -> str:
     return compact(document)
 
 
-def to_text(tokenizer: Any, folder: Path) -> str:  # noqa: ANN401 - as above
-    """Return the text of a tokenizer for a checkpoint.
+def to_text(tokenizer: Any, folder: Path) -> str:  # noqa: ANN401 - transformers is an optional import
+    """Return a tokenizer as the JSON text that a checkpoint stores: class name and files.
+
+    The files are the settings and the vocabulary, in base64; see the module.
 
     Args:
         tokenizer: Tokenizer from transformers.
@@ -118,12 +120,12 @@ def parts_of(text: str) -> tuple[str, dict[str, bytes]]:
     return name, contents
 
 
-def check_settings(settings: Mapping[str, object], where: str) -> None:
+def check_settings(settings: Mapping[str, object], place: str) -> None:
     """Raise if a `tokenizer_config.json` has a setting that is not supported.
 
     Args:
         settings: Content of the file.
-        where: Name of the model for error messages.
+        place: Name of the model for error messages.
 
     Raises:
         UnsupportedModelError: If a setting in `REFUSED` is set. The message has its name.
@@ -131,12 +133,12 @@ def check_settings(settings: Mapping[str, object], where: str) -> None:
     for name, effect in REFUSED.items():
         if settings.get(name):
             raise UnsupportedModelError(
-                f"{where}: its tokenizer's `{name}` is set, but not supported: it {effect}",
+                f"{place}: its tokenizer's `{name}` is set, but not supported: it {effect}",
                 hint=f"set it to false in {SETTINGS}, if the model was trained without it",
             )
 
 
-def check_packages(tokenizer: Any, where: str) -> None:  # noqa: ANN401 - as above
+def check_packages(tokenizer: Any, place: str) -> None:  # noqa: ANN401 - as above
     """Raise if the tokenizer would split texts differently with an optional package that is missing.
 
     Raises:
@@ -144,26 +146,31 @@ def check_packages(tokenizer: Any, where: str) -> None:  # noqa: ANN401 - as abo
     """
     if getattr(tokenizer, "normalization", False) and tokenizer.demojizer is None:
         raise UnsupportedModelError(
-            f"{where}: its tokenizer normalizes emoji with a package that is not installed",
+            f"{place}: its tokenizer normalizes emoji with a package that is not installed",
             hint="`pip install emoji`",
         )
 
 
-def check_document(document: Any, where: str) -> None:  # noqa: ANN401 - JSON may be anything
-    """Raise if a `tokenizer.json` multiplies the length of texts, or samples tokens at random.
+def check_document(document: Any, place: str) -> None:  # noqa: ANN401 - JSON may be anything
+    """Raise if a `tokenizer.json` may expand texts too much, or samples tokens at random.
+
+    Args:
+        document: Content of the file.
+        place: Name of the model for error messages.
 
     Raises:
-        CheckpointError: With the reason.
+        CheckpointError: If replacements may produce more than `MOST_GROWTH` characters from one, several
+            normalizers have a precompiled table, a template repeats a text, or `dropout` is set.
     """
     parts = [*_parts(document)]
     growth = prod(max(1.0, _growth(part)) for part in parts if part.get("type") == "Replace")
     tables = sum(part.get("type") == "Precompiled" for part in parts)
     copies = any(part.get("type") == "TemplateProcessing" and _repeats(part) for part in parts)
     if growth > MOST_GROWTH or tables > 1 or copies:
-        raise CheckpointError(f"{where}: its tokenizer expands texts too much")
+        raise CheckpointError(f"{place}: its tokenizer expands texts too much")
     if any(part.get("dropout") for part in parts):
         raise CheckpointError(
-            f"{where}: its tokenizer samples tokens at random (`dropout`)",
+            f"{place}: its tokenizer samples tokens at random (`dropout`)",
             hint="set `dropout` to null in tokenizer.json; it is only for training",
         )
 

@@ -93,7 +93,8 @@ def of_equal_count(confidence: Tensor, *, bins: int = BINS) -> Tensor:
 def by_query(scores: Tensor, relevant: Tensor, queries: Tensor) -> dict[str, Tensor]:
     """Return ranking metrics of a reranker for each of the K queries that have a relevant passage.
 
-    Of equal scores, relevant passages come last, so ties never improve a metric.
+    Queries are in the order of their index. Of equal scores, relevant passages come last, so ties never
+    improve a metric.
 
     Args:
         scores: Shape (N,), finite, for N pairs of query and passage; higher is more relevant.
@@ -153,8 +154,8 @@ def f1_macro(decided: Tensor, applies: Tensor, number: Tensor) -> Tensor:
 def average_precision(applies: Tensor, log_odds: Tensor, number: Tensor) -> Tensor:
     """Return the mean over labels of sum_k (R_k - R_{k-1}) P_k, shape (...), float64, as in scikit-learn.
 
-    k runs over the thresholds of a label. Labels without positive samples are ignored; without any other
-    label the result is 0.
+    k runs over the thresholds of a label. Labels without positive samples are ignored. The result is 0 if no
+    label has positive samples.
 
     Args:
         applies: Whether a label applies, shape (..., N Q), boolean.
@@ -171,8 +172,8 @@ def average_precision(applies: Tensor, log_odds: Tensor, number: Tensor) -> Tens
 def label_auroc(applies: Tensor, log_odds: Tensor, number: Tensor) -> Tensor:
     """Return the mean over labels of the AUROC of samples with the label against samples without it.
 
-    Ties count one half. Labels with only positive or only negative samples are ignored; without any other
-    label the result is 0.5. Arguments as in `average_precision`.
+    Ties count one half. Labels with only positive or only negative samples are ignored. The result is 0.5 if
+    all labels are ignored. Arguments and shape as in `average_precision`.
     """
     relevant, first, last = _ranked_by_label(applies, log_odds, number)
     count, positives = relevant.shape[-1], relevant.sum(-1)
@@ -232,7 +233,7 @@ LABELLED = (
         unit=Unit.SHARE,
         high=1.0,
         higher_is_better=True,
-        reads=("hits",),
+        arguments=("hits",),
         compute=mean,
     ),
     _labelled(
@@ -241,7 +242,7 @@ LABELLED = (
         definition="Squared error of the probabilities, summed over classes, mean over samples (Brier 1950).",
         high=2.0,
         higher_is_better=False,
-        reads=("error",),
+        arguments=("error",),
         compute=mean,
     ),
     _labelled(
@@ -250,7 +251,7 @@ LABELLED = (
         definition="Mean negative log-likelihood of the label under the mean of the members' softmaxes.",
         unit=Unit.NATS,
         higher_is_better=False,
-        reads=("nll",),
+        arguments=("nll",),
         compute=mean,
     ),
     _labelled(
@@ -260,7 +261,7 @@ LABELLED = (
         "[lo, hi), weighted by count, as torchmetrics' MulticlassCalibrationError (Guo et al. 2017).",
         high=1.0,
         higher_is_better=False,
-        reads=("confidence", "hits"),
+        arguments=("confidence", "hits"),
         compute=ece,
         bins=of_equal_width,
     ),
@@ -271,12 +272,12 @@ LABELLED = (
         "(Nguyen and O'Connor 2015).",
         high=1.0,
         higher_is_better=False,
-        reads=("confidence", "hits"),
+        arguments=("confidence", "hits"),
         compute=adaptive_ece,
         bins=of_equal_count,
     ),
 )
-CALIBRATED = tuple(metric.name for metric in LABELLED if metric.reads != ("hits",))
+CALIBRATED = tuple(metric.name for metric in LABELLED if metric.arguments != ("hits",))
 """Metrics of probabilities. A temperature changes these metrics, although predictions stay the same."""
 
 _of_labels = partial(
@@ -294,14 +295,14 @@ MULTI_LABEL = (
         column="F1",
         definition="F1 of all labels of all samples together, each predicted where its probability is above the "
         "threshold that the model stores of it, else above 0.5.",
-        reads=("decided", "applies"),
+        arguments=("decided", "applies"),
         compute=f1_micro,
     ),
     _of_labels(
         name="f1_macro",
         column="macro F1",
         definition="Mean over labels of a label's F1, 0 for a label that neither applies nor is predicted anywhere.",
-        reads=("decided", "applies", "label_number"),
+        arguments=("decided", "applies", "label_number"),
         compute=f1_macro,
     ),
     _of_labels(
@@ -309,7 +310,7 @@ MULTI_LABEL = (
         column="AP",
         definition="Mean over labels of the average precision of the samples in the order of the label's probability, as "
         "scikit-learn has it; without labels that apply to no sample.",
-        reads=("applies", "log_odds", "label_number"),
+        arguments=("applies", "log_odds", "label_number"),
         compute=average_precision,
     ),
     _of_labels(
@@ -317,7 +318,7 @@ MULTI_LABEL = (
         column="label AUROC",
         definition="Mean over labels of the probability that a sample with the label has a higher probability of it than one without, "
         "ties one half; without labels that apply to all samples or to none.",
-        reads=("applies", "log_odds", "label_number"),
+        arguments=("applies", "log_odds", "label_number"),
         compute=label_auroc,
     ),
 )
@@ -339,18 +340,18 @@ RETRIEVAL = (
         column=f"nDCG@{CUTOFF}",
         definition=f"Normalized discounted cumulative gain of the first {CUTOFF} passages of a query, mean over the queries with "
         "a relevant passage (Järvelin and Kekäläinen 2002). Intervals resample queries.",
-        reads=("gain",),
+        arguments=("gain",),
     ),
     _ranked(
         name="mrr",
         column="MRR",
         definition="Reciprocal rank of a query's first relevant passage, mean over the queries with a relevant passage.",
-        reads=("reciprocal_rank",),
+        arguments=("reciprocal_rank",),
     ),
     _ranked(
         name="map",
         column="MAP",
         definition="Average precision of a query's relevant passages, mean over the queries with a relevant passage.",
-        reads=("precision",),
+        arguments=("precision",),
     ),
 )

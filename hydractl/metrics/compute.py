@@ -55,7 +55,7 @@ class RowNumbers:
     Attributes:
         id_set: Estimates on the ID set.
         ood_sets: Estimates on each OOD set.
-        groups: Names of the OOD sets of each mean.
+        groups: Names of the OOD sets in each group, by group: `all`, `near` and `far`. Each group has a mean.
     """
 
     id_set: dict[str, MetricEstimate]
@@ -64,21 +64,24 @@ class RowNumbers:
 
     @property
     def values(self) -> dict[str, Value]:
-        """Values on the ID set, as in `manifest.Row`."""
+        """Values on the ID set, as in `manifest.report.Row`."""
         return _to_values(self.id_set)
 
     @property
     def ood(self) -> dict[str, dict[str, Value]]:
-        """Values on each OOD set, as in `manifest.Row`."""
+        """Values on each OOD set, as in `manifest.report.Row`."""
         return {name: _to_values(estimates) for name, estimates in self.ood_sets.items()}
 
     @property
     def mean_intervals(self) -> dict[str, dict[str, tuple[float, float]]]:
-        """Intervals of the means over each non-empty group, as in `manifest.Row`."""
+        """Ends of the interval of each metric's mean over a non-empty group, by group and metric."""
         return interval_ends(self._means())
 
     def difference(self, other_row: RowNumbers) -> Difference | None:
-        """Return the differences to another row on the same samples, or `None` if no metric has an interval."""
+        """Return this row's values minus those of another row, or `None` if no metric has an interval.
+
+        Both rows must be measured on the same samples.
+        """
         values = _difference(self.id_set, other_row.id_set)
         ood = differences(self.ood_sets, other_row.ood_sets)
         if not (values or any(ood.values())):
@@ -96,7 +99,10 @@ _Place = TypeVar("_Place", str, tuple[str, str])
 def group_means(
     estimates: Mapping[_Place, Estimates], groups: Mapping[str, Sequence[_Place]]
 ) -> dict[str, dict[str, MetricEstimate]]:
-    """Return the unweighted mean of every estimate over each non-empty group."""
+    """Return the unweighted mean of every estimate over each non-empty group.
+
+    Estimates that a data set of the group lacks are left out.
+    """
     return {
         group: {
             metric: mean_of([estimates[place][metric] for place in places])
@@ -117,7 +123,7 @@ def _to_values(estimates: Estimates) -> dict[str, Value]:
 
 
 def interval_ends(means: Mapping[str, Estimates]) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return the ends of all intervals, without values that have no interval."""
+    """Return the ends of all intervals by group and metric, without values that have no interval."""
     intervals = {
         group: {
             metric: (v.low, v.high)
@@ -137,16 +143,16 @@ def _difference(estimates: Estimates, others: Estimates) -> dict[str, Value]:
 def differences(
     estimates: Mapping[str, Estimates], others: Mapping[str, Estimates]
 ) -> dict[str, dict[str, Value]]:
-    """Return the differences of all values present in both rows, by data set or group."""
+    """Return the differences of all values with intervals in both rows, by data set or group."""
     return {
         name: _difference(by_metric, others[name]) for name, by_metric in estimates.items() if name in others
     }
 
 
 def measure(
-    tested: StoredPredictions,
+    id_predictions: StoredPredictions,
     labels: Tensor | None,
-    foreign: Mapping[str, StoredPredictions],
+    ood_predictions: Mapping[str, StoredPredictions],
     *,
     metrics: Sequence[str],
     scores: Sequence[str],
@@ -157,10 +163,10 @@ def measure(
     Predictions are read once and may be stored on disk. Only a few values per sample are in memory.
 
     Args:
-        tested: Predictions on the ID set.
+        id_predictions: Predictions on the ID set.
         labels: Shape (N,), int64, in 0..C-1; (N, Q) for models with Q labels or words. `None` if no metric
             needs labels.
-        foreign: Predictions on each OOD set.
+        ood_predictions: Predictions on each OOD set.
         metrics: Names in `registry.METRICS`. Metrics that need other inputs are skipped.
         scores: Names in `ood_scores.EVERY`, the scores of OOD metrics. Feature-based scores are stored with
             the predictions. `number_name` gives the names of the metrics.
@@ -171,11 +177,11 @@ def measure(
         for needs in (MetricNeeds.LABELS, MetricNeeds.MEMBERS)
     )
     ranking = [metric for metric in RANKING if metric.name in metrics]
-    named = scores if ranking and foreign else ()
+    named = scores if ranking and ood_predictions else ()
     ranks = [SCORES[score] for score in named if score in SCORES]
-    answers_by_name, id_scores, id_set = _summary(tested, ranks, diverse, labels)
+    answers_by_name, id_scores, id_set = _summary(id_predictions, ranks, diverse, labels)
     ood_sets: dict[str, dict[str, MetricEstimate]] = {}
-    for name, predictions in foreign.items():
+    for name, predictions in ood_predictions.items():
         _, set_scores, ood_set = _summary(predictions, ranks, diverse)
         inside, outside = (
             {score: by_score[score] for score in named} for by_score in (id_scores, set_scores)
@@ -224,7 +230,10 @@ def rank(
 def means(
     ood: Mapping[str, Mapping[str, Value]], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, float]]:
-    """Return the unweighted mean of every value over data sets, for each non-empty group."""
+    """Return the unweighted mean of every value over the data sets of each non-empty group.
+
+    Values that a data set of the group lacks are left out.
+    """
     return {
         group: {
             metric: math.fsum(ood[n][metric].value for n in names) / len(names)
@@ -235,7 +244,7 @@ def means(
     }
 
 
-def answered(predictions: StoredPredictions, labels: Tensor) -> dict[str, Tensor]:
+def sample_values(predictions: StoredPredictions, labels: Tensor) -> dict[str, Tensor]:
     """Return `per_sample.answers` of the ensemble for labels of shape (N,) or (N, Q).
 
     With Q labels or words per sample the vectors have shape (N Q,). Padding words have NaN and class -1.
@@ -243,7 +252,7 @@ def answered(predictions: StoredPredictions, labels: Tensor) -> dict[str, Tensor
     return _summary(predictions, (), (), labels)[0]
 
 
-def scored(predictions: StoredPredictions, name: str) -> Tensor:
+def ood_score(predictions: StoredPredictions, name: str) -> Tensor:
     """Return the OOD score of every sample, shape (N,), float64."""
     if (precomputed := predictions.scores.get(name)) is not None:
         return precomputed
@@ -252,10 +261,10 @@ def scored(predictions: StoredPredictions, name: str) -> Tensor:
 
 def _score(part: Responses, score: Score) -> Tensor:
     """Return the score of each sample, shape (N,): the mean over Q labels or words."""
-    return of_samples(question_scores(part, score))
+    return of_samples(score_entries(part, score))
 
 
-def question_scores(part: Responses, score: Score) -> Tensor:
+def score_entries(part: Responses, score: Score) -> Tensor:
     """Return the score of each sample (N,), or of each of its Q labels or words (N, Q), float64."""
     return score.compute(part.logits() if score.raw else part.log_probs.double())
 
@@ -320,19 +329,19 @@ def _summary(
     return by_answer, by_score, {name: MetricEstimate(value=x, count=count) for name, x in means.items()}
 
 
-CERTAIN = 1e-12
+PROBABILITY_MARGIN = 1e-12
 """Distance from 0 and 1 of the probabilities used to fit a temperature, because log odds of 0 and 1 are
 infinite. Chosen by hand; twice the distance reduces the largest log odds by 0.7 of 27.6."""
 
 
 class Measurement(NamedTuple):
-    """Choice of the values of every row.
+    """Metrics, OOD scores and data sets to measure for every row.
 
     Attributes:
         metrics: Names of metrics, in the order of reports.
         scores: Names of OOD scores. Metrics of the first score have no suffix.
         resampling: Bootstrap settings of all intervals. All rows use the same resamples.
-        groups: Names of the OOD sets of each mean.
+        groups: Names of the OOD sets in each group, by group: `all`, `near` and `far`.
         ood_val: Names of the OOD validation sets.
     """
 
@@ -353,14 +362,14 @@ class Measurement(NamedTuple):
         return (ID_NAME, *self.ood)
 
     def of_task(self, task: Task, needs: MetricNeeds) -> list[Metric]:
-        """Return the selected metrics that apply only to one task and need `needs`."""
+        """Return the selected metrics that apply only to `task` and need `needs`."""
         return [m for m in metrics_of(task) if m.name in self.metrics and m.needs is needs]
 
 
 def measure_all(
-    tested: StoredPredictions,
+    id_predictions: StoredPredictions,
     labels: Tensor,
-    foreign: Mapping[str, StoredPredictions],
+    ood_predictions: Mapping[str, StoredPredictions],
     header: Header,
     measurement: Measurement,
     *,
@@ -371,17 +380,17 @@ def measure_all(
     Includes the metrics of `measure`, of the model's task, and of rerankers.
 
     Args:
-        tested: Predictions on the ID set.
+        id_predictions: Predictions on the ID set.
         labels: Shape (N,) or (N, Q), int64, as from `data.labels.model_labels`.
-        foreign: Predictions on each OOD set.
+        ood_predictions: Predictions on each OOD set.
         header: Header with the task, the class names and the label thresholds.
         measurement: Choice of values. Metrics of other tasks are skipped.
         queries: Index of each pair's query, shape (N,), int64, from 0. `None` if the model is not a reranker.
     """
     numbers = measure(
-        tested,
+        id_predictions,
         labels,
-        foreign,
+        ood_predictions,
         metrics=measurement.metrics,
         scores=measurement.scores,
         resampling=measurement.resampling,
@@ -389,16 +398,20 @@ def measure_all(
     task, id_set, ood_sets = header.architecture.task, dict(numbers.id_set), dict(numbers.ood_sets)
     if (metrics := measurement.of_task(task, MetricNeeds.TASK)) and task.measure is not None:
         id_set |= load(task.measure)(
-            tested, labels, header, metrics=metrics, resampling=measurement.resampling
+            id_predictions, labels, header, metrics=metrics, resampling=measurement.resampling
         )
     if queries is not None:
-        id_set |= measure_order(tested, labels, queries, measurement)
-    if foreign and (metrics := measurement.of_task(task, MetricNeeds.OOD)) and task.scores is not None:
+        id_set |= measure_order(id_predictions, labels, queries, measurement)
+    if (
+        ood_predictions
+        and (metrics := measurement.of_task(task, MetricNeeds.OOD))
+        and task.scores is not None
+    ):
         (inside, inside_counts), *outside = (
             load(task.scores)(predictions, header, measurement.scores)
-            for predictions in (tested, *foreign.values())
+            for predictions in (id_predictions, *ood_predictions.values())
         )
-        for name, (by_score, counts) in zip(foreign, outside, strict=True):
+        for name, (by_score, counts) in zip(ood_predictions, outside, strict=True):
             if inside_counts.any() and counts.any():
                 per_text = (inside_counts, counts)
                 ranked = rank(inside, by_score, metrics, measurement.resampling, name=name, counts=per_text)
@@ -407,12 +420,12 @@ def measure_all(
 
 
 def measure_order(
-    tested: StoredPredictions, labels: Tensor, queries: Tensor, measurement: Measurement
+    id_predictions: StoredPredictions, labels: Tensor, queries: Tensor, measurement: Measurement
 ) -> dict[str, MetricEstimate]:
-    """Return the selected ranking metrics of a reranker; empty if no passage is relevant.
+    """Return the selected ranking metrics of a reranker; empty without relevant passages or metrics.
 
     Args:
-        tested: Predictions on pairs of query and passage, with two classes.
+        id_predictions: Predictions on pairs of query and passage, with two classes.
         labels: Shape (N,), int64: 1 for a relevant passage.
         queries: Index of each pair's query, shape (N,), int64, from 0.
         measurement: Choice of values. Intervals resample queries.
@@ -420,12 +433,12 @@ def measure_order(
     chosen = [METRICS[name] for name in needing(measurement.metrics, MetricNeeds.QUERIES)]
     if not chosen or not bool((labels == 1).any()):
         return {}
-    per_query = by_query(answered(tested, labels)["log_odds"], labels == 1, queries)
+    per_query = by_query(sample_values(id_predictions, labels)["log_odds"], labels == 1, queries)
     return measurement.resampling.values(chosen, per_query)
 
 
 def measure_labels(
-    tested: StoredPredictions,
+    id_predictions: StoredPredictions,
     labels: Tensor,
     header: Header,
     *,
@@ -435,13 +448,13 @@ def measure_labels(
     """Return metrics of a multi-label model.
 
     Args:
-        tested: Predictions.
+        id_predictions: Predictions.
         labels: Whether each label applies, shape (N, Q), int64, 0 or 1.
         header: Header with the probability threshold of each label; empty thresholds mean 0.5.
         metrics: Metrics of `classification.MULTI_LABEL`.
         resampling: Bootstrap settings. Intervals resample samples.
     """
-    log_odds, (samples, number) = answered(tested, labels)["log_odds"], labels.shape
+    log_odds, (samples, number) = sample_values(id_predictions, labels)["log_odds"], labels.shape
     bounds = torch.tensor(header.label_thresholds or [HALF], dtype=torch.float64).logit()
     sample = {
         "decided": (log_odds.view(labels.shape) > bounds).flatten(),
@@ -483,7 +496,7 @@ def entity_scale(
     _, _, correct, confidence = predicted_spans(Scaled(predictions, temperature), labels, header)
     if not len(correct):
         return Temperature(temperature, of_entities=stored.of_entities)
-    share = confidence.clamp(CERTAIN, 1 - CERTAIN)
+    share = confidence.clamp(PROBABILITY_MARGIN, 1 - PROBABILITY_MARGIN)
     log_probs = torch.stack([1 - share, share], -1).log().unsqueeze(0)
     fitted = fit_temperature(log_probs, correct.long())
     return Temperature(temperature, of_entities=fitted.temperature)
@@ -499,7 +512,7 @@ def predicted_spans(
         boolean; the confidence of each span, shape (E,), float64: the minimum probability of the predicted
         tag over the span's words.
     """
-    per_word, (rows, words) = answered(tested, labels), labels.shape
+    per_word, (rows, words) = sample_values(tested, labels), labels.shape
     predicted, true = (
         spans_of(tags.view(labels.shape), header.class_names) for tags in (per_word["predicted"], labels)
     )
@@ -510,7 +523,7 @@ def predicted_spans(
 
 
 def measure_spans(
-    tested: StoredPredictions,
+    id_predictions: StoredPredictions,
     labels: Tensor,
     header: Header,
     *,
@@ -520,13 +533,13 @@ def measure_spans(
     """Return metrics of spans; without predicted spans no calibration metrics.
 
     Args:
-        tested: Predictions of words.
+        id_predictions: Predictions of words.
         labels: Shape (N, Q), int64, negative for padding words.
         header: Header with the names of the C classes, which are tags, and the entity temperature.
         metrics: Metrics of `spans.SPANS`.
         resampling: Bootstrap settings. Intervals resample texts.
     """
-    spans, counts, correct, confidence = predicted_spans(tested, labels, header)
+    spans, counts, correct, confidence = predicted_spans(id_predictions, labels, header)
     counted = [metric for metric in metrics if metric.bins is None]
     values = resampling.values(counted, counts) if counted else {}
     calibrated = [metric for metric in metrics if metric.bins is not None]
@@ -562,6 +575,6 @@ def span_scores(
         numbers = spans.word_numbers(*tags.shape)
         counts.append(spans.rows.bincount(minlength=len(tags)))
         for score in scores:
-            by_word = question_scores(part, SCORES[score]).flatten()
+            by_word = score_entries(part, SCORES[score]).flatten()
             parts[score].append(-lowest(-by_word, numbers, len(spans.rows)))
     return {score: torch.cat(scores_of_parts) for score, scores_of_parts in parts.items()}, torch.cat(counts)

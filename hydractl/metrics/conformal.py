@@ -73,7 +73,10 @@ def _nonconformity(probs: Tensor, method: SetMethod, *, penalty: float | None, r
 
 
 def quantile_rank(count: int, coverage: float) -> int:
-    """Return ceil((n + 1) coverage), the rank of the quantile among n scores; more than n if n is too small."""
+    """Return ceil((n + 1) coverage), the rank of the quantile among n = `count` scores.
+
+    The result is larger than n if n is too small for the coverage.
+    """
     # `repr` gives the decimal number as typed: 0.55 as a binary fraction could round up to the next rank
     return math.ceil((count + 1) * Fraction(repr(coverage)))
 

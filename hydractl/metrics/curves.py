@@ -14,7 +14,7 @@ from hydractl.manifest.guarantees import ByClass, ClassHits, Confusion
 from hydractl.manifest.report import MOST_POINTS, Bins, Curves, Line
 from hydractl.manifest.terms import ID_NAME, MOST_CLASSES, MOST_CONFUSIONS
 from hydractl.metrics.classification import BINS
-from hydractl.metrics.compute import scored
+from hydractl.metrics.compute import ood_score
 from hydractl.metrics.ood_scores import MSP
 from hydractl.metrics.per_sample import StoredPredictions, places
 
@@ -24,29 +24,32 @@ with more noise."""
 
 
 def curves_of(
-    tested: StoredPredictions,
+    id_predictions: StoredPredictions,
     answers: Mapping[str, Tensor],
-    foreign: Mapping[str, StoredPredictions],
+    ood_predictions: Mapping[str, StoredPredictions],
     score: str,
 ) -> Curves:
     """Return the curves of one model or ensemble.
 
     Args:
-        tested: Predictions on the ID set.
+        id_predictions: Predictions on the ID set.
         answers: Result of `per_sample.answers` on the ID set.
-        foreign: Predictions on each OOD set.
+        ood_predictions: Predictions on each OOD set.
         score: OOD score of the ROC curves.
     """
     confidence, hits = answers["confidence"], answers["hits"]
-    id_scores = scored(tested, score) if foreign else confidence
+    id_scores = ood_score(id_predictions, score) if ood_predictions else confidence
     return Curves(
         reliability=reliability(confidence, hits),
         confidence={ID_NAME: histogram(confidence)}
-        | {name: histogram(-scored(set_predictions, MSP)) for name, set_predictions in foreign.items()},
+        | {
+            name: histogram(-ood_score(set_predictions, MSP))
+            for name, set_predictions in ood_predictions.items()
+        },
         risk=risk_coverage(confidence, hits),
         roc={
-            name: roc(**places(id_scores, scored(set_predictions, score)))
-            for name, set_predictions in foreign.items()
+            name: roc(**places(id_scores, ood_score(set_predictions, score)))
+            for name, set_predictions in ood_predictions.items()
         },
     )
 
@@ -54,7 +57,7 @@ def curves_of(
 def reliability(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Bins:
     """Return the bins of `classification.ece` for confidences and hits of shape (N,).
 
-    The last bin contains only confidences of exactly 1.
+    The last bin contains only confidences of exactly 1. Confidence and accuracy of empty bins are 0.
     """
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float32)
     index = torch.bucketize(confidence.float(), edges, right=True) - 1
@@ -121,7 +124,7 @@ def _line(x: Tensor, y: Tensor, *, along: Tensor) -> Line:
 
 
 def by_class(
-    predicted: Tensor, labels: Tensor, names: Sequence[str], *, like: ByClass | None = None
+    predicted: Tensor, labels: Tensor, names: Sequence[str], *, same_classes_as: ByClass | None = None
 ) -> ByClass:
     """Return the number of correct answers for each class, and the most frequent confusions.
 
@@ -129,15 +132,19 @@ def by_class(
         predicted: Shape (N,), int64, in 0..C-1.
         labels: Shape (N,), int64, in 0..C-1, N >= 1.
         names: Names of the C classes.
-        like: Results whose classes are selected. `None` selects the `MOST_CLASSES` classes with the lowest
-            accuracy; of equal classes the first.
+        same_classes_as: Results whose classes are selected. `None` selects the `MOST_CLASSES` classes with
+            the lowest accuracy among classes with samples; of equal classes the first.
+
+    Returns:
+        Classes in the order of their index, and at most `MOST_CONFUSIONS` confusions, the most frequent
+        first.
     """
     counts = torch.bincount(labels, minlength=len(names))
     hits = torch.bincount(labels[predicted == labels], minlength=len(names))
     present = counts.nonzero().flatten()
     order = (hits.double() / counts.clamp(min=1))[present].sort(stable=True).indices
     worst = sorted(present[order][:MOST_CLASSES].tolist())
-    chosen = worst if like is None else [c.index for c in like.classes]
+    chosen = worst if same_classes_as is None else [c.index for c in same_classes_as.classes]
     wrong = predicted != labels
     pairs, frequency = torch.unique(torch.stack([labels[wrong], predicted[wrong]]), dim=1, return_counts=True)
     most = frequency.sort(descending=True, stable=True).indices[:MOST_CONFUSIONS]

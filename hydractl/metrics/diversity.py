@@ -71,7 +71,7 @@ def _entropy(probs: Tensor) -> Tensor:
     return 0 - probs.xlogy(probs).sum(-1)  # subtraction from 0, because negation would return -0.0
 
 
-_diverse = partial(Metric, needs=MetricNeeds.MEMBERS, reads=("member_probs",))
+_diverse = partial(Metric, needs=MetricNeeds.MEMBERS, arguments=("member_probs",))
 
 DIVERSITY = (
     _diverse(

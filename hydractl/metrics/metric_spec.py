@@ -17,7 +17,19 @@ ARROWS = {True: " ↑", False: " ↓", None: ""}
 
 
 class MetricNeeds(Enum):
-    """Data that a metric needs."""
+    """Input that a metric needs.
+
+    Attributes:
+        LABELS: Labels of the ID set.
+        QUERIES: Labelled pairs of query and passage.
+        TASK: Data for a metric of a single task, such as spans.
+        SETS: Prediction sets.
+        MEMBERS: Each member's probabilities.
+        OOD: An OOD set.
+        TEMPERATURE: A temperature.
+        WEIGHTS: The model, for its size and operations.
+        TIME: A measurement of latency.
+    """
 
     LABELS = auto()
     QUERIES = auto()
@@ -36,7 +48,7 @@ ON_ID_DATA = (MetricNeeds.TEMPERATURE, MetricNeeds.LABELS, *WHERE_PRESENT)
 
 
 class Unit(Enum):
-    """Unit of a value."""
+    """Unit of a value: a plain number, a fraction in [0, 1], nats, a count, or milliseconds."""
 
     PURE = auto()
     SHARE = auto()
@@ -59,7 +71,7 @@ class Metric:
         unit: Unit of the stored value.
         low: Smallest possible value.
         high: Largest possible value; infinite without a bound for all models.
-        reads: Names of the arguments of `compute`: vectors with one entry per sample, from
+        arguments: Names of the arguments of `compute`: vectors with one entry per sample, from
             `per_sample.answers` or `per_sample.places`.
         compute: Function from arguments of shape (..., N) to values of shape (...), so resamples or
             candidates can be a batch. Metrics of members map probabilities (M, N, C) to a number. `None` if
@@ -77,7 +89,7 @@ class Metric:
     unit: Unit = Unit.PURE
     low: float = 0.0
     high: float = math.inf
-    reads: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     compute: Callable[..., Tensor | float] | None = None
     interval: bool = False
     may_lack: bool = False
@@ -96,7 +108,7 @@ class Metric:
         """
         if self.compute is None:
             raise ValueError(f"`{self.name}` cannot be computed from predictions")
-        return self.compute(*(sample[name] for name in self.reads))
+        return self.compute(*(sample[name] for name in self.arguments))
 
 
 # Rows of a bfloat16 softmax over a thousand classes sum to 1 within about 0.4 %.

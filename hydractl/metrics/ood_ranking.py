@@ -126,7 +126,13 @@ def _curve(negatives: Tensor, positives: Tensor) -> tuple[np.ndarray, np.ndarray
 
 
 def _steps(negatives: Tensor, positives: Tensor) -> Tensor:
-    """Return the area under the precision-recall curve by steps, shape (...), float64."""
+    """Return the area under the precision-recall curve by steps, shape (...), float64.
+
+    Args:
+        negatives: Number of negative samples at each of P ranks, shape (..., P); see `_counts`. Samples at
+            the first ranks are classified as positive first.
+        positives: Number of positive samples at each rank.
+    """
     precision, recall = _curve(negatives, positives)
     return positives.double().new_tensor(((recall[..., :-1] - recall[..., 1:]) * precision[..., :-1]).sum(-1))
 
@@ -138,7 +144,7 @@ def _trapezoids(negatives: Tensor, positives: Tensor) -> Tensor:
     return positives.double().new_tensor((width * (precision[..., :-1] + precision[..., 1:]) / 2.0).sum(-1))
 
 
-_ranked = partial(Metric, needs=MetricNeeds.OOD, unit=Unit.SHARE, high=1.0, reads=("inside", "outside"))
+_ranked = partial(Metric, needs=MetricNeeds.OOD, unit=Unit.SHARE, high=1.0, arguments=("inside", "outside"))
 
 RANKING = (
     _ranked(

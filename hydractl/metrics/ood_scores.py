@@ -334,7 +334,7 @@ def is_fitted(score: str) -> bool:
     return kind_of(score) in FITTED
 
 
-def means_the_same(score: str, version: int) -> bool:
+def has_same_definition(score: str, version: int) -> bool:
     """Return whether a score has the same definition as in files with this `VERSION`."""
     return version >= _CHANGED.get(kind_of(score), 1)
 

@@ -165,7 +165,7 @@ def at_once(predictions: StoredPredictions) -> int:
     return max(1, min(SAMPLES_AT_ONCE, NUMBERS_AT_ONCE // math.prod((members, *classes))))
 
 
-class Opinions(NamedTuple):
+class MemberLogProbs(NamedTuple):
     """Log-probabilities of members and ensemble.
 
     Attributes:
@@ -195,14 +195,14 @@ def of_inputs(values: Tensor, *, multi_label: bool) -> Tensor:
     return values.mean(-1) if multi_label else values
 
 
-def opinions(logits: Tensor) -> Opinions:
+def opinions(logits: Tensor) -> MemberLogProbs:
     """Return the log-probabilities of member logits (M, ..., C).
 
     Computed in at least float32, because the rounding of lower precision would hide disagreement between
     members.
     """
     log_probs = logits.log_softmax(-1, dtype=at_least_single(logits.dtype))
-    return Opinions(log_probs, ensemble_log_probs(log_probs))
+    return MemberLogProbs(log_probs, ensemble_log_probs(log_probs))
 
 
 def ensemble_log_probs(member_log_probs: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ def at_labels(values: Tensor, labels: Tensor) -> Tensor:
     return values.gather(-1, labels.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1)
 
 
-def question_losses(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+def item_losses(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
     """Return the cross-entropy of each item in nats.
 
     The losses of several labels or words per item are averaged, see `mean_over_questions`.

@@ -115,7 +115,7 @@ def by_name(*metrics: Metric) -> Mapping[str, Metric]:
 
 
 def metrics_of(task: Task) -> tuple[Metric, ...]:
-    """Return the metrics that apply to no other task."""
+    """Return the metrics that apply only to this task; empty for a task without own metrics."""
     return () if task.metrics is None else tuple(load(task.metrics))
 
 
@@ -141,7 +141,7 @@ def choose_metrics(
     """Return the names of the metrics to measure, in the order of reports.
 
     Args:
-        names: Names of metrics. `None` for all metrics that can be measured.
+        names: Names of metrics. `None` or empty for all metrics that can be measured.
         ood: Whether the run has an OOD set.
         latency: Whether latency may be measured.
         scaled: Whether logits are divided by a temperature. The metric `temperature` is then always included.
@@ -186,5 +186,5 @@ def _nearest(name: str) -> str | None:
 
 
 def needing(metrics: Iterable[str], *needs: MetricNeeds) -> tuple[str, ...]:
-    """Return the names of the metrics that need one of these inputs."""
+    """Return the names of the metrics that need one of these inputs, in the given order."""
     return tuple(name for name in metrics if METRICS[name].needs in needs)

@@ -153,11 +153,11 @@ class Resampling:
         counts = [len(next(iter(samples.values()))) // labels for samples in sets]
         within = torch.arange(labels)
         sample = {name: vector for samples in sets for name, vector in samples.items()}
-        counted = present(sample)
+        counted = without_nan(sample)
         point_estimates = {m.name: float(m.of(counted)) for m in metrics}
         spread: dict[str, list[Tensor]] = {m.name: [] for m in metrics if m.interval and self.resamples}
-        bins = {m.name: _bins(m, sample[m.reads[0]]) for m in metrics if m.bins and m.name in spread}
-        read = {name for m in metrics if m.interval for name in m.reads}
+        bins = {m.name: _bins(m, sample[m.arguments[0]]) for m in metrics if m.bins and m.name in spread}
+        read = {name for m in metrics if m.interval for name in m.arguments}
         for sample_indices in self.draws(*counts, name=name, labels=labels) if spread else ():
             indices = tuple((index.unsqueeze(-1) * labels + within).flatten(-2) for index in sample_indices)
             resample = {
@@ -230,14 +230,14 @@ def calibration_error(value: float, gaps: Tensor, resampled: Tensor, *, count: i
 
 def _gaps(metric: Metric, sample: Mapping[str, Tensor], bins: Tensor, count: int) -> Tensor:
     """Return the gaps (..., B) of a calibration error for samples (..., N) and their bin indices (..., N)."""
-    confidence, hits = (sample[name] for name in metric.reads)
+    confidence, hits = (sample[name] for name in metric.arguments)
     gaps = confidence.double().new_zeros(*bins.shape[:-1], count)
     differences = hits.double() - confidence.double()
     values = (~differences.isnan()).sum(-1, keepdim=True)
     return gaps.scatter_add_(-1, bins, differences.nan_to_num()) / values
 
 
-def present(sample: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def without_nan(sample: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return vectors (K,) without the entries that are NaN in the first floating-point vector of shape (N,)."""
     absent = [vector.isnan() for vector in sample.values() if vector.is_floating_point()][:1]
     if not absent or not absent[0].any():

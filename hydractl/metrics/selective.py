@@ -80,7 +80,13 @@ def fewest(risk: float, delta: float | None) -> int:
 def ranks_to_test(count: int, risk: float, delta: float) -> list[int]:
     """Return the number of samples below each threshold of the sequence, without ties, in increasing order.
 
-    Contains the numbers at which one more error is allowed, where tests have the most power, and N - 1.
+    Contains the numbers at which one more error is allowed, where tests have the most power, and N - 1. Empty
+    if N is too small for any test to pass.
+
+    Args:
+        count: N.
+        risk: Maximum error rate, in (0, 1).
+        delta: Level of each test, in (0, 1).
     """
     counts = np.arange(1, count)
     allowed = binom.ppf(delta, counts, risk)
@@ -95,11 +101,11 @@ def ranks_to_test(count: int, risk: float, delta: float) -> list[int]:
 
 
 def errors_among_accepted(scores: Tensor, hits: Tensor, *, risk: float, delta: float) -> Selection:
-    """Return the largest threshold of the sequence: at most `risk` of the accepted inputs are wrong.
+    """Return the largest tested threshold with an error rate of at most `risk` among accepted inputs.
 
-    The guarantee holds with probability at least 1 - `delta` over the samples, for inputs from the
-    distribution of the samples, if samples are independent. An input is accepted if its score is below the
-    threshold.
+    An input is accepted if its score is below the threshold. The bound holds with probability at least 1 -
+    `delta` over the samples, for inputs from the distribution of the samples, if samples are independent.
+    Thresholds are tested from low to high until a test fails; see the module.
 
     Args:
         scores: Shape (N,), finite; higher is less certain.
@@ -186,7 +192,10 @@ def _ordered(scores: Tensor, hits: Tensor, **shares: float) -> tuple[Tensor, Ten
 
 
 def _below(ordered: Tensor, wrong: Tensor, score: float) -> Selection:
-    """Return the threshold that accepts the samples with lower scores than `score`."""
+    """Return the threshold that accepts the samples with lower scores than `score`, or `NOTHING`.
+
+    `ordered` and `wrong` are results of `_ordered`.
+    """
     accepted = int((ordered < score).sum())
     if not accepted:
         return NOTHING

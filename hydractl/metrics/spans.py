@@ -216,21 +216,21 @@ SPANS = (
         column="span F1",
         definition="Harmonic mean of precision and recall of spans, of all labels together; a span is found if its words and its label "
         "are those of a true one (Tjong Kim Sang and De Meulder 2003), as seqeval has it. Intervals resample texts.",
-        reads=("span_hits", "span_predicted", "span_true"),
+        arguments=("span_hits", "span_predicted", "span_true"),
         compute=span_f1,
     ),
     _of_spans(
         name="span_precision",
         column="precision",
         definition="Share of predicted spans that are true, 0 if none is predicted.",
-        reads=("span_hits", "span_predicted"),
+        arguments=("span_hits", "span_predicted"),
         compute=span_precision,
     ),
     _of_spans(
         name="span_recall",
         column="recall",
         definition="Share of true spans that are predicted, 0 if there is none.",
-        reads=("span_hits", "span_true"),
+        arguments=("span_hits", "span_true"),
         compute=span_precision,
     ),
     Metric(
@@ -242,7 +242,7 @@ SPANS = (
         interval=True,
         high=1.0,
         higher_is_better=False,
-        reads=("span_confidence", "span_correct"),
+        arguments=("span_confidence", "span_correct"),
         compute=ece,
         bins=of_equal_width,
     ),
@@ -253,7 +253,7 @@ SPANS = (
         definition="AUROC of predicted spans: those in OOD texts against those in ID texts; the score of a span is the highest of "
         "its words. Not measured where no span is predicted. Intervals resample texts; there is none if a resample lacks spans.",
         needs=MetricNeeds.OOD,
-        reads=("inside", "outside"),
+        arguments=("inside", "outside"),
         compute=auroc,
     ),
     _of_spans(
@@ -263,7 +263,7 @@ SPANS = (
         definition="FPR95 of predicted spans, as `span_auroc`.",
         needs=MetricNeeds.OOD,
         higher_is_better=False,
-        reads=("inside", "outside"),
+        arguments=("inside", "outside"),
         compute=fpr_at_tpr,
     ),
 )

@@ -112,7 +112,7 @@ def changes_nothing(temperature: float | Tensor) -> bool:
 
 
 def scale(responses: Responses, temperature: float | Tensor) -> Responses:
-    """Return the predictions with logits divided by T; arguments as in `scale_log_probs`."""
+    """Return the predictions with logits divided by T, without scores; arguments as in `scale_log_probs`."""
     log_probs, logsumexp, _ = responses
     scaled = scale_log_probs(log_probs, temperature)
     if logsumexp is None or changes_nothing(temperature):
@@ -170,7 +170,7 @@ def scaled_nll(predictions: StoredPredictions | Tensor, labels: Tensor, temperat
 
 
 def shared_temperature(temperatures: Sequence[Temperature]) -> Temperature:
-    """Return the common value of all temperatures, or a temperature of 1 if they differ."""
+    """Return the common value of all temperatures; a temperature of 1 if they differ or there are none."""
     return temperatures[0] if len({*temperatures}) == 1 else Temperature()
 
 
@@ -185,15 +185,15 @@ def fit_temperature(
 
     The temperature minimizes N NLL(T) + (ln T)^2 / (2 deviation^2). There may be several minima, so the best
     of 17 values, evenly spaced in ln T, is refined by Brent's bounded search between its neighbours, with
-    tolerance 1e-6 in ln T. The result is never worse than T = 1, in objective and NLL. T is 1 if the
-    objective is constant.
+    tolerance 1e-6 in ln T. The result is never worse than the prior's mode, T = 1 / `stored`, in objective
+    and NLL. It is the mode if the objective is constant.
 
     Args:
         predictions: Finite log-probabilities or logits, shape (M, N, C); (M, N, Q, C) for Q labels or words,
             each of which counts as a sample. Read several times.
         labels: Shape (N,) or (N, Q), integer, in 0..C-1; negative for padding words.
         stored: Temperature that already divides the logits. The prior then applies to the product, the
-            temperature of the raw logits.
+            temperature of the raw logits: ln T is replaced by ln(T `stored`) in the objective.
         deviation: Standard deviation of the prior on ln T; infinite for no prior.
 
     Raises:

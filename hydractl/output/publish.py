@@ -126,9 +126,6 @@ def has_content(path: Path) -> bool:
     return path.exists() and (not path.is_file() or path.stat().st_size > 0)
 
 
-# outputs under scratch names
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingOutput:
     """Output during its creation.
@@ -218,7 +215,7 @@ def begin_output(path: Path, *, folder: bool = False) -> Iterator[PendingOutput]
                 descriptor = files[0].fileno()
             # before the lock, another command may have removed the scratch file, in the belief of a killed
             # command
-            if locked := keep(descriptor, scratch):
+            if locked := lock_new(descriptor, scratch):
                 if files and target.is_file():
                     _copy_mode(path, target, descriptor)
                 yield PendingOutput(path=path, target=target, scratch=scratch, files=files)
@@ -260,6 +257,9 @@ def check_open(path: Path) -> None:
     """Raise if `path` is `-` and standard output was closed at the start of the program.
 
     Python's replacement for a closed standard output accepts and discards all bytes.
+
+    Raises:
+        OSError: With `errno.EBADF`.
     """
     if path == STDOUT and sys.__stdout__ is None:
         raise OSError(errno.EBADF, "standard output is closed")
@@ -267,12 +267,7 @@ def check_open(path: Path) -> None:
 
 @contextlib.contextmanager
 def translated(path: Path, *, ours: set[str]) -> Iterator[None]:
-    """Convert errors of the operating system about an output to `OutputError`, except `BrokenPipeError`.
-
-    Args:
-        path: The output, for messages.
-        ours: Paths of the output. Errors about other paths are not converted.
-    """
+    """Convert system errors about the outputs `ours` to `OutputError`, except `BrokenPipeError`."""
     try:
         yield
     except BrokenPipeError:
@@ -362,10 +357,7 @@ def publish_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def publish_folder(path: Path) -> Iterator[Path]:
-    """Create a folder under a scratch name, and publish the folder after a block without errors.
-
-    Yields:
-        The folder under the scratch name.
+    """Create a folder under a scratch name, yield it, and publish the folder after a block without errors.
 
     Raises:
         OutputError: If the operating system refuses.
@@ -414,9 +406,6 @@ def sync_path(path: Path) -> None:
             os.close(descriptor)
 
 
-# locks
-
-
 def scratch_beside(target: Path) -> Path:
     """Return a random scratch name in the folder of `target`."""
     return target.with_name(f"{_prefix(target)}{secrets.token_hex(4)}.hydractl-part")
@@ -450,7 +439,7 @@ def lock(descriptor: int, path: Path, *, wait: bool = False) -> bool:
         return False
 
 
-def keep(descriptor: int, path: Path) -> bool:
+def lock_new(descriptor: int, path: Path) -> bool:
     """Lock a new file or folder, if the file system has locks.
 
     Returns:
@@ -665,7 +654,10 @@ def _announce_wait(out: Path, holder: Mapping[str, object], *, wait: bool | None
 
 
 def output(text: str) -> Path:
-    """Parse the path of an output: a folder if a folder exists there or the text ends with a slash."""
+    """Parse the path of an output: a `Folder` for a folder, otherwise a `Path`.
+
+    The path is a folder if a folder exists there, or if the text ends with a slash.
+    """
     path = Path(text)
     if not (text.endswith("/") or path.is_dir()):
         return path

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hydractl import progress
 from hydractl.checkpoint import Chunks, TensorSpec, spec_of, tensor_bytes, write_checkpoint
-from hydractl.data.batches import BATCHES, Batch, BatchShare, encoded
+from hydractl.data.batches import SORTED_BATCHES, Batch, BatchShare, eval_batches
 from hydractl.data.datasets import Dataset, TextSet
 from hydractl.data.words import Span, WordSet, by_word, whole_words
 from hydractl.data.worker_pool import cores
@@ -35,9 +35,9 @@ from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, divisor, fit_t
 from hydractl.model_inputs import Inputs
 from hydractl.output.publish import Sink
 from hydractl.plugins import load
-from hydractl.prediction.class_names import Classes, settle
+from hydractl.prediction.class_names import Classes, set_classes
 from hydractl.prediction.feature_ood import Predictor
-from hydractl.prediction.inference import PreparedData, collected, fits
+from hydractl.prediction.inference import PreparedData, collected, memory_guard
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.progress import SILENT, reporting
 
@@ -69,32 +69,34 @@ class Execution:
 
 
 def load_predictors(
-    opened: Sequence[OpenModel],
+    model_files: Sequence[OpenModel],
     *,
     device: torch.device,
     dtype: torch.dtype | None,
     classes: Classes | None,
     hint: str = "use `--device cpu`",
 ) -> list[Predictor]:
-    """Load the models of a row, without OOD scores.
+    """Load the models of a table row, without OOD scores.
 
     Args:
-        opened: The models.
+        model_files: The models.
         device: Device for all models.
         dtype: Dtype for all models. None keeps the dtype of each checkpoint.
-        classes: Classes of zero-shot models.
+        classes: Classes of zero-shot models. None keeps the stored classes.
         hint: Advice if the models do not fit into the memory of the device.
 
     Raises:
         InputError: If the models do not fit into the memory of the device.
+        UsageError: If prompts of two classes have the same tokens.
+        CheckpointError: If the tokenizer of a zero-shot model is missing or invalid.
     """
-    with fits(opened[0].reference, device, hint=hint):
-        models = [load_any(model, dtype=dtype).to(device) for model in opened]
-    for model, checkpoint in zip(models, opened, strict=True):
-        settle(model, checkpoint, classes)
+    with memory_guard(model_files[0].reference, device, hint=hint):
+        models = [load_any(model, dtype=dtype).to(device) for model in model_files]
+    for model, checkpoint in zip(models, model_files, strict=True):
+        set_classes(model, checkpoint, classes)
     return [
-        Predictor(model=model, name=checkpoint.reference, reads=checkpoint.header.preprocess)
-        for model, checkpoint in zip(models, opened, strict=True)
+        Predictor(model=model, name=checkpoint.reference, preprocess=checkpoint.header.preprocess)
+        for model, checkpoint in zip(models, model_files, strict=True)
     ]
 
 
@@ -102,7 +104,7 @@ def predict(predictor: Predictor, inputs: PreparedData, *, team: ProcessGroup = 
     """Return the predictions of a model's members on a data set, in memory, in every process.
 
     Args:
-        predictor: The model.
+        predictor: The model, without fitted OOD scores.
         inputs: The data; each process has a share of the batches.
         team: The processes.
 
@@ -153,7 +155,7 @@ def answers(
 
 
 def _batches(predictor: Predictor, inputs: PreparedData, team: ProcessGroup) -> Iterator[Sequence[Tensor]]:
-    batches = inputs.tracked(predictor.reads, predictor.name)
+    batches = inputs.tracked(predictor.preprocess, predictor.name)
     return team.iterate(predictor.responses(batches, data=inputs.name))
 
 
@@ -167,7 +169,7 @@ def write_predictions(
     *,
     with_logits: bool,
 ) -> None:
-    """Write predictions and labels to a canonical safetensors file.
+    """Write predictions and labels to a safetensors file; equal contents give equal bytes.
 
     Tensors are named `log_probs/ROW/DATA`, optionally `logsumexp/ROW/DATA`, `labels/DATA`, and
     `scores/ROW/DATA/SCORE` for feature-based OOD scores.
@@ -214,7 +216,7 @@ def window(batch_size: int) -> int:
 
     With batch size 1 there is no sorting, so each answer is printed at once.
     """
-    return batch_size * (BATCHES if batch_size > 1 else 1)
+    return batch_size * (SORTED_BATCHES if batch_size > 1 else 1)
 
 
 AnswerBlock = tuple[range, Responses, dict[int, str], list[tuple[str, list[Span]]] | None]
@@ -225,38 +227,48 @@ the words of each text."""
 def answer_blocks(
     predictor: Predictor, dataset: Dataset, size: int, team: ProcessGroup, ticks: Iterator[object]
 ) -> Iterator[AnswerBlock]:
-    """Yield the predictions on a data set in blocks of some batches, in every process.
+    """Yield the predictions on consecutive blocks of a data set, in order, in every process.
 
-    The content of a batch does not depend on the number of processes.
+    A block has at most `window(size)` texts, or 16 batches of images per process. The content of a batch does
+    not depend on the number of processes.
 
     Args:
         predictor: The model, on the device of this process.
         dataset: The data.
         size: Samples per forward pass.
         team: The processes that share the batches.
-        ticks: Advances with each batch of this process.
+        ticks: Iterator that advances after each batch of this process, for a progress bar.
 
     Raises:
         InputError: If a logit is not finite, or the device has too little memory.
         DataError: If an item cannot be read.
     """
     # If the model computes on all CPU cores, decoding ahead would take cores from it.
-    fills = predictor.model.device.type == "cpu" and torch.get_num_threads() >= cores()
-    deal, how = BatchShare(team.rank, team.world, ahead=not fills), predictor.reads
+    uses_all_cores = predictor.model.device.type == "cpu" and torch.get_num_threads() >= cores()
+    batch_share, preprocess = (
+        BatchShare(team.rank, team.world, ahead=not uses_all_cores),
+        predictor.preprocess,
+    )
     stream, step = None, window(size)
     if not isinstance(dataset, TextSet):
-        stream = iter(encoded(dataset, how, batch_size=size, limit_bytes=0, deal=deal))
-        step = size * BATCHES * team.world
+        stream = iter(
+            eval_batches(dataset, preprocess, batch_size=size, limit_bytes=0, batch_share=batch_share)
+        )
+        step = size * SORTED_BATCHES * team.world
     for begin in range(0, len(dataset), step):
         places = range(begin, min(begin + step, len(dataset)))
         first, rows, texts, words = begin, dataset, None, None
         if isinstance(dataset, TextSet):
             first, rows = 0, (texts := dataset.subset(places))
-            if isinstance(how, Tokenization) and how.by_word:
+            if isinstance(preprocess, Tokenization) and preprocess.by_word:
                 with reporting(SILENT):  # blocks are cut into windows one by one; the message would repeat
-                    rows = words = by_word(texts, how)
+                    rows = words = by_word(texts, preprocess)
         count = len(places) if words is None else len(words)
-        part = islice(stream, BATCHES) if stream else encoded(rows, how, batch_size=size, deal=deal)
+        part = (
+            islice(stream, SORTED_BATCHES)
+            if stream
+            else eval_batches(rows, preprocess, batch_size=size, batch_share=batch_share)
+        )
         bad: dict[int, str] = {}
         outputs = team.iterate(predictor.responses(_ticked(part, first, bad, ticks), data=dataset.name))
         responses = in_memory(collected(outputs, count=count, names=predictor.score_names))
@@ -273,7 +285,14 @@ def answer_blocks(
 def _ticked(
     batches: Iterable[Batch[Inputs]], first: int, bad: dict[int, str], ticks: Iterator[object]
 ) -> Iterator[Batch[Inputs]]:
-    """Yield batches with indices relative to `first`, advance `ticks`, and collect unreadable items in `bad`."""
+    """Yield batches with `first` subtracted from their indices.
+
+    Args:
+        batches: The batches.
+        first: Position of the first item in the data set.
+        bad: Receives the reason why an item is unreadable, by position in the data set.
+        ticks: Iterator that advances after each batch, for a progress bar.
+    """
     for batch in batches:
         bad.update(batch.bad)
         yield batch._replace(indices=batch.indices - first)
@@ -305,10 +324,12 @@ class Scaling:
         """Fit the temperature on held-out data. Warn if the result is a bound of the search.
 
         Args:
-            predictions: Predictions of every member on the held-out data.
-            labels: Class indices, shape (N,) or (N, Q), in 0..C-1.
+            predictions: Predictions of every member on the held-out data, with logits divided by the stored
+                temperatures.
+            labels: Class indices, shape (N,) or (N, Q), in 0..C-1; negative for padding words.
             row: Name of the row for messages.
-            header: Header with the class names and the task; the task may have additional temperatures.
+            header: Header with the class names and the task. Multi-label models also get a temperature per
+                label, token classifiers a temperature of entities.
             stored: Temperatures stored in the row's checkpoints.
         """
         before = shared_temperature(stored)
@@ -330,7 +351,7 @@ class Scaling:
         return cls(temperature=scale, fitted_on=len(labels))
 
     def __call__(self, predictions: StoredPredictions) -> StoredPredictions:
-        """Return the predictions with scaled logits, float32."""
+        """Return the predictions with scaled logits, float32; without a temperature, the same predictions."""
         if self.temperature is None:
             return predictions
         return Scaled(predictions, divisor(self.temperature))
@@ -338,7 +359,7 @@ class Scaling:
     def on_top_of(self, stored: Sequence[Temperature]) -> Temperature:
         """Return the total temperature: the stored temperature times this temperature.
 
-        Different temperatures of the row's checkpoints are not included.
+        If the row's checkpoints have different temperatures, only this temperature counts.
 
         Raises:
             InputError: If the result is outside the range of stored temperatures.
@@ -354,10 +375,13 @@ class Scaling:
         return total
 
     def values(self, stored: Sequence[Temperature]) -> dict[str, Value]:
-        """Return the total temperature for the report; empty without any temperature.
+        """Return the total temperature for the report by its name `temperature`; empty without temperatures.
 
         Args:
             stored: Temperatures of the row's checkpoints. Different temperatures are not reported.
+
+        Raises:
+            InputError: If the result is outside the range of stored temperatures.
         """
         temperature = self.on_top_of(stored)
         if self.temperature is None and temperature == Temperature():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from hydractl.data.reference import LEAST, first_twice, normal
+from hydractl.data.reference import MIN_CLASSES, first_twice, normal
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.messages import counted, did_you_mean_path
 from hydractl.strict_json import NotJSONError, parse
@@ -55,24 +55,30 @@ class Classes:
         return [template.replace("{label}", name) for name in self.names for template in self.templates]
 
 
-def settle(model: Towers, opened: OpenModel, classes: Classes | None) -> None:
-    """Set the classes of a zero-shot model. The text towers run only once, in this call.
+def set_classes(model: Towers, model_file: OpenModel, classes: Classes | None) -> None:
+    """Set the classes of a zero-shot model in place. The text tower encodes the prompts once, in this call.
 
-    Nothing changes if the checkpoint stores the same classes, or has a classifier.
+    Nothing changes if `classes` is None, or the checkpoint stores the same classes or has a classifier.
+
+    Raises:
+        CheckpointError: If the model has no tokenizer.
+        UsageError: If the prompts of two classes have the same tokens.
     """
-    stored = opened.header.prompting
+    stored = model_file.header.prompting
     are_stored = (
-        stored and classes and (opened.header.labels, stored.templates) == (classes.names, classes.templates)
+        stored
+        and classes
+        and (model_file.header.labels, stored.templates) == (classes.names, classes.templates)
     )
     if classes is None or stored is None or are_stored:
         return
     from hydractl.families.tower import settle_classes  # noqa: PLC0415 - opening a file must not load torch
 
-    settle_classes(model, prompts_of(opened, classes), templates=len(classes.templates))
+    settle_classes(model, prompts_of(model_file, classes), templates=len(classes.templates))
 
 
 def with_class_names(header: Header, classes: Classes | None) -> Header:
-    """Return the header of a zero-shot model with new classes.
+    """Return the header of a zero-shot model with new classes; None returns the header unchanged.
 
     If the classes change, the stored threshold, prediction sets and OOD scores are dropped, because they were
     fitted for other classes.
@@ -85,8 +91,11 @@ def with_class_names(header: Header, classes: Classes | None) -> Header:
     return header.model_copy(update={"labels": classes.names, "prompting": prompting, **dropped})
 
 
-def prompts_of(opened: OpenModel, classes: Classes) -> dict[str, torch.Tensor]:
-    """Return all prompts as inputs of the text tower: for each class, all templates.
+def prompts_of(model_file: OpenModel, classes: Classes) -> dict[str, torch.Tensor]:
+    """Return all prompts as inputs of the text tower: for each of C classes, all P templates.
+
+    Returns:
+        `input_ids` and the tokenizer's other tensors, shape (C P, T) each.
 
     Raises:
         CheckpointError: If the model has no text tower or no tokenizer.
@@ -95,16 +104,16 @@ def prompts_of(opened: OpenModel, classes: Classes) -> dict[str, torch.Tensor]:
     """
     from hydractl.data.tokenize import encode_texts  # noqa: PLC0415 - as above
 
-    prompting = opened.header.prompting
+    prompting = model_file.header.prompting
     if prompting is None:
-        raise CheckpointError(f"{opened.reference}: has no text tower")
-    how: Tokenization = prompting.tokenization
-    prompts = encode_texts(classes.texts, how)
-    _check_prompts_differ(prompts["input_ids"], classes, how)
+        raise CheckpointError(f"{model_file.reference}: has no text tower")
+    preprocess: Tokenization = prompting.tokenization
+    prompts = encode_texts(classes.texts, preprocess)
+    _check_prompts_differ(prompts["input_ids"], classes, preprocess)
     return prompts
 
 
-def _check_prompts_differ(ids: torch.Tensor, classes: Classes, how: Tokenization) -> None:
+def _check_prompts_differ(ids: torch.Tensor, classes: Classes, preprocess: Tokenization) -> None:
     """Check that no two classes have equal tokens in all prompts; `ids` has shape (C P, T), P templates."""
     names: dict[bytes, str] = {}
     for name, row in zip(classes.names, ids.reshape(len(classes.names), -1), strict=True):
@@ -114,11 +123,19 @@ def _check_prompts_differ(ids: torch.Tensor, classes: Classes, how: Tokenization
                 f"the classes `{twin}` and `{name}` have prompts with the same tokens, so the model "
                 "cannot distinguish them",
                 hint="use names that differ in more than upper and lower case and in words that the tokenizer "
-                f"knows, or a shorter `--template` (the model reads {counted(how.max_length, 'token')})",
+                f"knows, or a shorter `--template` (the model reads {counted(preprocess.max_length, 'token')})",
             )
 
 
-__all__ = ["DEFAULT_TEMPLATE", "NOTHING_NAMED", "Classes", "Naming", "ask", "settle", "with_classes"]
+__all__ = [
+    "DEFAULT_TEMPLATE",
+    "NOTHING_NAMED",
+    "Classes",
+    "Naming",
+    "run_both_towers",
+    "set_classes",
+    "with_classes",
+]
 
 POOLED = "Reading the {pooling} over all tokens, as the folder's 1_Pooling/config.json says"
 """Message for a folder whose pooling is used."""
@@ -151,31 +168,36 @@ class Naming:
         """
         class_names, file = ((), None) if names is None else read_names(names, option="--classes")
         checked = Classes(names=class_names or ("any",), templates=tuple(templates or (DEFAULT_TEMPLATE,)))
-        if names is not None and len(checked.names) < LEAST:
+        if names is not None and len(checked.names) < MIN_CLASSES:
             raise UsageError(
                 f"`--classes {_short(names)}`: gives only one class, but at least two are needed",
                 hint=f"give {FORMS}",
             )
         return cls(names=class_names, templates=tuple(templates or ()), file=file)
 
-    def classes(self, opened: OpenModel, *, data: Sequence[str] = ()) -> Classes | None:
+    def classes(self, model_file: OpenModel, *, data: Sequence[str] = ()) -> Classes | None:
         """Return the classes of a zero-shot model. None for a classifier, or without any class names.
 
         Names come from the user, else from the checkpoint, else from the data. Templates come from the user,
         else from the checkpoint, else from `DEFAULT_TEMPLATE`.
 
+        Args:
+            model_file: The model.
+            data: Class names of the data.
+
         Raises:
-            UsageError: If the user gives classes for a model with a classifier.
+            UsageError: If the user gives classes for a model with a classifier, or a name is empty or
+                repeated.
         """
-        prompting = opened.header.prompting
+        prompting = model_file.header.prompting
         if prompting is None:
             if self.names or self.templates:
                 raise UsageError(
-                    f"{opened.reference}: already has classes; `--classes` and `--template` apply "
+                    f"{model_file.reference}: already has classes; `--classes` and `--template` apply "
                     "only to zero-shot models"
                 )
             return None
-        names = self.names or opened.header.labels or tuple(data)
+        names = self.names or model_file.header.labels or tuple(data)
         templates = self.templates or prompting.templates or (DEFAULT_TEMPLATE,)
         return Classes(names=names, templates=templates) if names else None
 
@@ -216,7 +238,7 @@ def read_names(text: str, *, option: str) -> tuple[tuple[str, ...], Path | None]
         option: Option with the value, for messages.
 
     Returns:
-        Names, and the file or None.
+        Names without spaces at both ends; and the file, or None for a list.
 
     Raises:
         UsageError: If the file cannot be read or is empty, a name is empty or repeated, or the text is a
@@ -275,41 +297,47 @@ def _short(text: str) -> str:
     return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[: MAX_SHOWN_CHARACTERS - 3]}..."
 
 
-def ask(model: Model, opened: OpenModel, classes: Classes | None) -> None:
-    """Let a zero-shot base or member run both towers for each batch.
+def run_both_towers(model: Model, model_file: OpenModel, classes: Classes | None) -> None:
+    """Let a zero-shot model encode the prompts again in each batch, so that its text tower runs too.
 
-    Then ablated heads of the text tower have an effect too.
+    Then ablated heads of the text tower have an effect. Nothing changes if `classes` is None, or the model
+    has a classifier.
+
+    Raises:
+        CheckpointError: If the model has no tokenizer.
+        UsageError: If the prompts of two classes have the same tokens.
     """
     from hydractl.families.tower import Contrast  # noqa: PLC0415 - opening a file must not load torch
 
     answer = model.answer
     if classes is not None and isinstance(answer, Contrast):
-        answer.ask(prompts_of(opened, classes), templates=len(classes.templates))
+        answer.ask(prompts_of(model_file, classes), templates=len(classes.templates))
 
 
-def with_classes(opened: OpenModel, classes: Classes) -> OpenModel:
-    """Return a zero-shot base or member with stored class embeddings.
+def with_classes(model_file: OpenModel, classes: Classes) -> OpenModel:
+    """Return the checkpoint of a zero-shot model with new classes: their names, templates and embeddings.
 
     Raises:
-        UsageError: If the model has a classifier.
+        CheckpointError: If the model has no tokenizer.
+        UsageError: If the model has a classifier, or the prompts of two classes have the same tokens.
     """
-    from hydractl.checkpoint import Checkpoint  # noqa: PLC0415 - nor `--help` pydantic
+    from hydractl.checkpoint import Checkpoint  # noqa: PLC0415 - `--help` must not load pydantic
     from hydractl.families.open_model import load_model  # noqa: PLC0415 - as above
     from hydractl.families.tower import CLASS_EMBEDDINGS, settle_classes  # noqa: PLC0415 - as above
 
-    prompting = opened.header.prompting
+    prompting = model_file.header.prompting
     if prompting is None:
         raise UsageError(
-            f"{opened.reference}: already has classes; `--classes` applies only to zero-shot models"
+            f"{model_file.reference}: already has classes; `--classes` applies only to zero-shot models"
         )
-    model = load_model(opened)
-    settle_classes(model, prompts_of(opened, classes), templates=len(classes.templates))
+    model = load_model(model_file)
+    settle_classes(model, prompts_of(model_file, classes), templates=len(classes.templates))
     class_embeddings: torch.Tensor = model.library_state()[CLASS_EMBEDDINGS]
-    header = opened.header.model_copy(
+    header = model_file.header.model_copy(
         update={
             "labels": classes.names,
             "prompting": prompting.model_copy(update={"templates": classes.templates}),
         }
     )
-    checkpoint = opened.checkpoint.joined(Checkpoint.of({CLASS_EMBEDDINGS: class_embeddings}))
-    return replace(opened, checkpoint=checkpoint, header=header)
+    checkpoint = model_file.checkpoint.joined(Checkpoint.of({CLASS_EMBEDDINGS: class_embeddings}))
+    return replace(model_file, checkpoint=checkpoint, header=header)

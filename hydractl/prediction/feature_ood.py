@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from hydractl import progress
-from hydractl.checkpoint import BESIDE, Checkpoint
+from hydractl.checkpoint import EXTRA_PREFIX, Checkpoint
 from hydractl.data.batches import Batch
-from hydractl.data.datasets import Reading
+from hydractl.data.datasets import ItemPreprocess
 from hydractl.errors import CheckpointError, DataError, InputError, UnsupportedModelError
 from hydractl.families.base import Family
 from hydractl.families.open_model import OpenModel
@@ -62,7 +62,9 @@ class FeatureExtractor:
 
     @classmethod
     def of(cls, model: Towers, family: Family, *, name: str) -> FeatureExtractor:
-        """Change a model in place to return features too. The logits stay the same.
+        """Change a classifier in place to return features after its logits. The logits stay the same.
+
+        A zero-shot model is not changed, because its features are the image embeddings.
 
         Args:
             model: The model in evaluation mode.
@@ -70,7 +72,7 @@ class FeatureExtractor:
             name: Name of the model for errors.
 
         Raises:
-            UnsupportedModelError: If the classifier does not end with a linear layer.
+            UnsupportedModelError: If a classifier of the model has no linear layer.
         """
         if any(isinstance(answer, Contrast) for answer in model.answers):
             return cls(model, ())
@@ -113,7 +115,10 @@ class FeatureExtractor:
         return self.model.scaled_logits(outputs), features
 
     def features_of(self, outputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the features (G, B, D) from the towers' outputs (G, B, F)."""
+        """Return the features (G, B, D) from the towers' outputs (G, B, F) by tower name, G = 1 or M.
+
+        They are the last D of the F columns of a classifier's outputs, or the outputs of the tower `vision`.
+        """
         return next(iter(outputs.values()))[..., -self.width :] if self.readouts else outputs["vision"]
 
     @property
@@ -124,7 +129,10 @@ class FeatureExtractor:
         return next(answer.width for answer in self.model.answers if isinstance(answer, Contrast))
 
     def classifiers(self) -> list[Classifier]:
-        """Return each member's weights (C, D) and biases (C,): logits = weights @ features + biases."""
+        """Return each member's linear classifier: weights (C, D) and biases (C,), float32 on the CPU.
+
+        Logits divided by the model's temperature equal `features @ weights.T + biases`.
+        """
         heat = self.model.temperature
         if not self.readouts:
             return [_cosines(answer, heat) for answer in self.model.answers if isinstance(answer, Contrast)]
@@ -166,7 +174,11 @@ def give_head_inputs(model: Towers, family: Family) -> None:
 
 
 class HeadInput(nn.Module):
-    """Replacement for a classifier: it returns the classifier's inputs in the layout of `FeatureLinear`."""
+    """Replacement for a classifier that returns the classifier's inputs, shape (B, P D).
+
+    With P classifiers, the inputs are multiplied by P in the columns of this classifier. Other columns are 0.
+    So the mean over the P classifiers contains the inputs of each.
+    """
 
     def __init__(self, place: int, places: int, *, linear: bool) -> None:
         """Store the position of the classifier.
@@ -182,7 +194,7 @@ class HeadInput(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """Return the features in the layout of `FeatureLinear`."""
+        """Return the features (B, P D) from the inputs of the classifier."""
         return torch.cat(placed_features(x if self.linear else x.squeeze(1), self.place, self.places), -1)
 
 
@@ -230,15 +242,15 @@ def _bias(layer: nn.Linear) -> Tensor:
 FIT_ANEW = "fit it again with `hydractl eval ... --fit TRAIN --val VAL --store PATH`"
 
 
-def check_threshold(threshold: Threshold, *, where: str) -> None:
+def check_threshold(threshold: Threshold, *, place: str) -> None:
     """Check that the definition of a threshold's OOD score has not changed since the threshold was fitted.
 
     Raises:
         InputError: If the definition has changed.
     """
-    if not ood_scores.means_the_same(threshold.score, threshold.version):
+    if not ood_scores.has_same_definition(threshold.score, threshold.version):
         raise InputError(
-            f"{where}: its threshold is for an earlier definition of `{threshold.score}`",
+            f"{place}: its threshold is for an earlier definition of `{threshold.score}`",
             hint="find it again with `hydractl eval ... --threshold-for 'risk<=R' --store PATH`",
         )
 
@@ -270,7 +282,7 @@ class Scores:
                 the fit.
         """
         version = header.fitted.version if header.fitted else ood_scores.VERSION
-        if changed := [score for score in scores if not ood_scores.means_the_same(score, version)]:
+        if changed := [score for score in scores if not ood_scores.has_same_definition(score, version)]:
             raise CheckpointError(
                 f"{name}: its OOD score `{changed[0]}` was fitted by its earlier definition",
                 hint=FIT_ANEW,
@@ -287,7 +299,7 @@ class Scores:
         return sum(score.size for member_scores in self.fitted.values() for score in member_scores)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by their names in a checkpoint."""
+        """Return the tensors by their names in a checkpoint, which contain score and member."""
         return {
             _called(score, member, name): tensor
             for score, member_scores in self.fitted.items()
@@ -340,7 +352,7 @@ def _wide(fitted: FittedScore) -> Tensor:
 
 
 def _called(score: str, member: int, name: str) -> str:
-    return f"{BESIDE}{score}/{member}/{name}"
+    return f"{EXTRA_PREFIX}{score}/{member}/{name}"
 
 
 def _read(checkpoint: Checkpoint, score: str, member: int, name: str) -> FittedScore:
@@ -366,14 +378,14 @@ class Predictor:
     Attributes:
         model: The model in evaluation mode, on its device and in its dtype.
         name: Name of the model for errors.
-        reads: Preprocessing of items.
+        preprocess: Preprocessing of items.
         scores: Feature-based OOD scores; None if there are none.
         extractor: Model with features; None without `scores`.
     """
 
     model: Towers
     name: str
-    reads: Reading
+    preprocess: ItemPreprocess
     scores: Scores | None = None
     extractor: FeatureExtractor | None = None
 
@@ -520,7 +532,7 @@ def _energies_and_densities(
     name: str,
     team: ProcessGroup,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return each member's energies and relative densities of held-out data, in the order of the data."""
+    """Return each member's energies and relative densities, shape (N',), of held-out data in order."""
     parts = [
         torch.stack([
             torch.stack([ood_scores.SCORES[ood_scores.ENERGY].of(z.unsqueeze(0)), density(f, z)])
@@ -624,21 +636,23 @@ class WithDefaultScore(nn.Module):
         self.energy_density = EnergyDensity(scores.fitted[ENERGY_DENSITY])
 
     @classmethod
-    def stored(cls, model: Towers, opened: OpenModel, classes: Classes | None = None) -> Self:
+    def stored(cls, model: Towers, model_file: OpenModel, classes: Classes | None = None) -> Self:
         """Return a model with the default score of its checkpoint.
 
         Args:
             model: The model in evaluation mode.
-            opened: The checkpoint.
+            model_file: The checkpoint.
             classes: Classes of a zero-shot model. Stored scores apply only to the classes in the checkpoint.
 
         Raises:
             CheckpointError: If stored scores are invalid.
         """
-        header, scores = with_class_names(opened.header, classes), None
+        header, scores = with_class_names(model_file.header, classes), None
         if default_score(header) == ENERGY_DENSITY:
-            scores = Scores.stored(opened.checkpoint, header, scores=[ENERGY_DENSITY], name=opened.reference)
-        return cls(model, scores, opened.family, name=opened.reference)
+            scores = Scores.stored(
+                model_file.checkpoint, header, scores=[ENERGY_DENSITY], name=model_file.reference
+            )
+        return cls(model, scores, model_file.family, name=model_file.reference)
 
     @property
     def model(self) -> Towers:
@@ -673,11 +687,11 @@ def _padded(tensors: Sequence[Tensor]) -> Tensor:
 
 
 class FitOn(NamedTuple):
-    """Training data for OOD scores.
+    """Data for fitting OOD scores.
 
     Attributes:
-        inputs: The data; each process has a share of the batches.
-        labels: Class indices of the model, shape (N,).
+        inputs: The training data; each process has a share of the batches.
+        labels: Labels of the training data as class indices of the model, shape (N,).
         held_out: Held-out ID data; None if no score needs them.
     """
 
@@ -701,13 +715,13 @@ def overlap_of_val(val: np.ndarray, training: np.ndarray) -> str | None:
 
 
 def with_ood_scores(
-    predictor: Predictor, opened: OpenModel, scores: Sequence[str], on: FitOn | None, team: ProcessGroup
+    predictor: Predictor, model_file: OpenModel, scores: Sequence[str], on: FitOn | None, team: ProcessGroup
 ) -> Predictor:
     """Return a predictor with feature-based OOD scores.
 
     Args:
         predictor: The predictor without OOD scores.
-        opened: Checkpoint of the model.
+        model_file: Checkpoint of the model.
         scores: Names of the scores; may be empty.
         on: Training data for the fit. None reads the scores stored in the checkpoint.
         team: The processes.
@@ -720,10 +734,12 @@ def with_ood_scores(
     if not scores:
         return predictor
     if on is None:
-        fitted = Scores.stored(opened.checkpoint, opened.header, scores=scores, name=opened.reference)
+        fitted = Scores.stored(
+            model_file.checkpoint, model_file.header, scores=scores, name=model_file.reference
+        )
     else:
-        fitted = fit_on(predictor, opened.family, scores, on, team)
-    return predictor.with_scores(fitted, opened.family)
+        fitted = fit_on(predictor, model_file.family, scores, on, team)
+    return predictor.with_scores(fitted, model_file.family)
 
 
 def fit_on(
@@ -742,7 +758,7 @@ def fit_on(
         UnsupportedModelError: If the model has no features.
         DataError: If a score cannot be fitted on these data.
     """
-    name, reads = predictor.name, predictor.reads
+    name, preprocess = predictor.name, predictor.preprocess
     extractor = FeatureExtractor.of(predictor.model, family, name=name)
     if on.labels.ndim > 1:
         raise DataError(
@@ -750,15 +766,15 @@ def fit_on(
             hint="use OOD scores of logits, such as energy",
         )
     batches, held_out = (
-        () if inputs is None else inputs.tracked(reads, name) for inputs in (on.inputs, on.held_out)
+        () if inputs is None else inputs.tracked(preprocess, name) for inputs in (on.inputs, on.held_out)
     )
     fitted = fit_scores(extractor, scores, (batches, on.labels), held_out, name=name, team=team)
-    for warning in _doubts(scores, on.labels, extractor.width):
+    for warning in _data_warnings(scores, on.labels, extractor.width):
         progress.warn(f"{name}: {warning}")
     return fitted
 
 
-def _doubts(scores: Sequence[str], labels: Tensor, width: int) -> Iterator[str]:
+def _data_warnings(scores: Sequence[str], labels: Tensor, width: int) -> Iterator[str]:
     fewest = int(labels.unique(return_counts=True)[1].min())
     for score in scores:
         options = options_of(score)

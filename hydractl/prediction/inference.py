@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from hydractl import progress
-from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, BatchShare, encoded
-from hydractl.data.datasets import Dataset, Reading
+from hydractl.data.batches import ALL_BATCHES, CACHE_BYTES, Batch, BatchShare, eval_batches
+from hydractl.data.datasets import Dataset, ItemPreprocess
 from hydractl.errors import InputError
 from hydractl.families.finite import NOT_FINITE
 from hydractl.manifest.header import MOST_MEMBERS
 from hydractl.metrics.per_sample import Responses, StoredPredictions
-from hydractl.model_inputs import Inputs, batch_of, inputs_like, without_absent
+from hydractl.model_inputs import Inputs, batch_of, inputs_like, mask_absent_words
 from hydractl.output.scratch import HELD_BYTES, ROOM_HINT, ScratchFile
 from hydractl.runtime import on_cpu
 
@@ -61,8 +61,9 @@ def respond(model: Runnable, inputs: Inputs, *, name: str, data: str) -> tuple[t
 
     Returns:
         Tensors on the CPU in float32: log-softmax of the logits (M, B, C), logsumexp of the logits (M, B),
-            and the model's other outputs. For a model with predictions per word, (M, B, Q, C) and (M, B, Q),
-            with NaN for missing words of shorter texts.
+            and the model's other outputs. For a multi-label model, (M, B, Q, 2) and (M, B, Q). For a model
+            with predictions per word, (M, B, Q, C) and (M, B, Q), with NaN for missing words of shorter
+            texts.
 
     Raises:
         InputError: If a logit is not finite, or the device has too little memory.
@@ -85,13 +86,13 @@ def respond(model: Runnable, inputs: Inputs, *, name: str, data: str) -> tuple[t
             f"{name}: has logits that are not finite on `{data}`",
             hint=NOT_FINITE,
         )
-    return without_absent(log_probs, inputs), without_absent(logsumexp, inputs), *others
+    return mask_absent_words(log_probs, inputs), mask_absent_words(logsumexp, inputs), *others
 
 
 def responses(
     model: Runnable, batches: Iterable[Batch[Inputs]], *, name: str, data: str
 ) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield the item indices of each batch and the outputs of `respond`."""
+    """Yield a tuple for each batch: item indices (B,), then the outputs of `respond`; arguments as there."""
     for batch in batches:
         yield batch.indices, *respond(model, batch.inputs, name=name, data=data)
 
@@ -118,12 +119,12 @@ class PredictionFile:
         return len(self.logsumexp[self.chosen]), *self.log_probs.shape[1:]
 
     def members(self) -> Iterator[StoredPredictions]:
-        """Yield the predictions of each member separately, M = 1."""
+        """Yield the predictions of each member separately, M = 1, without OOD scores."""
         for m in range(len(self.logsumexp))[self.chosen]:
             yield replace(self, chosen=slice(m, m + 1), scores={})
 
     def split(self, samples: int) -> Iterator[Responses]:
-        """Yield the predictions in order, with at most `samples` samples at a time."""
+        """Yield the predictions in order, with at most `samples` samples at a time, without OOD scores."""
         for begin in range(0, self.shape[1], samples):
             part = self.chosen, slice(begin, begin + samples)
             yield Responses(self.log_probs.tensor()[part].clone(), self.logsumexp[part])
@@ -177,8 +178,13 @@ def collected(
 
 
 @contextmanager
-def fits(name: str, device: torch.device, *, hint: str = "use `--device cpu`") -> Iterator[None]:
-    """Convert an out-of-memory error of the device to an InputError with a hint.
+def memory_guard(name: str, device: torch.device, *, hint: str = "use `--device cpu`") -> Iterator[None]:
+    """Convert an out-of-memory error of the device in the `with` block to an InputError with a hint.
+
+    Args:
+        name: Name of the model for errors.
+        device: The device.
+        hint: Advice for the user.
 
     Raises:
         InputError: If the model does not fit into the memory of the device.
@@ -199,7 +205,7 @@ class PreparedData:
         batch_size: int,
         limit_bytes: int = CACHE_BYTES,
         name: str | None = None,
-        deal: BatchShare = EVERY_BATCH,
+        batch_share: BatchShare = ALL_BATCHES,
     ) -> None:
         """Store the settings. No items are read yet.
 
@@ -208,37 +214,39 @@ class PreparedData:
             batch_size: At least 1.
             limit_bytes: Memory limit of cached inputs. With 0, items are decoded again for each model.
             name: Name of the data set in messages; default: the name of `dataset`.
-            deal: Share of the batches of this process.
+            batch_share: Share of the batches of this process.
         """
         self.dataset = dataset
         self.batch_size = batch_size
         self.limit_bytes = limit_bytes
         self.name = name or dataset.name
-        self.deal = deal
-        self._held: tuple[Reading, Iterable[Batch[Inputs]]] | None = None
+        self.batch_share = batch_share
+        self._held: tuple[ItemPreprocess, Iterable[Batch[Inputs]]] | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def of(self, dataset: Dataset, *, name: str) -> PreparedData:
         """Return the batches of another data set with the same settings, without a cache."""
-        return PreparedData(dataset, batch_size=self.batch_size, limit_bytes=0, name=name, deal=self.deal)
+        return PreparedData(
+            dataset, batch_size=self.batch_size, limit_bytes=0, name=name, batch_share=self.batch_share
+        )
 
-    def tracked(self, preprocess: Reading, name: str) -> Iterable[Batch[Inputs]]:
+    def tracked(self, preprocess: ItemPreprocess, name: str) -> Iterable[Batch[Inputs]]:
         """Return the batches for a model, with a progress bar. `name` is the name of the model in the bar."""
-        total = len(range(self.deal.rank, -(-len(self) // self.batch_size), self.deal.of))
+        total = len(range(self.batch_share.rank, -(-len(self) // self.batch_size), self.batch_share.of))
         return progress.track(self.batches(preprocess), label=f"{name} on {self.name}", total=total)
 
-    def batches(self, preprocess: Reading) -> Iterable[Batch[Inputs]]:
-        """Return the batches for a model's preprocessing, in any order; raises the errors of `encoded`."""
+    def batches(self, preprocess: ItemPreprocess) -> Iterable[Batch[Inputs]]:
+        """Return the batches for a model's preprocessing, in any order; raises the errors of `eval_batches`."""
         if self._held is None or self._held[0] != preprocess:
             self._held = None  # free the old batches first, so that only a single cache is in memory
-            batches_of_set = encoded(
+            batches_of_set = eval_batches(
                 self.dataset,
                 preprocess,
                 batch_size=self.batch_size,
                 limit_bytes=self.limit_bytes,
-                deal=self.deal,
+                batch_share=self.batch_share,
             )
             self._held = (preprocess, batches_of_set)
         return self._held[1]

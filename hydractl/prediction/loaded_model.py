@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from hydractl.checkpoint import Checkpoint, ScratchFolder, write_tensors
-from hydractl.data.batches import Batch, encoded
+from hydractl.data.batches import Batch, eval_batches
 from hydractl.data.datasets import ImageSet, Item, TextSet, given_items, is_text, kinds, listed, of_kind
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.tokenize import encode_texts
@@ -29,7 +29,7 @@ from hydractl.metrics.per_sample import Responses, in_memory
 from hydractl.model_inputs import Inputs, batch_of, checked_inputs, cut_batch
 from hydractl.output.publish import check_output, claimed, publish
 from hydractl.output.publish import output as folder_output
-from hydractl.prediction.class_names import DEFAULT_TEMPLATE, Classes, settle, with_class_names
+from hydractl.prediction.class_names import DEFAULT_TEMPLATE, Classes, set_classes, with_class_names
 from hydractl.prediction.feature_ood import FeatureExtractor, Predictor, Scores, check_threshold
 from hydractl.prediction.inference import collected
 from hydractl.prediction.predictions import LabelPredictions, Predictions, WordPredictions, predictions_of
@@ -53,13 +53,20 @@ class Encoder:
     @classmethod
     def of(cls, header: Header) -> Encoder:
         """Return the encoder of a checkpoint. The encoder of a zero-shot model accepts images and texts."""
-        how = header.preprocess
-        if isinstance(how, Tokenization):
-            return cls(images=None, texts=how)
-        return cls(images=how, texts=None if header.prompting is None else header.prompting.tokenization)
+        preprocess = header.preprocess
+        if isinstance(preprocess, Tokenization):
+            return cls(images=None, texts=preprocess)
+        return cls(
+            images=preprocess, texts=None if header.prompting is None else header.prompting.tokenization
+        )
 
     def __call__(self, items: Iterable[Item]) -> Inputs:
-        """Convert images or texts to a batch; see `Towers.encode`."""
+        """Convert images or texts to a batch; see `Towers.encode`.
+
+        Raises:
+            TypeError: If the model does not read such items, or images and texts are mixed.
+            DataError: If an image cannot be read.
+        """
         item_list = listed(items)
         texts = [item for item in item_list if is_text(item)]
         if len(texts) == len(item_list) and self.texts is not None:
@@ -100,12 +107,16 @@ class Loaded(Towers):
         Args:
             items: Images of Pillow, paths of image files, uint8 arrays (height, width, channels) or a single
                 array (N, height, width, channels); texts or pairs of texts; or a batch from `encode`. At
-                least one item, all of the same type.
+                least one item, all of the same type. A model with predictions per word takes only texts.
             batch_size: Samples per forward pass.
-            progress: Receives progress.
+            progress: Display of the progress; silent by default.
+
+        Returns:
+            `Predictions` for a model with a single label, `LabelPredictions` for a multi-label model,
+            `WordPredictions` for predictions per word.
 
         Raises:
-            TypeError: If the items do not fit the model.
+            TypeError: If there are no items, or the items do not fit the model.
             DataError: If an image cannot be read.
             InputError: If a logit is not finite, or the device has too little memory.
             CheckpointError: If class names of a zero-shot model or the tokenizer are missing.
@@ -119,11 +130,11 @@ class Loaded(Towers):
             inputs = checked_inputs(items, {}, self.towers.keys())
             count, batches = batch_of(inputs), _cut(inputs, batch_size)
         else:
-            item_set, how = given_items(listed(items), self.header.preprocess), self.header.preprocess
-            if isinstance(item_set, TextSet) and isinstance(how, Tokenization) and how.by_word:
-                texts, item_set = item_set, (rows := by_word(item_set, how))
+            item_set, preprocess = given_items(listed(items), self.header.preprocess), self.header.preprocess
+            if isinstance(item_set, TextSet) and isinstance(preprocess, Tokenization) and preprocess.by_word:
+                texts, item_set = item_set, (rows := by_word(item_set, preprocess))
             count = len(item_set)
-            batches = encoded(item_set, how, batch_size=batch_size, limit_bytes=0)
+            batches = eval_batches(item_set, preprocess, batch_size=batch_size, limit_bytes=0)
         if not count:
             raise TypeError("the model takes a batch of items, found nothing")
         tracked = progress.track(batches, label=self.reference, total=-(-count // batch_size))
@@ -150,7 +161,7 @@ class Loaded(Towers):
         )
 
     def _respond(self, batches: Iterable[Batch[Inputs]], count: int) -> Responses:
-        predictor = Predictor(model=self, name=self.reference, reads=self.header.preprocess)
+        predictor = Predictor(model=self, name=self.reference, preprocess=self.header.preprocess)
         if self.scores is not None:
             predictor = predictor.with_scores(self.scores, family_of(self.header.architecture))
         outputs = predictor.responses(batches, data="the items")
@@ -221,7 +232,7 @@ class Loaded(Towers):
         settings = replace(publication or Publication(name=name), name=name)
         require_token()
         checkpoint, scratch = Checkpoint.of(self.tensors(), header=self.header), ScratchFolder()
-        files = settings.files(checkpoint, self.header, scratch=scratch, where=self.reference)
+        files = settings.files(checkpoint, self.header, scratch=scratch, place=self.reference)
         target = Target(
             name=name,
             revision=settings.revision,
@@ -299,32 +310,32 @@ def load(
     """
     place = pick_device(str(device))
     kind = torch_dtype(dtype) if isinstance(dtype, str) else dtype
-    opened = open_model(str(reference), arch=arch)
-    prompt_classes = _classes_asked_for(opened, classes, templates)
-    model = _built(opened, kind)
-    settle(model, opened, prompt_classes)
-    model.header = with_class_names(opened.header, prompt_classes)
+    model_file = open_model(str(reference), arch=arch)
+    prompt_classes = _given_classes(model_file, classes, templates)
+    model = _built(model_file, kind)
+    set_classes(model, model_file, prompt_classes)
+    model.header = with_class_names(model_file.header, prompt_classes)
     model.reference = str(reference)
     model.encoder = Encoder.of(model.header)
     model.set_temperature(model.header.scale)
     if model.header.threshold is not None:
-        check_threshold(model.header.threshold, where=str(reference))
+        check_threshold(model.header.threshold, place=str(reference))
     if model.header.fitted is not None:
         model.scores = Scores.stored(
-            opened.checkpoint, model.header, scores=model.header.fitted.scores, name=str(reference)
+            model_file.checkpoint, model.header, scores=model.header.fitted.scores, name=str(reference)
         )
-        FeatureExtractor.of(model, opened.family, name=str(reference))
+        FeatureExtractor.of(model, model_file.family, name=str(reference))
     return model.to(place).eval()
 
 
-def _built(opened: OpenModel, dtype: torch.dtype | None) -> LoadedModel | LoadedHydra:
-    if opened.header.kind == Kind.HYDRA:
-        state = opened.checkpoint.tensors()
-        members = members_from_state(opened.header, state, where=opened.reference, dtype=dtype)
+def _built(model_file: OpenModel, dtype: torch.dtype | None) -> LoadedModel | LoadedHydra:
+    if model_file.header.kind == Kind.HYDRA:
+        state = model_file.checkpoint.tensors()
+        members = members_from_state(model_file.header, state, place=model_file.reference, dtype=dtype)
         hydra = LoadedHydra(members)
         hydra.parts = tuple(members)
         return hydra
-    part = load_model(opened, dtype=dtype)
+    part = load_model(model_file, dtype=dtype)
     model = LoadedModel({name: part.tower(name) for name in part.towers}, part.answer)
     model.parts = (part,)
     return model
@@ -337,24 +348,24 @@ def _cut(inputs: Inputs, size: int) -> Iterator[Batch[Inputs]]:
     return (Batch(part, indices) for part, indices in zip(cut_batch(inputs, size), places, strict=True))
 
 
-def _classes_asked_for(
-    opened: OpenModel, classes: Sequence[str] | None, templates: Sequence[str] | None
+def _given_classes(
+    model_file: OpenModel, classes: Sequence[str] | None, templates: Sequence[str] | None
 ) -> Classes | None:
     if classes is None and templates is None:
         return None
-    stored = opened.header.prompting
+    stored = model_file.header.prompting
     if stored is None:
         raise UsageError(
-            f"{opened.reference}: already has classes; `classes` and `templates` apply only to zero-shot models"
+            f"{model_file.reference}: already has classes; `classes` and `templates` apply only to zero-shot models"
         )
     for name, class_names in (("classes", classes), ("templates", templates)):
         if isinstance(class_names, str):
             raise UsageError(
                 f'`{name}="{class_names}"`: expected a list, not a string', hint=f'`{name}=["{class_names}"]`'
             )
-    names = opened.header.labels if classes is None else tuple(classes)
+    names = model_file.header.labels if classes is None else tuple(classes)
     if not names:
         raise UsageError(
-            f"{opened.reference}: has no class names yet", hint='give them: `classes=["cat", "dog"]`'
+            f"{model_file.reference}: has no class names yet", hint='give them: `classes=["cat", "dog"]`'
         )
     return Classes(names=names, templates=tuple(templates or stored.templates or (DEFAULT_TEMPLATE,)))

@@ -1,4 +1,4 @@
-"""Loss by merging, measured on labelled data, and OOD scores of hydras before they are written."""
+"""Quality lost by averaging members' tensors in a hydra, and OOD scores of hydras before they are written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hydractl import progress
-from hydractl.data.batches import CACHE_BYTES, check_reads, limited
+from hydractl.data.batches import CACHE_BYTES, check_readable_by, with_max_length
 from hydractl.data.labels import filled_names, has_default_names, match_classes
 from hydractl.data.open_dataset import open_items
 from hydractl.data.reference import DataRef
@@ -20,7 +20,7 @@ from hydractl.families.open_model import OpenModel, load_model
 from hydractl.families.tower import Towers
 from hydractl.fusion.build import hydra_of
 from hydractl.fusion.plan import Fusion
-from hydractl.manifest.document import Fingerprint, OptionValue, pack
+from hydractl.manifest.document import Fingerprint, OptionValue, pack_digests
 from hydractl.manifest.header import FittedScores, InputFile, SampledFile
 from hydractl.manifest.terms import Temperature
 from hydractl.messages import counted
@@ -31,8 +31,14 @@ from hydractl.metrics.registry import FIT, VAL
 from hydractl.metrics.temperature import divisor, scale_log_probs
 from hydractl.prediction.answers import Execution, Scaling, predict
 from hydractl.prediction.feature_ood import FitOn, Predictor, Scores, fit_on, overlap_of_val
-from hydractl.prediction.inference import PreparedData, fits
-from hydractl.prediction.open_inputs import data_input, digests, identified, labels_of, warn
+from hydractl.prediction.inference import PreparedData, memory_guard
+from hydractl.prediction.open_inputs import (
+    data_input,
+    digests,
+    fingerprint_and_samples,
+    labels_of,
+    warn_before_run,
+)
 from hydractl.processes.distributed import answering_device
 
 HYDRA, ENSEMBLE = "the hydra", "the members' ensemble"
@@ -59,11 +65,11 @@ class Quality:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class MeasuredHydra:
     """A measured hydra.
 
     Attributes:
-        merge_trunk: Block before which all different tensors are averaged.
+        merge_trunk: Number of merged blocks: all different tensors before this block (from 0) are averaged.
         hydra: Quality of the hydra.
         loss: NLL of the hydra minus the NLL of the members' ensemble, in nats.
         agreement: Fraction of samples with the same prediction as the ensemble.
@@ -76,7 +82,7 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MergeMeasurement:
     """Effect of merging on labelled data.
 
     Attributes:
@@ -89,10 +95,10 @@ class Measured:
     data: str
     samples: int
     members: Quality
-    tried: tuple[Tried, ...]
+    tried: tuple[MeasuredHydra, ...]
 
     def results(self) -> dict[str, OptionValue]:
-        """Return the values for the provenance record."""
+        """Return the values of the last hydra, and of the members (`members_...`), for the provenance."""
         last = self.tried[-1]
         return {
             "merge_trunk": last.merge_trunk,
@@ -130,10 +136,11 @@ class MergeEvaluator:
         Raises:
             DataError: If a data set cannot be used, or its labels are missing or do not fit the members.
             UsageError: If a zero-shot model has no class names.
+            CheckpointError: If a text model has no tokenizer.
         """
         first = members[0]
-        check_reads(first.header.preprocess, model=first.reference)
-        warn(first)
+        check_readable_by(first.header.preprocess, model=first.reference)
+        warn_before_run(first)
         if not first.header.num_classes:
             raise UsageError(
                 f"{first.reference}: has no class names yet, so nothing can be measured",
@@ -141,19 +148,21 @@ class MergeEvaluator:
             )
         self.members, self.team = members, execution.team
         self.device = answering_device(execution.device)
-        self.reads = limited(first.header.preprocess, execution.max_length, model=first.reference)
+        self.preprocess = with_max_length(
+            first.header.preprocess, execution.max_length, model=first.reference
+        )
         self.inputs: dict[DataRef, PreparedData] = {}
         self.labels: dict[DataRef, Tensor] = {}
         for option, ref in refs.items():
             if ref in self.inputs:
                 continue
-            dataset = open_items(ref, self.reads, workers=execution.workers)
+            dataset = open_items(ref, self.preprocess, workers=execution.workers)
             self.labels[ref], _ = labels_of(first, dataset, None, option=option)
             self.inputs[ref] = PreparedData(
                 dataset,
                 batch_size=execution.batch_size,
                 limit_bytes=CACHE_BYTES // len(refs),
-                deal=execution.share,
+                batch_share=execution.share,
             )
         dataset = next(iter(self.inputs.values())).dataset
         labels, names = first.header.labels, dataset.class_names
@@ -165,7 +174,7 @@ class MergeEvaluator:
 
     def choose(
         self, fusion: Fusion, data: DataRef, temperature: Temperature | DataRef, *, max_loss: float | None
-    ) -> tuple[Fusion, Temperature, Measured]:
+    ) -> tuple[Fusion, Temperature, MergeMeasurement]:
         """Choose the hydra with the most merged blocks among all hydras with an acceptable loss.
 
         The members are measured first, one by one. Then hydras are measured with fewer and fewer merged
@@ -181,7 +190,9 @@ class MergeEvaluator:
             The fusion, its temperature, and the measurements.
 
         Raises:
-            CheckFailed: If the loss of every hydra is larger.
+            CheckFailed: If the loss of every hydra is larger than `max_loss`. The hint names the smallest
+                loss.
+            InputError: If a model does not fit into the memory of the device, or a logit is not finite.
         """
         # loaded one by one, because only one member must fit into memory
         log_probs_by_member = [self._log_probs(partial(load_model, m), m.reference) for m in self.members]
@@ -190,18 +201,20 @@ class MergeEvaluator:
         }
         of_members = self._scale(member_log_probs, ENSEMBLE, temperature)
         before, predicted = self._quality(data, member_log_probs, of_members)
-        tried: list[Tried] = []
+        tried: list[MeasuredHydra] = []
         for merge_trunk in range(fusion.merge_trunk, -1, -1):
             candidate = fusion.merging(merge_trunk)
             quality, classes, scale = before, predicted, of_members
             if candidate.averages:
                 name = HYDRA if max_loss is None else f"{HYDRA} merged before block {merge_trunk}"
-                log_probs = self._log_probs(partial(hydra_of, candidate, where=HYDRA), name)
+                log_probs = self._log_probs(partial(hydra_of, candidate, place=HYDRA), name)
                 scale = self._scale(log_probs, name, temperature)
                 quality, classes = self._quality(data, log_probs, scale)
             agreement = float((classes == predicted).double().mean())
             loss = quality.nll - before.nll
-            tried.append(Tried(merge_trunk=merge_trunk, hydra=quality, loss=loss, agreement=agreement))
+            tried.append(
+                MeasuredHydra(merge_trunk=merge_trunk, hydra=quality, loss=loss, agreement=agreement)
+            )
             progress.step(
                 f"{counted(merge_trunk, 'block')} merged: NLL {quality.nll:.4f}, {loss:+.4f} against "
                 f"{ENSEMBLE}; accuracy {quality.accuracy:.4f}, agreement {agreement:.4f}"
@@ -212,7 +225,7 @@ class MergeEvaluator:
                         "merging any block costs more than allowed, so every member keeps its own blocks"
                     )
                 dataset = self.inputs[data].dataset
-                measured = Measured(
+                measured = MergeMeasurement(
                     data=dataset.name, samples=dataset.total, members=before, tried=tuple(tried)
                 )
                 return candidate, scale, measured
@@ -227,7 +240,7 @@ class MergeEvaluator:
 
     def temperature_of(self, fusion: Fusion, data: DataRef) -> Temperature:
         """Fit the temperature of a hydra on data."""
-        return self._scale(self._log_probs(partial(hydra_of, fusion, where=HYDRA), HYDRA), HYDRA, data)
+        return self._scale(self._log_probs(partial(hydra_of, fusion, place=HYDRA), HYDRA), HYDRA, data)
 
     @property
     def sources(self) -> tuple[InputFile, ...]:
@@ -235,9 +248,9 @@ class MergeEvaluator:
         return tuple(data_input(inputs.dataset, self.team) for inputs in self.inputs.values())
 
     def _log_probs(self, load: Callable[[], Towers], name: str) -> LogProbs:
-        with fits(name, self.device):
+        with memory_guard(name, self.device):
             model = load().to(self.device)
-        predictor = Predictor(model=model, name=name, reads=self.reads)
+        predictor = Predictor(model=model, name=name, preprocess=self.preprocess)
         return {
             ref: predict(predictor, inputs, team=self.team).log_probs for ref, inputs in self.inputs.items()
         }
@@ -291,27 +304,31 @@ class DensityFitter:
             DataError: If a data set cannot be used, or the labels of the training data are missing or do not
                 fit the model.
         """
-        check_reads(model.header.preprocess, model=model.reference)
+        check_readable_by(model.header.preprocess, model=model.reference)
         team = execution.team
-        reads = limited(model.header.preprocess, execution.max_length, model=model.reference)
-        opened = [open_items(ref, reads, workers=execution.workers) for ref in (fit, val)]
-        labels, _ = labels_of(model, opened[0], None, option=f"--{FIT}")
+        preprocess = with_max_length(model.header.preprocess, execution.max_length, model=model.reference)
+        datasets = [open_items(ref, preprocess, workers=execution.workers) for ref in (fit, val)]
+        labels, _ = labels_of(model, datasets[0], None, option=f"--{FIT}")
         training, held_out = (
             PreparedData(
-                dataset, batch_size=execution.batch_size, limit_bytes=0, name=name, deal=execution.share
+                dataset,
+                batch_size=execution.batch_size,
+                limit_bytes=0,
+                name=name,
+                batch_share=execution.share,
             )
-            for name, dataset in zip((FIT, VAL), opened, strict=True)
+            for name, dataset in zip((FIT, VAL), datasets, strict=True)
         )
         (fit_digest, fit_content), (val_digest, val_content) = (
-            identified(dataset, digests(dataset, team)) for dataset in opened
+            fingerprint_and_samples(dataset, digests(dataset, team)) for dataset in datasets
         )
         if doubt := overlap_of_val(val_content, fit_content):
             progress.warn(doubt)
         return cls(
             on=FitOn(training, labels, held_out),
             sources=(
-                SampledFile(name=opened[0].name, sha256=fit_digest, samples=pack(fit_content)),
-                SampledFile(name=opened[1].name, sha256=val_digest, samples=pack(val_content)),
+                SampledFile(name=datasets[0].name, sha256=fit_digest, samples=pack_digests(fit_content)),
+                SampledFile(name=datasets[1].name, sha256=val_digest, samples=pack_digests(val_content)),
             ),
             execution=execution,
         )
@@ -328,11 +345,11 @@ class DensityFitter:
         """
         progress.step(f"Fitting the OOD score {ENERGY_DENSITY}")
         device = answering_device(self.execution.device)
-        reads = limited(fusion.header.preprocess, self.execution.max_length, model=HYDRA)
-        with fits(HYDRA, device):
-            hydra = hydra_of(fusion, where=HYDRA).to(device)
+        preprocess = with_max_length(fusion.header.preprocess, self.execution.max_length, model=HYDRA)
+        with memory_guard(HYDRA, device):
+            hydra = hydra_of(fusion, place=HYDRA).to(device)
         hydra.set_temperature(temperature)
-        predictor = Predictor(model=hydra, name=HYDRA, reads=reads)
+        predictor = Predictor(model=hydra, name=HYDRA, preprocess=preprocess)
         scores = fit_on(predictor, fusion.family, (ENERGY_DENSITY,), self.on, self.execution.team)
         source = self.sources[0]
         fitted = FittedScores(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hydractl.manifest.guarantees import PredictionSets
-from hydractl.metrics.compute import question_scores, scored
+from hydractl.metrics.compute import ood_score, score_entries
 from hydractl.metrics.conformal import class_sets
 from hydractl.metrics.ood_scores import SCORES, mutual_information
 from hydractl.metrics.per_sample import (
@@ -236,7 +236,7 @@ class WordPredictions(Uncertainties):
         """
         mean, members = _probabilities(responses)
         classes = most_probable(mean)
-        by_word = {name: question_scores(responses, score) for name, score in SCORES.items()}
+        by_word = {name: score_entries(responses, score) for name, score in SCORES.items()}
         return cls(
             words=tuple(tuple(text[begin:end] for begin, end in spans) for text, spans in texts),
             labels=tuple(tuple(names[c] for c in row if c >= 0) for row in classes.tolist()),
@@ -282,7 +282,7 @@ def shortest(x: Tensor) -> Any:  # noqa: ANN401 - lists of lists
 
 
 def answered_classes(responses: Responses, label_thresholds: Sequence[float] | None = None) -> Tensor:
-    """Return the predicted class of each sample (N,) or word (N, Q), int64.
+    """Return the predicted class of each sample (N,) or word (N, Q), int64; any class for padding words.
 
     For a multi-label model, return whether each label is above its threshold, (N, Q), 0 or 1.
 
@@ -326,7 +326,7 @@ def _probabilities(responses: Responses) -> tuple[Tensor, Tensor]:
 
 def _scores(responses: Responses) -> dict[str, Tensor]:
     """Return all OOD scores of logits (N,), and the feature-based scores of the outputs."""
-    return {name: scored(responses, name) for name in SCORES} | dict(responses.scores)
+    return {name: ood_score(responses, name) for name in SCORES} | dict(responses.scores)
 
 
 def _uncertainties(scores: Mapping[str, Tensor], bound: Bound | None) -> dict[str, Any]:

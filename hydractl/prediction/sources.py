@@ -9,13 +9,13 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from hydractl.data.datasets import Content, Dataset, ImageSet, ImageStore, Reading, TextSet, content_of
-from hydractl.data.open_dataset import crewed, lenient, open_items, open_lenient
+from hydractl.data.datasets import Content, Dataset, ImageSet, ImageStore, ItemPreprocess, TextSet, content_of
+from hydractl.data.open_dataset import accept_unreadable, open_items, open_lenient, with_workers
 from hydractl.data.reference import LINES, SOURCES_HINT, DataRef, image_path, is_file
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.header import Tokenization
-from hydractl.strict_json import opened
+from hydractl.strict_json import open_binary
 
 STDIN = "standard input"
 LONGEST = 1 << 20
@@ -31,13 +31,13 @@ class Source(NamedTuple):
 
 
 def open_sources(
-    references: Sequence[str], how: Reading, *, workers: int | None, skip_bad: bool
+    references: Sequence[str], preprocess: ItemPreprocess, *, workers: int | None, skip_bad: bool
 ) -> list[Source]:
     """Open the data of `predict`. Consecutive image files become a single set.
 
     Args:
         references: Data references, without standard input.
-        how: Preprocessing of the model.
+        preprocess: Preprocessing of the model.
         workers: Number of processes that decode images; see `open_items`.
         skip_bad: Whether unreadable images get a line with an error.
 
@@ -45,8 +45,8 @@ def open_sources(
         DataError: If a reference cannot be opened.
         UsageError: If image files are given to a text model.
     """
-    if isinstance(how, Tokenization):
-        how = how.model_copy(
+    if isinstance(preprocess, Tokenization):
+        preprocess = preprocess.model_copy(
             update={"by_word": False}
         )  # long texts are cut into windows later, block by block
     sets: list[tuple[str, Dataset]] = []
@@ -54,25 +54,28 @@ def open_sources(
         names = list(group)
         if files:
             paths = [path for name in names if (path := image_path(name))]
-            sets.append((names[0], crewed(_files(paths, how), workers)))
+            sets.append((names[0], with_workers(_files(paths, preprocess), workers)))
         else:
-            opened_as = open_lenient if skip_bad and content_of(how) is Content.IMAGES else open_items
+            opened_as = open_lenient if skip_bad and content_of(preprocess) is Content.IMAGES else open_items
             sets += [
                 (
                     name,
-                    opened_as(DataRef.parse(name), how, labelled=False, workers=workers),
+                    opened_as(DataRef.parse(name), preprocess, labelled=False, workers=workers),
                 )
                 for name in names
             ]
     counted = [items for _, items in sets if isinstance(items.key(0), int)]
     return [
-        Source(name if items in counted and len(counted) > 1 else None, lenient(items) if skip_bad else items)
+        Source(
+            name if items in counted and len(counted) > 1 else None,
+            accept_unreadable(items) if skip_bad else items,
+        )
         for name, items in sets
     ]
 
 
-def _files(paths: Sequence[Path], how: Reading) -> ImageSet:
-    if content_of(how) is Content.TEXTS:
+def _files(paths: Sequence[Path], preprocess: ItemPreprocess) -> ImageSet:
+    if content_of(preprocess) is Content.TEXTS:
         raise UsageError(f"`{paths[0]}` is no table or folder of texts, which the model reads")
     for path in paths:
         if not os.path.isfile(path):  # noqa: PTH113 - `Path.is_file` raises where a path is too long
@@ -81,22 +84,24 @@ def _files(paths: Sequence[Path], how: Reading) -> ImageSet:
     return ImageSet(store=store, places=range(len(paths)), name="image files")
 
 
-def lines(how: Reading, *, size: int, crew: WorkerPool | None, null: bool = False) -> Iterator[Dataset]:
+def lines(
+    preprocess: ItemPreprocess, *, size: int, workers: WorkerPool | None, null: bool = False
+) -> Iterator[Dataset]:
     """Yield the lines of standard input, `size` at a time, as texts or as images by path.
 
     Keys of texts are line numbers (0-based). Empty lines are texts for text models, and ignored for image
     models.
 
     Args:
-        how: Preprocessing of the model.
+        preprocess: Preprocessing of the model.
         size: Number of lines at a time, at least 1.
-        crew: Processes that decode images.
+        workers: Processes that decode images.
         null: Whether texts or paths end with a NUL byte instead of a line end.
 
     Raises:
         DataError: If a text is not UTF-8, or a line is longer than `LONGEST`.
     """
-    if content_of(how) is Content.TEXTS:
+    if content_of(preprocess) is Content.TEXTS:
         texts = ((i, _text(line, i)) for i, line in enumerate(_lines(null=null)))
         while chunk := list(islice(texts, size)):
             numbers, chunk_texts = zip(*chunk, strict=True)
@@ -105,14 +110,14 @@ def lines(how: Reading, *, size: int, crew: WorkerPool | None, null: bool = Fals
     paths = (_path(line, i) for i, line in enumerate(_lines(null=null)) if line)
     while files := tuple(islice(paths, size)):
         yield ImageSet(
-            store=ImageStore(source=files.__getitem__), places=range(len(files)), name=STDIN, crew=crew
+            store=ImageStore(source=files.__getitem__), places=range(len(files)), name=STDIN, workers=workers
         )
 
 
 def _lines(*, null: bool) -> Iterator[bytes]:
     end = b"\0" if null else b"\n"
     try:
-        with opened(Path(LINES)) as file:
+        with open_binary(Path(LINES)) as file:
             for i, line in enumerate(_ended(file, end)):
                 if len(line) > LONGEST:
                     raise DataError(f"{STDIN}: line {i + 1} is longer than {LONGEST} bytes")

@@ -51,7 +51,7 @@ def lines_of(
     score: str,
     decides: bool,
 ) -> Iterator[Line]:
-    """Yield the line of each sample, without the name of the sample.
+    """Yield the output line of each sample as a dictionary, without the name of the sample.
 
     Args:
         predictions: Predictions on N samples.
@@ -75,6 +75,10 @@ def class_lines(
     score: str,
 ) -> Iterator[Line]:
     """Yield the line of each sample with a single label.
+
+    The fields are `label`, `probability`, `top` (a list of objects with `label` and `probability`),
+    `entropy`, `mutual_information`, `votes` (a class name per member), `ood_score`, and optionally `accepted`
+    and `set`.
 
     Args:
         predictions: Predictions on N samples.
@@ -114,7 +118,11 @@ def label_lines(
     top_k: int,
     score: str,
 ) -> Iterator[Line]:
-    """Yield the line of each sample with several labels; arguments as in `class_lines`."""
+    """Yield the line of each sample with several labels; arguments as in `class_lines`.
+
+    Instead of `label` and `probability`, a line has `labels`, the names of the predicted labels. Objects in
+    `top` also have `label_information`. A member's vote is a list of names.
+    """
     del score
     likeliest = predictions.probabilities.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
     samples = zip(
@@ -151,7 +159,8 @@ def entity_lines(
 ) -> Iterator[Line]:
     """Yield the line of each text with predictions per word; arguments as in `class_lines`.
 
-    Numbers of a text without words are null.
+    Instead of classes and votes, a line has `entities`, a list of objects with the fields of `Entity` and
+    `ood_score`. Numbers of a text without words are null.
     """
     del names, top_k
     texts = zip(
@@ -193,7 +202,7 @@ class Writer(ABC):
         """Add lines."""
 
     def close(self) -> None:
-        """Finish the file."""
+        """Write the end of the file. The output itself stays open."""
         self.file.flush()
 
 
@@ -214,7 +223,7 @@ class CSV(Writer):
 
     @override
     def write(self, lines: Sequence[Line]) -> None:
-        flat = [flattened(line) for line in lines]
+        flat = [table_row(line) for line in lines]
         self._add([[_cell(line.get(name)) for name in self.columns] for line in flat])
 
     def _add(self, rows: Sequence[Sequence[object]]) -> None:
@@ -227,7 +236,7 @@ class Parquet(Writer):
     """Writer of Parquet with the same columns as CSV."""
 
     def __init__(self, file: Sink, columns: Mapping[str, type]) -> None:
-        import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415 - what writes no such file need not load it
+        import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415 - needed for Parquet files only
         import pyarrow.parquet as pq  # type: ignore[import-untyped]  # noqa: PLC0415 - as above
 
         super().__init__(file, columns)
@@ -238,7 +247,7 @@ class Parquet(Writer):
 
     @override
     def write(self, lines: Sequence[Line]) -> None:
-        rows = [{name: _utf8(cell) for name, cell in flattened(line).items()} for line in lines]
+        rows = [{name: _utf8(cell) for name, cell in table_row(line).items()} for line in lines]
         self.rows.write_table(self.table(rows, schema=self.schema))
 
     @override
@@ -278,8 +287,11 @@ def columns(
     )
 
 
-def flattened(line: Line) -> Line:
-    """Return a line as a row of a table, with a column for each class and each vote."""
+def table_row(line: Line) -> Line:
+    """Return a line as a row of a table: a column for each field of each class in `top`, and for each vote.
+
+    Columns are `label`, `label_2`, ..., `vote_1`, `vote_2`, ...; lists become JSON text.
+    """
     top, votes = line.get("top", ()), line.get("votes", ())
     flat = {name: cell for name, cell in line.items() if name not in {"top", "votes"}}
     for k, likely in enumerate(top):

@@ -54,7 +54,10 @@ def local_world_size() -> int:
 
 
 def require_one_process(command: str) -> None:
-    """Raise under torchrun or accelerate, if each process of a command would do all of the work.
+    """Raise if there are several processes, because each would do all the work of a command.
+
+    Args:
+        command: Name of the command in the message.
 
     Raises:
         UsageError: If there are several processes.
@@ -101,17 +104,17 @@ def refuse_shared_device(name: str) -> None:
 
 
 def own_device(name: str) -> torch.device:
-    """Return the device on which this process computes head importance.
+    """Return the device on which this process computes head importance in float64.
 
-    Processes on the same machine use different GPUs.
-
-    Computation is in float64, which MPS does not support.
+    Processes on the same machine use different GPUs. MPS does not support float64, so `auto` uses the CPU
+    instead of MPS.
 
     Args:
         name: See `pick_device`.
 
     Raises:
-        UsageError: If the device is unknown, absent or MPS, or there are fewer GPUs than processes.
+        UsageError: If the device is unknown, absent or `mps`, there are fewer GPUs than processes, or several
+            processes would use the same numbered GPU.
     """
     import torch  # noqa: PLC0415 - naming processes must not cost the import of torch
 
@@ -171,7 +174,7 @@ class ProcessGroup:
     """Processes that share the batches of a computation.
 
     Attributes:
-        rank: Rank of this process. Its i-th batch is batch `i * world + rank` of the data.
+        rank: Rank of this process. Batch i of the process is batch `i * world + rank` of the data.
         world: Number of processes.
     """
 
@@ -207,7 +210,7 @@ class ProcessGroup:
         All processes must call this function equally often.
 
         Args:
-            local_results: One tensor for each batch of this process.
+            local_results: A tensor for each batch of this process.
         """
         results = on_cpu(*local_results)
         shares = [self._sent(rank, results) or [] for rank in range(self.world)]
@@ -217,7 +220,7 @@ class ProcessGroup:
         """Return the sums of tensors over all batches, added in the order of the data.
 
         The bits of a sum do not depend on the number of processes. Tensors keep their type of device. Memory
-        holds one batch of all processes at a time.
+        holds a single batch of all processes. The list is empty without batches.
 
         Args:
             local_tensors: Several tensors for each batch of this process.
@@ -234,7 +237,7 @@ class ProcessGroup:
     def iterate(self, local_tensors: Iterable[Sequence[torch.Tensor]]) -> Iterator[list[torch.Tensor]]:
         """Yield the tensors of every batch in the order of the data.
 
-        Tensors keep their type of device. Memory holds one batch of all processes at a time.
+        Tensors keep their type of device. Memory holds a single batch of all processes.
 
         Args:
             local_tensors: Tensors for each batch of this process.
@@ -317,13 +320,18 @@ def _broadcast(group: Any, tensor: torch.Tensor, sender: int) -> None:  # noqa: 
         raise Interrupted(PROCESS_ENDED, hint=HINT) from error
 
 
-class _Voice(NamedTuple):
-    """Decision which process reports an error: the first failing process, according to the launcher's store."""
+class _FailureReporter(NamedTuple):
+    """Choice of the process that reports the error of a run: the first failing process.
+
+    Attributes:
+        store: Store of the launcher, which records the first process.
+        rank: Rank of this process.
+    """
 
     store: Store
     rank: int
 
-    def is_speaker(self) -> bool:
+    def is_reporter(self) -> bool:
         """Return whether this process reports the error of the run."""
         me = str(self.rank)
         try:
@@ -344,7 +352,7 @@ class _Voice(NamedTuple):
                 # Wait before reporting an error that is not a HydraError: the cause may be a closed
                 # connection of accelerate, followed by a signal from the launcher.
                 time.sleep(HEAD_START_S * ((self.rank > 0) + (not ours)))
-            if self.is_speaker():
+            if self.is_reporter():
                 return error
             time.sleep(LINGER_S)
         except KeyboardInterrupt:
@@ -358,14 +366,14 @@ class _Voice(NamedTuple):
                 time.sleep(HEAD_START_S)
         except KeyboardInterrupt:
             return Interrupted("")
-        if not self.is_speaker():
+        if not self.is_reporter():
             return Interrupted("")
         return Interrupted(PROCESS_ENDED, hint=HINT) if self.rank else KeyboardInterrupt()
 
 
 @contextmanager
-def one_voice(store: Store, rank: int) -> Iterator[None]:
-    """Let one process report why all processes of a run end.
+def one_failure_report(store: Store, rank: int) -> Iterator[None]:
+    """Let a single process report the reason for the end of a run.
 
     Args:
         store: Store shared by the processes.
@@ -375,13 +383,13 @@ def one_voice(store: Store, rank: int) -> Iterator[None]:
         Interrupted: In a process that ends because of another process. Without a message if the other process
             reports.
     """
-    voice = _Voice(store, rank)
+    reporter = _FailureReporter(store, rank)
     try:
         yield
     except KeyboardInterrupt:
-        raise voice.interrupted() from None
+        raise reporter.interrupted() from None
     except Exception as error:
-        ending = voice.ending(error)
+        ending = reporter.ending(error)
         if ending is error:
             raise
         raise ending from None
@@ -389,9 +397,9 @@ def one_voice(store: Store, rank: int) -> Iterator[None]:
 
 @contextmanager
 def start_team(device: torch.device | str = "cpu") -> Iterator[ProcessGroup]:
-    """Connect the processes of this run.
+    """Connect the processes of this run, and yield the group.
 
-    After an early end of any process, all end, and a single one reports.
+    If a process ends early, all processes end, and a single process reports the reason.
 
     Args:
         device: Device of this process, for tensors received from GPUs of other processes.
@@ -410,5 +418,5 @@ def start_team(device: torch.device | str = "cpu") -> Iterator[ProcessGroup]:
     ):  # no cleanup is necessary yet, and a Python handler would run only after all processes have met
         store, rank, world = meeting("score")
         group = ProcessGroupGloo(store, rank, world, timedelta(seconds=PATIENCE_S))
-    with one_voice(store, rank):
+    with one_failure_report(store, rank):
         yield ProcessGroup(group, rank=rank, world=world, device=device)

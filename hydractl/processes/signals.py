@@ -25,7 +25,7 @@ _SOON = 0.01
 visible effect."""
 
 
-def told_to_end() -> bool:
+def received_end_signal() -> bool:
     """Return whether this process received a signal to end.
 
     A library may swallow the exception of the signal during an import.
@@ -34,9 +34,10 @@ def told_to_end() -> bool:
 
 
 def heed_signals(*, only_first: bool) -> None:
-    """Handle signals to end like Ctrl-C, with removal of scratch files. Handlers set by others stay.
+    """Let SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt, so that scratch files are removed.
 
-    A signal during a finalizer, where Python discards exceptions, is repeated after the finalizer.
+    Handlers set by others stay. A signal during a finalizer, where Python discards exceptions, is repeated
+    after the finalizer.
 
     Args:
         only_first: Whether to ignore all signals after the first. Launchers repeat signals already received
@@ -76,7 +77,7 @@ def _unwind_once(number: int, frame: FrameType | None) -> None:
 
 
 def heed_no_more_signals() -> None:
-    """Ignore further signals in a process that reports its error.
+    """Ignore further signals in a process that reports an error.
 
     Otherwise the signal of the launcher to all processes would cause a second message. Only signals handled
     once (`only_first`) are ignored.
@@ -88,7 +89,7 @@ def heed_no_more_signals() -> None:
 
 @contextlib.contextmanager
 def signals_that_kill() -> Iterator[None]:
-    """Let signals end the process immediately during the block, even in a wait inside a library.
+    """Let signals end the process immediately during the `with` block, even in a wait inside a library.
 
     Has no effect outside of the main thread.
     """

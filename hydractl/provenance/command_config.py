@@ -20,7 +20,7 @@ from hydractl.model_source import folder_files, is_index, locate, of_hub, split_
 from hydractl.output.publish import is_stream
 from hydractl.progress import SILENT, reporting
 from hydractl.runtime import digest_file, digest_files, digest_text
-from hydractl.settings import KEY, Extension, Option, Role, Setting, made_of, options_of
+from hydractl.settings import KEY, Extension, Option, Role, Setting, options_of, typed_options
 from hydractl.strict_json import compact
 
 if TYPE_CHECKING:
@@ -58,7 +58,10 @@ class CommandConfig:
 
     @property
     def implied(self) -> Mapping[str, object]:
-        """Values that other settings imply for settings without a given value, by name."""
+        """Values for settings that were not given, implied by other settings; by name.
+
+        Empty unless a subclass overrides the property.
+        """
         return {}
 
     @property
@@ -104,7 +107,9 @@ class InputRef:
     """An input of a command."""
 
     role: Role
+    """`Role.MODEL`, `Role.DATA` or `Role.FILE`."""
     ref: str | Path | DataRef
+    """Reference of a model, path of a file, or parsed data reference."""
     labelled: bool = True
     """Whether the labels of data are read, instead of the names of the items."""
     option: Option | None = field(default=None, compare=False)
@@ -131,10 +136,10 @@ class InputRef:
         return self.role is Role.MODEL and str(self.ref).startswith(ARCH)
 
     def check_exists(self) -> None:
-        """Check that a local path exists. References to the Hub are checked during loading.
+        """Check that local data or a local model exists. Other files and the Hub are checked during loading.
 
         Raises:
-            InputError: If the path does not exist.
+            InputError: If the data or the model does not exist.
         """
         try:
             if isinstance(self.ref, DataRef):
@@ -196,7 +201,7 @@ def recorded_argv(command: object) -> tuple[str, ...] | None:
     Returns:
         None if the configuration was not created from a command line.
     """
-    if (option_values := made_of(command)) is None:
+    if (option_values := typed_options(command)) is None:
         return None
     arguments, options = list[str](), list[str]()
     for option, option_value in option_values:
@@ -368,8 +373,12 @@ def _item_digests(dataset: Dataset) -> Iterator[bytes | str]:
 
 
 def open_readings(ref: DataRef, *, labelled: bool) -> list[Dataset]:
-    """Open data as images, texts or both."""
-    from hydractl.data.datasets import Content  # noqa: PLC0415 - built-in data are told by their names
+    """Return data opened as texts, as images, or both if both are possible.
+
+    Raises:
+        HydraError: If neither is possible.
+    """
+    from hydractl.data.datasets import Content  # noqa: PLC0415 - not needed for built-in data
     from hydractl.data.open_dataset import open_data  # noqa: PLC0415 - as above
 
     readings: list[Dataset] = []

@@ -19,7 +19,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef, SourceKind
 from hydractl.errors import VALUE, HydraError, InputError, Interrupted, OutputExists, UsageError, shortened
 from hydractl.manifest.document import Document, OptionValue
-from hydractl.manifest.head_mask import HeadMask, HeadScores, Mask
+from hydractl.manifest.head_mask import HeadImportance, HeadMask, Mask
 from hydractl.manifest.header import Header, InputFile, SampledFile, Sidecar, Step
 from hydractl.manifest.report import DOCUMENTS, Report
 from hydractl.manifest.terms import ID_NAME
@@ -135,7 +135,7 @@ def sidecar_step(
     command: CommandConfig,
     out: Path,
     *,
-    opened: OpenModel,
+    model_file: OpenModel,
     options: Mapping[str, OptionValue],
     seed: int | None = None,
     libraries: Sequence[str] = (),
@@ -145,20 +145,21 @@ def sidecar_step(
     Args:
         command: Configuration of the command.
         out: The output.
-        opened: The model. It is the first input.
+        model_file: The model. It is the first input.
         options: Options with an influence on the output.
         seed: Seed of the stage.
         libraries: Further libraries with an influence on the output. Their versions are recorded.
 
     Returns:
-        None if `--if-changed` is not given and no sidecar exists, or if an input or the output is a stream.
+        None if `--if-changed` is not given and no sidecar exists, or if the output or another input than the
+        model is a stream.
     """
     _, *read = input_refs(command)
     streams = is_stream(out) or any(ref.is_stream for ref in read)
     if streams or not (command.if_changed or has_sidecar(out)):
         return None
-    inputs = [opened.as_input(), *(InputFile(name=ref.name, sha256=ref.digest()) for ref in read)]
-    step = make_step(command, family=opened.family, options=options, inputs=inputs, seed=seed)
+    inputs = [model_file.as_input(), *(InputFile(name=ref.name, sha256=ref.digest()) for ref in read)]
+    step = make_step(command, family=model_file.family, options=options, inputs=inputs, seed=seed)
     return step.model_copy(update={"versions": step.versions | versions(*libraries)})
 
 
@@ -182,39 +183,39 @@ def document_input(path: Path, digest: str | None = None, *, made_by: Step | Non
     return InputFile(name=name, sha256=digest or digest_file(path), made_by=made_by)
 
 
-def scored_data(scores: HeadScores) -> list[InputFile]:
+def scored_data(importance: HeadImportance) -> list[InputFile]:
     """Return the provenance entries of the data for head importances."""
     return [
         SampledFile(
             name=DataRef.parse(data.reference).name,
             sha256=data.sha256,
-            samples=scores.samples.get(data.sha256, ""),
+            samples=importance.samples.get(data.sha256, ""),
         )
-        for _, data in sorted(scores.data.items())
+        for _, data in sorted(importance.data.items())
     ]
 
 
-def scores_step(scores: HeadScores, opened: OpenModel | None = None) -> Step:
+def importance_step(importance: HeadImportance, model_file: OpenModel | None = None) -> Step:
     """Return the step of a scores file.
 
     Args:
-        scores: Content of the scores file.
-        opened: A model. If the scores belong to this model, the step includes the model's provenance.
+        importance: Content of the scores file.
+        model_file: A model. If the scores belong to this model, the step includes the model's provenance.
     """
-    model = InputFile(name=scores.model.reference, sha256=scores.model.sha256)
-    if opened is not None and (source := opened.as_input()).sha256 == model.sha256:
+    model = InputFile(name=importance.model.reference, sha256=importance.model.sha256)
+    if model_file is not None and (source := model_file.as_input()).sha256 == model.sha256:
         if source.made_by is not None and source.made_by.command == "score":
             return source.made_by  # training with gates writes the model and its scores in the same step
         model = source
-    objective = {} if scores.objective is None else {"objective": scores.objective}
+    objective = {} if importance.objective is None else {"objective": importance.objective}
     return Step(
         command="score",
-        options={"method": scores.method, **objective, **scores.options},
-        inputs=(model, *scored_data(scores)),
-        results=scores.results,
-        versions=scores.versions,
-        config_digest=scores.config_digest,
-        argv=scores.argv,
+        options={"method": importance.method, **objective, **importance.options},
+        inputs=(model, *scored_data(importance)),
+        results=importance.results,
+        versions=importance.versions,
+        config_digest=importance.config_digest,
+        argv=importance.argv,
     )
 
 
@@ -399,16 +400,16 @@ def _read(path: Path) -> OutputRecord | None:
 
 
 def _of_folder(folder: Path) -> OutputRecord | None:
-    from hydractl.hub.layout import files_of, of_model  # noqa: PLC0415 - most outputs are files
+    from hydractl.hub.layout import files_of, model_files  # noqa: PLC0415 - most outputs are files
 
     if not has_content(folder / WEIGHTS):
-        if of_model(folder) and not (folder / WEIGHTS).exists():
+        if model_files(folder) and not (folder / WEIGHTS).exists():
             raise InputError(f"{folder}: contains a model that hydractl did not write")
         return None
     checkpoint = Checkpoint.open(folder / WEIGHTS)
     record = _of_checkpoint(checkpoint)
     written = {} if checkpoint.header is None else files_of(checkpoint.header)
-    present = {path.name: path.read_bytes() for path in of_model(folder) if path.name != WEIGHTS}
+    present = {path.name: path.read_bytes() for path in model_files(folder) if path.name != WEIGHTS}
     return replace(record, intact=present == written)
 
 
@@ -425,8 +426,8 @@ def _of_checkpoint(checkpoint: Checkpoint) -> OutputRecord:
 
 
 def _of_document(document: Document, path: Path) -> OutputRecord:
-    if isinstance(document, HeadScores):
-        return OutputRecord(path=path, step=scores_step(document))
+    if isinstance(document, HeadImportance):
+        return OutputRecord(path=path, step=importance_step(document))
     if isinstance(document, Report):
         rows = frozenset(row.name for row in document.rows)
         return OutputRecord(path=path, step=report_step(document), rows=rows)
@@ -444,8 +445,8 @@ class Output:
     """Outputs of a command.
 
     `claim` locks the outputs against other commands. `check` compares the paths with the inputs before any
-    work. `publish` writes either all outputs, with provenance, or no output. `outdated` reads the provenance
-    again.
+    work. `publish` writes either all outputs, with provenance, or no output. `outdated` compares existing
+    outputs with the command and returns why they must be rebuilt.
     """
 
     @staticmethod
@@ -606,9 +607,9 @@ class Output:
 
 
 def _model_files(folder: Path) -> list[Path]:
-    from hydractl.hub.layout import of_model  # noqa: PLC0415 - most outputs are files
+    from hydractl.hub.layout import model_files  # noqa: PLC0415 - most outputs are files
 
-    return [*of_model(folder)]
+    return [*model_files(folder)]
 
 
 RESUME_SUFFIXES = (".journal", ".state")

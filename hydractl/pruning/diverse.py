@@ -14,7 +14,7 @@ import torch
 from pydantic import TypeAdapter
 
 from hydractl import progress
-from hydractl.data.batches import encoded, limited
+from hydractl.data.batches import eval_batches, with_max_length
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, ManifestError, UsageError
 from hydractl.families.attention import Attention
@@ -22,21 +22,21 @@ from hydractl.families.open_model import OpenModel, load_model
 from hydractl.families.tower import Model
 from hydractl.heads.masks import choose_diverse
 from hydractl.manifest.document import OptionValue
-from hydractl.manifest.head_mask import HeadScores, Mask
+from hydractl.manifest.head_mask import HeadImportance, Mask
 from hydractl.manifest.header import InputFile
 from hydractl.messages import counted
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.ood_scores import MSP
-from hydractl.model_inputs import without_absent
+from hydractl.model_inputs import mask_absent_words
 from hydractl.prediction.answers import Execution
-from hydractl.prediction.class_names import Naming, ask
+from hydractl.prediction.class_names import Naming, run_both_towers
 from hydractl.prediction.feature_ood import FeatureExtractor
 from hydractl.prediction.open_inputs import data_input, labels_of, open_sets
 from hydractl.processes.distributed import ProcessGroup, answering_device
 from hydractl.pruning.strategies import Diversity
 from hydractl.runtime import on_cpu
 from hydractl.scoring.attention_hooks import tapped
-from hydractl.scoring.circuit.outcomes import Outcomes, Yardstick, check_halves
+from hydractl.scoring.circuit.outcomes import ObjectiveEvaluator, Outcomes, check_halves
 from hydractl.scoring.job import RepeatedBatches, Samples
 from hydractl.scoring.objective import AVERAGE, parse_objective
 from hydractl.scoring.settings import OBJECTIVE_SCORES
@@ -55,7 +55,7 @@ class Validation:
         model: The base.
         labelled: Batches of the labelled data, as a repeatable iterable.
         ood: Batches of the OOD data; empty without OOD data.
-        yardstick: Objective of the candidates.
+        evaluator: Objective of the candidates.
         sources: Provenance entries of the data.
         team: Processes that share the batches.
     """
@@ -63,26 +63,26 @@ class Validation:
     model: Model
     labelled: Iterable[Samples]
     ood: Iterable[Samples]
-    yardstick: Yardstick
+    evaluator: ObjectiveEvaluator
     sources: tuple[InputFile, ...]
     team: ProcessGroup
 
 
-def yardstick_for(scores: HeadScores, *, has_ood: bool) -> Yardstick:
+def evaluator_for(importance: HeadImportance, *, has_ood: bool) -> ObjectiveEvaluator:
     """Return the objective of candidates.
 
     The objective recorded in the scores is used. Scores without an objective use `avg`. Without OOD data, the
     accuracy replaces objectives with OOD data.
 
     Args:
-        scores: Head importances with their recorded options.
+        importance: Head importances with their recorded options.
         has_ood: Whether OOD data are given.
 
     Raises:
         UsageError: If OOD data are given, but the objective uses no OOD data.
         ManifestError: If the recorded OOD score is unknown.
     """
-    recorded = scores.objective or (AVERAGE if has_ood else ACCURACY)
+    recorded = importance.objective or (AVERAGE if has_ood else ACCURACY)
     objective = parse_objective(recorded)
     if not has_ood and objective.needs_ood:
         objective = parse_objective(ACCURACY)
@@ -91,13 +91,13 @@ def yardstick_for(scores: HeadScores, *, has_ood: bool) -> Yardstick:
             f"`--ood` has no effect: the objective of the scores is `{recorded}`, which uses no OOD data",
             hint="leave it out, or use circuit scores with `--objective avg`",
         )
-    ood_score = scores.options.get("ood_score", MSP)
+    ood_score = importance.options.get("ood_score", MSP)
     if ood_score not in OBJECTIVE_SCORES:
         raise ManifestError(
             f"the scores file has the OOD score `{ood_score}`",
             hint=f"it must be one of {', '.join(OBJECTIVE_SCORES)}",
         )
-    return Yardstick(objective, str(ood_score))
+    return ObjectiveEvaluator(objective, str(ood_score))
 
 
 def check_memory(candidates: int, samples: int, classes: int) -> None:
@@ -112,7 +112,7 @@ def check_memory(candidates: int, samples: int, classes: int) -> None:
 
 
 def run_candidates(draws: Sequence[Mask], data: Validation) -> tuple[list[torch.Tensor], list[float]]:
-    """Run each candidate on the validation data.
+    """Predict the validation data with each candidate.
 
     A candidate runs without the removed heads of its mask. A tower with constant inputs runs once if it loses
     no heads, otherwise once for each candidate.
@@ -128,21 +128,21 @@ def run_candidates(draws: Sequence[Mask], data: Validation) -> tuple[list[torch.
 
     Raises:
         DataError: If the logits of a candidate are not finite.
-        InputError: If the memory of the device is too small.
+        torch.OutOfMemoryError: If the memory of the device is too small.
     """
     probs, values = [], []
     fixed_outputs: dict[str, torch.Tensor] = {}
     with torch.inference_mode():
         for mask in progress.track(draws, label="Evaluating candidates", total=len(draws)):
             fixed_outputs = {name: answer for name, answer in fixed_outputs.items() if name not in mask}
-            with tapped(data.model, mask, _cut(mask)):
+            with tapped(data.model, mask, _select_heads(mask)):
                 candidate_probs, value = _run_one(data, fixed_outputs)
             probs += [candidate_probs] if data.team.leads else []
             values.append(value)
     return probs, values
 
 
-def _cut(mask: Mask) -> Callable[[str, int, Attention], Attention]:
+def _select_heads(mask: Mask) -> Callable[[str, int, Attention], Attention]:
     """Return a function that selects the heads of a mask from an attention module with all heads."""
 
     def cut(tower: str, layer: int, attention: Attention) -> Attention:
@@ -156,27 +156,31 @@ def _run_one(data: Validation, fixed_outputs: dict[str, torch.Tensor]) -> tuple[
 
     For tasks with a prediction per label or word, S counts labels or words.
     """
-    probs, inside, outside, yardstick = [], [], [], data.yardstick
+    probs, inside, outside, evaluator = [], [], [], data.evaluator
     for answers, labels in data.team.iterate(_answers(data, data.labelled, fixed_outputs)):
-        logits = yardstick.logits(answers).double().flatten(0, -2)
+        logits = evaluator.logits(answers).double().flatten(0, -2)
         probs.append(logits[~logits[:, 0].isnan()].softmax(-1))
-        inside.append(yardstick.outcomes(answers.unsqueeze(0), labels))
-    if yardstick.objective.needs_ood:
+        inside.append(evaluator.outcomes(answers.unsqueeze(0), labels))
+    if evaluator.objective.needs_ood:
         outside = [
-            yardstick.outcomes(answers.unsqueeze(0), None)
+            evaluator.outcomes(answers.unsqueeze(0), None)
             for answers, *_ in data.team.iterate(_answers(data, data.ood, fixed_outputs))
         ]
-    value = yardstick.values(yardstick.fitted(Outcomes(_joined(inside), _joined(outside))))
+    value = evaluator.values(evaluator.fitted(Outcomes(_joined(inside), _joined(outside))))
     return torch.cat(probs), float(value[0])
 
 
 def _answers(
     data: Validation, batches: Iterable[Samples], fixed_outputs: dict[str, torch.Tensor]
 ) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield the answers (B, C) or (B, C + D) and the labels (B,) of each batch, on the CPU.
+    """Yield the logits (B, C) and the labels (B,) of each batch on the CPU.
 
-    Unlabelled batches yield the answers only. Each batch synchronizes the device once. `fixed_outputs` caches
-    the outputs of towers with constant inputs.
+    If the OOD score needs features, the D features of each sample follow the logits: (B, C + D). For batches
+    without labels, the tuple has a single tensor. Each batch synchronizes the device once. `fixed_outputs`
+    caches the outputs of towers with constant inputs.
+
+    Raises:
+        DataError: If an output is not finite.
     """
     model = data.model
     for inputs, labels in batches:
@@ -188,12 +192,12 @@ def _answers(
             if name in model.answer.fixed:
                 fixed_outputs[name] = outputs[name]
         tensors = on_cpu(
-            data.yardstick.answers(model, outputs).squeeze(0), *(() if labels is None else (labels,))
+            data.evaluator.answers(model, outputs).squeeze(0), *(() if labels is None else (labels,))
         )
         if not tensors[0].isfinite().all():
             raise DataError("a candidate has outputs that are not finite on these data")
         answers, *labels_of_batch = tensors
-        yield without_absent(answers.unsqueeze(0), inputs).squeeze(0), *labels_of_batch
+        yield mask_absent_words(answers.unsqueeze(0), inputs).squeeze(0), *labels_of_batch
 
 
 def _joined(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -221,7 +225,7 @@ class SetDiversity:
     """Diversity of the members of one set on the ID validation data, or the mean over several sets.
 
     Attributes:
-        name: Name of the set.
+        name: `chosen`, `sample`, or `mean of 3 samples`.
         objective: Mean objective of the members.
         mi: Mutual information, in nats.
         disagreement: Fraction of member pairs that predict different classes, in [0, 1].
@@ -242,8 +246,8 @@ class DiverseReport:
         median: Median objective of all candidates. Candidates below the median are chosen only if too few
             others exist.
         chosen: Chosen candidates in the order of their choice.
-        sets: Diversity of the chosen set, of the set drawn by `sample`, and the mean of all `sample` sets
-            among the candidates.
+        sets: Diversity of the chosen set, of the first M candidates (the set of `sample`), and the mean over
+            all consecutive sets of M candidates.
     """
 
     objective: str
@@ -261,9 +265,9 @@ class DiverseChoice(NamedTuple):
 
 
 def open_validation(
-    opened: OpenModel,
+    model_file: OpenModel,
     references: Mapping[str, DataRef | str | None],
-    yardstick: Yardstick,
+    evaluator: ObjectiveEvaluator,
     *,
     naming: Naming,
     candidates: int,
@@ -272,9 +276,9 @@ def open_validation(
     """Open validation data and load the base.
 
     Args:
-        opened: The base.
+        model_file: The base.
         references: Labelled data under the key `id`, and optional OOD data under `ood`.
-        yardstick: Objective of the candidates.
+        evaluator: Objective of the candidates.
         naming: Classes of a zero-shot model.
         candidates: Number of candidates.
         execution: Device, dtype, batch size and processes.
@@ -285,26 +289,28 @@ def open_validation(
             memory.
     """
     team = execution.team
-    how = limited(opened.header.preprocess, execution.max_length, model=opened.reference)
-    opened = replace(opened, header=opened.header.model_copy(update={"preprocess": how}))
-    sets = open_sets(opened, references, workers=execution.workers)
-    classes = naming.classes(opened, data=sets["id"].class_names)
-    labels, count = labels_of(opened, sets["id"], classes)
-    several = opened.header.architecture.task.by_label
-    check_memory(candidates, int((labels >= 0).sum()), 2 if several else count)
-    model = load_model(opened).to(answering_device(execution.device))
-    ask(model, opened, classes)
-    if yardstick.needs_features:
+    preprocess = with_max_length(
+        model_file.header.preprocess, execution.max_length, model=model_file.reference
+    )
+    model_file = replace(model_file, header=model_file.header.model_copy(update={"preprocess": preprocess}))
+    sets = open_sets(model_file, references, workers=execution.workers)
+    classes = naming.classes(model_file, data=sets["id"].class_names)
+    labels, count = labels_of(model_file, sets["id"], classes)
+    is_multi_label = model_file.header.architecture.task.by_label
+    check_memory(candidates, int((labels >= 0).sum()), 2 if is_multi_label else count)
+    model = load_model(model_file).to(answering_device(execution.device))
+    run_both_towers(model, model_file, classes)
+    if evaluator.needs_features:
         check_halves(labels)
-        yardstick = yardstick._replace(
-            features=FeatureExtractor.of(model, opened.family, name=opened.reference)
+        evaluator = evaluator._replace(
+            features=FeatureExtractor.of(model, model_file.family, name=model_file.reference)
         )
-    like = torch.empty(0, device=model.device, dtype=model.dtype)
+    device_tensor = torch.empty(0, device=model.device, dtype=model.dtype)
     batches = {
         role: RepeatedBatches(
-            encoded(dataset, how, batch_size=execution.batch_size, deal=execution.share),
+            eval_batches(dataset, preprocess, batch_size=execution.batch_size, batch_share=execution.share),
             labels if role == "id" else None,
-            like,
+            device_tensor,
         )
         for role, dataset in sets.items()
     }
@@ -312,17 +318,18 @@ def open_validation(
         model=model,
         labelled=batches["id"],
         ood=batches.get("ood", ()),
-        yardstick=yardstick,
+        evaluator=evaluator,
         sources=tuple(data_input(dataset, team) for dataset in sets.values()),
         team=team,
     )
 
 
 def choose(draws: Sequence[Mask], data: Validation, *, members: int, diversity: Diversity) -> DiverseChoice:
-    """Choose the most diverse members among all draws with at least the median objective.
+    """Choose masks greedily: the best mask first, then the mask with the largest gain in diversity.
 
-    Candidates run in the dtype of the base. Their float64 probabilities on the ID data stay in memory: 8 N S
-    C bytes.
+    Only draws with at least the median objective are eligible. If these are fewer than M, the next best draws
+    are eligible too. Candidates run in the dtype of the base. Their float64 probabilities on the ID data stay
+    in memory: 8 N S C bytes.
 
     Args:
         draws: N different masks of the towers that lose heads.
@@ -335,8 +342,9 @@ def choose(draws: Sequence[Mask], data: Validation, *, members: int, diversity: 
 
     Raises:
         DataError: If the logits of a candidate are not finite.
+        torch.OutOfMemoryError: If the memory of the device is too small.
     """
-    name = data.yardstick.objective.text
+    name = data.evaluator.objective.text
     progress.step(f"Evaluating {counted(len(draws), 'candidate')} by {name}")
     probs, values = run_candidates(draws, data)
     text = ""

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from hydractl import progress
 from hydractl.errors import ManifestError, UsageError
-from hydractl.families.finite import check_weights
+from hydractl.families.finite import check_finite_weights
 from hydractl.families.open_model import OpenModel
 from hydractl.families.timm.models import untagged
 from hydractl.heads.budget import HeadBudget, total_heads
@@ -22,48 +22,48 @@ from hydractl.heads.masks import (
     random_masks_per_layer,
     sample_masks,
     shape_of,
-    share_before,
+    share_first_layers,
     total_kept,
 )
 from hydractl.manifest.document import OptionValue
 from hydractl.manifest.head_mask import (
+    HeadImportance,
     HeadMask,
-    HeadScores,
     Mask,
     MaskOrigin,
     Shape,
+    TowerImportance,
     TowerKeep,
-    TowerScores,
     TowerShape,
 )
 from hydractl.manifest.header import InputFile, check_mask_fits, samples_of
 from hydractl.messages import counted
 from hydractl.output.publish import is_stream
-from hydractl.provenance.output import TOOL, document_input, scores_step
+from hydractl.provenance.output import TOOL, document_input, importance_step
 from hydractl.pruning.diverse import DiverseChoice, DiverseReport
 from hydractl.pruning.selection import (
     Quota,
     check_long_enough,
     clusters_of,
+    importance_quota,
     mask_of,
     order_of,
-    own_quota,
     quota_of,
 )
 from hydractl.pruning.strategies import Strategy
 
 TOO_ALIKE = "use fewer `--members`, or an earlier layer in `--diverge-from`"
-Compare = Callable[[HeadScores, Sequence[Mask]], DiverseChoice]
+CandidateSelector = Callable[[HeadImportance, Sequence[Mask]], DiverseChoice]
 """Selects the members of `diverse` among candidates drawn from the pool of a scores file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Material:
+class StrategyInput:
     """Input of a strategy.
 
     Attributes:
-        opened: The base.
-        scores: Paths and content of the scores files: no file, a single file, or a file for each member.
+        model_file: The base.
+        importance: Paths and content of the scores files: no file, a single file, or a file for each member.
         shape: Number of layers and heads of each pruned tower.
         quotas: Number of heads to remove, for each scores file or for all members; empty if clusters
             determine the number.
@@ -72,12 +72,12 @@ class Material:
         group: Number of heads removed together.
     """
 
-    opened: OpenModel
-    scores: Sequence[tuple[Path, HeadScores]]
+    model_file: OpenModel
+    importance: Sequence[tuple[Path, HeadImportance]]
     shape: Shape
     quotas: tuple[Quota, ...]
     sampling: Sampling
-    compare: Compare | None
+    compare: CandidateSelector | None
     group: int = 1
 
     def of_heads(self, masks: Sequence[Mask]) -> tuple[dict[str, TowerKeep], ...]:
@@ -116,13 +116,13 @@ class DrawnMasks:
     choice: DiverseChoice | None = None
 
 
-def _best(material: Material) -> DrawnMasks:
+def _best(material: StrategyInput) -> DrawnMasks:
     start = material.sampling.diverge_from
     masks = [
-        _best_of(path, scores, material.shape, quota)
-        for (path, scores), quota in zip(material.scores, material.quotas, strict=True)
+        _best_of(path, importance, material.shape, quota)
+        for (path, importance), quota in zip(material.importance, material.quotas, strict=True)
     ]
-    shared = share_before(masks, start)
+    shared = share_first_layers(masks, start)
     removed = [total_heads(mask) - total_kept(mask) for mask in shared]
     for i, (mask, count) in enumerate(zip(shared, removed, strict=True)):
         if mask in shared[:i]:
@@ -138,26 +138,30 @@ def _best(material: Material) -> DrawnMasks:
     )
 
 
-def _best_of(path: Path, scores: HeadScores, shape: Shape, quota: Quota) -> dict[str, TowerKeep]:
+def _best_of(path: Path, importance: HeadImportance, shape: Shape, quota: Quota) -> dict[str, TowerKeep]:
     """Return the mask of one scores file. Warn if the importances do not fit the budget."""
-    by_layer, budget_text = scores.options.get("keep"), f"`{quota.option_text}`"
+    by_layer, budget_text = importance.options.get("keep"), f"`{quota.option_text}`"
     if by_layer is not None and quota.keep is None and quota.remark is None:
         progress.warn(
-            f"{path}: `{scores.method}` scored layer by layer, so its scores are not comparable "
+            f"{path}: `{importance.method}` scored layer by layer, so its scores are not comparable "
             f"between layers: `--keep {by_layer} --per-layer` compares heads within each layer"
         )
     if quota.keep is not None and by_layer not in {None, quota.keep}:
         progress.warn(
-            f"{path}: `{scores.method}` scored layers that each keep {by_layer} heads; score again with {budget_text}"
+            f"{path}: `{importance.method}` scored layers that each keep {by_layer} heads; score again with {budget_text}"
         )
-    return mask_of(path, scores, shape, quota)
+    return mask_of(path, importance, shape, quota)
 
 
-def _sample(material: Material) -> DrawnMasks:
-    """Draw masks from the pool. For `diverse`, these masks are the candidates."""
-    path, scores = material.scores[0]
+def _sample(material: StrategyInput) -> DrawnMasks:
+    """Draw masks from the pool. For `diverse`, these masks are the candidates.
+
+    Raises:
+        UsageError: If the removal order is shorter than the pool, or gives too few distinct masks.
+    """
+    path, importance = material.importance[0]
     pool = material.sampling.pool or 0
-    order = order_of(scores, material.shape)
+    order = order_of(importance, material.shape)
     check_long_enough(order, path, required=pool, verb=f"`--pool {pool}` draws from")
     try:
         draws = sample_masks(
@@ -171,23 +175,26 @@ def _sample(material: Material) -> DrawnMasks:
     return DrawnMasks(masks=material.of_heads(draws), options={"pool": pool}, seeded=True)
 
 
-def _clusters(material: Material) -> DrawnMasks:
-    (path, scores), sampling = material.scores[0], material.sampling
-    if scores.clusters is None:
+def _clusters(material: StrategyInput) -> DrawnMasks:
+    (path, importance), sampling = material.importance[0], material.sampling
+    if importance.clusters is None:
         raise UsageError(
-            f"{path}: was made by `{scores.method}`, which makes no clusters of heads",
+            f"{path}: was made by `{importance.method}`, which makes no clusters of heads",
             hint="`--strategy clusters` needs scores by `--method cahp`",
         )
     try:
         masks = cluster_masks(
-            clusters_of(scores), scores.tables, members=sampling.members, diverge_from=sampling.diverge_from
+            clusters_of(importance),
+            importance.tables,
+            members=sampling.members,
+            diverge_from=sampling.diverge_from,
         )
     except ValueError as error:
         raise UsageError(f"{path}: {error}", hint=TOO_ALIKE) from error
-    return DrawnMasks(masks=masks, options={"keep": "auto", "clusters": len(scores.clusters)})
+    return DrawnMasks(masks=masks, options={"keep": "auto", "clusters": len(importance.clusters)})
 
 
-def _random(material: Material) -> DrawnMasks:
+def _random(material: StrategyInput) -> DrawnMasks:
     quota, sampling = material.quotas[0], material.sampling
     try:
         masks = (
@@ -200,12 +207,12 @@ def _random(material: Material) -> DrawnMasks:
     return DrawnMasks(masks=material.of_heads(masks), seeded=True)
 
 
-def _diverse(material: Material) -> DrawnMasks:
+def _diverse(material: StrategyInput) -> DrawnMasks:
     draws = _sample(material)
     if material.compare is None:
         raise ValueError("`diverse` requires a comparison of candidates")
-    check_weights(material.opened)
-    choice = material.compare(material.scores[0][1], draws.masks)
+    check_finite_weights(material.model_file)
+    choice = material.compare(material.importance[0][1], draws.masks)
     chosen = choice.report.chosen
     return replace(
         draws,
@@ -216,7 +223,7 @@ def _diverse(material: Material) -> DrawnMasks:
     )
 
 
-STRATEGIES: Mapping[Strategy, Callable[[Material], DrawnMasks]] = {
+STRATEGIES: Mapping[Strategy, Callable[[StrategyInput], DrawnMasks]] = {
     Strategy.BEST: _best,
     Strategy.SAMPLE: _sample,
     Strategy.OBJECTIVES: _best,
@@ -249,7 +256,7 @@ def check_pool(pool: int, quota: Quota, *, total: int) -> None:
         )
 
 
-def _in_groups(material: Material, budget: HeadBudget) -> Material:
+def _in_groups(material: StrategyInput, budget: HeadBudget) -> StrategyInput:
     """Replace heads by groups of heads with shared keys.
 
     The importance of a group is the mean over its heads.
@@ -257,11 +264,11 @@ def _in_groups(material: Material, budget: HeadBudget) -> Material:
     Raises:
         UsageError: If heads share no keys, or a number of heads is not divisible by the size of a group.
     """
-    towers = material.opened.header.architecture.towers
+    towers = material.model_file.header.architecture.towers
     group = max(towers[name].sharing for name in material.shape)
     if group == 1:
         raise UsageError(
-            f"`--whole-groups`: each head of {material.opened.reference} has keys of its own",
+            f"`--whole-groups`: each head of {material.model_file.reference} has keys of its own",
             hint="leave it out",
         )
 
@@ -282,28 +289,28 @@ def _in_groups(material: Material, budget: HeadBudget) -> Material:
     return replace(
         material,
         sampling=replace(material.sampling, pool=groups("--pool", material.sampling.pool)),
-        scores=[(path, _means(scores, group)) for path, scores in material.scores],
+        importance=[(path, _means(importance, group)) for path, importance in material.importance],
         shape=shape,
         quotas=(quota_of(in_all, shape),) * len(material.quotas),
         group=group,
     )
 
 
-def _means(scores: HeadScores, group: int) -> HeadScores:
+def _means(importance: HeadImportance, group: int) -> HeadImportance:
     """Return scores with the mean importance of each group of heads. A recorded removal order is dropped."""
     towers = {
-        name: TowerScores(
+        name: TowerImportance(
             scores=tuple(
                 tuple(fmean(row[i : i + group]) for i in range(0, len(row), group)) for row in table.scores
             )
         )
-        for name, table in scores.towers.items()
+        for name, table in importance.towers.items()
     }
-    return scores.model_copy(update={"towers": towers, "removals": None})
+    return importance.model_copy(update={"towers": towers, "removals": None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class SelectedMasks:
     """Masks of all members, and their provenance.
 
     Attributes:
@@ -320,19 +327,19 @@ class Chosen:
 
 
 def choose_masks(
-    opened: OpenModel,
-    scores: Sequence[tuple[Path, HeadScores]],
+    model_file: OpenModel,
+    importance: Sequence[tuple[Path, HeadImportance]],
     strategy: Strategy,
     *,
     budget: HeadBudget | None,
     sampling: Sampling,
-    compare: Compare | None = None,
-) -> Chosen:
+    compare: CandidateSelector | None = None,
+) -> SelectedMasks:
     """Select the mask of each member.
 
     Args:
-        opened: The base.
-        scores: Paths and content of the scores files; see `read_scores`.
+        model_file: The base.
+        importance: Paths and content of the scores files; see `read_importance`.
         strategy: The strategy.
         budget: Number of heads to remove. None if the scores determine the number.
         sampling: Number of members, seed, pool, and first layer with differences. For `diverse`, these
@@ -341,25 +348,34 @@ def choose_masks(
 
     Raises:
         UsageError: If budget, pool, members and strategy do not fit the model or the scores.
+        ManifestError: If the number of open gates in a scores file is no number of heads.
         DataError: If the data of `diverse` do not fit.
+        CheckpointError: If a weight is NaN or infinite; checked for `diverse` only.
     """
-    every = [scores_of_file for _, scores_of_file in scores]
-    shape = _shape(opened, every, sampling.diverge_from)
+    all_importance = [importance_of_file for _, importance_of_file in importance]
+    shape = _shape(model_file, all_importance, sampling.diverge_from)
     quotas: tuple[Quota, ...] = ()
     if strategy is not Strategy.CLUSTERS:
         quotas = (
-            tuple(own_quota(path, scores_of_file, shape) for path, scores_of_file in scores)
+            tuple(
+                importance_quota(path, importance_of_file, shape) for path, importance_of_file in importance
+            )
             if budget is None
-            else (quota_of(budget, shape),) * max(1, len(scores))
+            else (quota_of(budget, shape),) * max(1, len(importance))
         )
     if sampling.pool is not None:
         check_pool(sampling.pool, quotas[0], total=total_heads(shape))
-    material = Material(
-        opened=opened, scores=scores, shape=shape, quotas=quotas, sampling=sampling, compare=compare
+    material = StrategyInput(
+        model_file=model_file,
+        importance=importance,
+        shape=shape,
+        quotas=quotas,
+        sampling=sampling,
+        compare=compare,
     )
     grouped = budget is not None and budget.whole_groups
     draws = STRATEGIES[strategy](_in_groups(material, budget) if budget and grouped else material)
-    if budget is not None and any(s.clusters is not None for s in every):
+    if budget is not None and any(s.clusters is not None for s in all_importance):
         progress.warn("a budget selects heads by score only; `--keep auto` keeps one head of each cluster")
     remarks = [quota.remark for quota in quotas if quota.remark is not None]
     if any(quota.remark is not None and quota.removals == 0 for quota in quotas):
@@ -367,13 +383,13 @@ def choose_masks(
             "these scores remove no head, so the member equals the base; give a budget such as `--remove R`"
         )
     if strategy is Strategy.CLUSTERS:
-        remarks = [own_quota(*scores[0], shape).remark or ""]
+        remarks = [importance_quota(*importance[0], shape).remark or ""]
     unpruned_towers = {
-        n: m for n, m in full_mask(opened.header.architecture.towers).items() if n not in shape
+        n: m for n, m in full_mask(model_file.header.architecture.towers).items() if n not in shape
     }
     files = tuple(
-        document_input(path, s.digest() if is_stream(path) else None, made_by=scores_step(s, opened))
-        for path, s in scores
+        document_input(path, s.digest() if is_stream(path) else None, made_by=importance_step(s, model_file))
+        for path, s in importance
     )
     data = () if draws.choice is None else draws.choice.sources
     sources = tuple(
@@ -381,7 +397,7 @@ def choose_masks(
     )
     masks = []
     for i, mask in enumerate(draws.masks):
-        used = i if len(scores) > 1 else 0
+        used = i if len(importance) > 1 else 0
         options: dict[str, OptionValue] = {
             **(quotas[used].options if quotas else {}),
             "per_layer": bool(quotas and quotas[used].keep is not None) or None,
@@ -392,8 +408,8 @@ def choose_masks(
         }
         origin = MaskOrigin(
             strategy=strategy,
-            method=every[used].method if every else None,
-            scores=(every[used].digest(),) if every else (),
+            method=all_importance[used].method if all_importance else None,
+            scores=(all_importance[used].digest(),) if all_importance else (),
             budget={k: v for k, v in options.items() if v is not None},
             seed=sampling.seed if draws.seeded else None,
             member=i,
@@ -402,13 +418,13 @@ def choose_masks(
         masks.append(
             HeadMask(
                 towers={**unpruned_towers, **mask},
-                architecture=opened.header.architecture.name,
-                base=opened.checkpoint.digest,
+                architecture=model_file.header.architecture.name,
+                base=model_file.checkpoint.digest,
                 origin=origin,
                 samples=samples_of(sources[i]),
             )
         )
-    return Chosen(
+    return SelectedMasks(
         masks=tuple(masks),
         sources=sources,
         remarks=tuple(remarks),
@@ -416,16 +432,22 @@ def choose_masks(
     )
 
 
-def _shape(opened: OpenModel, scores: Sequence[HeadScores], diverge_from: int) -> dict[str, TowerShape]:
-    """Return the shape of the pruned towers: the towers of the scores, or all towers without scores."""
-    if len({frozenset(s.towers) for s in scores}) > 1:
+def _shape(
+    model_file: OpenModel, importance: Sequence[HeadImportance], diverge_from: int
+) -> dict[str, TowerShape]:
+    """Return the shape of the pruned towers: the towers of the scores, or all towers without scores.
+
+    Raises:
+        UsageError: If scores files have different towers, or `diverge_from` is too large.
+    """
+    if len({frozenset(s.towers) for s in importance}) > 1:
         raise UsageError(
             "the scores files are for different towers", hint="score all with the same `--towers`"
         )
     shape = {
         name: size
-        for name, size in shape_of(opened.header.architecture.towers).items()
-        if not scores or name in scores[0].towers
+        for name, size in shape_of(model_file.header.architecture.towers).items()
+        if not importance or name in importance[0].towers
     }
     layers = max(size.layers for size in shape.values())
     if diverge_from > layers:
@@ -436,67 +458,67 @@ def _shape(opened: OpenModel, scores: Sequence[HeadScores], diverge_from: int) -
     return shape
 
 
-def read_masks(paths: Sequence[Path], opened: OpenModel) -> Chosen:
+def read_masks(paths: Sequence[Path], model_file: OpenModel) -> SelectedMasks:
     """Read the mask of each member from a file.
 
     Raises:
         ManifestError: If a mask is malformed or belongs to another architecture.
     """
-    masks = tuple(_read_mask(path, opened) for path in paths)
+    masks = tuple(_read_mask(path, model_file) for path in paths)
     sources = tuple(
         (document_input(path, mask.digest() if is_stream(path) else None),)
         for path, mask in zip(paths, masks, strict=True)
     )
-    return Chosen(masks=masks, sources=sources)
+    return SelectedMasks(masks=masks, sources=sources)
 
 
-def _read_mask(path: Path, opened: OpenModel) -> HeadMask:
+def _read_mask(path: Path, model_file: OpenModel) -> HeadMask:
     mask = HeadMask.read(path)
-    name = opened.header.architecture.name
+    name = model_file.header.architecture.name
     if mask.architecture is not None and untagged(mask.architecture) != untagged(name):
         raise ManifestError(
-            f"{path}: architecture is `{mask.architecture}`, but {opened.reference} is a `{name}`",
+            f"{path}: architecture is `{mask.architecture}`, but {model_file.reference} is a `{name}`",
             hint="a mask without the key `architecture` fits any model of that shape",
         )
     try:
-        check_mask_fits(mask.towers, opened.header.architecture, where="towers")
+        check_mask_fits(mask.towers, model_file.header.architecture, place="towers")
     except ValueError as error:
         raise ManifestError(f"{path}: {error}", hint="the mask may be for another model") from error
-    if mask.base is not None and mask.base != opened.checkpoint.digest:
+    if mask.base is not None and mask.base != model_file.checkpoint.digest:
         progress.warn(
-            f"{path}: was made for another base than {opened.reference} (same architecture, different weights)"
+            f"{path}: was made for another base than {model_file.reference} (same architecture, different weights)"
         )
     return mask
 
 
-def read_scores(path: Path, opened: OpenModel) -> HeadScores:
+def read_importance(path: Path, model_file: OpenModel) -> HeadImportance:
     """Read the head importances of a base from a scores file. Importances of other weights give a warning.
 
     Raises:
         ManifestError: If the file is malformed or belongs to another architecture.
     """
-    scores = HeadScores.read(path)
-    name, towers = opened.header.architecture.name, opened.header.architecture.towers
-    score_hint = f"score this model: `hydractl score {shlex.quote(opened.reference)} --data VAL -o {shlex.quote(str(path))}`"
-    for scored in sorted(scores.towers or towers):
-        table, tower = scores.tables.get(scored, ()), towers.get(scored)
+    importance = HeadImportance.read(path)
+    name, towers = model_file.header.architecture.name, model_file.header.architecture.towers
+    score_hint = f"score this model: `hydractl score {shlex.quote(model_file.reference)} --data VAL -o {shlex.quote(str(path))}`"
+    for scored in sorted(importance.towers or towers):
+        table, tower = importance.tables.get(scored, ()), towers.get(scored)
         if tower is None:
             raise ManifestError(
-                f"{path}: towers has `{scored}`, but {opened.reference} has {', '.join(towers)}",
+                f"{path}: towers has `{scored}`, but {model_file.reference} has {', '.join(towers)}",
                 hint="the scores may be for another model",
             )
         layers, heads = len(table), len(table[0]) if table else 0
         if (layers, heads) != (tower.layers, tower.num_heads):
             raise ManifestError(
                 f"{path}: towers.{scored}.scores is {layers} layers by {heads} heads, but "
-                f"{opened.reference} has {tower.layers} by {tower.num_heads}",
+                f"{model_file.reference} has {tower.layers} by {tower.num_heads}",
                 hint=score_hint,
             )
-    if untagged(scores.architecture) != untagged(name):
+    if untagged(importance.architecture) != untagged(name):
         raise ManifestError(
-            f"{path}: architecture is `{scores.architecture}`, but {opened.reference} is a `{name}`",
+            f"{path}: architecture is `{importance.architecture}`, but {model_file.reference} is a `{name}`",
             hint=score_hint,
         )
-    if scores.model.sha256 != opened.checkpoint.digest:
-        progress.warn(f"{path}: the scores are for other weights than those of {opened.reference}")
-    return scores
+    if importance.model.sha256 != model_file.checkpoint.digest:
+        progress.warn(f"{path}: the scores are for other weights than those of {model_file.reference}")
+    return importance

@@ -14,7 +14,7 @@ from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.finite import as_stored
 from hydractl.families.open_model import OpenModel, build_checked
 from hydractl.families.tower import TOLERANCE, Model, blank_inputs, largest_difference, probe_inputs
-from hydractl.fusion.build import hollow, streamed_logits
+from hydractl.fusion.build import placeholder_tensors, streamed_logits
 from hydractl.fusion.plan import prune_tensor, pruned_spec, zero_dropped
 from hydractl.manifest.head_mask import HeadMask, Mask
 from hydractl.manifest.header import InputFile, Kind
@@ -36,14 +36,14 @@ class Member:
     """A member before it is written to a file.
 
     Attributes:
-        opened: The base.
+        model_file: The base.
         mask: Kept heads.
         path: Output file.
         sources: Provenance entries of the mask.
         specs: Dtype and shape of each stored tensor.
     """
 
-    opened: OpenModel
+    model_file: OpenModel
     mask: HeadMask
     path: Path
     sources: tuple[InputFile, ...]
@@ -55,9 +55,13 @@ class Member:
         Raises:
             CheckFailed: If a number is too large for the dtype.
         """
-        opened, spec = self.opened, self.specs[name]
+        model_file, spec = self.model_file, self.specs[name]
         member_tensor = prune_tensor(
-            opened.family, opened.header.architecture, self.mask.towers, name, opened.checkpoint.tensor(name)
+            model_file.family,
+            model_file.header.architecture,
+            self.mask.towers,
+            name,
+            model_file.checkpoint.tensor(name),
         )
         larger = spec.dtype == "F16" and "`--dtype bf16` or `--dtype fp32` can represent larger numbers"
         return as_stored(
@@ -67,21 +71,23 @@ class Member:
     def masked(self, name: str) -> torch.Tensor:
         """Return a tensor of the masked base in fp32, the reference for `verify_members`.
 
-        Removed heads are zero. Numbers are rounded to the stored dtype. Numbers too large for the dtype are
-        not rounded: they belong to removed heads, or `tensor` raises an error.
+        The output projections of removed heads are zero. Queries, keys and values of removed heads are
+        unchanged. Numbers are rounded to the stored dtype, except numbers too large for the dtype. Such
+        numbers belong to removed heads, because `tensor` raises an error for numbers of kept heads. Integer
+        tensors keep their dtype.
         """
-        opened, spec = self.opened, self.specs[name]
-        base_tensor = opened.checkpoint.tensor(name)
+        model_file, spec = self.model_file, self.specs[name]
+        base_tensor = model_file.checkpoint.tensor(name)
         if spec.is_floating:
             rounded, base_tensor = base_tensor.to(spec.torch_dtype).float(), base_tensor.float()
             base_tensor = torch.where(rounded.isfinite(), rounded, base_tensor)
-        return zero_dropped(opened.family, opened.header.architecture, self.mask.towers, {name: base_tensor})[
-            name
-        ]
+        return zero_dropped(
+            model_file.family, model_file.header.architecture, self.mask.towers, {name: base_tensor}
+        )[name]
 
     def chunks(self, name: str) -> Chunks:
         """Return the bytes of a tensor; raises the errors of `tensor`."""
-        stored = self.opened.checkpoint
+        stored = self.model_file.checkpoint
         return (
             [stored.spans[name]]
             if stored.specs[name] == self.specs[name]
@@ -90,16 +96,27 @@ class Member:
 
 
 def stored_specs(
-    opened: OpenModel, mask: Mask, specs: Mapping[str, TensorSpec], dtype: str | None
+    model_file: OpenModel, mask: Mask, specs: Mapping[str, TensorSpec], dtype: str | None
 ) -> dict[str, TensorSpec]:
-    """Return dtype and shape of each tensor of a member. If `dtype` is None, the dtypes of `specs` are kept."""
+    """Return dtype and shape of each tensor of a member.
+
+    Args:
+        model_file: The base.
+        mask: Kept heads.
+        specs: Dtype and shape of each tensor of the base.
+        dtype: Dtype of floating-point tensors, like `fp16`. Tensors in `Family.exact` have fp32 instead. None
+            keeps the dtypes of `specs`.
+    """
     if dtype is not None:
-        name, exact = dtype.upper().replace("FP", "F"), opened.family.exact
+        name, exact = dtype.upper().replace("FP", "F"), model_file.family.exact
         specs = {
             k: TensorSpec("F32" if k in exact else name, s.shape) if s.is_floating else s
             for k, s in specs.items()
         }
-    return {n: pruned_spec(opened.family, opened.header.architecture, mask, n, s) for n, s in specs.items()}
+    return {
+        n: pruned_spec(model_file.family, model_file.header.architecture, mask, n, s)
+        for n, s in specs.items()
+    }
 
 
 def verify_members(members: Sequence[Member]) -> list[float]:
@@ -111,17 +128,20 @@ def verify_members(members: Sequence[Member]) -> list[float]:
     Raises:
         CheckFailed: If a difference exceeds the tolerance.
     """
-    opened = members[0].opened
+    model_file = members[0].model_file
     base_model = build_checked(
-        opened.family, opened.header, hollow(opened.checkpoint.specs), where=opened.reference
+        model_file.family,
+        model_file.header,
+        placeholder_tensors(model_file.checkpoint.specs),
+        place=model_file.reference,
     )
-    inputs = probe_inputs(opened.header)
-    return [_verify(member, base_model, inputs, where=f"member {i}") for i, member in enumerate(members)]
+    inputs = probe_inputs(model_file.header)
+    return [_verify(member, base_model, inputs, place=f"member {i}") for i, member in enumerate(members)]
 
 
-def _verify(member: Member, base_model: Model, inputs: Inputs, *, where: str) -> float:
-    header = member.opened.header.model_copy(update={"kind": Kind.MEMBER, "masks": (member.mask.towers,)})
-    pruned = build_checked(member.opened.family, header, hollow(member.specs), where=where)
+def _verify(member: Member, base_model: Model, inputs: Inputs, *, place: str) -> float:
+    header = member.model_file.header.model_copy(update={"kind": Kind.MEMBER, "masks": (member.mask.towers,)})
+    pruned = build_checked(member.model_file.family, header, placeholder_tensors(member.specs), place=place)
     difference = largest_difference(
         streamed_logits(pruned, lambda name: [member.tensor(name)], inputs),
         streamed_logits(base_model, lambda name: [member.masked(name)], inputs),
@@ -129,13 +149,13 @@ def _verify(member: Member, base_model: Model, inputs: Inputs, *, where: str) ->
     # The negated comparison also catches NaN.
     if not difference <= TOLERANCE:
         raise CheckFailed(
-            f"{where} differs from the masked base by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",
+            f"{place} differs from the masked base by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",
             hint="very large weights may overflow; `--no-verify` skips the check",
         )
     return difference
 
 
-def size_of(opened: OpenModel, mask: Mask, specs: Mapping[str, TensorSpec]) -> Size:
+def size_of(model_file: OpenModel, mask: Mask, specs: Mapping[str, TensorSpec]) -> Size:
     """Return the cost of a model with a head mask.
 
     Parameters and bytes are counted from the shapes. MACs are counted by a forward pass on the meta device,
@@ -144,18 +164,18 @@ def size_of(opened: OpenModel, mask: Mask, specs: Mapping[str, TensorSpec]) -> S
     Raises:
         CheckpointError: If the stored tensors and the model have different numbers of elements.
     """
-    model = opened.family.build(opened.header.architecture, mask, None)
+    model = model_file.family.build(model_file.header.architecture, mask, None)
     parameters = sum(p.numel() for p in model.parameters())
     stored = sum(prod(spec.shape) for spec in specs.values())
     model_elements = sum(tensor.numel() for tensor in model.library_state().values())
     if stored != model_elements:
         raise CheckpointError(
-            f"{opened.reference}: the shapes of its tensors give {stored} elements, but the model has {model_elements}"
+            f"{model_file.reference}: the shapes of its tensors give {stored} elements, but the model has {model_elements}"
         )
     # the cost of a zero-shot model is the cost of its vision tower, for any number of classes
     model.answer.expect(1)
     return Size(
         parameters=parameters,
-        macs=macs_of(model, blank_inputs(opened.header.preprocess, 1, device="meta")),
+        macs=macs_of(model, blank_inputs(model_file.header.preprocess, 1, device="meta")),
         size_bytes=sum(s.size_bytes for s in specs.values()),
     )

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydractl.errors import EDITED, ManifestError, UsageError
-from hydractl.heads.budget import HeadBudget, fall_off, total_heads
+from hydractl.heads.budget import HeadBudget, find_knee, total_heads
 from hydractl.heads.masks import best_mask, best_mask_per_layer, cluster_masks, removal_order, total_kept
 from hydractl.manifest.document import OptionValue
-from hydractl.manifest.head_mask import HeadId, HeadScores, Shape, TowerKeep
+from hydractl.manifest.head_mask import HeadId, HeadImportance, Shape, TowerKeep
 from hydractl.messages import counted
 
 SCORE_AGAIN = f"{EDITED}; score the model again"
@@ -25,7 +25,8 @@ class Quota:
         option_text: Command-line option for the number, for messages.
         keep: Number of kept heads of every layer. None if layers may keep different numbers.
         options: Options recorded in the origin of masks.
-        remark: Reason for the number determined by the scores. None if a budget was given.
+        remark: Reason for the number determined by the scores, like `scores.json: keeps 9 heads of 36: their
+            gates stayed open`. None if a budget was given.
     """
 
     removals: int
@@ -67,28 +68,36 @@ def quota_of(budget: HeadBudget, shape: Shape) -> Quota:
     )
 
 
-def own_quota(where: Path | str, scores: HeadScores, shape: Shape) -> Quota:
+def importance_quota(place: Path | str, importance: HeadImportance, shape: Shape) -> Quota:
     """Return the number of heads determined by a scoring method (`--keep auto`).
 
     Methods with clusters keep a head per cluster, and at least a head in each layer. Methods with gates keep
-    the heads with open gates. Greedy methods remove heads up to the knee of their objective; see `fall_off`.
+    the heads with open gates. Greedy methods remove heads up to the knee of their objective; see `find_knee`.
+
+    Args:
+        place: Name of the scores file for messages.
+        importance: Content of the scores file.
+        shape: Shape of the pruned towers.
 
     Raises:
         UsageError: If the method determines no number, or its objective did not fall or has no knee.
         ManifestError: If the recorded number of open gates is not a number of heads.
     """
     total = total_heads(shape)
-    if scores.clusters is not None:
-        kept_heads = total_kept(_cluster_mask(scores))
-        why = f"one of each of {counted(len(scores.clusters), 'cluster')}"
-    elif scores.removals is not None and scores.baseline is not None:
-        removals = _knee(where, scores, total)
-        kept_heads, why = total - removals, f"{_named(scores)} drops after {counted(removals, 'removal')}"
-    elif "open" in scores.results:
-        kept_heads, why = _open(where, scores, total), "their gates stayed open"
+    if importance.clusters is not None:
+        kept_heads = total_kept(_cluster_mask(importance))
+        why = f"one of each of {counted(len(importance.clusters), 'cluster')}"
+    elif importance.removals is not None and importance.baseline is not None:
+        removals = _knee(place, importance, total)
+        kept_heads, why = (
+            total - removals,
+            f"{_objective_name(importance)} drops after {counted(removals, 'removal')}",
+        )
+    elif "open" in importance.results:
+        kept_heads, why = _open_gate_count(place, importance, total), "their gates stayed open"
     else:
         raise UsageError(
-            f"`--keep auto`: {where} was made by `{scores.method}`, which does not determine the number of heads",
+            f"`--keep auto`: {place} was made by `{importance.method}`, which does not determine the number of heads",
             hint=(
                 "use scores by cahp, l0, circuit or another greedy method, or give one of `--keep N`, "
                 "`--remove R`, `--keep-fraction F`"
@@ -98,25 +107,27 @@ def own_quota(where: Path | str, scores: HeadScores, shape: Shape) -> Quota:
         removals=total - kept_heads,
         option_text="--keep auto",
         options={"keep": "auto", "remove": total - kept_heads},
-        remark=f"{where}: keeps {counted(kept_heads, 'head')} of {total}: {why}",
+        remark=f"{place}: keeps {counted(kept_heads, 'head')} of {total}: {why}",
     )
 
 
-def order_of(scores: HeadScores, towers: Iterable[str]) -> tuple[HeadId, ...]:
+def order_of(importance: HeadImportance, towers: Iterable[str]) -> tuple[HeadId, ...]:
     """Return the heads of a scores file in the order of their removal.
 
     Args:
-        scores: Head importances.
+        importance: Head importances.
         towers: Towers to include. If importances are equal, heads of earlier towers are removed first.
     """
-    recorded = scores.removals
+    recorded = importance.removals
     return removal_order(
-        {name: scores.towers[name].scores for name in towers},
+        {name: importance.towers[name].scores for name in towers},
         None if recorded is None else [removal.id for removal in recorded],
     )
 
 
-def mask_of(where: Path | str, scores: HeadScores, shape: Shape, quota: Quota) -> dict[str, TowerKeep]:
+def mask_of(
+    place: Path | str, importance: HeadImportance, shape: Shape, quota: Quota
+) -> dict[str, TowerKeep]:
     """Return the mask of a scores file.
 
     If clusters determine the number of heads, the mask keeps the best head of each cluster and at least a
@@ -124,8 +135,8 @@ def mask_of(where: Path | str, scores: HeadScores, shape: Shape, quota: Quota) -
     `quota.keep` is given.
 
     Args:
-        where: Name of the scores file for messages.
-        scores: Content of the scores file.
+        place: Name of the scores file for messages.
+        importance: Content of the scores file.
         shape: Shape of the pruned towers. If importances are equal, heads of earlier towers are removed
             first.
         quota: Number of heads to remove.
@@ -133,11 +144,11 @@ def mask_of(where: Path | str, scores: HeadScores, shape: Shape, quota: Quota) -
     Raises:
         UsageError: If the removal order contains too few heads.
     """
-    if quota.remark is not None and scores.clusters is not None:
-        return _cluster_mask(scores)
-    order = order_of(scores, shape)
+    if quota.remark is not None and importance.clusters is not None:
+        return _cluster_mask(importance)
+    order = order_of(importance, shape)
     if quota.keep is None:
-        check_long_enough(order, where, required=quota.removals, verb=f"`{quota.option_text}` removes")
+        check_long_enough(order, place, required=quota.removals, verb=f"`{quota.option_text}` removes")
         return best_mask(order, shape, removals=quota.removals)
     try:
         return best_mask_per_layer(order, shape, keep=quota.keep)
@@ -146,7 +157,7 @@ def mask_of(where: Path | str, scores: HeadScores, shape: Shape, quota: Quota) -
         raise UsageError(f"`--per-layer`: {error}", hint=hint) from error
 
 
-def check_long_enough(order: Sequence[HeadId], where: Path | str, *, required: int, verb: str) -> None:
+def check_long_enough(order: Sequence[HeadId], place: Path | str, *, required: int, verb: str) -> None:
     """Check the length of a removal order; a greedy search may stop early.
 
     Raises:
@@ -154,69 +165,69 @@ def check_long_enough(order: Sequence[HeadId], where: Path | str, *, required: i
     """
     if required > len(order):
         raise UsageError(
-            f"{where}: ranks only {counted(len(order), 'head')}, but {verb} {required}",
+            f"{place}: ranks only {counted(len(order), 'head')}, but {verb} {required}",
             hint=f"score again with `--remove {required}` or more",
         )
 
 
-def clusters_of(scores: HeadScores) -> list[list[HeadId]]:
+def clusters_of(importance: HeadImportance) -> list[list[HeadId]]:
     """Return the recorded clusters of heads, each with its best head first; empty without clusters."""
-    return [[head.id for head in cluster] for cluster in scores.clusters or ()]
+    return [[head.id for head in cluster] for cluster in importance.clusters or ()]
 
 
-def _cluster_mask(scores: HeadScores) -> dict[str, TowerKeep]:
-    return cluster_masks(clusters_of(scores), scores.tables, members=1)[0]
+def _cluster_mask(importance: HeadImportance) -> dict[str, TowerKeep]:
+    return cluster_masks(clusters_of(importance), importance.tables, members=1)[0]
 
 
-def _open(where: Path | str, scores: HeadScores, total: int) -> int:
-    open_gates = scores.results["open"]
+def _open_gate_count(place: Path | str, importance: HeadImportance, total: int) -> int:
+    open_gates = importance.results["open"]
     if not isinstance(open_gates, int) or isinstance(open_gates, bool) or not 0 <= open_gates <= total:
         raise ManifestError(
-            f"{where}: results.open is {open_gates!r}, but must be a number of heads in 0..{total}",
+            f"{place}: results.open is {open_gates!r}, but must be a number of heads in 0..{total}",
             hint=SCORE_AGAIN,
         )
     return open_gates
 
 
-def _knee(where: Path | str, scores: HeadScores, total: int) -> int:
-    curve = [scores.baseline or 0.0, *(r.objective for r in scores.removals or ())]
-    fall, last = fall_off(curve), len(curve) - 1
+def _knee(place: Path | str, importance: HeadImportance, total: int) -> int:
+    curve = [importance.baseline or 0.0, *(r.objective for r in importance.removals or ())]
+    fall, last = find_knee(curve), len(curve) - 1
     if fall.knee is not None:
         return fall.knee
-    name = _named(scores)
+    name = _objective_name(importance)
     best = f"`--remove {fall.best}` gives the highest value, {curve[fall.best]:.4f}"
-    if not fall.fell and last < total:
+    if not fall.declines and last < total:
         raise UsageError(
-            f"`--keep auto`: {where} stops after {counted(last, 'removal')} with {name} {curve[-1]:.4f}, not below "
+            f"`--keep auto`: {place} stops after {counted(last, 'removal')} with {name} {curve[-1]:.4f}, not below "
             f"the {curve[0]:.4f} of the whole model, so the drop is not yet reached",
             hint=f"score again with `--remove {min(total, max(2 * last, last + 1))}`; {best}",
         )
     raise UsageError(
-        f"`--keep auto`: {name} of {where} "
-        + ("decreases without a knee" if fall.fell else "never drops below that of the whole model"),
+        f"`--keep auto`: {name} of {place} "
+        + ("decreases without a knee" if fall.declines else "never drops below that of the whole model"),
         hint=best,
     )
 
 
-def _named(scores: HeadScores) -> str:
-    return "the objective" if scores.objective is None else f"`{scores.objective}`"
+def _objective_name(importance: HeadImportance) -> str:
+    return "the objective" if importance.objective is None else f"`{importance.objective}`"
 
 
-def ranks(scores: HeadScores) -> dict[str, tuple[tuple[int | None, ...], ...]]:
+def ranks(importance: HeadImportance) -> dict[str, tuple[tuple[int | None, ...], ...]]:
     """Return the rank of each head among all heads of all towers, by tower and layer.
 
     The most important head has rank 1. The first head removed by `prune` has the last rank; if importances
     are equal, this is the head with the lowest tower, layer and number. For greedy methods, heads without a
     recorded removal have rank None.
     """
-    total = sum(len(row) for table in scores.towers.values() for row in table.scores)
+    total = sum(len(row) for table in importance.towers.values() for row in table.scores)
     rank: dict[tuple[str, int, int], int] = {
-        head: total - i for i, head in enumerate(order_of(scores, scores.towers))
+        head: total - i for i, head in enumerate(order_of(importance, importance.towers))
     }
     return {
         tower: tuple(
             tuple(rank.get((tower, layer, head)) for head in range(len(row)))
             for layer, row in enumerate(table.scores)
         )
-        for tower, table in scores.towers.items()
+        for tower, table in importance.towers.items()
     }

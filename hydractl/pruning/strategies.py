@@ -37,7 +37,7 @@ class Rules:
         summary: Description for the help text.
         scores: Minimum and maximum number of scores files. A maximum of None means any number.
         pool: Whether `--pool` is required. If False, the option has no effect.
-        many: Whether `--members` sets the number of members.
+        has_members: Whether `--members` sets the number of members.
         per_layer: Whether `--per-layer` is supported.
         budget: Whether a budget can be given.
     """
@@ -45,17 +45,17 @@ class Rules:
     summary: str
     scores: tuple[int, int | None] = (1, 1)
     pool: bool = False
-    many: bool = True
+    has_members: bool = True
     per_layer: bool = False
     budget: bool = True
 
 
 RULES: Mapping[Strategy, Rules] = MappingProxyType(
     {
-        Strategy.BEST: Rules(summary="the heads with the highest scores", many=False, per_layer=True),
+        Strategy.BEST: Rules(summary="the heads with the highest scores", has_members=False, per_layer=True),
         Strategy.SAMPLE: Rules(summary="without random heads of the pool", pool=True),
         Strategy.OBJECTIVES: Rules(
-            summary="one member per scores file", scores=(2, None), many=False, per_layer=True
+            summary="one member per scores file", scores=(2, None), has_members=False, per_layer=True
         ),
         Strategy.CLUSTERS: Rules(
             summary="one head of each cluster, the j-th best for member j", budget=False

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Self
 
 from hydractl.errors import InputError, ManifestError
-from hydractl.manifest.report import Report, scaled_alike
+from hydractl.manifest.report import Report, store_temperature_alike
 from hydractl.manifest.terms import ID_NAME
 from hydractl.messages import counted, listed, quoted
 from hydractl.metrics.registry import METRICS, TEMPERATURE
@@ -155,7 +155,7 @@ class Compared:
         pair = {self.names[0], other_name}
         return all(
             TEMPERATURE in report.data
-            or scaled_alike(*(row.stored_temperatures for row in report.rows if row.name in pair))
+            or store_temperature_alike(*(row.stored_temperatures for row in report.rows if row.name in pair))
             for report in self.reports
         )
 

@@ -16,7 +16,7 @@ from hydractl.reporting.comparison import Compared, Runtimes
 from hydractl.reporting.head_maps import head_map, heads_figure
 from hydractl.reporting.lineage import member_names
 from hydractl.reporting.matplotlib_figure import SMALL, Canvas, Panel, Point, breadth, fitting
-from hydractl.reporting.report_values import GROUPS, Quantity, number_text, written
+from hydractl.reporting.report_values import GROUPS, Quantity, format_value, number_text
 
 COST_METRICS = ("accuracy", "nll", "auroc")
 """Metrics of the cost figure. Three panels fit next to each other."""
@@ -145,7 +145,7 @@ def _reliability(compared: Compared) -> Figure | None:
         return Chart(
             title=row
             if calibration_error is None
-            else f"{row}: ECE {written(ece.metric, calibration_error.value)}",
+            else f"{row}: ECE {format_value(ece.metric, calibration_error.value)}",
             description="; ".join(f"{n} at confidence {c:.3f}, accuracy {a:.3f}" for n, c, a in bins),
             x=Axis(label="confidence", low=0, high=1),
             y=Axis(label="accuracy", low=0, high=1),
@@ -217,7 +217,10 @@ def _shares(counts: Sequence[Sequence[int]]) -> list[float]:
 
 
 def _steps(shares: Sequence[float]) -> list[Point]:
-    """Return the outline of a histogram over [0, 1]."""
+    """Return the points of a histogram's outline over [0, 1], from (0, 0) to (1, 0).
+
+    `shares` are the heights of the bins, which have equal width.
+    """
     edges = [i / len(shares) for i in range(len(shares) + 1)]
     return [
         (0.0, 0.0),
@@ -306,9 +309,9 @@ def _heads(compared: Compared) -> Figure | None:
     ]
     several = len({row.name for _, row, _ in pruned}) > 1
     maps = [
-        head_map(f"{name}, {tower}" if len(masks) > 1 else name, mask, where=", ".join(where))
+        head_map(f"{name}, {tower}" if len(masks) > 1 else name, mask, place=", ".join(place))
         for file, row, origin in pruned
-        for where in [[file] * (len(compared.files) > 1) + [row.name] * several]
+        for place in [[file] * (len(compared.files) > 1) + [row.name] * several]
         for name, masks in zip(
             member_names(origin) if len(origin.masks) > 1 else [origin.name], origin.masks, strict=True
         )

@@ -22,7 +22,7 @@ from hydractl.errors import (
     ManifestError,
     UnsupportedModelError,
 )
-from hydractl.families.base import Described, Family, place_of, place_on_disk
+from hydractl.families.base import Family, ModelDescription, position_of, position_on_disk
 from hydractl.families.open_model import classifier_hint
 from hydractl.families.registry import FAMILIES, describe_folder, family_for_config
 from hydractl.families.transformers.hf_models import REFUSED
@@ -48,7 +48,7 @@ from hydractl.model_source import Located
 from hydractl.output.publish import is_stream
 from hydractl.reporting.lineage import member_names
 from hydractl.runtime import CHUNK_BYTES, digest_text
-from hydractl.strict_json import MAX_BYTES, NotJSONError, opened, parse, read_exactly, read_limited
+from hydractl.strict_json import MAX_BYTES, NotJSONError, open_binary, parse, read_exactly, read_limited
 from hydractl.version import UPGRADE
 
 FOREIGN, PREDICTIONS = "foreign", "predictions"
@@ -90,7 +90,7 @@ class ModelIdentity:
 
 
 def identity_of(
-    described: Header | Described, name: str | None = None, masks: tuple[Mask, ...] = ()
+    described: Header | ModelDescription, name: str | None = None, masks: tuple[Mask, ...] = ()
 ) -> ModelIdentity:
     """Return the model that a header or a family describes.
 
@@ -132,7 +132,7 @@ def _of_folder(
         The model; its family, or `None`; a hint for the user, or `None`.
     """
     try:
-        family = family_for_config(config, where=file)
+        family = family_for_config(config, place=file)
     except UnsupportedModelError:
         return _guessed(config), None, _hint(file, config)
     try:
@@ -147,18 +147,18 @@ def _of_folder(
     return identity, family, "; ".join([*described.notes, *[assumed] * described.assumed]) or None
 
 
-def _without_tokenizer_text(how: Preprocess | Tokenization) -> Preprocess | Tokenization:
-    if not isinstance(how, Tokenization) or how.tokenizer is None:
-        return how
-    return how.model_copy(update={"tokenizer": digest_text(how.tokenizer)})
+def _without_tokenizer_text(preprocess: Preprocess | Tokenization) -> Preprocess | Tokenization:
+    if not isinstance(preprocess, Tokenization) or preprocess.tokenizer is None:
+        return preprocess
+    return preprocess.model_copy(update={"tokenizer": digest_text(preprocess.tokenizer)})
 
 
-def _tokenizer_size(how: Preprocess | Tokenization, prompting: Prompting | None) -> int | None:
+def _tokenizer_size(preprocess: Preprocess | Tokenization, prompting: Prompting | None) -> int | None:
     """Return the number of tokens of a tokenizer, including added tokens.
 
     `None` without a tokenizer, or if its text is malformed.
     """
-    texts = prompting.tokenization if prompting else how
+    texts = prompting.tokenization if prompting else preprocess
     if not isinstance(texts, Tokenization) or texts.tokenizer is None:
         return None
     with suppress(ValueError, KeyError, TypeError, AttributeError):  # the text was not validated
@@ -328,16 +328,18 @@ class CheckpointReport(TemperatureFields):
 def describe_checkpoint(
     file: str, checkpoint: Checkpoint, located: Located, *, lists_tensors: bool
 ) -> CheckpointReport:
-    """Describe a checkpoint from its header, without reading tensors.
+    """Describe a checkpoint without reading tensors, from its header or the configuration in its folder.
+
+    The configuration is used for files that hydractl did not write.
 
     Args:
         file: Path as typed.
         checkpoint: The checkpoint.
-        located: Folder of the checkpoint.
+        located: Files of the model.
         lists_tensors: Whether the report lists all tensors.
 
     Raises:
-        CheckpointError: If the tensors differ from the fuse plan.
+        CheckpointError: If the file and its fuse plan have different tensor names.
     """
     header, folder = checkpoint.header, located.config or {}
     if header is None:
@@ -388,7 +390,14 @@ def describe_checkpoint(
 
 
 def _predictions(specs: Mapping[str, TensorSpec]) -> SavedPredictions | None:
-    """Describe a file of `eval --save-predictions` from its tensor names and shapes, or return `None`."""
+    """Describe a file of `eval --save-predictions` from its tensor names and shapes.
+
+    Tensors of such a file are `log_probs/ROW/DATA` (M, N, C), `logsumexp/ROW/DATA` (M, N) and `labels/DATA`
+    (N,).
+
+    Returns:
+        None if there is any other tensor, or no `log_probs`.
+    """
     log_probs, labels = [], {}
     for name, spec in sorted(specs.items()):
         match name.split("/"), spec.shape:
@@ -411,7 +420,7 @@ def _part(family: Family | None, name: str, *, stored_by_library: bool) -> str:
         # unknown family: up to three levels of the name, without layer indices
         levels = ["*" if part.isdecimal() else part for part in name.split(".")]
         return ".".join(levels[: max(1, min(3, len(levels) - 1))])
-    return (place_on_disk if stored_by_library else place_of)(family, name).part
+    return (position_on_disk if stored_by_library else position_of)(family, name).part
 
 
 def _fused(header: Header, plan: FusePlan, lines: Sequence[TensorLine]) -> Fused:
@@ -459,7 +468,7 @@ def open_any(path: Path) -> Checkpoint | Document:
         InputError: If the file has another format, or cannot be read.
     """
     try:
-        with opened(path) as source:
+        with open_binary(path) as source:
             begin = read_exactly(source, 8)
             # safetensors begins with 8 bytes for the header's length, of which the last are 0; JSON has no
             # zero byte
@@ -487,37 +496,37 @@ def _checkpoint(path: Path, begin: bytes, source: BinaryIO) -> Checkpoint:
         raise CheckpointError(error.message.replace(str(hollow), str(path)), hint=error.hint) from error
 
 
-def _text(where: str, begin: bytes, source: BinaryIO) -> str:
+def _text(place: str, begin: bytes, source: BinaryIO) -> str:
     if not begin:
-        raise InputError(f"{where}: is empty", hint="check whether the command that writes it failed")
+        raise InputError(f"{place}: is empty", hint="check whether the command that writes it failed")
     if begin.startswith(PICKLE_STARTS):
         raise CheckpointError(
-            f"{where}: is a pickle or an archive, but hydractl reads only safetensors",
+            f"{place}: is a pickle or an archive, but hydractl reads only safetensors",
             hint="convert it to a base: `hydractl import WEIGHTS --arch NAME -o base.st`",
         )
     if begin.lstrip(TEXT_STARTS)[:1] not in {b"{", b""}:
         raise InputError(
-            f"{where}: is neither a safetensors file nor a JSON file of hydractl",
+            f"{place}: is neither a safetensors file nor a JSON file of hydractl",
             hint="give a checkpoint, scores, a head mask or a report",
         )
     try:
         return (begin + read_limited(source)).decode()
     except UnicodeDecodeError as error:
-        raise ManifestError(f"{where}: is not UTF-8 text") from error
+        raise ManifestError(f"{place}: is not UTF-8 text") from error
     except NotJSONError as error:
-        raise ManifestError(f"{where}: {error}") from error
+        raise ManifestError(f"{place}: {error}") from error
 
 
-def _document(where: str, text: str) -> Document:
+def _document(place: str, text: str) -> Document:
     try:
         raw = parse(text, keys_once=True)
     except NotJSONError as error:
-        raise ManifestError(f"{where}: is not JSON: {error}") from error
+        raise ManifestError(f"{place}: is not JSON: {error}") from error
     classes_by_schema = {cls.schema_name(): cls for cls in DOCUMENTS.values()}
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if not isinstance(schema, str) or schema not in classes_by_schema:
         raise ManifestError(
-            f"{where}: has the unknown schema {json.dumps(schema)}",
+            f"{place}: has the unknown schema {json.dumps(schema)}",
             hint=f"known schemas: {', '.join(f'`{name}`' for name in classes_by_schema)}; {UPGRADE}",
         )
-    return classes_by_schema[schema].from_json(text, where=where)
+    return classes_by_schema[schema].from_json(text, place=place)

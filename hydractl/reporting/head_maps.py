@@ -40,13 +40,13 @@ class Shade(NamedTuple):
     opacity: float = 1.0
 
 
-def head_map(name: str, mask: TowerKeep, *, where: str = "") -> Panel:
+def head_map(name: str, mask: TowerKeep, *, place: str = "") -> Panel:
     """Return a map of a tower's remaining heads.
 
     Args:
         name: Name of the member.
         mask: Remaining heads.
-        where: Name of the model, if the figure has several models.
+        place: Name of the model, if the figure has several models.
     """
     total = mask.num_heads * mask.layers
     summary = f"{total - mask.removed} of {counted(total, 'head')} kept"
@@ -56,22 +56,22 @@ def head_map(name: str, mask: TowerKeep, *, where: str = "") -> Panel:
         for table in (mask.drop, mask.keep)
     )
     return _map(
-        (name, where, summary) if where else (name, summary),
+        (name, place, summary) if place else (name, summary),
         (mask.layers, mask.num_heads),
         (Shade(drop, "rule"), Shade(keep, "c0")),
-        title=f"{where}: {name}" if where else name,
+        title=f"{place}: {name}" if place else name,
         description=f"{summary}; {kept_by_layer}",
     )
 
 
-def value_map(name: str, table: Sequence[Sequence[float | None]], *, most: float, where: str = "") -> Panel:
+def value_map(name: str, table: Sequence[Sequence[float | None]], *, most: float, place: str = "") -> Panel:
     """Return a map of a number per head.
 
     Args:
         name: Name of the member.
         table: Value of each head, by layer. `None` for removed heads, which are outlined.
         most: Value of the darkest cells, above 0.
-        where: Name of the model, if the figure has several models.
+        place: Name of the model, if the figure has several models.
     """
     cells: dict[int, list[tuple[int, int]]] = {}
     for layer, row in enumerate(table):
@@ -85,10 +85,10 @@ def value_map(name: str, table: Sequence[Sequence[float | None]], *, most: float
         for i, row in enumerate(table)
     )
     return _map(
-        (name, where, summary),
+        (name, place, summary),
         (len(table), len(table[0])),
         [Shade(cells[shade], "c0" if shade else "rule", shade / SHADES) for shade in sorted(cells)],
-        title=f"{where}: {name}" if where else name,
+        title=f"{place}: {name}" if place else name,
         description=f"{summary}; {layer_texts}",
     )
 

@@ -100,7 +100,7 @@ class Canvas:
             self.add(PathPatch(path, color=LIGHT[colour], gid=gid(tooltip), **fill))
 
     def axes(self, left: float, top: float, right: float, bottom: float) -> Axes:
-        """Add axes with these edges."""
+        """Add axes with these edges, in points from the upper left corner of the canvas."""
         (x0, y0), (x1, y1) = self.to_figure.transform([(left, bottom), (right, top)])
         return self.figure.add_axes((x0, y0, x1 - x0, y1 - y0), facecolor="none", axisbelow=True)
 

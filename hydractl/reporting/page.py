@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.resources import files
 
-from hydractl.errors import harmless
+from hydractl.errors import escape_unsafe
 from hydractl.reporting.chart import Figure, sample
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.matplotlib_figure import MARK, style, svg
@@ -33,7 +33,7 @@ def page(compared: Compared, figures: Sequence[Figure]) -> str:
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=lambda value: harmless(value) if type(value) is str else value,
+        finalize=lambda value: escape_unsafe(value) if type(value) is str else value,
     )
     template = environment.from_string(files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8"))
     by_name = {figure.name: figure for figure in figures}
@@ -116,6 +116,11 @@ def _table(table: ReportTable) -> Iterator[str]:
 
 def literal(text: str) -> str:
     """Return a text in which all Markdown and HTML markup is escaped."""
-    line = re.sub(r"\s+", " ", harmless(text)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    line = (
+        re.sub(r"\s+", " ", escape_unsafe(text))
+        .replace("&", "&amp;")
+        .replace("<", "&lt;")
+        .replace(">", "&gt;")
+    )
     # a closing bracket is Markdown only before `[`, `(` or `:`
     return re.sub(r"([\\`*_{}#|~!@]|\](?=[\[(:]))", r"\\\1", line)

@@ -154,7 +154,11 @@ class ReportTable:
 
 
 def scopes(report: Report) -> tuple[str, ...]:
-    """Return the scopes of OOD metrics: groups of several sets, the largest first, then every set."""
+    """Return the scopes of OOD metrics: the groups `all`, `near` and `far`, then the name of every set.
+
+    Groups with fewer than two sets are left out. `near` or `far` is also left out if it has the same sets as
+    `all`.
+    """
     sets = {"all": (*report.near, *report.far), "near": report.near, "far": report.far}
     groups = [name for name in ("all", "near", "far") if len(sets[name]) > 1]
     if groups[1:] and sets[groups[1]] == sets["all"]:
@@ -220,7 +224,7 @@ def _number(values: Mapping[str, Value], quantity: Quantity) -> Number | None:
     return None if value is None else Number(value=value.value, low=value.low, high=value.high)
 
 
-def written(metric: Metric, value: float) -> str:
+def format_value(metric: Metric, value: float) -> str:
     """Return the text of a number in tables."""
     return _WRITTEN.get(metric.unit, "{:.3f}".format)(value)
 
@@ -231,10 +235,10 @@ def number_text(metric: Metric, number: Number | None) -> str:
 
 
 def cell_of(metric: Metric, number: Number | None) -> Cell:
-    """Return a cell with a number, the deviation and the interval."""
+    """Return a cell with a number, its standard deviation and its interval; an empty cell for None."""
     if number is None:
         return Cell()
-    return Cell(*_parts(number, partial(written, metric)))
+    return Cell(*_parts(number, partial(format_value, metric)))
 
 
 def difference_cell(metric: Metric, number: Number | None) -> Cell:

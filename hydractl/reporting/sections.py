@@ -109,7 +109,7 @@ def example_tables(compared: Compared) -> Iterator[ReportTable]:
     for file, report in zip(compared.files, compared.reports, strict=True):
         if report.examples is None:
             continue
-        where = f"{file}: " if len(compared.files) > 1 else ""
+        place = f"{file}: " if len(compared.files) > 1 else ""
         first = report.rows[0].name
         kinds = {
             f"largest disagreements of the members of {first}": report.examples.disagreements,
@@ -117,7 +117,7 @@ def example_tables(compared: Compared) -> Iterator[ReportTable]:
         }
         for kind, examples in kinds.items():
             if examples:
-                yield _example_table(f"{where}{counted(len(examples), 'input')}: {kind}", examples)
+                yield _example_table(f"{place}{counted(len(examples), 'input')}: {kind}", examples)
 
 
 def _example_table(title: str, examples: Sequence[Example]) -> ReportTable:
@@ -230,10 +230,10 @@ def _own_sections(compared: Compared) -> Iterator[Section]:
 def _columns(compared: Compared) -> Iterator[ReportTable]:
     """Yield for each report a table of the `Row` fields marked with `Column`, if any row has a value."""
     for file, report in zip(compared.files, compared.reports, strict=True):
-        where = f"{file}: " if len(compared.reports) > 1 else ""
+        place = f"{file}: " if len(compared.reports) > 1 else ""
         if heads := column_heads(report.rows):
             yield ReportTable(
-                title=f"{where}Values of each model",
+                title=f"{place}Values of each model",
                 heads=heads,
                 rows=tuple(
                     (row.name, tuple(Cell(abridged(row.columns.get(head, ""))) for head in heads))
@@ -343,11 +343,11 @@ def _of(compared: Compared, scope: str | None, *needs: MetricNeeds) -> list[Quan
 def checks(compared: Compared) -> Iterator[tuple[bool, str]]:
     """Yield (failed, text) for each condition of `eval --fail-if`."""
     for file, report in zip(compared.files, compared.reports, strict=True):
-        where = f"{file}: " if len(compared.reports) > 1 else ""
+        place = f"{file}: " if len(compared.reports) > 1 else ""
         for check in report.checks:
             yield (
                 check.failed,
-                f"{where}{'failed' if check.failed else 'ok'}: {check.condition}, found {check.found:.6g}",
+                f"{place}{'failed' if check.failed else 'ok'}: {check.condition}, found {check.found:.6g}",
             )
 
 

@@ -110,7 +110,10 @@ def _ratio(compared: Compared, row: str, quantity: Quantity) -> Cell:
 
 
 def judgements(compared: Compared) -> dict[str, dict[Quantity, str]]:
-    """Return the judgement of each quantity, by the name of the other row."""
+    """Return the judgement of the first row against each other row: one of `WORDS` per quantity, by row name.
+
+    Quantities without a difference are left out.
+    """
     return {
         row: {
             q: word for q in judged_quantities(compared) if (word := _difference_cell(compared, row, q).value)
@@ -166,9 +169,14 @@ def _in_words(compared: Compared, row: str, labels: dict[str, list[str]]) -> str
 def _in_counts(
     compared: Compared, labels_by_row: Mapping[str, dict[str, list[str]]], *, cost: bool
 ) -> Iterator[str]:
-    """Yield for each other row the number of measures in which the first row is better.
+    """Yield a clause per other row: the number of measures in which the first row is better, and worse.
 
     The total number of measures is left out if it equals the total of the previous row.
+
+    Args:
+        compared: The comparison.
+        labels_by_row: Labels of the quantities with each judgement, by the name of the other row.
+        cost: Whether a clause ends with the ratio of multiply-accumulates.
     """
     previous = 0
     for row, labels in labels_by_row.items():

@@ -19,9 +19,9 @@ from hydractl.research.analyses.options import (
     ANALYSES,
     ANALYSING,
     NEEDS_OF_OPTIONS,
-    NOTHING_ANALYSED,
-    Analysing,
+    NO_ANALYSES,
     AnalysisNeeds,
+    AnalysisOptions,
 )
 from hydractl.research.baselines.options import baselines_of, is_baseline
 from hydractl.research.corruptions.names import (
@@ -59,7 +59,7 @@ class ResearchEval(EvalExtension):
         panel=shared.DATA,
         after="temperature",
     )
-    analysing: Analysing = by_default(NOTHING_ANALYSED, ANALYSING)
+    analysing: AnalysisOptions = by_default(NO_ANALYSES, ANALYSING)
 
     @override
     def check_config(self, config: EvalConfig) -> None:
@@ -107,7 +107,13 @@ class ResearchEval(EvalExtension):
         return hint
 
     def applicable_analyses(self, *, has_ood: bool) -> list[str]:
-        """Return the selected analyses whose inputs are given."""
+        """Return the names of the selected analyses whose options are given.
+
+        Requirements on the rows are not checked.
+
+        Args:
+            has_ood: Whether the run has OOD sets.
+        """
         met = self._needs_met(has_ood=has_ood)
         return [
             name
@@ -126,13 +132,13 @@ class ResearchEval(EvalExtension):
     @override
     def further_inputs(self, config: EvalConfig) -> Sequence[InputRef]:
         options = baselines_of(config.compare)
-        refs = (*(o.reads for o in options), *(o.val for o in options))
+        refs = (*(o.data_ref for o in options), *(o.val for o in options))
         return [InputRef(Role.DATA, ref) for ref in refs if ref is not None]
 
     @override
-    def begin(self, config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> RowMeasurer | None:
+    def begin(self, config: EvalConfig, model_files: Sequence[Sequence[OpenModel]]) -> RowMeasurer | None:
         derives = any(row.is_derived for row in config.compare)
         if not (self.corrupt or self.analysing.analyse or derives):
             return None
-        measurer: RowMeasurer = load("hydractl.research.measurer:begin")(self, config, opened)
+        measurer: RowMeasurer = load("hydractl.research.measurer:begin")(self, config, model_files)
         return measurer

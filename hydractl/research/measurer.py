@@ -14,13 +14,13 @@ from hydractl.evaluation.options import NamedModels
 from hydractl.evaluation.rows import Evaluation, LoadedRow, RowMeasurer
 from hydractl.families.open_model import OpenModel
 from hydractl.manifest.document import Fingerprint
-from hydractl.manifest.head_mask import HeadScores
+from hydractl.manifest.head_mask import HeadImportance
 from hydractl.manifest.report import Report, Row
 from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.ood_scores import MSP
 from hydractl.prediction.feature_ood import Predictor
 from hydractl.prediction.open_inputs import Identity
-from hydractl.research.analyses.context import analyse, check_rows, read_scores
+from hydractl.research.analyses.context import analyse, check_rows, read_importances
 from hydractl.research.baselines.options import baselines_of, data_of
 from hydractl.research.baselines.rows import (
     BaselineInputs,
@@ -31,7 +31,7 @@ from hydractl.research.baselines.rows import (
     overlaps,
 )
 from hydractl.research.corruptions.measure import ShiftNumbers, check_photographs, measure_corrupted
-from hydractl.research.corruptions.names import Corruption, chosen, scopes_of
+from hydractl.research.corruptions.names import Corruption, expand_corruptions, scopes_of
 from hydractl.research.evaluation import ResearchEval
 from hydractl.research.schema import Derived
 from hydractl.runtime import digest_file
@@ -44,9 +44,9 @@ class ResearchMeasurer(RowMeasurer):
 
     Attributes:
         options: Options of the run.
-        scores: Head importance files, by name.
+        scores: Contents of the head importance files, by name.
         corruptions: Corruptions of the ID set.
-        scopes: Names of the corruptions, for conditions of `--fail-if`.
+        scopes: Names of the corruptions for conditions of `--fail-if`, for example `fog:3` and `shift`.
         first_shift: Metrics of the first row under corruptions; None before the first row, and without
             corruptions.
         fitted_on: Data of the baselines' `data=` and `val=`, by reference.
@@ -54,7 +54,7 @@ class ResearchMeasurer(RowMeasurer):
     """
 
     options: ResearchEval
-    scores: Mapping[str, HeadScores]
+    scores: Mapping[str, HeadImportance]
     corruptions: Sequence[Corruption]
     scopes: Sequence[str]
     first_shift: ShiftNumbers | None = None
@@ -65,7 +65,7 @@ class ResearchMeasurer(RowMeasurer):
     def open_data(self, run: Evaluation) -> None:
         data, options = run.data, baselines_of(run.named)
         skipped: list[str] = []
-        labelled = {str(o.reads): f"{o.KIND}: data={o.reads}" for o in options if o.LABELLED}
+        labelled = {str(o.data_ref): f"{o.KIND}: data={o.data_ref}" for o in options if o.LABELLED}
         labelled |= {str(o.val): f"{o.KIND}: val={o.val}" for o in options if o.val}
         contents = {}
         for name, ref in data_of(options).items():
@@ -77,10 +77,10 @@ class ResearchMeasurer(RowMeasurer):
         run.warn(skipped)
         if contents:
             run.warn(overlaps(options, data.identities[ID_NAME].content, contents))
-        for named, opened in zip(run.named, run.opened, strict=True):
+        for named, model_file in zip(run.named, run.model_files, strict=True):
             for baseline, places in baselines_of_row(named):
                 if baseline is not None:
-                    check_baseline(baseline, opened[places], data.classes)
+                    check_baseline(baseline, model_file[places], data.classes)
 
     @override
     def derive(
@@ -88,14 +88,14 @@ class ResearchMeasurer(RowMeasurer):
         run: Evaluation,
         named: NamedModels,
         predictors: Sequence[Predictor],
-        opened: Sequence[OpenModel],
+        model_files: Sequence[OpenModel],
     ) -> Sequence[Predictor]:
         self.derived = ()
         if not named.is_derived:
             return predictors
         row: list[Predictor] = []
         for options, places in baselines_of_row(named):
-            predictor, files, described = predictors[places.start], opened[places], None
+            predictor, files, described = predictors[places.start], model_files[places], None
             if options is not None:
                 parts = [part.model for part in predictors[places]]
                 inputs = BaselineInputs(parts, files, run.data, self.fitted_on)
@@ -117,7 +117,7 @@ class ResearchMeasurer(RowMeasurer):
 
         def add(measured: Row) -> Row:
             run.warn(
-                f"{row.named.name}: predictions and probabilities are those of {row.opened[0].reference}; "
+                f"{row.named.name}: predictions and probabilities are those of {row.model_files[0].reference}; "
                 f"calibration errors, curves and `{MSP}` use the confidence that `{options.KIND}:` estimates"
                 for options in baselines_of([row.named])
                 if options.OWN_CONFIDENCE
@@ -148,27 +148,29 @@ class ResearchMeasurer(RowMeasurer):
 
 
 def begin(
-    options: ResearchEval, config: EvalConfig, opened: Sequence[Sequence[OpenModel]]
+    options: ResearchEval, config: EvalConfig, model_files: Sequence[Sequence[OpenModel]]
 ) -> ResearchMeasurer:
     """Check models and options, and read head importance files, before data are opened.
 
     Raises:
         UsageError: If options do not fit together, or do not fit the models.
-        InputError: If an analysis has no row, or a file has other heads.
+        InputError: If an analysis needs a row that is missing, or a head importance file has other heads than
+            a model.
+        DataError: If a photograph for `frost` is too small or cannot be read.
     """
-    first, analysing = opened[0][0], options.analysing
+    first, analysing = model_files[0][0], options.analysing
     named = {
         "--analyse": bool(analysing.analyse),
         "--compare KIND:MODEL": any(row.is_derived for row in config.compare),
     }
     check_one_question(named, first)
-    check_rows(analysing, opened)
+    check_rows(analysing, model_files)
     texts = content_of(first.header.preprocess) is Content.TEXTS
-    corruptions = chosen(options.corrupt, texts=texts, seed=config.seed)
+    corruptions = expand_corruptions(options.corrupt, texts=texts, seed=config.seed)
     check_photographs(corruptions, first.header.preprocess)
     return ResearchMeasurer(
         options=options,
-        scores=read_scores(analysing, opened),
+        scores=read_importances(analysing, model_files),
         corruptions=corruptions,
         scopes=scopes_of((corruption.name, corruption.severity) for corruption in corruptions),
     )

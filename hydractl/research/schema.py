@@ -24,7 +24,7 @@ analyses store `POINTS` = 200 points, and doubling would allow reports of twice 
 
 
 class CentroidDistances(StrictModel):
-    """Distances of a head's OOD centroids from the ID centroid, by OOD set."""
+    """Distances of a head's OOD centroids from the ID centroid, by the name of the OOD set."""
 
     member: Member
     head: HeadName
@@ -227,13 +227,16 @@ class DifferenceFields(StrictModel):
     """Fields of a difference between rows.
 
     Attributes:
-        shift: Differences under corruptions, by the names of `Shift`.
+        shift: Differences under corruptions by scope, for example `fog:3` or `shift`, and by metric.
     """
 
     shift: dict[str, dict[str, Value]] = Field(default={}, exclude_if=not_)
 
     def under(self, scope: str) -> Mapping[str, Value]:
-        """Return the differences under a corruption, by metric; empty if the corruption was not measured."""
+        """Return the differences in a scope, for example `fog:3`, by metric.
+
+        Empty if the scope was not measured.
+        """
         return self.shift.get(scope, {})
 
 
@@ -253,17 +256,20 @@ class RowFields(StrictModel):
 
     @property
     def label_scopes(self) -> Sequence[str]:
-        """Names of the corruptions, and `shift` scopes: the mean over corruptions, also at each severity."""
+        """Measured scopes with labelled data: corruptions such as `fog`, `shift`, and `shift:1` to `shift:5`.
+
+        `shift` is the mean over corruptions.
+        """
         names = scopes(self.shift.cells) if self.shift else ()
         return [name for name in names if name.startswith(SHIFT) or ":" not in name]
 
     def under(self, scope: str) -> Mapping[str, float]:
-        """Return the metrics under a corruption; empty if the corruption was not measured."""
+        """Return the metrics in a scope, for example `fog:3`; empty if the scope was not measured."""
         return self.shift.at(scope) if self.shift else {}
 
     @property
     def intervals_under(self) -> Mapping[str, Mapping[str, tuple[float, float]]]:
-        """95 % intervals under corruptions."""
+        """95 % intervals under corruptions, by scope and metric."""
         return self.shift.intervals if self.shift else {}
 
     @property

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from typing_extensions import override
 
-from hydractl.families.attention import NOTHING, Attention, AttentionExtras
+from hydractl.families.attention import NO_EXTRAS, Attention, AttentionExtras
 from hydractl.families.stream import Product
 from hydractl.families.tower import Model, Tower, Towers
 
@@ -56,7 +56,7 @@ class AttentionTap(Attention):
 
     @override
     def heads(
-        self, x: torch.Tensor, queries: slice | None = None, side: AttentionExtras = NOTHING
+        self, x: torch.Tensor, queries: slice | None = None, side: AttentionExtras = NO_EXTRAS
     ) -> torch.Tensor:
         self._see(self.groups()[0].weights(x, side), side.mask)
         return super().heads(x, queries, side)
@@ -108,7 +108,7 @@ def write_out_keys(tower: Tower, layer: int) -> None:
     The weights of a shared key could not be attributed to a single head.
     """
     attention = tower.layers()[layer].attn
-    attention.members[0] = attention.groups()[0].written_out()
+    attention.members[0] = attention.groups()[0].without_sharing()
 
 
 def remove_head(model: Model, head: HeadId) -> None:

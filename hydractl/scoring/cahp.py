@@ -77,7 +77,7 @@ def score_cahp(job: ScoreJob) -> Ranking:
     salience = min_max({tower: gate_gradients(job, batches=share)[tower].abs().mean(dim=0).tolist()})[tower]
     distances, results = _placed(compared, settings, heads, job.seed)
     grouped, cluster_results = _grouped(distances, job, settings)
-    if hangs_on_rounding(distances, grouped, seed=job.seed):
+    if depends_on_rounding(distances, grouped, seed=job.seed):
         progress.warn(
             f"heads lie between groups: distances that differ by {OTHER_MACHINES:.1%}, as on another device, would give other groups"
         )
@@ -89,7 +89,11 @@ def score_cahp(job: ScoreJob) -> Ranking:
 
 
 def _only_tower(job: ScoreJob) -> str:
-    """Return the name of the tower to score."""
+    """Return the name of the tower to score.
+
+    Raises:
+        UsageError: If several towers are scored, or the inputs of the tower are not the samples.
+    """
     towers = list(job.scored)
     blind = [name for name in towers if name in job.model.answer.fixed]
     if len(towers) > 1 or blind:
@@ -109,7 +113,7 @@ def _only_tower(job: ScoreJob) -> str:
 def _placed(
     compared: HeadDistances, settings: CahpSettings, heads: int, seed: int
 ) -> tuple[torch.Tensor, dict[str, OptionValue]]:
-    """Return the distances (N, N) for grouping, and the perplexity for the scores file."""
+    """Return the distances (N, N) for grouping, and `perplexity` for the scores file, empty without t-SNE."""
     if settings.perplexity is None:  # Without t-SNE, profiles are compared directly.
         return compared.distances, {}
     perplexity = fitting_perplexity(settings.perplexity, heads)
@@ -127,7 +131,10 @@ def _placed(
 def _grouped(
     distances: torch.Tensor, job: ScoreJob, settings: CahpSettings
 ) -> tuple[Clustering, dict[str, OptionValue]]:
-    """Return the groups, and the origin of k for the scores file."""
+    """Return the groups, and the origin of k for the scores file.
+
+    `k_from` is `budget`, or `kneed` or `chord`, see `Knee`.
+    """
     if not job.free:
         k = len(distances) - job.budget
         return group_points(distances, k, seed=job.seed), {"k": k, "k_from": "budget"}
@@ -172,13 +179,13 @@ STEPS = 1000
 FIRST_SPREAD = 1e-4
 """Standard deviation of the first coordinate of the initial points, as in scikit-learn with `init="pca"`.
 Doubling it gives other points of similar quality."""
-STEPS_OF_DISTANCE = 1 << 40
+MAX_INTEGER_DISTANCE = 1 << 40
 """Largest distance as a whole number for k-medoids. Sums of up to 2^13 distances are at most 2^53, so they
 are exact in float64. Doubling it allows half as many heads."""
 OTHER_MACHINES = 2e-3
 """Relative difference of distances between a CPU and a GPU that groups should survive. Chosen by hand;
 doubling it gives more warnings."""
-FLAT = 1e-9
+MIN_CURVE_RISE = 1e-9
 """Minimum rise of a curve with a knee. For flatter curves the rounding of the polynomial would determine the
 knee. Chosen by hand; doubling it matters only for curves that are flat up to rounding."""
 
@@ -201,7 +208,7 @@ def embed(compared: HeadDistances, *, perplexity: float, seed: int) -> torch.Ten
 
     Stored profiles are passed to t-SNE directly, as in the source. Otherwise t-SNE gets distances, and the
     first two principal components as initial points; from profiles it would compute the same components up to
-    sign and rounding. Both forms therefore agree like two machines.
+    sign and rounding. The results of both forms therefore differ like results of two machines.
 
     Args:
         compared: Profiles or Gram matrix of the heads.
@@ -286,7 +293,7 @@ def group_points(distances: torch.Tensor, k: int, *, seed: int) -> Clustering:
     # Whole numbers have exact sums. In a group of two, either point may be the medoid; rounding would select
     # one of them, and then change a swap and all later swaps.
     steps = (
-        distances * (STEPS_OF_DISTANCE / distances.max().clamp(min=torch.finfo(distances.dtype).tiny))
+        distances * (MAX_INTEGER_DISTANCE / distances.max().clamp(min=torch.finfo(distances.dtype).tiny))
     ).round()
     # `n_cpu=1`, because the results of kmedoids depend on the number of threads.
     medoids = sorted(int(m) for m in kmedoids.fasterpam(steps.numpy(), k, random_state=seed, n_cpu=1).medoids)
@@ -296,7 +303,7 @@ def group_points(distances: torch.Tensor, k: int, *, seed: int) -> Clustering:
     return Clustering(tuple(medoids), group)
 
 
-def hangs_on_rounding(distances: torch.Tensor, grouped: Clustering, *, seed: int) -> bool:
+def depends_on_rounding(distances: torch.Tensor, grouped: Clustering, *, seed: int) -> bool:
     """Return whether distances with random relative changes up to `OTHER_MACHINES` would give other groups."""
     noise = torch.rand(distances.shape, generator=torch.Generator().manual_seed(seed), dtype=distances.dtype)
     change = OTHER_MACHINES * (2 * noise - 1).triu()
@@ -368,7 +375,7 @@ def find_knee(curve: Sequence[float], *, degree: int) -> Knee:
     degree = min(degree, len(curve) - 1)
     numbers = list(range(2, 2 + len(curve)))
     knee = None
-    if len(curve) > 2 and max(curve) - min(curve) > FLAT:
+    if len(curve) > 2 and max(curve) - min(curve) > MIN_CURVE_RISE:
         knee = KneeLocator(
             numbers,
             list(curve),

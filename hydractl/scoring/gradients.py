@@ -17,10 +17,10 @@ from torch import nn
 
 from hydractl.errors import DataError
 from hydractl.families.attention import Attention
-from hydractl.families.base import place_of
+from hydractl.families.base import position_of
 from hydractl.families.head_slicing import HeadTensor, TensorRole
 from hydractl.families.tower import Model
-from hydractl.metrics.per_sample import question_losses
+from hydractl.metrics.per_sample import item_losses
 from hydractl.runtime import at_least_single, on_cpu
 from hydractl.scoring.attention_hooks import Gated, tapped, write_out_keys
 from hydractl.scoring.job import Samples, ScoreJob
@@ -41,14 +41,13 @@ class WeightBlock(NamedTuple):
     layout: HeadTensor
 
     def by_head(self, x: torch.Tensor, heads: int) -> torch.Tensor:
-        """Return a tensor by copy and head, float64.
+        """Return a tensor split by heads, float64: shape (copies, H, n), with n numbers per head and copy.
+
+        `copies` is 3 for a fused qkv weight, and 1 for a weight of q, k or v.
 
         Args:
             x: Tensor of the shape of the weight.
             heads: Number of heads H of the layer.
-
-        Returns:
-            Shape (copies, H, n), with n numbers per head and copy.
         """
         numbers_per_head = x.numel() // max(1, self.layout.copies * heads)
         return x.double().movedim(self.layout.axis, 0).reshape(self.layout.copies, heads, numbers_per_head)
@@ -66,7 +65,7 @@ def input_blocks(job: ScoreJob, layers: Collection[Layer]) -> Blocks:
         write_out_keys(job.model.tower(tower), layer)
     blocks: Blocks = {layer: [] for layer in layers}
     for name, tensor in job.model.library_state().items():
-        place = place_of(job.family, name)
+        place = position_of(job.family, name)
         if place.heads is None or place.layer is None or place.heads.role != TensorRole.INPUT:
             continue
         if (key := (place.tower, place.layer)) in blocks:
@@ -85,8 +84,8 @@ def sample_losses(model: Model, samples: Samples) -> torch.Tensor:
 
 
 def losses_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return `question_losses` in at least fp32."""
-    return question_losses(logits.to(at_least_single(logits.dtype)), labels)
+    """Return `item_losses` in at least fp32."""
+    return item_losses(logits.to(at_least_single(logits.dtype)), labels)
 
 
 def batch_gradients(
@@ -194,7 +193,7 @@ def _of_batch(job: ScoreJob, samples: Samples) -> torch.Tensor:
         return Gated(attention, gate)
 
     with torch.enable_grad(), tapped(job.model, job.scored, gated):
-        loss = question_losses(job.model(inputs).to(wide), labels).mean()
+        loss = item_losses(job.model(inputs).to(wide), labels).mean()
         gradients = torch.autograd.grad(loss, [gate for gate, _ in gates.values()])
     rows = []
     for (tower, _), gradient, (_, head_numbers) in zip(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from hydractl import progress
-from hydractl.data.batches import BatchShare, encoded, epoch_order
+from hydractl.data.batches import BatchShare, epoch_order, eval_batches
 from hydractl.data.datasets import Dataset
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.finite import check_finite
@@ -17,7 +17,7 @@ from hydractl.heads.budget import HeadBudget, total_heads
 from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Kind, SampledFile
 from hydractl.messages import counted
-from hydractl.prediction.class_names import ask
+from hydractl.prediction.class_names import run_both_towers
 from hydractl.prediction.feature_ood import FeatureExtractor
 from hydractl.prediction.open_inputs import data_input, open_reader
 from hydractl.processes.distributed import ProcessGroup
@@ -39,32 +39,34 @@ def open_base(
         CheckpointError: If the model is missing, malformed or not a base.
         UsageError: If `open_reader` raises it, or the method does not support the task of the model.
     """
-    opened = open_reader(reference, arch=arch, seed=seed, max_length=max_length, reads=method.needs_data)
-    if opened.header.kind != Kind.BASE:
+    model_file = open_reader(
+        reference, arch=arch, seed=seed, max_length=max_length, reads_data=method.needs_data
+    )
+    if model_file.header.kind != Kind.BASE:
         raise CheckpointError(
-            f"{reference}: is a {opened.header.kind}, but `score` needs a base",
+            f"{reference}: is a {model_file.header.kind}, but `score` needs a base",
             hint="score its base",
         )
-    task = opened.header.architecture.task
+    task = model_file.header.architecture.task
     if method.name == "cahp" and not task.has_one_question:
         raise UsageError(
             f"`--method {method.name}`: compares classes of inputs, but {reference} answers {task.labels}",
             hint="use another method, such as `--method taylor`",
         )
-    return opened
+    return model_file
 
 
-def scored_towers(opened: OpenModel, names: Sequence[str]) -> dict[str, TowerHeads]:
-    """Return the named towers of a model; all towers if `names` is empty.
+def scored_towers(model_file: OpenModel, names: Sequence[str]) -> dict[str, TowerHeads]:
+    """Return the named towers of a model, in the order of the model; all towers if `names` is empty.
 
     Raises:
         UsageError: If the model has no tower of a name.
     """
-    towers = opened.header.architecture.towers
+    towers = model_file.header.architecture.towers
     for name in names:
         if name not in towers:
             raise UsageError(
-                f"`--towers {name}`: {opened.reference} has no such tower",
+                f"`--towers {name}`: {model_file.reference} has no such tower",
                 hint=f"it has {', '.join(towers)}",
             )
     return {n: t for n, t in towers.items() if not names or n in names}
@@ -79,7 +81,9 @@ def check_budget(
     keep: int,
     removals: int,
 ) -> None:
-    """Raise if the budget leaves nothing to select. Warns if the budget has no or a smaller effect.
+    """Raise if the budget leaves nothing to select.
+
+    Warns if the budget has no effect, or if equal numbers of heads per layer differ from the budget.
 
     Args:
         method: Name of the method.
@@ -131,7 +135,7 @@ def data_files(inputs: ScoreInputs, team: ProcessGroup) -> dict[str, SampledFile
         DataError: If an item cannot be read.
     """
     return {
-        role: data_input(dataset, team, inputs.drawn if role == "id" else None)
+        role: data_input(dataset, team, inputs.sample_indices if role == "id" else None)
         for role, dataset in inputs.sets.items()
     }
 
@@ -147,11 +151,11 @@ def load_base(inputs: ScoreInputs, *, device: torch.device, dtype: str | None) -
     Raises:
         CheckpointError: If weights are malformed or not finite.
     """
-    opened = inputs.opened
-    model = load_model(opened, dtype=torch_dtype(dtype) if dtype else None)
-    check_finite(model.library_state(), where=opened.reference, dtype=dtype)
+    model_file = inputs.model_file
+    model = load_model(model_file, dtype=torch_dtype(dtype) if dtype else None)
+    check_finite(model.library_state(), place=model_file.reference, dtype=dtype)
     model = model.to(device)
-    ask(model, opened, inputs.classes)
+    run_both_towers(model, model_file, inputs.classes)
     return model
 
 
@@ -166,6 +170,8 @@ def open_job(
 ) -> ScoreJob:
     """Open the batches of this process, and return the job of the method.
 
+    The fields `seed`, `free`, `max_memory`, `compiles`, `log` and `training` have their defaults.
+
     Args:
         inputs: Inputs of the method.
         model: The loaded base.
@@ -177,17 +183,17 @@ def open_job(
     Raises:
         DataError: If an item cannot be read, or the data has too few samples for the settings.
     """
-    opened, labels, indices = inputs.opened, inputs.labels, inputs.drawn
+    model_file, labels, indices = inputs.model_file, inputs.labels, inputs.sample_indices
     like = torch.empty(0, device=model.device, dtype=model.dtype)
-    deal = BatchShare(team.rank, team.world, as_given=method.as_given)
+    batch_share = BatchShare(team.rank, team.world, as_given=method.as_given)
     batches = {
         role: RepeatedBatches(
-            encoded(
+            eval_batches(
                 dataset,
-                opened.header.preprocess,
+                model_file.header.preprocess,
                 batch_size=batch_size,
                 indices=indices if role == "id" else None,
-                deal=deal,
+                batch_share=batch_share,
             ),
             labels if role == "id" else None,
             like,
@@ -197,11 +203,11 @@ def open_job(
     features = None
     if settings.needs_features and labels is not None:
         check_halves(labels if indices is None else labels[indices])
-        features = FeatureExtractor.of(model, opened.family, name=opened.reference)
+        features = FeatureExtractor.of(model, model_file.family, name=model_file.reference)
     return ScoreJob(
         model=model,
-        family=opened.family,
-        architecture=opened.header.architecture,
+        family=model_file.family,
+        architecture=model_file.header.architecture,
         id_data=batches.get("id", ()),
         ood_data=batches.get("ood", ()),
         settings=settings,

@@ -15,7 +15,7 @@ from hydractl import progress
 from hydractl.data.batches import Batch
 from hydractl.errors import DataError
 from hydractl.families.base import Family
-from hydractl.manifest.head_mask import TowerScores
+from hydractl.manifest.head_mask import TowerImportance
 from hydractl.model_inputs import Inputs, inputs_like
 from hydractl.processes.distributed import ProcessGroup
 from hydractl.runtime import on_device
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hydractl.families.open_model import OpenModel
     from hydractl.families.tower import Model
     from hydractl.manifest.document import OptionValue
-    from hydractl.manifest.head_mask import HeadName, HeadScores, Removal, TowerHeads
+    from hydractl.manifest.head_mask import HeadImportance, HeadName, Removal, TowerHeads
     from hydractl.manifest.header import Architecture
     from hydractl.prediction.class_names import Classes
     from hydractl.prediction.feature_ood import FeatureExtractor
@@ -171,8 +171,10 @@ class Ranking:
     weights: Mapping[str, torch.Tensor] | None = None
 
     def recorded(self) -> dict[str, object]:
-        """Return the fields of the scores file."""
-        towers = {name: TowerScores(scores=tuple(map(tuple, table))) for name, table in self.scores.items()}
+        """Return the fields `towers`, `removals`, `baseline` and `clusters` of the scores file."""
+        towers = {
+            name: TowerImportance(scores=tuple(map(tuple, table))) for name, table in self.scores.items()
+        }
         return {
             "towers": towers,
             "removals": self.removals,
@@ -206,24 +208,24 @@ class ScoreInputs(NamedTuple):
     """Inputs of a scoring method.
 
     Attributes:
-        opened: The base.
+        model_file: The base.
         scored: Towers to score.
         keep: Number of heads that each layer keeps, for layerwise methods.
         removals: Total number of heads to remove, for greedy methods.
         sets: Data sets by role, `id` or `ood`.
         classes: Classes of a zero-shot model, or None.
         labels: Labels (N,) of all ID data, or None.
-        drawn: Positions of the ID samples to use; None for all samples.
+        sample_indices: Positions of the ID samples to use; None for all samples.
     """
 
-    opened: OpenModel
+    model_file: OpenModel
     scored: Mapping[str, TowerHeads]
     keep: int
     removals: int
     sets: Mapping[str, Dataset]
     classes: Classes | None
     labels: torch.Tensor | None
-    drawn: torch.Tensor | None
+    sample_indices: torch.Tensor | None
 
 
 class MethodRun:
@@ -239,15 +241,21 @@ class MethodRun:
     resumes = False
 
     def check(self, output: Output) -> None:
-        """Raise if the model cannot be trained or an output cannot be written, before data is read."""
+        """Raise if the model cannot be trained or an output cannot be written. Called before data is read.
 
-    def open_state(self, document: HeadScores) -> None:
-        """Open the state of an interrupted training for the scores file `document`."""
+        The base class never raises.
+        """
+
+    def open_state(self, document: HeadImportance) -> None:
+        """Open the state of an interrupted training for the scores file `document`.
+
+        The base class has no state.
+        """
 
     def training(self, inputs: ScoreInputs) -> object:
-        """Return the training resources for `ScoreJob.training`."""
+        """Return the training resources for `ScoreJob.training`; None in this base class."""
 
-    def publish(self, out: Path, scores: HeadScores, ranking: Ranking, output: Output) -> HeadScores:
+    def publish(self, out: Path, scores: HeadImportance, ranking: Ranking, output: Output) -> HeadImportance:
         """Write the scores file and return its content."""
         del ranking
         with output.publish() as begin:
@@ -265,32 +273,32 @@ TINY = 1e-20
 nothing above rounding."""
 
 
-def normalized(tables: Tables, how: str) -> dict[str, list[list[float]]]:
+def normalized(tables: Tables, normalization: str) -> dict[str, list[list[float]]]:
     """Return importance divided by a positive number per layer or tower.
 
     The order within a layer stays the same.
 
     Args:
         tables: Finite importance of any sign. Rows may differ in length and may be empty.
-        how: `none` for no change. `layer` divides by the ℓ2 norm of the layer (Michel et al. 2019; Molchanov
+        normalization: `none` for no change. `layer` divides by the ℓ2 norm of the layer (Michel et al. 2019; Molchanov
             et al. 2017), for equal weight of layers. `tower` divides by the root mean square of the tower,
             for towers with gradients of different scale.
 
     Raises:
-        ValueError: If `how` is unknown.
+        ValueError: If `normalization` is unknown.
     """
-    if how == "none":
+    if normalization == "none":
         return {tower: [list(row) for row in rows] for tower, rows in tables.items()}
-    if how == "layer":
+    if normalization == "layer":
         return {tower: [_divided(row, math.hypot(*row)) for row in rows] for tower, rows in tables.items()}
-    if how == "tower":
+    if normalization == "tower":
         return {
             tower: [
                 _divided(row, math.hypot(*chain(*rows)) / max(1, sum(map(len, rows))) ** 0.5) for row in rows
             ]
             for tower, rows in tables.items()
         }
-    raise ValueError(f"unknown normalization: {how}")
+    raise ValueError(f"unknown normalization: {normalization}")
 
 
 def min_max(tables: Tables) -> dict[str, list[list[float]]]:
@@ -303,13 +311,13 @@ def min_max(tables: Tables) -> dict[str, list[list[float]]]:
     }
 
 
-def warn_of_unlike_towers(job: ScoreJob, how: str) -> None:
+def warn_of_unlike_towers(job: ScoreJob, normalization: str) -> None:
     """Warn if the importance of two towers is not comparable, because it is not normalized.
 
     Gradients and weights of CLIP's two encoders differ strongly in scale, so the paper prunes the vision
     encoder only (Hydra Ensembles, Fig. 7).
     """
-    if len(job.scored) > 1 and how == "none":
+    if len(job.scored) > 1 and normalization == "none":
         progress.warn(
             f"the scores of {' and '.join(job.scored)} differ in scale, but `prune` compares them: add "
             "`--normalize tower`, or score one tower with `--towers vision`"

@@ -15,7 +15,7 @@ from typing_extensions import override
 from hydractl import progress
 from hydractl.errors import ManifestError, OutputExists, reason_of
 from hydractl.manifest.document import Digest, SealedDocument
-from hydractl.manifest.head_mask import HeadId, HeadScores, Removal, Shape
+from hydractl.manifest.head_mask import HeadId, HeadImportance, Removal, Shape
 from hydractl.messages import counted
 from hydractl.output.publish import has_content, is_stream, publish_text
 from hydractl.processes.distributed import ProcessGroup
@@ -83,7 +83,7 @@ class ScoreJournal(Log):
             self.path.unlink(missing_ok=True)
 
 
-def settings_of(document: HeadScores) -> dict[str, str]:
+def settings_of(document: HeadImportance) -> dict[str, str]:
     """Return the settings with influence on the result, in short form for messages.
 
     Models and data are described by reference and digest.
@@ -101,7 +101,7 @@ def settings_of(document: HeadScores) -> dict[str, str]:
 
 def open_journal(
     out: Path,
-    document: HeadScores,
+    document: HeadImportance,
     *,
     heads: Shape,
     team: ProcessGroup,
@@ -131,7 +131,7 @@ def open_journal(
         journal = ScoreJournal(file, path)
         team.broadcast(file.to_json())
     else:
-        journal = ScoreJournal(JournalFile.from_json(team.broadcast(""), where="the journal"))
+        journal = ScoreJournal(JournalFile.from_json(team.broadcast(""), place="the journal"))
     if journal.recorded:
         progress.step(f"Resuming an interrupted run after {counted(len(journal.recorded), 'removal')}")
     return journal
@@ -144,7 +144,7 @@ def _stored(path: Path, new: JournalFile, heads: Shape, *, force: bool, if_chang
     content, why = _content(path), FORCED
     if not force:
         try:
-            stored = JournalFile.from_json(content.decode(errors="replace"), where=str(path))
+            stored = JournalFile.from_json(content.decode(errors="replace"), place=str(path))
             _check(stored, heads if stored.fingerprint == new.fingerprint else None)
         except (ManifestError, ValueError) as error:
             raise ManifestError(
@@ -156,7 +156,7 @@ def _stored(path: Path, new: JournalFile, heads: Shape, *, force: bool, if_chang
         if not if_changed:
             raise OtherRunError(path, changes(stored.settings, new.settings))
         why = OTHERS
-    progress.warn(DROPPED.format(why=why, where=path))
+    progress.warn(DROPPED.format(why=why, place=path))
     return new
 
 

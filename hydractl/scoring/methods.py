@@ -38,7 +38,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             Method(
                 name="taylor",
                 summary="|weight × gradient| of q, k and v",
-                run="hydractl.scoring.weight_scores:score_taylor",
+                run="hydractl.scoring.weight_importance:score_taylor",
                 settings=TaylorSettings,
             ),
             Method(
@@ -52,14 +52,14 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             Method(
                 name="magnitude",
                 summary="mean |weight|, a control",
-                run="hydractl.scoring.weight_scores:score_magnitude",
+                run="hydractl.scoring.weight_importance:score_magnitude",
                 settings=MagnitudeSettings,
                 needs_data=False,
             ),
             Method(
                 name="random",
                 summary="random scores, a control",
-                run="hydractl.scoring.weight_scores:score_random",
+                run="hydractl.scoring.weight_importance:score_random",
                 needs_data=False,
                 seeded=True,
             ),

@@ -58,7 +58,7 @@ class Objective:
 
     @property
     def text(self) -> str:
-        """Text for the scores file. Equal objectives have equal texts."""
+        """Text for the scores file, for example `acc-0.1*nll` or `avg`. Equal objectives have equal texts."""
         if self.terms == _AVERAGE:
             return AVERAGE
         parts = [f"{'-' if t.factor < 0 else '+'}{_times(abs(t.factor))}{t.name}" for t in self.terms]
@@ -70,9 +70,9 @@ class Objective:
         return any(TERMS[t.name].needs is MetricNeeds.OOD for t in self.terms)
 
     @property
-    def reads(self) -> frozenset[str]:
+    def outcome_names(self) -> frozenset[str]:
         """Names of the values per sample that the metrics need, see `Metric.reads`."""
-        return frozenset(name for t in self.terms for name in TERMS[t.name].reads)
+        return frozenset(name for t in self.terms for name in TERMS[t.name].arguments)
 
 
 _AVERAGE = (Term("acc", 0.5), Term("ood", 0.5))
@@ -166,5 +166,5 @@ def _refused(text: str, token: _Token, why: str, *, hint: str | None = None) -> 
 
 
 def _times(factor: float) -> str:
-    """Return `NUMBER*` with the shortest exact number, or an empty text for 1."""
+    """Return the shortest exact text of a factor before a name: `0.1*`, or an empty text for 1."""
     return "" if factor == 1 else f"{factor!r}".removesuffix(".0") + "*"

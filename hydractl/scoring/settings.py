@@ -45,7 +45,7 @@ class Settings(CheckedSettings):
 
     @property
     def objective(self) -> str | None:
-        """Objective after each removal in the scores file, or None."""
+        """Text of the objective after each removal in the scores file; None if the method has no objective."""
         return None
 
     @property
@@ -59,7 +59,7 @@ class Settings(CheckedSettings):
         return False
 
     def options(self) -> dict[str, OptionValue]:
-        """Return the settings for the scores file."""
+        """Return the settings for the scores file by name, without `objective` and without None."""
         return {k: v for k, v in asdict(self).items() if k != "objective" and v is not None}
 
 

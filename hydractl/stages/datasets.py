@@ -86,6 +86,15 @@ class KnownDataset:
     """A named data set.
 
     Attributes:
+        name: Name after `preset:`.
+        holds: `images` or `texts`.
+        about: Description in a few words.
+        classes: Number of classes; None without labels.
+        samples: Number of samples of the part `test`.
+        licence: Licence on the Hub.
+        home: Page about the data set.
+        note: Advice for users, or None.
+        zero_shot: Whether the paper evaluates zero-shot classification on this data set.
         parts: Parts from the Hub, then parts from OpenOOD's lists.
         outside: OOD sets by role.
     """
@@ -108,7 +117,9 @@ class DataReport:
     """Result of `data`.
 
     Attributes:
+        sets: The data sets.
         briefly: Whether data sets are only listed.
+        paths: Written files: always empty.
     """
 
     sets: tuple[KnownDataset, ...]

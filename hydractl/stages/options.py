@@ -328,7 +328,7 @@ def budget(default: str = "", keep: Setting = KEEP) -> OptionGroup:
     """Return the option group for a budget: `--keep`, `--remove` and `--keep-fraction`.
 
     Args:
-        default: Text about the default, for the help.
+        default: Text after the word "default" in the help, for example `: 2/3`; empty for no default.
         keep: Declaration of `--keep`.
     """
     help_text = f"Keep the fraction F of all heads{f' (default{default})' if default else ''}."

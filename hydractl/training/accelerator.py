@@ -24,7 +24,7 @@ from hydractl.families.tower import Tower
 from hydractl.processes.distributed import (
     PATIENCE_S,
     meeting,
-    one_voice,
+    one_failure_report,
     own_device,
     refuse_shared_device,
     world_size,
@@ -39,7 +39,7 @@ def launcher_uses_fsdp() -> bool:
     """Return whether a launcher requests FSDP for several processes.
 
     Raises:
-        UsageError: If offloading is requested, or this torch cannot shard streams.
+        UsageError: If offloading is requested, or this torch is too old to shard models of hydractl.
     """
     if os.environ.get(USE_FSDP, "").lower() != "true" or world_size() == 1:
         return False
@@ -76,7 +76,7 @@ def shard(model: nn.Module, device: torch.device, world: int) -> None:
     fully_shard(model, mesh=mesh)
 
 
-def part_again(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """Free whole weights after a forward pass without a backward pass."""
     from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 - as above
 
@@ -84,14 +84,14 @@ def part_again(model: nn.Module) -> None:
         model.reshard()
 
 
-def in_parts(tensor: torch.Tensor) -> bool:
+def is_sharded(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is sharded. Does not import torch's distributed tensors, which few runs need."""
     return hasattr(tensor, "full_tensor")
 
 
-def made_whole(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def gather_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return whole tensors; sharded tensors are gathered to the CPU. All processes must call the function."""
-    return {n: cast("Any", t).full_tensor().cpu() if in_parts(t) else t for n, t in tensors.items()}
+    return {n: cast("Any", t).full_tensor().cpu() if is_sharded(t) else t for n, t in tensors.items()}
 
 
 def copy_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -107,7 +107,7 @@ def copy_into(targets: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) 
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return cast("Any", tensor).to_local() if in_parts(tensor) else tensor
+    return cast("Any", tensor).to_local() if is_sharded(tensor) else tensor
 
 
 def like(parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
@@ -115,7 +115,7 @@ def like(parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
 
     Other tensors, for example the step of an optimizer, are returned unchanged.
     """
-    if not in_parts(parameter) or tensor.shape != parameter.shape:
+    if not is_sharded(parameter) or tensor.shape != parameter.shape:
         return tensor
     from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415 - as above
 
@@ -233,9 +233,9 @@ class Engine:
             part_gradients(model.parameters())
 
     def agree(self, *, due: bool) -> bool:
-        """Return `due` of process 0 if the model is sharded, else of this process.
+        """Return a decision to save, which must be equal in all processes if the model is sharded.
 
-        Saving a sharded model needs all processes at once.
+        The result is `due` of process 0 if the model is sharded, else `due` of this process.
         """
         return bool(self.sum([float(due and self.leads)])[0]) if self.shards else due
 
@@ -310,7 +310,11 @@ class OrderedGradients:
         self._held: list[tuple[torch.Tensor, ...]] = []
 
     def add(self, loss: torch.Tensor) -> None:
-        """Compute the gradients of the next piece of this process."""
+        """Compute the gradients of the loss of this process's next piece.
+
+        A single process adds them to the gradients of the parameters. With several processes, they are stored
+        until `finish`.
+        """
         if self._engine.world == 1:
             loss.backward()
             part_gradients(self._parameters)
@@ -352,14 +356,14 @@ def start_engine(device: str, *, precision: str, shards: bool = False) -> Iterat
 
     chosen = pick_device(device)
     refuse_shared_device(device)
-    voice: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    reporter: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if world_size() > 1 and chosen.type in {"cpu", "cuda"}:
         # accelerate would use a store in which an earlier stage of this process may have left entries.
         device_of_process = own_device(device)
         if device_of_process.type == "cuda":
             torch.cuda.set_device(device_of_process)
         store, rank, world = meeting("train")
-        voice = one_voice(store, rank)
+        reporter = one_failure_report(store, rank)
         dist.init_process_group(
             "gloo" if device_of_process.type == "cpu" else "nccl",
             store=store,
@@ -370,7 +374,7 @@ def start_engine(device: str, *, precision: str, shards: bool = False) -> Iterat
         )
     on_one = torch.cuda.device(chosen) if ":" in device else contextlib.nullcontext()
     # Variables of a launcher or a shell could divide losses, compile, cast, or change the device.
-    with voice, on_one, without_variables():
+    with reporter, on_one, without_variables():
         accelerator = Accelerator(
             cpu=chosen.type == "cpu", mixed_precision="bf16" if precision == "bf16" else "no"
         )

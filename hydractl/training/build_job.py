@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from hydractl import progress
-from hydractl.data.batches import encoded
-from hydractl.data.datasets import UNASKED
+from hydractl.data.batches import eval_batches
+from hydractl.data.datasets import IGNORED_LABEL
 from hydractl.data.words import WordSet
 from hydractl.families.finite import stored_tensors
 from hydractl.families.tower import blank_inputs
-from hydractl.metrics.per_sample import question_losses
+from hydractl.metrics.per_sample import item_losses
 from hydractl.metrics.spans import span_f1_of
 from hydractl.model_inputs import inputs_on
 from hydractl.settings import long_option
@@ -53,11 +53,13 @@ def open_job(
     if features is not None:
         dataset = ItemFeed(source=features, labels=work.train_labels, **data)
     else:
-        opened = ItemFeed.open(work.train, work.train_labels, work.how, augment=recipe.augment, **data)
-        dataset = replace(opened, mixing=work.mixing)
+        model_file = ItemFeed.open(
+            work.train, work.train_labels, work.preprocess, augment=recipe.augment, **data
+        )
+        dataset = replace(model_file, mixing=work.mixing)
     feed = training.open_feed(dataset, work.load, work.names, engine)
     if isinstance(feed, ItemFeed) and training.own_batches:
-        feed = MemberFeeds.of(feed, len(work.header.masks), work.how)
+        feed = MemberFeeds.of(feed, len(work.header.masks), work.preprocess)
     if work.trains_head:
         # The stored features were computed without dropout.
         recipe = replace(recipe, dropout=None, drop_path=None)
@@ -66,7 +68,7 @@ def open_job(
         feed=feed,
         loss=of_each(
             work.header,
-            partial(question_losses, label_smoothing=recipe.label_smoothing),
+            partial(item_losses, label_smoothing=recipe.label_smoothing),
             by_member=not isinstance(feed, ItemFeed),
             several=training.options.models > 1,
         ),
@@ -76,25 +78,31 @@ def open_job(
         else features.train[:1],
         recipe=recipe,
         seed=training.seed,
-        lesson=lesson,
+        distillation_loss=lesson,
         repulsion=work.repulsion,
         scales=scale_rates(work),
         pieces=None if features is None else recipe.accumulate,
-        begin_training=partial(begin_head_training, family=work.opened.family)
+        begin_training=partial(begin_head_training, family=work.model_file.family)
         if work.trains_head
         else begin_training,
     )
 
 
 def build(work: TrainingPlan, features: KeptFeatures | None) -> TrainableModel:
-    """Return the model at the start of training; with stored features, its classifiers only."""
+    """Return the model at the start of training.
+
+    With stored features, the model takes features instead of the original inputs, and its forward pass runs
+    only the classifiers.
+    """
     return work.build() if features is None else on_features(work.load())
 
 
 def measure_of(
     work: TrainingPlan, features: KeptFeatures | None, engine: Engine
 ) -> Callable[[nn.Module], Metrics | None]:
-    """Return a function for validation metrics, which for words include the F1 of spans.
+    """Return a function that computes the validation metrics of a model.
+
+    The metrics include the F1 of spans if the data has a label per word.
 
     Args:
         work: The training plan.
@@ -106,32 +114,37 @@ def measure_of(
     """
     dataset, labels = work.val, work.val_labels
     batches = (
-        encoded(dataset, work.how, batch_size=EVAL_BATCH) if features is None else features.val_batches()
+        eval_batches(dataset, work.preprocess, batch_size=EVAL_BATCH)
+        if features is None
+        else features.val_batches()
     )
     if not isinstance(dataset, WordSet) or not work.header.architecture.task.by_word:
         return classifier_metrics(engine, batches, labels)
 
     def span_f1(classes: torch.Tensor) -> float:
-        tags = torch.stack([classes.masked_fill(labels < 0, UNASKED), labels])
+        tags = torch.stack([classes.masked_fill(labels < 0, IGNORED_LABEL), labels])
         return span_f1_of(dataset.by_document(tags), work.header.class_names)
 
     return classifier_metrics(engine, batches, labels, span_f1)
 
 
 def scale_rates(work: TrainingPlan) -> dict[str, float]:
-    """Return the learning-rate factor of each parameter by name; empty without layer decay."""
+    """Return the learning-rate factor of each parameter of the module by name; empty without layer decay."""
     decay = work.recipe.layer_decay
     if decay is None:
         return {}
     subject = work.build()
     tensor_names = subject.tensor_names()
     names = {name: tensor_names[id(parameter)] for name, parameter in subject.module.named_parameters()}
-    scales = rate_scales(work.opened.family, work.header.architecture, decay, tensor_names.values())
+    scales = rate_scales(work.model_file.family, work.header.architecture, decay, tensor_names.values())
     return {name: scales[tensor_name] for name, tensor_name in names.items()}
 
 
 def warn_equal(work: TrainingPlan, subject: TrainableModel, job: Job, device: torch.device) -> None:
     """Warn if members of a hydra are equal at the start and would stay equal.
+
+    Members with own batches, and methods that train parameters other than the selected weights, are not
+    checked.
 
     Args:
         work: The training plan.
@@ -154,7 +167,7 @@ def warn_equal(work: TrainingPlan, subject: TrainableModel, job: Job, device: to
 
 
 def _stay_equal(subject: TrainableModel, job: Job, device: torch.device) -> bool:
-    """Return whether two members have equal weights and equal gradients on the probe of a job.
+    """Return whether two members have equal weights and equal gradients for the sample `Job.probe`.
 
     Dropout and teachers can make the gradients of equal members differ.
 
@@ -177,8 +190,8 @@ def _stay_equal(subject: TrainableModel, job: Job, device: torch.device) -> bool
     log_probs = outputs.log_softmax(-1)
     (
         log_probs[..., 0]
-        if job.lesson is None
-        else log_probs * job.lesson.targets(inputs_on(job.probe, device)).cpu()
+        if job.distillation_loss is None
+        else log_probs * job.distillation_loss.targets(inputs_on(job.probe, device)).cpu()
     ).sum().backward()
     return any(
         all(
@@ -191,7 +204,7 @@ def _stay_equal(subject: TrainableModel, job: Job, device: torch.device) -> bool
 
 
 def output_tensors(work: TrainingPlan, weights: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    """Return the tensors of each output file in their stored dtypes.
+    """Return the tensors of each output file by name, in their stored dtypes.
 
     Tensors that did not train are unchanged.
 
@@ -206,7 +219,7 @@ def output_tensors(work: TrainingPlan, weights: Mapping[str, torch.Tensor]) -> l
     copy_weights(subject.module, weights)
     hint = "lower `--lr`, or add `--clip 1.0`"
     return [
-        stored_tensors(work.opened.checkpoint, state, trained=work.names, hint=hint)
+        stored_tensors(work.model_file.checkpoint, state, trained=work.names, hint=hint)
         for state in subject.tensors()
     ]
 
@@ -217,7 +230,7 @@ def output_metrics(
     tensors: Sequence[Mapping[str, torch.Tensor]],
     evaluate: Callable[[nn.Module], Metrics | None],
 ) -> Metrics | None:
-    """Return the metrics of the published tensors.
+    """Return the validation metrics of the output tensors, if they may differ from those of the training.
 
     Args:
         work: The training plan.
@@ -226,10 +239,11 @@ def output_metrics(
         evaluate: Function from `measure_of`.
 
     Returns:
-        None if the tensors are not rounded: the metrics of the training are still valid.
+        None if the model trained in fp32 and all tensors are float32: the metrics of the training are still
+            valid. Also None if an output is not finite.
     """
     if work.recipe.precision == "fp32" and all(t.dtype == torch.float32 for t in tensors[0].values()):
         return None
-    family, where = work.opened.family, work.opened.reference
-    models = [TrainableModel.of(family, work.header, state, where=where).module for state in tensors]
+    family, place = work.model_file.family, work.model_file.reference
+    models = [TrainableModel.of(family, work.header, state, place=place).module for state in tensors]
     return evaluate(work.training.join(models).to(engine.device).eval())

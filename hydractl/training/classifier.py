@@ -9,13 +9,13 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.data.datasets import Dataset
 from hydractl.data.labels import match_classes, nameless, names_agree, names_all, new_names
 from hydractl.errors import DataError, UsageError
-from hydractl.families.base import Described, answering, place_of
-from hydractl.families.open_model import CLASSES, OpenModel, asked_number, with_classifier
+from hydractl.families.base import ModelDescription, position_of, with_task
+from hydractl.families.open_model import CLASSES, OpenModel, requested_classes, with_classifier
 from hydractl.fusion.build import member_headers
 from hydractl.fusion.plan import join_members
 from hydractl.manifest.header import Fate, Header, Tokenization
 from hydractl.manifest.terms import DEFAULT_POOLING
-from hydractl.manifest.tokenizers import with_leading_blank
+from hydractl.manifest.tokenizers import with_leading_space
 from hydractl.messages import counted
 from hydractl.prediction.class_names import POOLED
 from hydractl.tasks import SINGLE_LABEL, Task
@@ -43,15 +43,16 @@ class ClassifierRequest:
 
 
 def fit_classifier(
-    opened: OpenModel, dataset: Dataset, recipe: Recipe, request: ClassifierRequest
+    model_file: OpenModel, dataset: Dataset, recipe: Recipe, request: ClassifierRequest
 ) -> OpenModel:
     """Return a model whose classifier has the classes of the data.
 
     The model's own classifier stays if the requested pooling, the task and the number of classes fit, and if
-    class names are equal or missing.
+    class names are equal or missing. With `Recipe.reset_head`, the weights of this classifier become zero
+    later (`TrainingPlan.zeroes_head`), or are drawn again if `head_seed` is given.
 
     Args:
-        opened: The model.
+        model_file: The model.
         dataset: Training data.
         recipe: Recipe with `reset_head` and the parts to train.
         request: Requested properties of the classifier.
@@ -60,67 +61,68 @@ def fit_classifier(
         UsageError: If options contradict the model or each other.
         DataError: If the data has more classes than requested, or does not fit the classifier with
             `--keep-head`.
+        UnsupportedModelError: If words have labels, and the model cannot label words.
     """
-    before, pooling = opened.header.architecture, _pooling(opened, dataset, recipe, request.pooling)
+    before, pooling = model_file.header.architecture, _pooling(model_file, dataset, recipe, request.pooling)
     head_seed = request.head_seed
-    reads_as_asked = not opened.lacks and pooling == (before.pooling or DEFAULT_POOLING)
+    reads_as_asked = not model_file.lacks and pooling == (before.pooling or DEFAULT_POOLING)
     if recipe.reset_head is False:
-        _check_kept(opened, dataset, request, reads_as_asked=reads_as_asked)
-        return opened
-    number = _number(opened, dataset, request.number)
+        _check_kept(model_file, dataset, request, reads_as_asked=reads_as_asked)
+        return model_file
+    number = _number(model_file, dataset, request.number)
     fits = (
         reads_as_asked
         and number == before.num_classes
         and dataset.task is before.task
-        and names_agree(dataset, opened.header.labels, number)
+        and names_agree(dataset, model_file.header.labels, number)
     )
-    draws_anew = head_seed is not None and (recipe.reset_head or opened.is_random)
-    if recipe.trains_own_parts and (recipe.reset_head or not fits) and _shares_head(opened):
+    draws_anew = head_seed is not None and (recipe.reset_head or model_file.is_random)
+    if recipe.trains_own_parts and (recipe.reset_head or not fits) and _shares_head(model_file):
         raise UsageError(
-            f"`--train own`: members of {opened.reference} share their classifier, so a new one would not be trained",
+            f"`--train own`: members of {model_file.reference} share their classifier, so a new one would not be trained",
             hint="leave out `own`, or fuse with `--own-from`",
         )
     if fits and not draws_anew:
         if head_seed is not None:
             raise UsageError(
-                f"`--head-seed {head_seed}` has no effect: {opened.reference} already has a classifier",
+                f"`--head-seed {head_seed}` has no effect: {model_file.reference} already has a classifier",
                 hint="leave `--head-seed` out, or add `--reset-head` for a new classifier",
             )
-        if recipe.reset_head and not opened.is_random:
+        if recipe.reset_head and not model_file.is_random:
             progress.step("A classifier of zeros in place of the model's own")
-        return opened
-    if "head" not in recipe.parts and not opened.is_random:
+        return model_file
+    if "head" not in recipe.parts and not model_file.is_random:
         raise UsageError(
-            f"{opened.reference} gets a new classifier, which `--train {','.join(recipe.train)}` does not train",
+            f"{model_file.reference} gets a new classifier, which `--train {','.join(recipe.train)}` does not train",
             hint="add `head` to `--train`",
         )
-    if not (fits and opened.is_random):
-        progress.step(_classifier_text(opened, number, dataset, fits=fits))
-    labels = opened.header.labels if fits else new_names(dataset.class_names, number)
+    if not (fits and model_file.is_random):
+        progress.step(_classifier_text(model_file, number, dataset, fits=fits))
+    labels = model_file.header.labels if fits else new_names(dataset.class_names, number)
     members = [
         with_classifier(
-            replace(opened, header=member_header),
+            replace(model_file, header=member_header),
             number,
             labels=labels,
             seed=request.seed + i,
             head_seed=None if head_seed is None else head_seed + i,
             pooling=pooling,
         )
-        for i, member_header in enumerate(member_headers(_answering(opened.header, dataset.task)))
+        for i, member_header in enumerate(member_headers(_answering(model_file.header, dataset.task)))
     ]
-    return members[0] if opened.header.plan is None else _rejoined(opened, members)
+    return members[0] if model_file.header.plan is None else _rejoined(model_file, members)
 
 
-def _rejoined(opened: OpenModel, members: list[OpenModel]) -> OpenModel:
+def _rejoined(model_file: OpenModel, members: list[OpenModel]) -> OpenModel:
     """Return a hydra with the classifiers of its members. New tensors are grouped, one per member."""
-    first, specs, header = members[0], opened.checkpoint.specs, opened.header
+    first, specs, header = members[0], model_file.checkpoint.specs, model_file.header
     stored = {} if header.plan is None else header.plan.fates
     fates = {name: stored.get(name, Fate.GROUPED) for name in first.checkpoint.specs}
     drawn_fates = {
-        n: f for n, f in fates.items() if n not in specs or place_of(opened.family, n).part == "head"
+        n: f for n, f in fates.items() if n not in specs or position_of(model_file.family, n).part == "head"
     }
     states = [{name: member.checkpoint.tensor(name) for name in drawn_fates} for member in members]
-    fresh = Checkpoint.of(join_members(opened.family, drawn_fates, states))
+    fresh = Checkpoint.of(join_members(model_file.family, drawn_fates, states))
     kept_specs = {n: s for n, s in specs.items() if n in fates and n not in drawn_fates}
     changes = {
         "architecture": first.header.architecture,
@@ -129,32 +131,47 @@ def _rejoined(opened: OpenModel, members: list[OpenModel]) -> OpenModel:
         "plan": header.plan and header.plan.model_copy(update={"fates": fates}),
     }
     return replace(
-        opened,
-        checkpoint=replace(opened.checkpoint, specs=kept_specs).joined(fresh),
+        model_file,
+        checkpoint=replace(model_file.checkpoint, specs=kept_specs).joined(fresh),
         header=header.model_copy(update=changes),
     )
 
 
 def _answering(header: Header, task: Task) -> Header:
-    """Return a header for a model that predicts the labels of a task."""
-    described = answering(Described(architecture=header.architecture, preprocess=header.preprocess), task)
-    how = described.preprocess
-    if task.by_word and not header.architecture.task.by_word and isinstance(how, Tokenization):
-        how = how.model_copy(update={"tokenizer": how.tokenizer and with_leading_blank(how.tokenizer)})
-    return header.model_copy(update={"architecture": described.architecture, "preprocess": how})
+    """Return a header for a model that predicts the labels of a task.
+
+    Raises:
+        UnsupportedModelError: If the task labels words, and the model reads images or has a single logit.
+    """
+    described = with_task(
+        ModelDescription(architecture=header.architecture, preprocess=header.preprocess), task
+    )
+    preprocess = described.preprocess
+    if task.by_word and not header.architecture.task.by_word and isinstance(preprocess, Tokenization):
+        preprocess = preprocess.model_copy(
+            update={"tokenizer": preprocess.tokenizer and with_leading_space(preprocess.tokenizer)}
+        )
+    return header.model_copy(update={"architecture": described.architecture, "preprocess": preprocess})
 
 
-def _shares_head(opened: OpenModel) -> bool:
+def _shares_head(model_file: OpenModel) -> bool:
     """Return whether the model is a hydra with one classifier for all members."""
-    plan, family = opened.header.plan, opened.family
+    plan, family = model_file.header.plan, model_file.family
     return plan is not None and not any(
-        fate == Fate.GROUPED and place_of(family, name).part == "head" for name, fate in plan.fates.items()
+        fate == Fate.GROUPED and position_of(family, name).part == "head" for name, fate in plan.fates.items()
     )
 
 
-def _pooling(opened: OpenModel, dataset: Dataset, recipe: Recipe, pooling: str | None) -> str:
-    """Return the pooling of the classifier: as requested, else of the folder, else of the model."""
-    header, by_word = opened.header, dataset.task.by_word
+def _pooling(model_file: OpenModel, dataset: Dataset, recipe: Recipe, pooling: str | None) -> str:
+    """Return the pooling of the classifier.
+
+    The order of precedence is: the request; the `1_Pooling` folder of a sentence encoder, unless the
+    classifier is kept; the model. A classifier of words has the default pooling.
+
+    Raises:
+        UsageError: If a pooling is requested for words or images.
+    """
+    header, by_word = model_file.header, dataset.task.by_word
     if pooling not in {None, DEFAULT_POOLING} and by_word:
         raise UsageError(
             f"`--pooling {pooling}`: each word has a label, so its classifier pools nothing",
@@ -162,26 +179,40 @@ def _pooling(opened: OpenModel, dataset: Dataset, recipe: Recipe, pooling: str |
         )
     if pooling not in {None, DEFAULT_POOLING} and not isinstance(header.preprocess, Tokenization):
         raise UsageError(
-            f"`--pooling {pooling}` is for texts, but {opened.reference} reads images",
+            f"`--pooling {pooling}` is for texts, but {model_file.reference} reads images",
             hint="leave it out; an image model uses the pooling of its family",
         )
     if by_word or pooling is not None:
         return pooling or DEFAULT_POOLING
-    if opened.pools is not None and recipe.reset_head is not False:
-        progress.step(POOLED.format(pooling=opened.pools))
-        return opened.pools
+    if model_file.pools is not None and recipe.reset_head is not False:
+        progress.step(POOLED.format(pooling=model_file.pools))
+        return model_file.pools
     return header.architecture.pooling or DEFAULT_POOLING
 
 
 def _check_kept(
-    opened: OpenModel, dataset: Dataset, request: ClassifierRequest, *, reads_as_asked: bool
+    model_file: OpenModel, dataset: Dataset, request: ClassifierRequest, *, reads_as_asked: bool
 ) -> None:
-    """Raise if the classifier is missing, or does not fit the request or the data.
+    """Raise if `--keep-head` has no classifier to keep, or it does not fit the request or the data.
 
-    If the classifier has class names, the data must have the same names. Matching classes in order would
-    train classes under wrong names.
+    If the classifier has class names, each data class must have a name or an index of the classifier, unless
+    `::classes-by=` is given. Matching classes in order would train classes under wrong names.
+
+    Args:
+        model_file: The model.
+        dataset: Training data.
+        request: Requested properties of the classifier.
+        reads_as_asked: Whether the requested pooling is the pooling of the model's classifier.
+
+    Raises:
+        UsageError: If the classifier is missing, or has another task, pooling or number of classes.
+        DataError: If the classes of the data do not match.
     """
-    name, labels, architecture = opened.reference, opened.header.labels, opened.header.architecture
+    name, labels, architecture = (
+        model_file.reference,
+        model_file.header.labels,
+        model_file.header.architecture,
+    )
     for refused, error in (
         (
             architecture.task is not dataset.task,
@@ -191,8 +222,8 @@ def _check_kept(
             ),
         ),
         (
-            opened.lacks,
-            UsageError(f"`--keep-head`: {name} {opened.lacks}", hint="leave `--keep-head` out"),
+            model_file.lacks,
+            UsageError(f"`--keep-head`: {name} {model_file.lacks}", hint="leave `--keep-head` out"),
         ),
         (
             not reads_as_asked,
@@ -211,7 +242,7 @@ def _check_kept(
     ):
         if refused:
             raise error
-    number = opened.header.num_classes
+    number = model_file.header.num_classes
     try:
         with progress.reporting(progress.SILENT):  # The same messages appear later, when the labels are read.
             match_classes(dataset, labels, num_classes=number, by_text=not nameless(labels))
@@ -224,10 +255,22 @@ def _check_kept(
         ) from error
 
 
-def _number(opened: OpenModel, dataset: Dataset, option_number: int | None) -> int:
-    """Return the number of classes of the model: the requested number, or the number in the data."""
-    model_number, data_number, name = asked_number(opened), len(dataset.class_names), opened.reference
-    key = CLASSES[opened.family.library]
+def _number(model_file: OpenModel, dataset: Dataset, option_number: int | None) -> int:
+    """Return the number of classes of the model.
+
+    The order of precedence is: `--num-classes` or the option in the model's reference; the stored number, if
+    model and data have the same class names; the number of classes in the data.
+
+    Raises:
+        UsageError: If both options differ.
+        DataError: If the data has more classes than requested.
+    """
+    model_number, data_number, name = (
+        requested_classes(model_file),
+        len(dataset.class_names),
+        model_file.reference,
+    )
+    key = CLASSES[model_file.family.library]
     if option_number is not None and model_number not in {None, option_number}:
         raise UsageError(
             f"`--num-classes {option_number}` and `{name}` differ",
@@ -243,21 +286,24 @@ def _number(opened: OpenModel, dataset: Dataset, option_number: int | None) -> i
             if option_number is None
             else f"add `--num-classes {data_number}`, or select some of the classes with `::classes=`",
         )
-    stored_number = opened.header.num_classes if names_all(dataset, opened.header.labels) else None
+    stored_number = model_file.header.num_classes if names_all(dataset, model_file.header.labels) else None
     return number or stored_number or data_number
 
 
-def _classifier_text(opened: OpenModel, number: int, dataset: Dataset, *, fits: bool) -> str:
-    """Return the message about a new classifier, with the reason."""
+def _classifier_text(model_file: OpenModel, number: int, dataset: Dataset, *, fits: bool) -> str:
+    """Return the message about a new classifier, with the reason.
+
+    An example is `A new classifier for 2 classes (cat, dog), the model had 10 classes`.
+    """
     new = f"A new classifier for {_classes(number, dataset.class_names)}"
     if dataset.task is not SINGLE_LABEL:
         new += f", {dataset.task.answer}"
-    if opened.lacks:
-        return f"{new}; {opened.reference}: {opened.lacks}"
-    had = opened.header.architecture.num_classes
+    if model_file.lacks:
+        return f"{new}; {model_file.reference}: {model_file.lacks}"
+    had = model_file.header.architecture.num_classes
     reason = (
         ""
-        if opened.is_random
+        if model_file.is_random
         else ", in place of the model's own"
         if fits
         else f", the model had {had} classes"
@@ -268,7 +314,7 @@ def _classifier_text(opened: OpenModel, number: int, dataset: Dataset, *, fits: 
 
 
 def _classes(number: int, names: tuple[str, ...]) -> str:
-    """Return the number of classes with the first names, for a message."""
+    """Return the number of classes with the first names: `2 classes (cat, dog)`."""
     unnamed = (f"{number - len(names)} unnamed",) if number > len(names) else ()
     first_names = ", ".join((*names[:MAX_SHOWN], *(("...",) if len(names) > MAX_SHOWN else ()), *unnamed))
     return counted(number, "class", "classes") + (f" ({first_names})" if names else "")

@@ -25,7 +25,7 @@ _STREAM = -1
 
 
 class StepNoise:
-    """The rows of a batch that are being computed.
+    """State of the dropout layers of a model: the rows of the batch in the current forward pass.
 
     Tensors avoid recompilation of a compiled model for other rows.
 
@@ -76,7 +76,10 @@ class BatchDropout(nn.Module):
         self.whole, self.shared = per_sample, shared
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x (M B, ...) with a fraction `p` set to 0 and the rest scaled by 1 / (1 - p)."""
+        """Return x (M B, ...) with a fraction `p` set to 0 and the rest scaled by 1 / (1 - p).
+
+        x is unchanged in evaluation mode.
+        """
         if not self.training or self.p == 0:
             return x
         if self.shared:
@@ -104,7 +107,10 @@ class BatchPatchDropout(nn.Module):
         self.noise = noise
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x (M B, T, D) with the prefix and the same number of patches of each sample, at least one."""
+        """Return x (M B, T, D) with the prefix and the same number of patches of each sample, at least one.
+
+        x is unchanged in evaluation mode.
+        """
         if not self.training or self.p == 0:
             return x
         prefix, patches = x[:, : self.prefix], x[:, self.prefix :]

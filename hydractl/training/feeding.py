@@ -23,7 +23,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from typing_extensions import override
 
 from hydractl.data.batches import CACHE_BYTES, batches, check_augment, epoch_order
-from hydractl.data.datasets import Dataset, ImageSet, Reading, TextSet, of_kind
+from hydractl.data.datasets import Dataset, ImageSet, ItemPreprocess, TextSet, of_kind
 from hydractl.data.preprocess import (
     SHIFT_FRACTION,
     SHIFT_PROBABILITY,
@@ -91,9 +91,9 @@ class Mixing:
     At least one of `mixup` and `cutmix` is given.
 
     Attributes:
-        mixup: Both parameters of the Beta distribution of the weights; None disables mixup.
-        cutmix: Both parameters of the Beta distribution of 1 - area of the box / area of the image; None
-            disables CutMix.
+        mixup: Value A for the weights, which are drawn from Beta(A, A); None disables mixup.
+        cutmix: Value A for 1 - area of the box / area of the image, drawn from Beta(A, A); None disables
+            CutMix.
         size: Height and width of the images.
         classes: Number of classes.
     """
@@ -104,12 +104,12 @@ class Mixing:
     classes: int
 
     @classmethod
-    def of(cls, recipe: Recipe, how: Reading, *, classes: int) -> Mixing | None:
+    def of(cls, recipe: Recipe, preprocess: ItemPreprocess, *, classes: int) -> Mixing | None:
         """Return the mixing settings of a recipe, or None if the recipe does not mix.
 
         Args:
             recipe: The recipe.
-            how: Preprocessing of the model.
+            preprocess: Preprocessing of the model.
             classes: Number of classes.
 
         Raises:
@@ -118,14 +118,14 @@ class Mixing:
         requested = {name: value for name in ("mixup", "cutmix") if (value := getattr(recipe, name))}
         if not requested:
             return None
-        if isinstance(how, Tokenization):
+        if isinstance(preprocess, Tokenization):
             name, value = next(iter(requested.items()))
             none = " ".join(f"--{name} 0" for name in requested)
             raise UsageError(
                 f"`--{name} {value:g}` is for images, but the model reads texts: tokens cannot be mixed",
                 hint=f"leave it out, or add `{none}`; for texts use `--label-smoothing` and `--dropout`",
             )
-        _, height, width = how.input_size
+        _, height, width = preprocess.input_size
         return cls(mixup=recipe.mixup, cutmix=recipe.cutmix, size=(height, width), classes=classes)
 
     def at(self, step: int, *, seed: int) -> Mix:
@@ -187,7 +187,14 @@ class InputSource(Protocol):
     """Source of model inputs for the samples of a data set."""
 
     def steps(self, plan: Sequence[Planned], *, epoch: int) -> Iterator[list[Inputs]]:
-        """Yield the inputs of the pieces of each step. Inputs depend on samples, epoch and batch only."""
+        """Yield the inputs of the pieces of each step, one list per step of the plan.
+
+        Inputs depend only on samples, epoch, batch and the seed of the source.
+
+        Args:
+            plan: Samples of each step.
+            epoch: Number of the epoch, from 0, for augmentation.
+        """
         ...
 
     def reseeded(self, seed: int) -> InputSource:  # noqa: ARG002 - sources without random numbers ignore it
@@ -195,12 +202,14 @@ class InputSource(Protocol):
         return self
 
 
-def open_source(dataset: Dataset, how: Reading, *, augment: tuple[str, ...], seed: int) -> InputSource:
+def open_source(
+    dataset: Dataset, preprocess: ItemPreprocess, *, augment: tuple[str, ...], seed: int
+) -> InputSource:
     """Return a source of inputs for a model.
 
     Args:
         dataset: The training data.
-        how: Preprocessing of the model.
+        preprocess: Preprocessing of the model.
         augment: Names from `hydractl.data.preprocess.AUGMENTATIONS`, for images.
         seed: Seed of the augmentation.
 
@@ -209,10 +218,10 @@ def open_source(dataset: Dataset, how: Reading, *, augment: tuple[str, ...], see
         CheckpointError: If the tokenizer of the model is missing or unsuitable.
         UsageError: If an augmentation is unknown, given twice, or not applicable to the data.
     """
-    check_augment(how, augment)
-    if isinstance(how, Tokenization):
-        return TextSource(tokens=tokens_of(of_kind(dataset, TextSet), how))
-    return ImageSource.open(of_kind(dataset, ImageSet), how, augment=augment, seed=seed)
+    check_augment(preprocess, augment)
+    if isinstance(preprocess, Tokenization):
+        return TextSource(tokens=tokens_of(of_kind(dataset, TextSet), preprocess))
+    return ImageSource.open(of_kind(dataset, ImageSet), preprocess, augment=augment, seed=seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,7 +430,7 @@ class Feed(Protocol):
         ...
 
     def steps(self, start: int, stop: int, share: Share) -> Iterator[list[Piece]]:
-        """Yield the pieces of `share` in steps `start` to `stop` - 1, one list per step."""
+        """Yield the pieces of `share` in steps `start` to `stop` - 1, one list per step. Steps count from 0."""
         ...
 
 
@@ -449,7 +458,7 @@ class ItemFeed:
         cls,
         dataset: Dataset,
         labels: Sequence[int] | torch.Tensor,
-        how: Reading,
+        preprocess: ItemPreprocess,
         *,
         augment: tuple[str, ...],
         batch_size: int,
@@ -460,7 +469,7 @@ class ItemFeed:
         Args:
             dataset: The training data.
             labels: See `ItemFeed`.
-            how: Preprocessing of the model.
+            preprocess: Preprocessing of the model.
             augment: See `open_source`.
             batch_size: Samples per batch, over all processes.
             seed: Seed of order and augmentation.
@@ -471,7 +480,7 @@ class ItemFeed:
             UsageError: If an augmentation is unknown, given twice, or not applicable to the data.
         """
         return cls(
-            source=open_source(dataset, how, augment=augment, seed=seed),
+            source=open_source(dataset, preprocess, augment=augment, seed=seed),
             labels=torch.as_tensor(labels),
             batch_size=batch_size,
             seed=seed,
@@ -487,7 +496,7 @@ class ItemFeed:
         return -(-len(self.labels) // self.batch_size)
 
     def steps(self, start: int, stop: int, share: Share) -> Iterator[list[Piece]]:
-        """Yield the pieces of `share` in steps `start` to `stop` - 1, one list per step."""
+        """Yield the pieces of `share` in steps `start` to `stop` - 1, one list per step. Steps count from 0."""
         per_epoch = self.steps_per_epoch
         while start < stop:
             epoch, begin = divmod(start, per_epoch)
@@ -542,10 +551,10 @@ class ItemFeed:
 
 
 def _cut(labels: torch.Tensor, share: Share) -> list[tuple[int, int, float]]:
-    """Return first row, end row and weight of each piece of a batch.
+    """Return first row, end row and weight of each piece of a batch, for the pieces of this process.
 
-    The weight is the piece's fraction of all labels of the batch. A process without a row computes a row with
-    weight 0, because every process must take part in the exchange of gradients.
+    The weight is the piece's fraction of all labels of the batch. An empty piece gets one row with weight 0,
+    because every process must take part in the exchange of gradients.
     """
     cut, total = [], len(labels)
     counts = (labels >= 0).view(total, -1).sum(1)
@@ -563,16 +572,16 @@ class MemberFeeds(Feed):
 
     Attributes:
         feeds: One feed per member, with the same data and batch size.
-        how: Preprocessing of the model.
+        preprocess: Preprocessing of the model.
     """
 
     feeds: tuple[ItemFeed, ...]
-    how: Reading
+    preprocess: ItemPreprocess
 
     @classmethod
-    def of(cls, first: ItemFeed, members: int, how: Reading) -> MemberFeeds:
+    def of(cls, first: ItemFeed, members: int, preprocess: ItemPreprocess) -> MemberFeeds:
         """Return feeds for M members. The feed of member m has the seed of `first` plus m."""
-        return cls(feeds=tuple(first.reseeded(first.seed + m) for m in range(members)), how=how)
+        return cls(feeds=tuple(first.reseeded(first.seed + m) for m in range(members)), preprocess=preprocess)
 
     @property
     @override
@@ -587,7 +596,7 @@ class MemberFeeds(Feed):
     def _side_by_side(self, pieces: Sequence[Piece]) -> Piece:
         first = pieces[0]
         return Piece(
-            inputs=joined_inputs([piece.inputs for piece in pieces], self.how),
+            inputs=joined_inputs([piece.inputs for piece in pieces], self.preprocess),
             labels=torch.cat([piece.labels for piece in pieces]),
             first=first.first,
             total=first.total,
@@ -596,13 +605,13 @@ class MemberFeeds(Feed):
         )
 
 
-def joined_inputs(parts: Sequence[Inputs], how: Reading) -> Inputs:
-    """Concatenate inputs or features (P, ...) on the batch axis. Texts are padded to the longest."""
+def joined_inputs(parts: Sequence[Inputs], preprocess: ItemPreprocess) -> Inputs:
+    """Concatenate inputs or features (P, ...) on the batch axis. Texts are padded to the longest text."""
     tensors = [part for part in parts if isinstance(part, torch.Tensor)]
-    if tensors or not isinstance(how, Tokenization):
+    if tensors or not isinstance(preprocess, Tokenization):
         return torch.cat(tensors)
     texts = [part for part in parts if not isinstance(part, torch.Tensor)]
-    fillers = {"input_ids": how.pad_id, WORDS: -1}
+    fillers = {"input_ids": preprocess.pad_id, WORDS: -1}
 
     def filled(name: str) -> torch.Tensor:
         parts_of_name = [part[name] for part in texts]

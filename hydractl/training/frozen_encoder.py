@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from hydractl import progress
-from hydractl.data.batches import Batch, BatchShare, encoded
+from hydractl.data.batches import Batch, BatchShare, eval_batches
 from hydractl.data.datasets import Dataset
 from hydractl.families.base import Family
 from hydractl.families.tower import Towers, blank_inputs
@@ -25,7 +25,7 @@ from hydractl.processes.distributed import start_team
 from hydractl.training.accelerator import Engine
 from hydractl.training.feeding import InputSource, Planned
 from hydractl.training.plan import EVAL_BATCH, TrainingPlan
-from hydractl.training.trainable import Together, TrainableModel
+from hydractl.training.trainable import TrainableModel, TrainingHydra
 from hydractl.training.trainer import begin_training
 
 
@@ -93,7 +93,7 @@ def keep_features(work: TrainingPlan, engine: Engine) -> KeptFeatures | None:
     if changes or not work.trains_head:
         return None
     model = _towers_of(work.load().module).eval()
-    give_head_inputs(model, work.opened.family)  # outputs (M, B, F)
+    give_head_inputs(model, work.model_file.family)  # outputs (M, B, F)
     model = model.to(engine.device)
     shape = model.member_logits(blank_inputs(work.header.preprocess, 1, device=engine.device)).shape[::2]
     progress.step("Running the frozen encoder once and storing its features")
@@ -108,8 +108,10 @@ def keep_features(work: TrainingPlan, engine: Engine) -> KeptFeatures | None:
     with start_team(engine.device) as team:
 
         def encode_all(dataset: Dataset) -> Tensor:
-            deal = BatchShare(team.rank, team.world)
-            batches = encoded(dataset, work.how, batch_size=EVAL_BATCH, limit_bytes=0, deal=deal)
+            batch_share = BatchShare(team.rank, team.world)
+            batches = eval_batches(
+                dataset, work.preprocess, batch_size=EVAL_BATCH, limit_bytes=0, batch_share=batch_share
+            )
             features = scratch_tensor(
                 (len(dataset), *shape),
                 name=f"the features of {len(dataset)} samples",
@@ -125,7 +127,7 @@ def keep_features(work: TrainingPlan, engine: Engine) -> KeptFeatures | None:
 
 
 def _towers_of(module: nn.Module) -> Towers:
-    towers = module.hydra if isinstance(module, Together) else module
+    towers = module.hydra if isinstance(module, TrainingHydra) else module
     if not isinstance(towers, Towers):
         raise TypeError(f"expected one model, got {type(module).__name__}")
     return towers
@@ -138,11 +140,12 @@ def on_features(subject: TrainableModel) -> TrainableModel:
         subject: The model; changed in place.
 
     Returns:
-        The same model. The module takes features (B, M, F), or (M P, M, F) if members have different samples.
+        The same model. The module takes features (B, M, F) and returns the same outputs as before. If members
+        have different samples, the module takes (M P, M, F) in training mode.
     """
     module, members = subject.module, len(subject.header.masks)
     heads = heads_of(_towers_of(module), subject.family) * members
-    by_member = isinstance(module, Together) and module.by_member
+    by_member = isinstance(module, TrainingHydra) and module.by_member
 
     def forward(features: Tensor) -> Tensor:
         member_features = (
@@ -152,7 +155,7 @@ def on_features(subject: TrainableModel) -> TrainableModel:
         )
         outputs = torch.stack([_classified(*pair) for pair in zip(heads, member_features, strict=False)])
         logits = _towers_of(module).answer.class_logits(outputs)
-        return module.answer(logits) if isinstance(module, Together) else logits.squeeze(0)
+        return module.answer(logits) if isinstance(module, TrainingHydra) else logits.squeeze(0)
 
     # The forward pass is replaced on the instance, because a wrapper module would change the names of
     # parameters.
@@ -176,8 +179,8 @@ def training_macs(work: TrainingPlan, features: KeptFeatures | None, *, steps: i
     """Return the number of multiply-accumulates of a training.
 
     A training step costs three forward passes per sample, because the backward pass costs two. With repulsion
-    each sample counts twice. Stored features cost a single pass of the encoder over the training data, and
-    each step three passes of the classifiers.
+    each sample counts twice, otherwise `Training.repeat` times. Stored features cost a single pass of the
+    encoder over the training data, and each step three passes of the classifiers.
 
     Args:
         work: The training plan.

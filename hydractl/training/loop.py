@@ -64,7 +64,8 @@ def train(job: Job, engine: Engine, *, folder: StateFolder | None, start: Snapsh
         start: State to start from.
 
     Raises:
-        CheckFailed: If all candidates diverge.
+        CheckFailed: If all candidates diverge. With `Recipe.keep_best`, a candidate that diverges after a
+            finite evaluation still counts.
     """
     snapshot = start
     for candidate in range(start.position.candidate, len(job.recipe.lr)):
@@ -93,7 +94,11 @@ def train(job: Job, engine: Engine, *, folder: StateFolder | None, start: Snapsh
 
 
 def _compared(snapshot: Snapshot, job: Job) -> Snapshot:
-    """Replace the winner in a snapshot by the finished candidate if the candidate is better."""
+    """Return the snapshot with the finished candidate as winner, if it is better than the previous winner.
+
+    A candidate is a learning rate of the recipe. If training with the candidate diverged, the function warns,
+    and the candidate can only win with the best weights before (`Recipe.keep_best`).
+    """
     position = snapshot.position
     if position.diverged:
         progress.warn(
@@ -113,7 +118,7 @@ def _compared(snapshot: Snapshot, job: Job) -> Snapshot:
 
 
 def _fit(run: TrainingRun, folder: StateFolder | None) -> Snapshot:
-    """Train a candidate to the end. An interruption saves the state."""
+    """Train a candidate to its last step, and return the final state. An interruption saves the state."""
     if folder is not None and run.engine.leads and run.position.step == 0 and run.position.candidate > 0:
         folder.save(replace(run.snapshot, position=run.position))
     try:
@@ -182,17 +187,21 @@ def _log(run: TrainingRun, loss: float | None, *, evaluates: bool) -> None:
 
 
 def _line(run: TrainingRun, *, loss: float | None, left_s: float) -> str:
-    """Return the progress message after an evaluation."""
+    """Return the progress message after an evaluation.
+
+    An example is `step 50/100 (epoch 0.5): loss 0.3000 · validation accuracy 0.9000, nll 0.3100 · 12 s left`.
+    With several learning rates the message starts with `lr 0.001: `.
+    """
     position, per_epoch = run.position, run.job.feed.steps_per_epoch
     metrics = position.last
     grid = f"lr {run.lr:g}: " if len(run.job.recipe.lr) > 1 else ""
-    where = f"step {position.step}/{run.job.total} (epoch {position.step / per_epoch:.3g})"
+    place = f"step {position.step}/{run.job.total} (epoch {position.step / per_epoch:.3g})"
     if position.diverged or metrics is None:
-        return f"{grid}{where}: outputs are not finite"
+        return f"{grid}{place}: outputs are not finite"
     ahead = " · stopping early" if position.ended else f" · {left_s:.0f} s left" if left_s else ""
     trained = "" if loss is None else f"loss {loss:.4f} · "
     spans = "" if metrics.span_f1 is None else f"span F1 {metrics.span_f1:.4f}, "
-    return f"{grid}{where}: {trained}{run.job.measured_on} {spans}accuracy {metrics.accuracy:.4f}, nll {metrics.nll:.4f}{ahead}"
+    return f"{grid}{place}: {trained}{run.job.measured_on} {spans}accuracy {metrics.accuracy:.4f}, nll {metrics.nll:.4f}{ahead}"
 
 
 TALLIED = 4
@@ -255,8 +264,8 @@ def tally(logits: torch.Tensor, labels: torch.Tensor) -> tuple[float, ...]:
         labels: Shape (B,) or (B, Q), int64, on the CPU. Negative labels are ignored.
 
     Returns:
-        Number of correct predictions, sum of NLL in nats, number of labels, and 1 if a logit is not finite,
-        else 0.
+        Number of correct predictions, sum of NLL in nats, number of labels, and 0. If a log-probability is
+        not finite: 0, 0, 0 and 1.
     """
     log_probs, counted = logits.float().log_softmax(-1).cpu(), labels >= 0
     if not log_probs.isfinite().all():
@@ -270,7 +279,10 @@ def tally(logits: torch.Tensor, labels: torch.Tensor) -> tuple[float, ...]:
 
 
 def metrics_of(sums: Sequence[float]) -> Metrics | None:
-    """Return the metrics for the sums of all tallies, or None if an output was not finite."""
+    """Return the metrics of a data set, or None if an output was not finite.
+
+    `sums` are the results of `tally`, added over all batches.
+    """
     correct, loss, count, broken = sums
     # The count of correct predictions is a whole number; rounding removes the error of summing fractions.
     return None if broken else Metrics(accuracy=round(correct) / count, nll=loss / count)

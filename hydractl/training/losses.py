@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.data.preprocess import sample_seed
 from hydractl.metrics.per_sample import mean_over_questions
-from hydractl.model_inputs import Inputs, words_asked
+from hydractl.model_inputs import Inputs, word_mask
 
 Teacher = Callable[[Inputs], torch.Tensor]
 """Function from inputs to logits (M, B, C) of M members; M = 1 for a base or a member."""
@@ -56,7 +56,7 @@ class DistillationLoss:
         log_probs = (student.float() / self.temperature).log_softmax(-1)
         divergence = F.kl_div(log_probs, self.targets(inputs), reduction="none").sum(-1).mean(0)
         if divergence.ndim > losses.ndim:
-            divergence = mean_over_questions(divergence, words_asked(inputs))
+            divergence = mean_over_questions(divergence, word_mask(inputs))
         return (1 - self.weight) * losses + self.weight * self.temperature**2 * divergence
 
     @torch.no_grad()
@@ -76,7 +76,7 @@ class DistillationLoss:
 
 _STREAM = -4
 """First part of the seeds of this module. It separates them from the seeds of dropout, mixing and epochs."""
-CELLS = 4
+PATCH_GRID_SIDE = 4
 """Rows and columns of the grid of patches that are permuted. Chosen by hand; 8 would permute 64 smaller
 patches and leave less of each object intact."""
 SMALLEST = 1e-6
@@ -125,7 +125,9 @@ class Repulsion:
         # Draw for all rows of the batch, then select the rows of this piece: the permutations must not depend
         # on the number of processes.
         order = torch.rand(
-            total, CELLS**2, generator=torch.Generator().manual_seed(sample_seed(_STREAM, self.seed, step))
+            total,
+            PATCH_GRID_SIDE**2,
+            generator=torch.Generator().manual_seed(sample_seed(_STREAM, self.seed, step)),
         )[rows.start : rows.stop].argsort(-1)
         probs = model(with_permuted_patches(inputs, order.to(inputs.device))).float().softmax(-1)
         return self.weight * agreement(probs)
@@ -138,12 +140,12 @@ def with_permuted_patches(images: torch.Tensor, order: torch.Tensor) -> torch.Te
         images: Shape (B, channels, height, width). Pixels outside the grid of whole patches stay unchanged.
         order: Permutation of the 16 patches of each image, shape (B, 16), int64.
     """
-    height, width = (size // CELLS for size in images.shape[-2:])
-    grid = images[..., : CELLS * height, : CELLS * width]
+    height, width = (size // PATCH_GRID_SIDE for size in images.shape[-2:])
+    grid = images[..., : PATCH_GRID_SIDE * height, : PATCH_GRID_SIDE * width]
     patches = F.unfold(grid, (height, width), stride=(height, width))
     patches = patches.gather(-1, order.unsqueeze(1).expand_as(patches))
     permuted = images.clone()
-    permuted[..., : CELLS * height, : CELLS * width] = F.fold(
+    permuted[..., : PATCH_GRID_SIDE * height, : PATCH_GRID_SIDE * width] = F.fold(
         patches, grid.shape[-2:], (height, width), stride=(height, width)
     )
     return permuted

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from hydractl.errors import UsageError
-from hydractl.families.base import Family, place_of
-from hydractl.training.accelerator import in_parts, like
+from hydractl.families.base import Family, position_of
+from hydractl.training.accelerator import is_sharded, like
 from hydractl.training.recipe import BLOCKLESS, Recipe
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def make_optimizer(
     ]
     groups = [group for group in groups if group["params"]]
     # A fused update of many small tensors takes half the time. It is not used on mps, or for sharded tensors.
-    fused = True if all(p.device.type != "mps" and not in_parts(p) for p in parameters.values()) else None
+    fused = True if all(p.device.type != "mps" and not is_sharded(p) for p in parameters.values()) else None
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=recipe.lr[0], momentum=recipe.momentum, fused=fused)
     return torch.optim.AdamW(groups, lr=recipe.lr[0], fused=fused)
@@ -81,7 +81,7 @@ def decays(name: str, parameter: nn.Parameter) -> bool:
 def optimizer_tensors(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors of the optimizer state, named `KEY.PARAMETER`."""
+    """Return the tensors of the optimizer state by name, for example `exp_avg.head.weight`."""
     return {
         f"{key}.{name}": value
         for name, parameter in parameters.items()
@@ -171,7 +171,7 @@ def trainable(
         )
     chosen = []
     for name, tensor in state.items():
-        place = place_of(family, name)
+        place = position_of(family, name)
         first = architecture.towers[place.tower].layers - last if last is not None else frozen
         late = first is None or (place.part in BLOCKLESS if place.layer is None else place.layer >= first)
         if tensor.requires_grad and place.part in recipe.parts and late:
@@ -195,7 +195,7 @@ def rate_scales(
     """
     scales = {}
     for name in names:
-        place = place_of(family, name)
+        place = position_of(family, name)
         layers = architecture.towers[place.tower].layers
         last = {"embed": -1, **dict.fromkeys(BLOCKLESS, layers)}
         if name.startswith(family.towers[place.tower].last_norm):
@@ -205,5 +205,5 @@ def rate_scales(
 
 
 def reset_head(family: Family, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a state dict with a classifier of zeros: training starts with equal probabilities."""
-    return {n: t.new_zeros(t.shape) if place_of(family, n).part == "head" else t for n, t in state.items()}
+    """Return a state dict with a classifier of zeros. Training then starts with equal probabilities."""
+    return {n: t.new_zeros(t.shape) if position_of(family, n).part == "head" else t for n, t in state.items()}

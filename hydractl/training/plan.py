@@ -9,18 +9,23 @@ from typing import Any
 from torch import Tensor
 
 from hydractl import progress
-from hydractl.data.batches import check_augment, limited, shortened
-from hydractl.data.datasets import Dataset, Reading, TextSet
+from hydractl.data.batches import check_augment, with_max_length, with_shorter_texts
+from hydractl.data.datasets import Dataset, ItemPreprocess, TextSet
 from hydractl.data.labels import check_labels, filled_names, first_names, match_classes, model_labels
 from hydractl.data.reference import folded
 from hydractl.data.words import by_word, check_answerable
 from hydractl.errors import DataError, UsageError
 from hydractl.families.finite import warn_temperature
 from hydractl.families.open_model import OpenModel, open_model
-from hydractl.manifest.document import pack
+from hydractl.manifest.document import pack_digests
 from hydractl.manifest.header import Fate, Header, InputFile, SampledFile, Tokenization
 from hydractl.messages import counted
-from hydractl.prediction.open_inputs import check_takes, identified, overlap, override_preprocessing
+from hydractl.prediction.open_inputs import (
+    check_image_size,
+    fingerprint_and_samples,
+    overlap,
+    override_preprocessing,
+)
 from hydractl.settings import long_option
 from hydractl.training.dropout import HAS_LAYERS_FOR
 from hydractl.training.feeding import Mixing
@@ -37,7 +42,7 @@ _TAKEN_BY_NONE = {
     "dropout": "the model has no dropout, except for attention weights",
     "drop_path": "the model has one block, and stochastic depth never skips the first",
 }
-"""Reason why a dropout setting has no effect on a model without suitable layers."""
+"""Why a dropout setting has no effect on a model without suitable layers, by the name of the setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +50,8 @@ class TrainingPlan:
     """Model, data and settings of one training, known before any computation.
 
     Attributes:
-        opened: The model; its header has the classes of the data.
-        how: Preprocessing of this run.
+        model_file: The model; its header has the classes of the data.
+        preprocess: Preprocessing of this run.
         training: Training method, with recipe and seed.
         names: Names of the tensors to train.
         train: Training data.
@@ -59,8 +64,8 @@ class TrainingPlan:
         mixing: Mixing of the samples of a batch, or None.
     """
 
-    opened: OpenModel
-    how: Reading
+    model_file: OpenModel
+    preprocess: ItemPreprocess
     training: Training
     names: tuple[str, ...]
     train: Dataset
@@ -75,7 +80,7 @@ class TrainingPlan:
     @property
     def header(self) -> Header:
         """Header of the model, with the classes of the data."""
-        return self.opened.header
+        return self.model_file.header
 
     @property
     def recipe(self) -> Recipe:
@@ -88,14 +93,14 @@ class TrainingPlan:
         return self.recipe.parts == ("head",)
 
     def initial_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors at the start of training."""
-        state = self.opened.checkpoint.tensors()
-        return reset_head(self.opened.family, state) if self.zeroes_head else state
+        """Return the tensors at the start of training, with a classifier of zeros if `zeroes_head`."""
+        state = self.model_file.checkpoint.tensors()
+        return reset_head(self.model_file.family, state) if self.zeroes_head else state
 
     def load(self) -> TrainableModel:
         """Load the model in fp32. Only tensors named in `names` require gradients."""
         subject = self.training.load(
-            self.opened.family, self.header, self.initial_tensors(), where=self.opened.reference
+            self.model_file.family, self.header, self.initial_tensors(), place=self.model_file.reference
         )
         for state in subject.states:
             for name, tensor in state.items():
@@ -103,11 +108,11 @@ class TrainingPlan:
         return subject
 
     def build(self) -> TrainableModel:
-        """Return the model at the start of training, with changes of the training method."""
+        """Return the model at the start of training, changed by the training method: for example with LoRA."""
         return self.training.build(self.load(), self.names)
 
     def inputs(self) -> tuple[InputFile, ...]:
-        """Return the lineage entries of model, data and teachers.
+        """Return the lineage entries of model, training data, validation data and teachers, in this order.
 
         Warns of samples in both training and validation data.
 
@@ -115,17 +120,20 @@ class TrainingPlan:
             DataError: If an item cannot be read.
         """
         sets = (self.train, self.val)
-        read = [identified(dataset, map(dataset.item_digest, range(len(dataset)))) for dataset in sets]
+        read = [
+            fingerprint_and_samples(dataset, map(dataset.item_digest, range(len(dataset))))
+            for dataset in sets
+        ]
         if twice := overlap("--val", read[1][1], "--data", read[0][1]):
             progress.warn(
                 f"{twice}: validation accuracy and NLL will be too good, and the learning rate and weights "
                 "are selected on data that the model was trained on"
             )
         files = (
-            SampledFile(name=dataset.name, sha256=sha256, samples=pack(content))
+            SampledFile(name=dataset.name, sha256=sha256, samples=pack_digests(content))
             for dataset, (sha256, content) in zip(sets, read, strict=True)
         )
-        return (self.opened.as_input(), *files, *(teacher.as_input() for teacher in self.teachers))
+        return (self.model_file.as_input(), *files, *(teacher.as_input() for teacher in self.teachers))
 
     def announce(self) -> None:
         """Report the model, the data, the number of steps and the teachers.
@@ -135,17 +143,17 @@ class TrainingPlan:
         Raises:
             UsageError: If the recipe does not fit the number of steps.
         """
-        teachers, name = self.teachers, self.opened.reference
-        if len(teachers) == 1 and teachers[0].checkpoint.digest == self.opened.checkpoint.digest:
+        teachers, name = self.teachers, self.model_file.reference
+        if len(teachers) == 1 and teachers[0].checkpoint.digest == self.model_file.checkpoint.digest:
             progress.warn(
                 f"{name} is its own teacher: its predictions match the teacher from the start, "
                 "which weakens the effect of the labels"
             )
-        warn_temperature(self.opened)
+        warn_temperature(self.model_file)
         steps = self.recipe.total_steps(-(-len(self.train) // self.recipe.batch_size))
         taught = f", taught by {', '.join(t.name for t in teachers)}" if teachers else ""
         progress.step(
-            f"Training `{self.opened.name}` on {len(self.train)} {self.train.content} for {counted(steps, 'step')}, "
+            f"Training `{self.model_file.name}` on {len(self.train)} {self.train.content} for {counted(steps, 'step')}, "
             f"validating on {len(self.val)}{taught}"
         )
 
@@ -163,48 +171,50 @@ def open_student(
 
     Raises:
         InputError: If the model cannot be read.
-        UsageError: If the model has no classifier and cannot get one, or does not accept the image options.
+        UsageError: If the model is a zero-shot model, does not accept the image options, or has a header
+            although `arch` is given.
     """
-    opened = open_model(reference, arch=arch, seed=seed, backbone=True)
-    check_classes(opened)
-    header = override_preprocessing(opened.header, image_options, where=reference)
-    check_takes(header, where=reference)
-    return replace(opened, header=header)
+    model_file = open_model(reference, arch=arch, seed=seed, backbone=True)
+    check_classes(model_file)
+    header = override_preprocessing(model_file.header, image_options, place=reference)
+    check_image_size(header, place=reference)
+    return replace(model_file, header=header)
 
 
-def check_classes(opened: OpenModel) -> None:
-    """Raise if the model is a zero-shot model.
+def check_classes(model_file: OpenModel) -> None:
+    """Raise if a model has no classes to train on.
 
     Raises:
         UsageError: If the model is a zero-shot model.
     """
-    if opened.header.prompting is not None:
+    if model_file.header.prompting is not None:
         raise UsageError(
-            f"{opened.reference}: is a zero-shot model without classes to train on",
+            f"{model_file.reference}: is a zero-shot model without classes to train on",
             hint="prune and fuse zero-shot models without training",
         )
 
 
-def reading_of(
-    opened: OpenModel, recipe: Recipe, *, recipe_name: str | None, max_length: int | None
-) -> Reading:
+def run_preprocessing(
+    model_file: OpenModel, recipe: Recipe, *, recipe_name: str | None, max_length: int | None
+) -> ItemPreprocess:
     """Return the preprocessing of this run.
 
     Args:
-        opened: The model.
+        model_file: The model.
         recipe: The recipe.
         recipe_name: Name of the recipe before overrides, or None.
-        max_length: Maximum number of tokens from the command line; None for the maximum of the recipe.
+        max_length: Maximum number of tokens from the command line. With None, texts have at most the number
+            of tokens of the recipe and of the model.
 
     Raises:
-        UsageError: If the model does not accept this number of tokens, or reads texts and the recipe is for
-            images.
+        UsageError: If the model does not accept this number of tokens, the augmentations are unknown or not
+            for this model, or the model reads texts and the recipe is for images.
     """
-    stored, name = opened.header.preprocess, opened.reference
-    how = limited(stored, max_length, model=name)
+    stored, name = model_file.header.preprocess, model_file.reference
+    preprocess = with_max_length(stored, max_length, model=name)
     if max_length is None:
-        how = shortened(how, recipe.max_length)
-    if recipe_name is not None and isinstance(how, Tokenization):
+        preprocess = with_shorter_texts(preprocess, recipe.max_length)
+    if recipe_name is not None and isinstance(preprocess, Tokenization):
         named = RECIPES[recipe_name]
         if any(getattr(named, n) and getattr(named, n) == getattr(recipe, n) for n in FOR_IMAGES):
             others = [n for n, model in RECIPES.items() if not any(getattr(model, f) for f in FOR_IMAGES)]
@@ -212,28 +222,37 @@ def reading_of(
                 f"`--recipe {recipe_name}` is for images, but {name} reads texts",
                 hint=f"recipes for texts: {', '.join(others)}",
             )
-    check_augment(how, recipe.augment)
-    return how
+    check_augment(preprocess, recipe.augment)
+    return preprocess
 
 
-def by_words(opened: OpenModel, dataset: Dataset, how: Reading) -> tuple[Dataset, Reading]:
-    """Split texts with a label per word, with the tokenizer of the opened model.
+def by_words(
+    model_file: OpenModel, dataset: Dataset, preprocess: ItemPreprocess
+) -> tuple[Dataset, ItemPreprocess]:
+    """Split texts into words if each word has a label, with the tokenizer of the model.
 
     Args:
-        opened: The model, with its final classifier.
+        model_file: The model, with its final classifier.
         dataset: The data.
-        how: Preprocessing of this run.
+        preprocess: Preprocessing of this run.
 
     Returns:
         Data and preprocessing; unchanged for images and for texts with one label.
+
+    Raises:
+        DataError: If a text has no word that the model can label.
     """
-    if not isinstance(how, Tokenization) or not dataset.task.by_word:
-        return dataset, how
-    how = how.model_copy(update=dict(opened.header.preprocess) | {"max_length": how.max_length})
-    return check_answerable(by_word(dataset, how)), how
+    if not isinstance(preprocess, Tokenization) or not dataset.task.by_word:
+        return dataset, preprocess
+    preprocess = preprocess.model_copy(
+        update=dict(model_file.header.preprocess) | {"max_length": preprocess.max_length}
+    )
+    return check_answerable(by_word(dataset, preprocess)), preprocess
 
 
-def check_members(opened: OpenModel, how: Reading, *, own_batches: bool, repulsion: bool) -> None:
+def check_members(
+    model_file: OpenModel, preprocess: ItemPreprocess, *, own_batches: bool, repulsion: bool
+) -> None:
     """Raise if own batches or repulsion are requested for an unsuitable model.
 
     Own batches need a hydra without a shared trunk. Repulsion needs a hydra for images.
@@ -241,7 +260,7 @@ def check_members(opened: OpenModel, how: Reading, *, own_batches: bool, repulsi
     Raises:
         UsageError: If an option does not fit the model.
     """
-    name, kind, plan = opened.reference, opened.header.kind, opened.header.plan
+    name, kind, plan = model_file.reference, model_file.header.kind, model_file.header.plan
     trunk = 0 if plan is None else plan.trunk
     for refused, error in (
         (
@@ -266,7 +285,7 @@ def check_members(opened: OpenModel, how: Reading, *, own_batches: bool, repulsi
             ),
         ),
         (
-            repulsion and isinstance(how, Tokenization),
+            repulsion and isinstance(preprocess, Tokenization),
             UsageError(
                 f"`--repulsion`: {name} reads texts, but only patches of images can be permuted",
                 hint="leave it out",
@@ -277,13 +296,14 @@ def check_members(opened: OpenModel, how: Reading, *, own_batches: bool, repulsi
             raise error
 
 
-def trained_names(opened: OpenModel, training: Training) -> tuple[str, ...]:
+def trained_names(model_file: OpenModel, training: Training) -> tuple[str, ...]:
     """Return the names of the tensors to train. Only the header is read.
 
     Raises:
-        UsageError: If no tensor would train.
+        UsageError: If no tensor would train, the model has fewer blocks than the recipe names, or `--train
+            own` is given for a model without tensors of single members.
     """
-    header, recipe, family = opened.header, training.recipe, opened.family
+    header, recipe, family = model_file.header, training.recipe, model_file.family
     if recipe.trains_own_parts and header.plan is None:
         raise UsageError(
             f"`--train own`: {training.model} is a {header.kind}, but only members of a hydra have weights of their own",
@@ -304,75 +324,89 @@ def trained_names(opened: OpenModel, training: Training) -> tuple[str, ...]:
     return training.select(family, models[0], states[0], names)
 
 
-def check_layers(opened: OpenModel, recipe: Recipe, *, recipe_name: str | None) -> None:
-    """Raise if a dropout rate without effect on the model was given outside a named recipe.
+def check_layers(model_file: OpenModel, recipe: Recipe, *, recipe_name: str | None) -> None:
+    """Raise if a dropout setting has no effect on the model, unless the rate is that of the named recipe.
 
     Warns if a model with random weights has batch norms, whose statistics do not change in training.
+
+    Args:
+        model_file: The model.
+        recipe: The recipe.
+        recipe_name: Name of the recipe before overrides, or None.
 
     Raises:
         UsageError: If a rate has no effect.
     """
-    header = opened.header
-    model = opened.family.build(header.architecture, header.masks[0], None)
+    header = model_file.header
+    model = model_file.family.build(header.architecture, header.masks[0], None)
     named = Recipe() if recipe_name is None else RECIPES[recipe_name]
     for name, has_layers in HAS_LAYERS_FOR.items():
         rate = getattr(recipe, name)
         if rate and rate != getattr(named, name) and not has_layers(model):
             raise UsageError(
-                f"`{long_option(name)} {rate:g}` has no effect on {opened.reference}: {_TAKEN_BY_NONE[name]}",
+                f"`{long_option(name)} {rate:g}` has no effect on {model_file.reference}: {_TAKEN_BY_NONE[name]}",
                 hint=f"leave `{long_option(name)}` out",
             )
-    if opened.is_random and keeps_statistics(model):
+    if model_file.is_random and keeps_statistics(model):
         progress.warn(
-            f"{opened.reference} keeps the initial means of 0 and variances of 1 in its batch norms, so it "
+            f"{model_file.reference} keeps the initial means of 0 and variances of 1 in its batch norms, so it "
             "learns slowly; use pretrained weights if available"
         )
 
 
-def training_labels(opened: OpenModel, dataset: Dataset, how: Reading) -> tuple[Tensor, OpenModel, Reading]:
+def training_labels(
+    model_file: OpenModel, dataset: Dataset, preprocess: ItemPreprocess
+) -> tuple[Tensor, OpenModel, ItemPreprocess]:
     """Return the labels of the training data as classes of the model, with the updated model.
 
-    Unnamed classes of the model get the names of the data. Preprocessing is set to pairs or single texts,
-    like the data.
+    Classes of the model without a name get the names of the data. Preprocessing is set to pairs or single
+    texts, like the data.
 
     Returns:
         Labels of shape (N,), or (N, Q) for Q labels or words; the model with the new header; the
         preprocessing of this run.
+
+    Raises:
+        DataError: If the labels do not fit the model.
     """
-    header = opened.header
-    table = match_classes(dataset, header.labels, num_classes=header.num_classes, called="`--data`")
+    header = model_file.header
+    table = match_classes(dataset, header.labels, num_classes=header.num_classes, data_name="`--data`")
     update: dict[str, object] = {
         "labels": filled_names(header.labels, dataset.class_names, table, header.num_classes)
     }
     labels = model_labels(dataset, table, "--data", architecture=header.architecture)
-    if isinstance(how, Tokenization) and isinstance(dataset, TextSet) and dataset.task.has_one_question:
+    if (
+        isinstance(preprocess, Tokenization)
+        and isinstance(dataset, TextSet)
+        and dataset.task.has_one_question
+    ):
         pairs = {"pairs": not isinstance(dataset.texts[0], str)}
-        how = how.model_copy(update=pairs)
+        preprocess = preprocess.model_copy(update=pairs)
         update["preprocess"] = header.preprocess.model_copy(update=pairs)
-    return labels, replace(opened, header=header.model_copy(update=update)), how
+    return labels, replace(model_file, header=header.model_copy(update=update)), preprocess
 
 
-def validation_labels(opened: OpenModel, dataset: Dataset, trained: Dataset) -> Tensor:
+def validation_labels(model_file: OpenModel, dataset: Dataset, trained: Dataset) -> Tensor:
     """Return the labels of the validation data as classes of the model.
 
     If the validation data has a class name unknown to model and training data, classes are matched by name
     only. Matching in order would confuse the unknown class with a known class.
 
     Args:
-        opened: The model, with the classes of the training data.
+        model_file: The model, with the classes of the training data.
         dataset: Validation data.
         trained: Training data.
 
     Raises:
         DataError: If the labels do not fit.
     """
-    header = opened.header
+    header = model_file.header
     check_labels(dataset, "--val", task=header.architecture.task)
     known_names = {folded(name) for name in (*trained.class_names, *header.labels)}
     strange = [name for name in dataset.class_names if folded(name) not in known_names]
     try:
         table = match_classes(
-            dataset, header.labels, num_classes=header.num_classes, by_text=bool(strange), called="`--val`"
+            dataset, header.labels, num_classes=header.num_classes, by_text=bool(strange), data_name="`--val`"
         )
     except DataError as error:
         if not strange:

@@ -70,10 +70,14 @@ def parse_rates(text: str) -> tuple[float, ...]:
 
 
 def parse_count(option: str, text: str) -> int | float:
-    """Parse a count (whole number) or a fraction of all steps (any other number).
+    """Parse a whole number of steps or epochs, or a fraction of all steps.
+
+    Args:
+        option: Name of the option for the error, for example `--warmup`.
+        text: `500` gives the int 500, a count. Any other number gives a float, a fraction: 0.05 for `0.05`.
 
     Raises:
-        UsageError: If the text is not a number.
+        UsageError: If the text is not a number. The range is not checked.
     """
     return int(text) if text.isdecimal() else number(option, text)
 
@@ -286,7 +290,8 @@ class Recipe:
         only_with=TRAINS_BLOCKS,
         excludes="freeze_blocks",
     )
-    """None trains all blocks and the embedding."""
+    """With N, blocks before the last N and the embedding are frozen. None freezes no block by this
+    setting."""
     freeze_blocks: int | None = setting(
         None,
         "Freeze the embedding and the first N blocks.",
@@ -304,7 +309,8 @@ class Recipe:
             panel=TRAINED_PARTS,
         ),
     )
-    """None replaces the classifier only if it does not fit the data."""
+    """True always replaces the classifier. False raises an error if the classifier does not fit the data.
+    None replaces the classifier only if it does not fit the data."""
     eval_every: int | None = setting(
         None,
         "Steps between validations (default: one epoch).",
@@ -380,14 +386,14 @@ class Recipe:
         return tuple(part for part in PARTS if part in self.train) or PARTS
 
     def total_steps(self, steps_per_epoch: int) -> int:
-        """Return the number of optimizer steps.
+        """Return the number of optimizer steps: `steps`, or the number of epochs times `steps_per_epoch`.
 
         Args:
             steps_per_epoch: Number of batches per epoch.
 
         Raises:
-            UsageError: If training ends during the warm-up, or `swa` starts during the warm-up or after the
-                training.
+            UsageError: If training ends during the warm-up, or `swa` starts during the warm-up, or not before
+                the last step.
         """
         total = self.steps if self.steps is not None else (self.epochs or 0) * steps_per_epoch
         if self.warmup_steps(total) >= total > 0 and self.warmup:
@@ -415,17 +421,23 @@ class Recipe:
         return int(self.warmup * total) if isinstance(self.warmup, float) else self.warmup
 
     def swa_start(self, total: int, steps_per_epoch: int) -> int:
-        """Return the step after which `swa` averages the first weights, a multiple of `steps_per_epoch`."""
+        """Return the step after which `swa` averages the first weights, a multiple of `steps_per_epoch`.
+
+        0 if `swa` is None.
+        """
         swa = self.swa or 0
         epochs = ceil(swa * total / steps_per_epoch) if isinstance(swa, float) else swa
         return epochs * steps_per_epoch
 
     def idle(self) -> dict[str, Constraint]:
-        """Return the unmet constraint of each setting without effect, by setting."""
+        """Return the unmet constraint of each setting without effect, by the name of the setting.
+
+        Settings with their default value are included, for example `momentum` for adamw.
+        """
         return dict(violations(self, "only_with"))
 
     def options(self) -> dict[str, OptionValue]:
-        """Return the recipe for the lineage, without missing settings and settings without effect."""
+        """Return the settings for the lineage by name, without None and without settings that have no effect."""
         idle = self.idle()
         return {k: value for k, value in asdict(self).items() if value is not None and k not in idle}
 
@@ -603,6 +615,9 @@ EXCLUSIVE = tuple(
 def recipe_of(name: str | None, overrides: Mapping[str, object]) -> Recipe:
     """Return a named recipe, or the default recipe, with overrides.
 
+    An override also removes the recipe's value of a setting that excludes it (`EXCLUSIVE`). Another optimizer
+    replaces learning rates and weight decay of the recipe by the defaults of that optimizer.
+
     Args:
         name: Key of `RECIPES`, or None for the defaults.
         overrides: Values by setting. None keeps the value of the recipe.
@@ -646,7 +661,7 @@ class FinetuneExtension(Extension):
 
     @property
     def models(self) -> int:
-        """Number of models that train together without being members of a hydra."""
+        """Number of models that train together and are not members of a hydra; 1 in this base class."""
         return 1
 
     @property
@@ -655,12 +670,15 @@ class FinetuneExtension(Extension):
         return "hydractl.training.trainable:Training"
 
     def check_sharding(self) -> None:
-        """Raise `UsageError` if sharded weights are requested but the training does not support them."""
+        """Raise `UsageError` if the training does not support weights sharded by FSDP.
+
+        The base class never raises.
+        """
 
     def reference(self, model: str) -> str:
-        """Return the reference of the model to train in place of MODEL."""
+        """Return the reference of the model to train for the argument MODEL; here MODEL itself."""
         return model
 
     def recorded(self) -> dict[str, OptionValue]:
-        """Return the options for the lineage. None is not recorded."""
+        """Return the options for the lineage by name. Options with the value None are not recorded."""
         return {}

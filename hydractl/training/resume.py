@@ -24,7 +24,7 @@ from hydractl.manifest.document import Digest, SealedDocument, StrictModel
 from hydractl.output.publish import (
     Digested,
     has_content,
-    keep,
+    lock_new,
     publish,
     publish_folder,
     publish_text,
@@ -44,13 +44,20 @@ by hand for messages of a few lines; doubling them doubles the longest message."
 
 
 def texts_of(settings: Mapping[str, object]) -> dict[str, str]:
-    """Return settings in short form: long values become digests, missing settings are left out."""
+    """Return settings as short texts by name, without settings that are None.
+
+    `True` becomes `true`, and (1, 2) becomes `1,2`. A text of more than 60 characters becomes the first 19
+    characters of its digest.
+    """
     texts = {name: _text(value) for name, value in settings.items() if value is not None}
     return {name: text if len(text) <= LONGEST else digest_text(text)[:19] for name, text in texts.items()}
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> str | None:
-    """Return the settings that differ, with old and new values, for a message.
+    """Return the settings that differ as a text for a message.
+
+    An example is "`lr` was 0.1, is now 0.2; `clip` was not set, is now 1.0". After three settings, the number
+    of the others follows: `; 2 more`.
 
     Args:
         before: Settings of the stored run, from `texts_of`.
@@ -77,7 +84,7 @@ def _text(value: object) -> str:
 
 NAME = "state.json"
 DROPPED, FORCED, OTHERS, EMPTY = (
-    "{why}: the state of an unfinished run in {where} is discarded",
+    "{why}: the state of an unfinished run in {place} is discarded",
     "`--force` starts again",
     "options, inputs or versions have changed",
     f"{NAME} is empty, as after a power loss",
@@ -116,8 +123,8 @@ class Metrics(StrictModel):
     def beats(self, reference: Metrics | None, *, delta: float = 0.0) -> bool:
         """Return whether the metrics are better than `reference` by more than `delta`.
 
-        Better means a higher accuracy, or a lower NLL at an accuracy that is at least equal. Any metrics beat
-        None.
+        Better means a higher accuracy, or a lower NLL at an accuracy that is at least equal. The F1 of spans
+        is not compared. Any metrics beat None.
         """
         if reference is None or self.accuracy > reference.accuracy + delta:
             return True
@@ -130,13 +137,13 @@ class Position(StrictModel):
     Attributes:
         candidate: Index of the candidate in the grid, from 0.
         step: Number of optimizer steps so far.
-        ended: Whether training ended before the last step, early or because of divergence.
-        diverged: Whether the outputs are not finite.
-        last: Metrics of the last evaluation.
-        best: Best metrics of any evaluation.
+        ended: Whether an evaluation ended the training: no improvement (`Recipe.early_stop`), or divergence.
+        diverged: Whether an output of the last evaluation was not finite.
+        last: Metrics of the last finite evaluation; None before.
+        best: Best metrics of any evaluation; None before.
         best_step: Step of the best metrics.
         mark: Metrics that the next evaluation must improve by `Recipe.patience_delta`.
-        stale: Evaluations since `mark`.
+        stale: Number of evaluations since `mark`.
         evaluated: Step of the last evaluation. An interrupted evaluation is repeated.
     """
 
@@ -167,7 +174,14 @@ class Winner(StrictModel):
 
 
 class StateFile(SealedDocument):
-    """Content of `state.json`."""
+    """Content of `state.json`.
+
+    Attributes:
+        fingerprint: Digest of everything that determines the result of the run.
+        position: Progress of the current candidate.
+        winner: Best finished candidate, or None.
+        files: Name of the file of each group of tensors in `Snapshot.named`.
+    """
 
     kind_of_file: ClassVar[str] = "training-state"
 
@@ -205,7 +219,10 @@ class Snapshot:
     winner_weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def named(self) -> dict[str, tuple[str, Mapping[str, torch.Tensor]]]:
-        """Return each non-empty group of tensors with a file name that changes with the content."""
+        """Return the non-empty groups of tensors by field name, each as (file name, tensors).
+
+        The file name contains candidate and step, so a file with other content has another name.
+        """
         at, won = self.position, self.winner.candidate if self.winner else 0
         stem = f"{at.candidate}-{at.step}"
         groups = {
@@ -252,7 +269,7 @@ class StateFolder:
             if self.path.exists():
                 progress.warn(
                     DROPPED.format(
-                        why=FORCED if force else OTHERS if is_of_another_run else EMPTY, where=self.path
+                        why=FORCED if force else OTHERS if is_of_another_run else EMPTY, place=self.path
                     )
                 )
             return Snapshot()
@@ -263,8 +280,10 @@ class StateFolder:
     def check(self, *, force: bool) -> bool:
         """Return whether the folder has a state of this run.
 
+        False if the folder is missing, or its `state.json` is empty.
+
         Args:
-            force: Whether to ignore any state.
+            force: Whether to ignore any state, and return False.
 
         Raises:
             OutputExists: If the path has content that hydractl did not write.
@@ -282,7 +301,7 @@ class StateFolder:
         return not force and has_content(self.path / NAME) and bool(self._read_state_file())
 
     def _strange(self) -> str | None:
-        """Return the reason why the path is not a state folder of hydractl, or None."""
+        """Return why the path is no state folder of hydractl, for example `is not a folder`; else None."""
         if self.path.is_symlink():
             return "is a symbolic link"
         if not self.path.is_dir():
@@ -317,7 +336,7 @@ class StateFolder:
         return state
 
     def load(self) -> Snapshot:
-        """Read the state.
+        """Read the state of this run, without checks of other files in the folder.
 
         Raises:
             OtherRunError: If the folder has the state of another run.
@@ -397,7 +416,7 @@ class StateFolder:
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             # Prevents other commands from treating the folder as a leftover of a killed command.
-            keep(descriptor, self.path)
+            lock_new(descriptor, self.path)
             self.path.rename(scratch)
             shutil.rmtree(scratch)
         finally:

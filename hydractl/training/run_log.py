@@ -64,7 +64,7 @@ NO_LOG = RunLog()
 
 
 def check_log(names: Sequence[str], log_dir: Path | None, out: Path) -> None:
-    """Check whether `open_run_log` can open a log with the same arguments.
+    """Raise if the arguments do not suit `open_run_log`, before any work.
 
     Raises:
         UsageError: If a tracker is not installed, or if the output is a stream and `log_dir` is None.
@@ -182,7 +182,7 @@ def _asking(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_variables(names: Collection[str] = ()) -> Iterator[None]:
-    """Hide the environment variables of accelerate, and those in `names`, within the block."""
+    """Hide the environment variables `ACCELERATE_*`, and the variables in `names`, within the block."""
     hidden = [name for name in os.environ if name.startswith("ACCELERATE_") or name in names]
     before = {name: os.environ.pop(name) for name in hidden}
     try:
@@ -192,7 +192,13 @@ def without_variables(names: Collection[str] = ()) -> Iterator[None]:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Return the stored names of an interrupted run, or an empty dict if the run was not logged."""
+    """Return the stored names of an interrupted run; empty if the run was not logged.
+
+    The keys are `name`, and `mlflow` for the id of mlflow's run.
+
+    Raises:
+        InputError: If the file cannot be read or has other content.
+    """
     if not has_content(path):
         return {}
     try:

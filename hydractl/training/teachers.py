@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hydractl.data.datasets import Reading
+from hydractl.data.datasets import ItemPreprocess
 from hydractl.data.preprocess import reading_differences
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.open_model import OpenModel, check_tensors, open_model
@@ -38,13 +38,13 @@ def open_teachers(references: Sequence[str]) -> tuple[OpenModel, ...]:
     return tuple(open_model(reference) for reference in references)
 
 
-def check_teachers(teachers: tuple[OpenModel, ...], student: Header, how: Reading) -> None:
+def check_teachers(teachers: tuple[OpenModel, ...], student: Header, preprocess: ItemPreprocess) -> None:
     """Raise if teachers have a wrong number, other preprocessing, or other classes.
 
     Args:
         teachers: Opened teachers.
         student: Header of the student, with the classes of the data.
-        how: Preprocessing of this run.
+        preprocess: Preprocessing of this run.
 
     Raises:
         UsageError: If the number of teachers or of their members does not fit a hydra.
@@ -69,7 +69,7 @@ def check_teachers(teachers: tuple[OpenModel, ...], student: Header, how: Readin
         )
     for teacher in teachers:
         _check_classes(teacher, student)
-        _check_reading(teacher, how)
+        _check_reading(teacher, preprocess)
         check_tensors(teacher.reference, teacher.checkpoint.specs, stored_specs(teacher))
 
 
@@ -96,8 +96,8 @@ def lesson_of(
         None without teachers.
     """
 
-    def teacher_of(opened: OpenModel) -> Teacher:
-        model = load_any(opened, dtype=torch.float32).to(engine.device).eval()
+    def teacher_of(model_file: OpenModel) -> Teacher:
+        model = load_any(model_file, dtype=torch.float32).to(engine.device).eval()
 
         def teach(inputs: Inputs) -> torch.Tensor:
             with torch.autocast(engine.device.type, torch.bfloat16, enabled=halves):
@@ -146,28 +146,28 @@ def _check_classes(teacher: OpenModel, student: Header) -> None:
         )
 
 
-def _check_reading(teacher: OpenModel, how: Reading) -> None:
-    where, theirs = teacher.reference, teacher.header.preprocess
-    if type(theirs) is not type(how):
+def _check_reading(teacher: OpenModel, preprocess: ItemPreprocess) -> None:
+    place, theirs = teacher.reference, teacher.header.preprocess
+    if type(theirs) is not type(preprocess):
         raise CheckpointError(
-            f"{where}: reads {'texts' if isinstance(theirs, Tokenization) else 'images'}, but the student does not"
+            f"{place}: reads {'texts' if isinstance(theirs, Tokenization) else 'images'}, but the student does not"
         )
-    if isinstance(theirs, Tokenization) and isinstance(how, Tokenization):
-        if theirs.max_length < how.max_length:
+    if isinstance(theirs, Tokenization) and isinstance(preprocess, Tokenization):
+        if theirs.max_length < preprocess.max_length:
             raise CheckpointError(
-                f"{where}: reads texts of at most {counted(theirs.max_length, 'token')}, but the "
-                f"student reads {how.max_length}",
+                f"{place}: reads texts of at most {counted(theirs.max_length, 'token')}, but the "
+                f"student reads {preprocess.max_length}",
                 hint=f"add `--max-length {theirs.max_length}`",
             )
-        theirs = theirs.model_copy(update={"max_length": how.max_length})
-    for field in reading_differences(how, theirs):
-        student_field, teacher_field = getattr(how, field), getattr(theirs, field)
+        theirs = theirs.model_copy(update={"max_length": preprocess.max_length})
+    for field in reading_differences(preprocess, theirs):
+        student_field, teacher_field = getattr(preprocess, field), getattr(theirs, field)
         difference = (
             f" is {teacher_field!r}, not {student_field!r}"
             if len(repr(student_field) + repr(teacher_field)) <= MAX_SHOWN_CHARACTERS
             else ""
         )
         raise CheckpointError(
-            f"{where}: has other preprocessing than the student: `{field}`{difference}",
+            f"{place}: has other preprocessing than the student: `{field}`{difference}",
             hint="`hydractl inspect` shows both; a teacher must read the same inputs as the student",
         )

@@ -30,7 +30,7 @@ from hydractl.training.trainer import Job
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class Together(nn.Module):
+class TrainingHydra(nn.Module):
     """Hydra in training: the trunk runs once, then each member."""
 
     def __init__(self, hydra: Hydra, *, by_member: bool = False) -> None:
@@ -67,7 +67,8 @@ class TrainableModel:
     """Model in memory, or several models that train together.
 
     Attributes:
-        module: Module with inputs to logits (B, C); for a hydra a `Together`.
+        module: Function from inputs to logits (B, C). For a hydra a `TrainingHydra`; for several models, a
+            module with the same outputs as `TrainingHydra`.
         states: Parameters and buffers of each member or model, by the library's names. The dicts contain the
             module's tensors; members of a hydra share tensor objects.
         header: Header of the model.
@@ -86,7 +87,7 @@ class TrainableModel:
         header: Header,
         state: Mapping[str, torch.Tensor],
         *,
-        where: str,
+        place: str,
         by_member: bool = False,
     ) -> TrainableModel:
         """Build the model of a checkpoint in fp32.
@@ -95,24 +96,27 @@ class TrainableModel:
             family: Family of the model.
             header: Header of the checkpoint.
             state: Tensors of the checkpoint.
-            where: Name of the model in messages.
-            by_member: See `Together`; ignored for single models.
+            place: Name of the model in messages.
+            by_member: See `TrainingHydra`; ignored for single models.
 
         Raises:
             CheckpointError: If the tensors do not fit architecture, masks and plan.
         """
         module: nn.Module
         if header.plan is None:
-            members = [build_checked(family, header, state, where=where, dtype=torch.float32)]
+            members = [build_checked(family, header, state, place=place, dtype=torch.float32)]
             module = members[0]
         else:
-            members = members_from_state(header, state, where=where, dtype=torch.float32)
-            module = Together(Hydra(members), by_member=by_member)
+            members = members_from_state(header, state, place=place, dtype=torch.float32)
+            module = TrainingHydra(Hydra(members), by_member=by_member)
         states = tuple(member.library_state() for member in members)
         return cls(module=module, states=states, header=header, family=family)
 
     def tensors(self) -> list[dict[str, torch.Tensor]]:
-        """Return the tensors of each file by the names in the file; the inverse of `of`."""
+        """Return the tensors of each output file, by the names in the file.
+
+        A hydra is a single file. Otherwise each model is a file.
+        """
         if self.header.plan is None:
             return [dict(state) for state in self.states]
         return [join_members(self.family, self.header.plan.fates, [dict(state) for state in self.states])]
@@ -124,7 +128,7 @@ class TrainableModel:
 
 @dataclass(kw_only=True)
 class Training:
-    """Full fine-tuning: each selected weight trains itself. Plugins derive other training methods.
+    """Training method: full fine-tuning in this base class. Plugins derive other methods, for example LoRA.
 
     A run has a single instance, which builds the model several times.
 
@@ -135,7 +139,8 @@ class Training:
         seed: Seed of the run.
         own_batches: Whether each member of a hydra has its own batches.
         options: Options of the plugin with this class.
-        trains_all: Whether each selected weight trains itself.
+        trains_all: Whether the selected weights are trained themselves. False if the method computes weights
+            from other parameters.
         repeat: Number of times each sample is used per epoch.
     """
 
@@ -152,15 +157,25 @@ class Training:
         """Set further attributes of a derived class."""
 
     def check_base(self) -> None:
-        """Raise if a hydra of the base cannot be trained by this method. Called before fusing."""
+        """Raise `UsageError` if a hydra of this base could not be trained by the method.
+
+        Called before fusing. The base class never raises.
+        """
 
     def check(self, task: Task, data: str) -> None:
-        """Raise if the model, or the task of the training data `data`, does not suit the method."""
+        """Raise `UsageError` if the model or the task of the data does not suit the method.
+
+        The base class never raises.
+
+        Args:
+            task: Task of the training data.
+            data: Name of the training data in messages.
+        """
 
     def select(
         self, family: Family, model: nn.Module, state: Mapping[str, torch.Tensor], names: Collection[str]
     ) -> tuple[str, ...]:
-        """Return the names of the tensors to train.
+        """Return the names of the tensors to train; in this base class all given names.
 
         Args:
             family: Family of the model.
@@ -175,20 +190,25 @@ class Training:
         return tuple(names)
 
     def load(
-        self, family: Family, header: Header, state: Mapping[str, torch.Tensor], *, where: str
+        self, family: Family, header: Header, state: Mapping[str, torch.Tensor], *, place: str
     ) -> TrainableModel:
         """Build the model in fp32 from a state dict."""
-        return TrainableModel.of(family, header, state, where=where, by_member=self.own_batches)
+        return TrainableModel.of(family, header, state, place=place, by_member=self.own_batches)
 
     def build(self, subject: TrainableModel, names: Collection[str]) -> TrainableModel:
-        """Change a loaded model for training, and return the result; `names` are the tensors to train."""
+        """Return a loaded model after the changes of the method; unchanged in this base class.
+
+        Args:
+            subject: The model, which may be changed in place.
+            names: Names of the tensors to train.
+        """
         del names
         return subject
 
     def open_feed(
         self, feed: ItemFeed, load: Callable[[], TrainableModel], names: Collection[str], engine: Engine
     ) -> Feed:
-        """Return the batches of the training.
+        """Return the batches of the training; in this base class the given feed.
 
         Args:
             feed: Batches of the data.
@@ -204,23 +224,30 @@ class Training:
         return job
 
     def is_own(self, parameter: str) -> bool:
-        """Return whether a trained parameter belongs to the model, not to the method or a copy."""
+        """Return whether a trained parameter belongs to the model, not to the method or a copy.
+
+        True in this base class.
+        """
         del parameter
         return True
 
     def join(self, modules: Sequence[nn.Module]) -> nn.Module:
-        """Return a module with the predictions of the published models."""
+        """Return a module with the predictions of the output models; in this base class the only model."""
         return modules[0]
 
 
 def of_each(header: Header, loss: Loss, *, by_member: bool = False, several: bool = False) -> Loss:
-    """Return the loss of a model in training, averaged over members.
+    """Return the loss function of a model in training, averaged over members.
 
     Args:
         header: Header of the model.
         loss: Loss of one member for logits (B, C) and labels (B,).
         by_member: Whether each member has its own labels, concatenated on the batch axis.
-        several: Whether several models train without being members of a hydra.
+        several: Whether several models train together that are not members of a hydra.
+
+    Returns:
+        `loss` itself for a single model. Otherwise a function of logits (M, B, C) and labels, with the result
+        (B,).
     """
     if header.plan is None and not several:
         return loss

@@ -27,9 +27,9 @@ from hydractl.training.accelerator import (
     OrderedGradients,
     copy_into,
     copy_tensors,
+    gather_tensors,
     like,
-    made_whole,
-    part_again,
+    reshard,
 )
 from hydractl.training.dropout import set_dropout
 from hydractl.training.optimizers import (
@@ -54,7 +54,7 @@ WARMUP_POWER = 2 / 3
 weights more slowly."""
 
 
-def share_of(recipe: Recipe, step: int, *, total: int, steps_per_epoch: int) -> float:
+def averaging_weight(recipe: Recipe, step: int, *, total: int, steps_per_epoch: int) -> float:
     """Return the weight of the current weights in their running mean, in [0, 1]; 1 starts the mean.
 
     With `ema` the weight is 1 - d of `Recipe.ema`. With `swa` the n-th averaged weights have weight 1 / n,
@@ -157,7 +157,10 @@ def _checkpointed(forward: Callable[..., Stream], stream: Stream, *args: Any) ->
 
 
 def _run_instead(module: nn.Module, run: Callable[..., Any]) -> None:
-    """Replace a module's forward pass by `run(forward, *args)` in training mode while gradients are recorded."""
+    """Replace the forward pass of a module by `run(forward, *args)`.
+
+    The original `forward` still runs in evaluation mode and if no gradients are recorded.
+    """
     forward = module.forward
 
     def chosen(*args: Any) -> Any:  # noqa: ANN401 - as the module's
@@ -191,6 +194,8 @@ def _with_statistics(model: nn.Module) -> list[nn.Module]:
 class Job:
     """Model, batches, loss, evaluation and settings of a training.
 
+    Each batch is cut into pieces. A piece is computed by one process in one forward and backward pass.
+
     Attributes:
         build: Returns a new model on the CPU. Parameters that require gradients train.
         feed: Source of batches.
@@ -205,13 +210,13 @@ class Job:
         rates: Peak learning rates of parameters with a rate other than the recipe's, by name; without weight
             decay.
         begin_training: Switches the model to training mode before each step.
-        begin_step: Function of the model and the step (from 0), called before each step. Other dependencies
-            would change resumed runs.
+        begin_step: Function of the model and the step (from 0), called before each step. The function must
+            depend on nothing else, so that a resumed run equals an uninterrupted run.
         penalty: Function from the model to a scalar that is added to the loss of each step.
-        pieces: Number of pieces of each batch for any number of processes. Gradients are added in the order
-            of the data: weights have the same bits for any number of processes. None for the recipe's
-            `accumulate` pieces per process, averaged by DDP.
-        lesson: Distillation loss, or None.
+        pieces: Number of pieces of each batch, independent of the number of processes. Gradients are added in
+            the order of the data, so weights have the same bits for any number of processes. With None, each
+            process has `accumulate` pieces (of the recipe), and DDP averages the gradients.
+        distillation_loss: Distillation loss, or None.
         repulsion: Penalty on members with equal predictions, or None.
         run_log: Log of losses, rates and metrics.
         measured_on: Name of the evaluation data in messages.
@@ -233,7 +238,7 @@ class Job:
     begin_step: Callable[[nn.Module, int], None] | None = None
     penalty: Callable[[nn.Module], torch.Tensor] | None = None
     pieces: int | None = None
-    lesson: DistillationLoss | None = None
+    distillation_loss: DistillationLoss | None = None
     repulsion: Repulsion | None = None
     run_log: RunLog = NO_LOG
     measured_on: str = "validation"
@@ -325,7 +330,7 @@ class TrainingRun:
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.average is not None:
-            self.average.add(share_of(recipe, step + 1, total=total, steps_per_epoch=per_epoch))
+            self.average.add(averaging_weight(recipe, step + 1, total=total, steps_per_epoch=per_epoch))
         self.position = self.position.model_copy(update={"step": step + 1})
         self.whole = True
 
@@ -335,8 +340,8 @@ class TrainingRun:
         inputs = inputs_on(piece.inputs, device)
         outputs = self.prepared(inputs)
         losses = self.job.loss(outputs, on_device(piece.labels, device))
-        if self.job.lesson is not None:
-            losses = self.job.lesson(losses, outputs, inputs)
+        if self.job.distillation_loss is not None:
+            losses = self.job.distillation_loss(losses, outputs, inputs)
         loss = losses.mean()
         if self.job.repulsion is not None:
             step, rows, total = self.position.step, piece.rows, piece.total
@@ -353,22 +358,26 @@ class TrainingRun:
         return due and step > self.position.evaluated
 
     def evaluate(self) -> None:
-        """Evaluate the weights or their mean, store the best weights, and decide whether training ends.
+        """Evaluate the weights or their running mean, and update `position` and the best weights.
 
-        Before the mean of the weights starts, the result is reported only.
+        Training ends if outputs are not finite, or after `Recipe.early_stop` evaluations without improvement.
+        Before the running mean starts, the metrics are only reported.
         """
         average = self.average
         self.model.eval()
         with average.in_place() if average is not None and average.tensors else contextlib.nullcontext():
             metrics = self.job.evaluate(self.model)
             if self.engine.shards:
-                part_again(self.model)
+                reshard(self.model)
         self.position = self.position.model_copy(
             update={"evaluated": self.position.step} | self._changes_by(metrics)
         )
 
     def _changes_by(self, metrics: Metrics | None) -> dict[str, object]:
-        """Return the changes of the position after an evaluation. Stores weights with the best metrics."""
+        """Return the changed fields of the position after an evaluation, and store the best weights.
+
+        `metrics` is None if an output is not finite.
+        """
         recipe, position, average = self.job.recipe, self.position, self.average
         if metrics is None:
             return {"ended": True, "diverged": True}
@@ -389,7 +398,10 @@ class TrainingRun:
         }
 
     def save(self, folder: StateFolder | None) -> None:
-        """Save the state to a folder, unless the position has not changed since the last save."""
+        """Save the state to a folder, unless the position has not changed since the last save.
+
+        Only the leading process writes. The state is not saved during a step.
+        """
         if folder is None or not self.whole or self.position == self.saved_position:
             return
         if self.engine.leads or self.engine.shards:
@@ -399,12 +411,11 @@ class TrainingRun:
         self.saved_at, self.saved_position = time.monotonic(), self.position
 
     def saved(self) -> Snapshot:
-        """Return a snapshot of the run.
+        """Return a snapshot of the run. Further steps change its tensors.
 
-        Further steps change the tensors of the snapshot. All processes must call the method, because sharded
-        tensors are gathered.
+        If the model is sharded, all processes must call the method, because tensors are gathered.
         """
-        gather = made_whole if self.engine.shards else dict
+        gather = gather_tensors if self.engine.shards else dict
         return replace(
             self.snapshot,
             position=self.position,
@@ -426,7 +437,11 @@ def copy_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
 def freeze_unused(model: nn.Module, probe: Inputs) -> None:
     """Disable gradients of parameters without influence on the output, because DDP would wait for them.
 
-    Examples are the norms of queries and keys in a layer without heads.
+    Examples are the norms of queries and keys in a layer without heads. The model stays in evaluation mode.
+
+    Args:
+        model: The model, changed in place.
+        probe: Inputs of one sample.
     """
     model.eval()
     with torch.enable_grad():

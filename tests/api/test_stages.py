@@ -18,7 +18,7 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.predict.config import PredictConfig
 from support.builders import base
-from support.heard import Heard
+from support.progress_log import ProgressLog
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 
@@ -105,13 +105,13 @@ def test_stages_run(work):
 
 
 def test_functions_are_quiet_unless_asked_and_warnings_are_pythons(work, capsys):
-    heard = Heard()
+    progress_log = ProgressLog()
     with pytest.warns(UserWarning, match="there is only one member: the hydra predicts like one model"):
         hydractl.fuse(FuseConfig(models="m0.st", out="one.st", verify=False))
-    hydractl.fuse(FuseConfig(models=["m0.st"], out="two.st", verify=False), heard)
+    hydractl.fuse(FuseConfig(models=["m0.st"], out="two.st", verify=False), progress_log)
 
     assert capsys.readouterr() == ("", "")
-    assert heard.steps == ["Comparing 1 member", "Writing two.st"]
+    assert progress_log.steps == ["Comparing 1 member", "Writing two.st"]
 
 
 def test_errors_are_those_of_the_command(work):

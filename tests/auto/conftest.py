@@ -45,6 +45,6 @@ def texts(tmp_path_factory):
     plain, folder = base(variant("transformers-bert-plain")), tmp_path_factory.mktemp("texts")
     save_tokenizer(folder)
     text = (folder / "tokenizer.json").read_text()
-    how = plain.header.preprocess.model_copy(update={"tokenizer": text, "max_length": 16})
-    header = plain.header.model_copy(update={"preprocess": how, "labels": tuple("abcdefg")})
+    preprocess = plain.header.preprocess.model_copy(update={"tokenizer": text, "max_length": 16})
+    header = plain.header.model_copy(update={"preprocess": preprocess, "labels": tuple("abcdefg")})
     return fused(Sample(header, plain.state), folder)

@@ -22,7 +22,7 @@ PICTURES = [Image.effect_noise((31, 20), spread) for spread in (10, 60, 200)]
 
 def with_threshold(path, out, score, below):
     """Write a copy of a model with a threshold and another temperature."""
-    opened = open_model(str(path))
+    model_file = open_model(str(path))
     found = {
         "score": score,
         "below": below,
@@ -32,11 +32,11 @@ def with_threshold(path, out, score, below):
         "accepted": 5,
         "errors": 0,
     }
-    header = opened.header.model_copy(
+    header = model_file.header.model_copy(
         update={"threshold": Threshold.model_validate(found), "temperature": 1.5}
     )
     with out.open("wb") as file:
-        write_tensors(file, opened.checkpoint.tensors(), header=header)
+        write_tensors(file, model_file.checkpoint.tensors(), header=header)
     return out
 
 

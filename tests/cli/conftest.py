@@ -77,7 +77,7 @@ def made(tmp_path_factory):
     from hydractl.families.open_model import open_model
     from hydractl.heads.budget import HeadBudget
     from hydractl.manifest.document import Fingerprint
-    from hydractl.manifest.head_mask import HeadScores, Removal, TowerScores
+    from hydractl.manifest.head_mask import HeadImportance, Removal, TowerImportance
     from hydractl.stages.fuse.config import FuseConfig
     from hydractl.stages.fuse.run import run_fuse
     from hydractl.stages.prune.config import PruneConfig
@@ -93,14 +93,14 @@ def made(tmp_path_factory):
     fingerprint = Fingerprint(reference="base.st", sha256=opened[7].checkpoint.digest, count=270)
     table = ((0.7, 0.1, 0.4, 0.3), (0.2, 0.8, 0.6, 0.5))
     order = [(0, 1), (1, 0), (0, 3), (0, 2), (1, 3), (1, 2), (0, 0), (1, 1)]
-    scores = HeadScores(
+    scores = HeadImportance(
         method="circuit",
         objective="avg",
         options={"limit": 100},
         model=fingerprint,
         architecture="vit_tiny_patch16_224",
         data={"id": fingerprint},
-        towers={"vision": TowerScores(scores=table)},
+        towers={"vision": TowerImportance(scores=table)},
         baseline=0.95,
         removals=tuple(
             Removal(tower="vision", layer=layer, head=head, objective=0.9 - i / 64)

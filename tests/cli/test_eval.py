@@ -150,7 +150,7 @@ def test_json_is_the_report_file(model, tmp_path, capsys):
 
     out, err = capsys.readouterr()
     assert out == file.read_text()
-    assert Report.from_json(out, where="stdout").rows[0].name == "base"
+    assert Report.from_json(out, place="stdout").rows[0].name == "base"
     assert err == ""
 
 
@@ -178,7 +178,7 @@ def test_the_report_goes_down_a_pipe(model, capfd):
     assert main(["eval", model, "--data", DATA, *QUICK, "-o", "-"]) == 0
 
     out, err = capfd.readouterr()
-    assert Report.from_json(out, where="pipe").data["id"].count == 40
+    assert Report.from_json(out, place="pipe").data["id"].count == 40
     assert "Acc" in err
 
 

@@ -74,7 +74,7 @@ def test_help_lists_choices_and_what_divergence_exits_with(call):
     shown = call("finetune", "--help").out
 
     assert "One of imagenet1k, cifar100, sst2" in " ".join(shown.split())
-    assert "it exits with 5" in " ".join(shown.split())
+    assert "the exit code is 5" in " ".join(shown.split())
 
 
 def test_the_result_for_a_person(call, asked):

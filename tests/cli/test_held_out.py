@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hydractl.checkpoint import Checkpoint, write_tensors
-from hydractl.manifest.document import unpack
-from hydractl.manifest.head_mask import HeadMask, HeadScores
+from hydractl.manifest.document import unpack_digests
+from hydractl.manifest.head_mask import HeadImportance, HeadMask
 from support.reviews import BAD, FILMS, GOOD, arch
 
 POOL = [f"the {thing} was {adverb}{word} {end}" for thing in FILMS for adverb in ("", "very ") for word in (*GOOD, *BAD)
@@ -105,15 +105,15 @@ def test_a_record_holds_the_samples_that_were_drawn_and_no_others(place):
     Masks and their members record the samples of scores and of `diverse`.
     """
     folder, *_ = place
-    scores = HeadScores.read(folder / "s.json")
+    scores = HeadImportance.read(folder / "s.json")
     mask = HeadMask.read(folder / "m-0.mask.json")
 
     (scored,) = scores.samples.values()
-    assert len(unpack(scored)) == 12
-    assert {len(unpack(text)) for text in mask.samples.values()} == {12, 30}
+    assert len(unpack_digests(scored)) == 12
+    assert {len(unpack_digests(text)) for text in mask.samples.values()} == {12, 30}
     masked = Checkpoint.open(folder / "masked.st").header.samples
     assert mask.samples.items() <= masked.items()
-    assert {len(unpack(text)) for text in masked.values()} == {12, 30}
+    assert {len(unpack_digests(text)) for text in masked.values()} == {12, 30}
 
 
 @pytest.mark.parametrize(

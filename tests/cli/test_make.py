@@ -16,7 +16,7 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.manifest.report import Report
 from support.builders import base
-from support.informed import informed
+from support.digits_classifier import with_digits_classifier
 
 DIGITS = "digits::classes=0-6"
 DATA = (
@@ -33,7 +33,7 @@ def whole(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("make")
     for i in range(3):
-        informed(base().tuned(i), 12).save(folder / f"m{i}.st")
+        with_digits_classifier(base().tuned(i), 12).save(folder / f"m{i}.st")
     torch.save({"state_dict": base().tuned(7).library().state_dict()}, folder / "saved.pth")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -305,7 +305,7 @@ def test_a_pipeline_file_that_is_not_utf_8_is_another_pipeline(folder, call):
 @pytest.mark.more
 def test_members_with_other_heads_in_block_0_share_no_trunk(folder, call):
     for i in range(2):
-        informed(base().pruned((i, 2), (0, 1), (0, 1)), 12).save(folder / f"pruned-{i}.st")
+        with_digits_classifier(base().pruned((i, 2), (0, 1), (0, 1)), 12).save(folder / f"pruned-{i}.st")
     seen = call("make", "pruned-0.st", "pruned-1.st", *DATA[2:], "-o", "apart/")
 
     assert seen.code == 0

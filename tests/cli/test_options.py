@@ -262,8 +262,8 @@ def reached(held, name):
     told = {field.name: field.metadata.get(KEY) for field in dataclasses.fields(held)}
     if name in told:
         return getattr(held, name)
-    for field, how in told.items():
-        if isinstance(how, OptionGroup) and name in [o.name for o in how.options]:
+    for field, preprocess in told.items():
+        if isinstance(preprocess, OptionGroup) and name in [o.name for o in preprocess.options]:
             return reached(getattr(held, field), name)
     return getattr(held, INSIDE[name])
 
@@ -277,8 +277,8 @@ def test_a_command_has_the_options_that_are_declared_and_no_others(name):
 
 
 SEEDS = {
-    f"{where}-{name}": setting
-    for where, of in {**CONFIGS, **BASELINES}.items()
+    f"{place}-{name}": setting
+    for place, of in {**CONFIGS, **BASELINES}.items()
     for name, setting in declared(of).items()
     if name.endswith("seed")
 }

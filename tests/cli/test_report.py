@@ -187,7 +187,7 @@ def test_curves_and_answers_of_this_version_are_read_for_ever_and_dumped_byte_fo
     golden = Path(__file__).parent.parent / "golden" / f"{name}.json"
     text = golden.read_text(encoding="utf-8")
 
-    assert Report.from_json(text, where="golden").to_json() == text
+    assert Report.from_json(text, place="golden").to_json() == text
     assert call("report", golden).code == 0
 
 

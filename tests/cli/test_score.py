@@ -43,7 +43,7 @@ def test_the_default_is_in_the_help(call):
     words = " ".join(call("score", "--help").out.split())
 
     assert "Keep the fraction F of all heads (default: 2/3)." in words
-    assert "Without a budget, two thirds of the heads are kept" in words
+    assert "The default budget keeps two thirds of the heads" in words
 
 
 def test_one_removal_is_one_removal(call, work):

@@ -22,8 +22,8 @@ def test_standard_output_by_any_name_gets_the_bytes_and_nothing_else(work, capfd
     assert main([*FUSE, "-q", "-o", "h.st"]) == 0
     capfdbinary.readouterr()
 
-    for how in (["-q"], []):
-        assert main([*FUSE, *how, "-o", name]) == 0
+    for preprocess in (["-q"], []):
+        assert main([*FUSE, *preprocess, "-o", name]) == 0
         assert capfdbinary.readouterr().out == Path("h.st").read_bytes()
     assert main([*FUSE, "--json", "-o", name]) == 2
 

@@ -110,9 +110,9 @@ def test_predictions_come_in_the_datas_order_whatever_the_batches(call, here):
     # Compute a text by hand.
     from hydractl.data.tokenize import encode_texts
 
-    how = open_model("base.st").header.preprocess
+    preprocess = open_model("base.st").header.preprocess
     text = json.loads((here / "test.jsonl").read_text().splitlines()[7])["text"]
-    expected = model.member_logits(encode_texts([text], how)).log_softmax(-1)
+    expected = model.member_logits(encode_texts([text], preprocess)).log_softmax(-1)
     torch.testing.assert_close(one[:, 7:8], expected, atol=1e-5, rtol=1e-5)
 
 

@@ -28,7 +28,9 @@ def hydra_of(sample):
     hydra = Hydra([sample.pruned(*keep).tuned(i).model() for i, keep in enumerate(KEEPS)]).eval()
     for seed, answer in enumerate(hydra.answers):
         if isinstance(answer, Contrast):
-            answer.settle(unit(torch.randn(7, answer.width, generator=torch.Generator().manual_seed(seed))))
+            answer.set_class_embeddings(
+                unit(torch.randn(7, answer.width, generator=torch.Generator().manual_seed(seed)))
+            )
     return hydra
 
 
@@ -53,7 +55,7 @@ def test_the_score_of_one_graph_is_that_of_predict(variant):
 
     logits, found = WithDefaultScore(hydra, scores, family, name="m")(asked)
 
-    beside = Predictor(model=hydra, name="m", reads=sample.header.preprocess).with_scores(scores, family)
+    beside = Predictor(model=hydra, name="m", preprocess=sample.header.preprocess).with_scores(scores, family)
     ((*_, expected),) = beside.responses([Batch(asked, torch.arange(5))], data="d")
     assert largest_difference(found, expected[0, :, 0]) < 1e-4
     assert found.unique().numel() == 5

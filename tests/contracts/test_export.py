@@ -45,16 +45,16 @@ def prompted(monkeypatch):
     return prompts
 
 
-def asked_of(sample):
+def sample_inputs(sample):
     """Yield inputs: several samples, one sample, and short texts. The first token is never padding."""
-    how = sample.header.preprocess
+    preprocess = sample.header.preprocess
     for batch, seed in ((3, 7), (1, 8)):
         inputs = sample.inputs(batch=batch, seed=seed)
-        if not isinstance(how, Tokenization):
+        if not isinstance(preprocess, Tokenization):
             yield {PIXELS: inputs[PIXELS] if isinstance(inputs, dict) else inputs}
             continue
         yield inputs
-        if how.padding == "longest":
+        if preprocess.padding == "longest":
             yield {name: x[:, :5].contiguous() for name, x in inputs.items()}
 
 
@@ -98,7 +98,7 @@ def test_exported_equals_the_model(tmp_path, prompted, variant, kind, suffix):
 
     run = (formats.run_onnx if suffix == ".onnx" else formats.run_pt2)(out.read_bytes())
     model = hydractl.load(path, classes=names)
-    for asked in asked_of(sample):
+    for asked in sample_inputs(sample):
         with torch.inference_mode():
             expected = model.member_logits(asked.get(PIXELS, asked))
             scores = model.predict(asked.get(PIXELS, asked)).scores

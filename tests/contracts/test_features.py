@@ -27,7 +27,7 @@ def settled(model):
     for seed, answer in enumerate(model.answers):
         if isinstance(answer, Contrast):
             source = torch.Generator().manual_seed(seed)
-            answer.settle(unit(torch.randn(7, answer.width, generator=source)))
+            answer.set_class_embeddings(unit(torch.randn(7, answer.width, generator=source)))
     return model
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hydractl
-from hydractl.families.base import place_of
+from hydractl.families.base import position_of
 from hydractl.families.tower import largest_difference
 from hydractl.fusion.hydra import Hydra
 from hydractl.manifest.header import Fate
@@ -80,7 +80,7 @@ def test_fused_equals_its_members(tmp_path, variant, kind):
 @pytest.mark.parametrize("part", ["embed", "attention", "norm", "mlp", "readout", "head"])
 def test_fused_equals_members_that_differ_in_one_part(tmp_path, variant, part):
     family = base(variant).family
-    samples = [base(variant).tuned(i, only=lambda n: place_of(family, n).part == part) for i in range(2)]
+    samples = [base(variant).tuned(i, only=lambda n: position_of(family, n).part == part) for i in range(2)]
     changed = {n for n in samples[0].state if not torch.equal(samples[0].state[n], samples[1].state[n])}
 
     report, _ = check(tmp_path, samples)
@@ -162,14 +162,14 @@ def test_merged_mlp_is_the_mean_in_float64(tmp_path, variant):
 
     report, hydra = fuse(tmp_path, samples, mlp="merge")
 
-    opened = hydractl_header(tmp_path / "hydra.st")
-    merged = [n for n, fate in opened.header.plan.fates.items() if fate == Fate.MERGED]
-    assert merged == sorted(n for n in samples[0].state if place_of(family, n).part == "mlp")
+    model_file = hydractl_header(tmp_path / "hydra.st")
+    merged = [n for n, fate in model_file.header.plan.fates.items() if fate == Fate.MERGED]
+    assert merged == sorted(n for n in samples[0].state if position_of(family, n).part == "mlp")
     assert report.tensors["merged"] == len(merged) > 0
     for name in merged:
         mean = torch.stack([s.state[name].double() for s in samples]).mean(0)
-        assert largest_difference(opened.tensor(name).double(), mean) <= 1e-7
-        assert opened.tensor(name).dtype == samples[0].state[name].dtype
+        assert largest_difference(model_file.tensor(name).double(), mean) <= 1e-7
+        assert model_file.tensor(name).dtype == samples[0].state[name].dtype
     with torch.inference_mode():
         assert hydra(samples[0].inputs()).logits.isfinite().all()
 

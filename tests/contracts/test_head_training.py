@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.families.base import place_of
+from hydractl.families.base import position_of
 from hydractl.families.registry import FAMILIES
 from hydractl.fusion.hydra import Hydra
 from hydractl.prediction.feature_ood import give_head_inputs, heads_of
 from hydractl.training.frozen_encoder import on_features
-from hydractl.training.trainable import Together, TrainableModel
+from hydractl.training.trainable import TrainableModel, TrainingHydra
 from support.builders import base
 from support.variants import VARIANTS, variant
 
@@ -59,7 +59,9 @@ def test_the_classifiers_hold_all_that_trains_with_train_head(variant):
     held = {id(p) for heads in heads_of(model, sample.family) for head in heads for p in head.parameters()}
 
     named = model.library_state().items()
-    assert held == {id(t) for n, t in named if t.requires_grad and place_of(sample.family, n).part == "head"}
+    assert held == {
+        id(t) for n, t in named if t.requires_grad and position_of(sample.family, n).part == "head"
+    }
 
 
 @torch.inference_mode()
@@ -87,8 +89,8 @@ def test_each_member_has_features_and_classifiers_of_its_own(name, own):
     logits = Hydra(members()).member_logits(inputs)
     features = features_of(Hydra(members()), sample, inputs)
 
-    together = reading_features(Together(Hydra(members())), sample, 2)
-    apart = reading_features(Together(Hydra(members()), by_member=True), sample, 2)
+    together = reading_features(TrainingHydra(Hydra(members())), sample, 2)
+    apart = reading_features(TrainingHydra(Hydra(members()), by_member=True), sample, 2)
     together.training = apart.training = True
 
     assert not torch.allclose(logits[0], logits[1])

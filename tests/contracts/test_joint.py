@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.families.base import place_of
+from hydractl.families.base import position_of
 from hydractl.families.open_model import open_model
 from hydractl.families.tower import largest_difference
 from hydractl.fusion.build import stored_specs
@@ -28,8 +28,10 @@ def fused(folder, samples, **options):
     return open_model(str(folder / "hydra.st"))
 
 
-def subject_of(opened):
-    return TrainableModel.of(opened.family, opened.header, opened.checkpoint.tensors(), where="hydra")
+def subject_of(model_file):
+    return TrainableModel.of(
+        model_file.family, model_file.header, model_file.checkpoint.tensors(), place="hydra"
+    )
 
 
 def sharply(logits, labels):
@@ -44,19 +46,19 @@ def test_a_hydra_s_gradients_are_its_members_and_its_tensors_go_back(tmp_path, v
     family = base(variant).family
 
     def late(name):
-        place = place_of(family, name)
+        place = position_of(family, name)
         return place.part in {"head", "readout", "mlp"} and place.layer in {None, 2}
 
     samples = [s.tuned(i, only=late) for i, s in enumerate(samples)]
-    opened = fused(tmp_path, samples, mlp="merge")
-    header, state = opened.header, opened.checkpoint.tensors()
-    subject = subject_of(opened)
+    model_file = fused(tmp_path, samples, mlp="merge")
+    header, state = model_file.header, model_file.checkpoint.tensors()
+    subject = subject_of(model_file)
 
     again = subject.tensors()[0]
     assert again.keys() == state.keys()
     assert all(torch.equal(again[n], t) for n, t in state.items())
-    assert {n: (s.shape) for n, s in stored_specs(opened).items()} == {
-        n: s.shape for n, s in opened.checkpoint.specs.items()
+    assert {n: (s.shape) for n, s in stored_specs(model_file).items()} == {
+        n: s.shape for n, s in model_file.checkpoint.specs.items()
     }
 
     inputs, labels = samples[0].inputs(batch=2), torch.tensor([1, 0])
@@ -91,15 +93,15 @@ def test_a_hydra_s_gradients_are_its_members_and_its_tensors_go_back(tmp_path, v
 def test_members_may_have_inputs_of_their_own(tmp_path, family, shares):
     """There is no trunk; the embedding may be shared or not."""
     one = base(next(v for v in VARIANTS if v.family == family))
-    late = one.tuned(1, only=lambda n: not shares or place_of(one.family, n).part != "embed")
-    opened = fused(tmp_path, [one, late], mlp="keep")
+    late = one.tuned(1, only=lambda n: not shares or position_of(one.family, n).part != "embed")
+    model_file = fused(tmp_path, [one, late], mlp="keep")
     subject = TrainableModel.of(
-        opened.family, opened.header, opened.checkpoint.tensors(), where="hydra", by_member=True
+        model_file.family, model_file.header, model_file.checkpoint.tensors(), place="hydra", by_member=True
     )
     batches = [one.inputs(batch=3, seed=seed) for seed in (1, 2)]
 
     subject.module.training = True
-    found = subject.module(joined_inputs(batches, opened.header.preprocess))
+    found = subject.module(joined_inputs(batches, model_file.header.preprocess))
 
     assert subject.module.hydra.tower().fork == shares
     for i, sample in enumerate((one, late)):
@@ -109,9 +111,9 @@ def test_members_may_have_inputs_of_their_own(tmp_path, family, shares):
 def test_a_tensor_without_axes_goes_back(tmp_path):
     """A hydra stores scalars of its members as a vector."""
     clip = next(v for v in VARIANTS if v.family == "transformers-clip")
-    opened = fused(tmp_path, [base(clip), base(clip, seed=1)], mlp="keep")
+    model_file = fused(tmp_path, [base(clip), base(clip, seed=1)], mlp="keep")
 
-    again = subject_of(opened).tensors()[0]
+    again = subject_of(model_file).tensors()[0]
 
     assert again["logit_scale"].shape == (2,)
     assert all(torch.equal(again[n], t) for n, t in Checkpoint.open(tmp_path / "hydra.st").tensors().items())
@@ -120,14 +122,14 @@ def test_a_tensor_without_axes_goes_back(tmp_path):
 @pytest.mark.parametrize("own_from", [0, 2, 3])
 def test_from_a_block_on_everything_is_each_member_s_own(tmp_path, own_from):
     one = base(PLAIN)
-    opened = fused(tmp_path, [one, one, one], own_from=own_from)
+    model_file = fused(tmp_path, [one, one, one], own_from=own_from)
 
-    plan = opened.header.plan
+    plan = model_file.header.plan
     assert (plan.own_from, plan.trunk) == (own_from, own_from)
     for name, fate in plan.fates.items():
-        place = place_of(opened.family, name)
+        place = position_of(model_file.family, name)
         late = place.part in {"readout", "head"} or (place.layer is not None and place.layer >= own_from)
         assert fate == (Fate.GROUPED if late else Fate.SHARED), name
-    states = subject_of(opened).states
+    states = subject_of(model_file).states
     assert all(torch.equal(own[n], t) for own in states for n, t in one.state.items())
     assert all((states[0][n] is states[1][n]) == (fate == Fate.SHARED) for n, fate in plan.fates.items())

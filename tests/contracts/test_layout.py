@@ -14,7 +14,7 @@ from hydractl.prediction.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base
-from support.gpu import crossings, made_up
+from support.gpu import count_synchronizations, simulated_gpu
 from support.kernels import functions, kernels
 from support.variants import VARIANTS, Variant
 
@@ -94,12 +94,12 @@ def test_a_forward_pass_copies_nothing_to_the_device_and_reads_nothing_there(tmp
     """A copy waits for all queued kernels, and prevents the capture of a CUDA graph."""
     samples = [base(variant).pruned(*keep) for keep in RAGGED]
     hydra, member = stacked(tmp_path, samples), samples[0].model()
-    with made_up():
+    with simulated_gpu():
         inputs = map_inputs(lambda x: x.cuda(), samples[0].inputs())
         for layout, model in (("member", member.cuda()), ("stacked", hydra.cuda()), ("in turn", hydra)):
             if layout != "member":
                 hydra.lay_out(layout)
-            with crossings() as found:
+            with count_synchronizations() as found:
                 model(inputs)
             assert set(found) <= THEIRS.get(variant.family, set()), (layout, found)
             assert max(found.values(), default=0) <= 1, (layout, found)

@@ -64,12 +64,12 @@ def test_a_merged_hydra_is_its_members_with_the_mean_trunk(tmp_path, monkeypatch
     )
 
     mean = merged_by_hand(variant, samples, merge_trunk)
-    opened = open_model(str(tmp_path / "hydra.st"))
-    towers = len(opened.header.architecture.towers)
-    assert {n for n, fate in opened.header.plan.fates.items() if fate == "merged"} == mean.keys()
-    assert all(torch.equal(opened.checkpoint.tensor(name), found) for name, found in mean.items())
-    assert (opened.header.plan.merge_trunk, opened.header.plan.mlp) == (merge_trunk, "keep")
-    assert (report.trunk, opened.header.plan.trunk) == (merge_trunk * towers, merge_trunk * towers)
+    model_file = open_model(str(tmp_path / "hydra.st"))
+    towers = len(model_file.header.architecture.towers)
+    assert {n for n, fate in model_file.header.plan.fates.items() if fate == "merged"} == mean.keys()
+    assert all(torch.equal(model_file.checkpoint.tensor(name), found) for name, found in mean.items())
+    assert (model_file.header.plan.merge_trunk, model_file.header.plan.mlp) == (merge_trunk, "keep")
+    assert (report.trunk, model_file.header.plan.trunk) == (merge_trunk * towers, merge_trunk * towers)
     inputs = samples[0].inputs(batch=2)
     with torch.inference_mode():
         expected = torch.cat([s.model().member_logits(inputs) for s in samples])

@@ -45,24 +45,26 @@ def model_of(variant, kind):
 def texts_of(variant):
     """Return texts (B, T) of several lengths, with T at least `ROOM` tokens below the model's maximum."""
     sample = base(variant)
-    how = sample.header.preprocess
-    assert isinstance(how, Tokenization)
+    preprocess = sample.header.preprocess
+    assert isinstance(preprocess, Tokenization)
     full = sample.inputs(batch=1, seed=2)
-    length = min(full["input_ids"].shape[1], how.max_length - ROOM)
+    length = min(full["input_ids"].shape[1], preprocess.max_length - ROOM)
     lengths = torch.tensor([length, 1, length // 2, length - 1])
     kept = torch.arange(length) < lengths[:, None]
     texts = {
-        "input_ids": full["input_ids"][:, :length].where(kept, how.pad_id),
+        "input_ids": full["input_ids"][:, :length].where(kept, preprocess.pad_id),
         "attention_mask": kept.long(),
     }
     segments = {"token_type_ids": (kept & (torch.arange(length) > 2)).long()}
-    if how.by_word:
+    if preprocess.by_word:
         texts[WORDS] = torch.arange(length).expand(kept.shape).masked_fill(~kept, -1)
-    return texts | {name: segments[name] for name in how.names if name in segments}
+    return texts | {name: segments[name] for name in preprocess.names if name in segments}
 
 
-def padded(texts: Mapping[str, torch.Tensor], tokens: int, how: Tokenization) -> dict[str, torch.Tensor]:
-    fill = {"input_ids": how.pad_id, "attention_mask": 0, "token_type_ids": 0}
+def padded(
+    texts: Mapping[str, torch.Tensor], tokens: int, preprocess: Tokenization
+) -> dict[str, torch.Tensor]:
+    fill = {"input_ids": preprocess.pad_id, "attention_mask": 0, "token_type_ids": 0}
     filled = {n: torch.nn.functional.pad(texts[n], (0, tokens), value=fill[n]) for n in fill if n in texts}
     return texts | filled  # word starts are not padded
 

@@ -19,13 +19,13 @@ DISTINCT = ("rope-mixed-dynamic", "both-and-positions", "v3", "metaclip", "custo
 @pytest.mark.spread(alike=True, every=16)
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_run_step_by_step_it_says_what_it_says(tmp_path, variant):
-    opened = open_model(str(base(variant).pruned(*KEEPS[0]).save(tmp_path / "m.st")))
+    model_file = open_model(str(base(variant).pruned(*KEEPS[0]).save(tmp_path / "m.st")))
     inputs = base(variant).inputs()
 
-    found = member_logits(opened, inputs)
+    found = member_logits(model_file, inputs)
 
     with torch.inference_mode():
-        assert torch.equal(found[0], load_model(opened)(inputs))
+        assert torch.equal(found[0], load_model(model_file)(inputs))
 
 
 @pytest.mark.parametrize("name", DISTINCT)

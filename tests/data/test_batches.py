@@ -112,7 +112,7 @@ def test_fast_decoding_reads_large_jpegs_at_a_size_that_suffices(tmp_path, pictu
     for name in ("a.jpg", "b.png"):
         smooth.save(tmp_path / name)
     sizes = []
-    how = Preprocess(input_size=(3, 28, 28), mean=(0.0,) * 3, std=(1.0,) * 3, crop_pct=0.875)
+    preprocess = Preprocess(input_size=(3, 28, 28), mean=(0.0,) * 3, std=(1.0,) * 3, crop_pct=0.875)
 
     def watched(transform):
         return replace(
@@ -128,13 +128,13 @@ def test_fast_decoding_reads_large_jpegs_at_a_size_that_suffices(tmp_path, pictu
     found = {}
     for key in ("", "::decode=fast"):
         items = open_data(f"{tmp_path}/{key}")
-        (found[key],) = batches(items, watched(eval_transform(how)), batch_size=2)
+        (found[key],) = batches(items, watched(eval_transform(preprocess)), batch_size=2)
     exact, quick = [("exact", 400, 300)] * 2, [("quick", 100, 75), ("quick", 400, 300)]
     assert sorted(sizes) == exact + quick  # the order of the two threads is random
     assert (found[""].inputs[1] - found["::decode=fast"].inputs[1]).abs().max() < 2 / 255
     assert 0 < (found[""].inputs[0] - found["::decode=fast"].inputs[0]).abs().mean() < 2 / 255
     assert len({open_data(f"{tmp_path}/{key}").fingerprint() for key in found}) == 2
-    assert train_transform(how, ("rrc",)).least == 227  # a crop of 8 % of the area has sides of 28 %
+    assert train_transform(preprocess, ("rrc",)).least == 227  # a crop of 8 % of the area has sides of 28 %
     with pytest.raises(UsageError, match="`decode=slow`: must be `fast`"):
         open_data(f"{tmp_path}/::decode=slow")
 

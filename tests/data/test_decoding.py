@@ -15,7 +15,7 @@ from PIL import EpsImagePlugin, ExifTags, Image, ImageFile, ImageOps
 from transformers.image_utils import load_image
 
 import hydractl
-from hydractl.data.batches import batches, encoded
+from hydractl.data.batches import batches, eval_batches
 from hydractl.data.datasets import given_items
 from hydractl.data.decoding import FORMATS, decode, upright
 from hydractl.data.open_dataset import open_data
@@ -74,14 +74,14 @@ def corpus(tmp_path, picture):
     return sorted(root.iterdir())
 
 
-def opened(paths):
+def images(paths):
     return [Image.open(io.BytesIO(path.read_bytes())) for path in paths]
 
 
 @pytest.mark.filterwarnings("ignore:Truncated File Read", "ignore:Palette images with Transparency")
 def test_all_ways_to_an_input_are_those_of_transformers(corpus, tmp_path):
     transform, paths = eval_transform(HOW), [str(path) for path in corpus]
-    loaded = [load_image(image) for image in opened(corpus)]
+    loaded = [load_image(image) for image in images(corpus)]
     expected = torch.stack([transform(image) for image in loaded])
     (tmp_path / "list.csv").write_text("image,label\n" + "".join(f"odd/{path.name},a\n" for path in corpus))
     rows = [{"image": {"bytes": path.read_bytes(), "path": None}} for path in corpus]
@@ -94,11 +94,11 @@ def test_all_ways_to_an_input_are_those_of_transformers(corpus, tmp_path):
     named = ["odd", "list.csv", "rows.parquet", "shard.tar"]
     sets = {name: open_data(str(tmp_path / name)) for name in named}
     sets["paths"] = given_items(paths, HOW)
-    sets["images"] = given_items(opened(corpus), HOW)
+    sets["images"] = given_items(images(corpus), HOW)
     every = torch.arange(len(corpus))
 
     for name, items in sets.items():
-        (batch,) = encoded(items, HOW, batch_size=99)
+        (batch,) = eval_batches(items, HOW, batch_size=99)
         assert torch.equal(batch.inputs, expected), name
         (batch,) = batches(items, train_transform(HOW, ()), batch_size=99)
         assert torch.equal(batch.inputs, expected), name
@@ -118,7 +118,7 @@ def test_the_exif_orientation_may_be_ignored(corpus, tmp_path):
     transform = eval_transform(HOW)
     ignored, applied = (open_data(f"{tmp_path}/odd{tail}") for tail in ("::exif=ignore", ""))
 
-    (batch,) = encoded(ignored, HOW, batch_size=99)
+    (batch,) = eval_batches(ignored, HOW, batch_size=99)
     assert torch.equal(batch.inputs, torch.stack([transform(pil_loader(path)) for path in corpus]))
     assert ignored.fingerprint() != applied.fingerprint()
     digests = [[items.item_digest(i) for i in range(len(items))] for items in (ignored, applied)]
@@ -149,7 +149,7 @@ def test_deep_images_are_refused_by_all(tmp_path):
     items = open_data(str(tmp_path))
 
     for ask in (
-        lambda: list(encoded(items, HOW, batch_size=1)),
+        lambda: list(eval_batches(items, HOW, batch_size=1)),
         lambda: list(undecoded(items, HOW)),
         lambda: Encoder(images=HOW, texts=None)([tmp_path / "deep.png"]),
     ):
@@ -227,6 +227,6 @@ def test_an_image_past_the_limit_of_pixels_is_told_the_limit(picture, monkeypatc
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 250)
 
     with pytest.raises(DataError, match=r"a\.png: has more than 500 pixels, the limit of Pillow") as refused:
-        decode(data.getvalue(), where="a.png")
+        decode(data.getvalue(), place="a.png")
 
     assert "`PIL.Image.MAX_IMAGE_PIXELS`" in refused.value.hint

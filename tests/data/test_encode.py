@@ -1,4 +1,4 @@
-"""Evaluation batches for any model: `encoded`, limits of text lengths, and unreadable images."""
+"""Evaluation batches for any model: `eval_batches`, limits of text lengths, and unreadable images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import shutil
 import pytest
 import torch
 
-from hydractl.data.batches import BatchShare, check_augment, check_reads, encoded, limited, shortened
+from hydractl.data.batches import (
+    BatchShare,
+    check_augment,
+    check_readable_by,
+    eval_batches,
+    with_max_length,
+    with_shorter_texts,
+)
 from hydractl.data.datasets import Content, ImageSet, TextSet, content_of, of_kind
 from hydractl.data.open_dataset import open_items
 from hydractl.errors import CheckpointError, DataError, UsageError
@@ -28,9 +35,9 @@ def test_the_model_says_what_is_opened(tmp_path):
 @pytest.mark.parametrize("batch_size", [1, 4, 50])
 def test_batches_know_their_items(tmp_path, batch_size):
     texts = open_items(str(reviews(tmp_path / "t.jsonl", 20, seed=0)), tokenization())
-    whole = {i: encoded(texts, tokenization(), batch_size=1, indices=[i]) for i in range(20)}
+    whole = {i: eval_batches(texts, tokenization(), batch_size=1, indices=[i]) for i in range(20)}
 
-    for batch in encoded(texts, tokenization(), batch_size=batch_size):
+    for batch in eval_batches(texts, tokenization(), batch_size=batch_size):
         for row, i in enumerate(batch.indices.tolist()):
             (alone,) = whole[i]
             kept = batch.inputs["attention_mask"][row].bool()
@@ -41,22 +48,25 @@ def test_batches_know_their_items(tmp_path, batch_size):
 def test_some_items_only(tmp_path):
     texts = open_items(str(reviews(tmp_path / "t.jsonl", 20, seed=0)), tokenization())
     found = [
-        b.indices for b in encoded(texts, tokenization(), batch_size=3, indices=torch.tensor([7, 2, 9, 2]))
+        b.indices
+        for b in eval_batches(texts, tokenization(), batch_size=3, indices=torch.tensor([7, 2, 9, 2]))
     ]
 
     assert sorted(torch.cat(found).tolist()) == [2, 2, 7, 9]
     with pytest.raises(ValueError, match=r"outside 0\.\.19"):
-        encoded(texts, tokenization(), batch_size=3, indices=[20])
+        eval_batches(texts, tokenization(), batch_size=3, indices=[20])
     with pytest.raises(ValueError, match="batch_size is 0"):
-        encoded(texts, tokenization(), batch_size=0)
+        eval_batches(texts, tokenization(), batch_size=0)
 
 
 def test_texts_come_as_given_where_that_is_wanted(tmp_path):
     texts = open_items(str(reviews(tmp_path / "t.jsonl", 20, seed=0)), tokenization())
     chosen = [7, 2, 9, 2, 11, 0, 4]
 
-    whole = encoded(texts, tokenization(), batch_size=3, deal=BatchShare(as_given=True))
-    some = encoded(texts, tokenization(), batch_size=3, indices=chosen, deal=BatchShare(1, 2, as_given=True))
+    whole = eval_batches(texts, tokenization(), batch_size=3, batch_share=BatchShare(as_given=True))
+    some = eval_batches(
+        texts, tokenization(), batch_size=3, indices=chosen, batch_share=BatchShare(1, 2, as_given=True)
+    )
 
     assert torch.equal(torch.cat([b.indices for b in whole]), torch.arange(20))
     assert [b.indices.tolist() for b in some] == [[2, 11, 0]]
@@ -66,22 +76,26 @@ def test_texts_come_as_given_where_that_is_wanted(tmp_path):
     ("longest", None, 24), ("longest", 10, 10), ("longest", 128, 24), ("max_length", 10, 24),
 ])  # fmt: skip
 def test_a_recipe_shortens_texts_of_models_that_read_more(padding, at_most, expected):
-    how = tokenization(padding=padding)
+    preprocess = tokenization(padding=padding)
 
-    assert shortened(how, at_most) == how.model_copy(update={"max_length": expected})
-    assert shortened(GREY, at_most) is GREY
+    assert with_shorter_texts(preprocess, at_most) == preprocess.model_copy(update={"max_length": expected})
+    assert with_shorter_texts(GREY, at_most) is GREY
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 @pytest.mark.parametrize("chosen", [None, [7, 2, 9, 2, 11, 0, 4]])
 @pytest.mark.parametrize("texts", [True, False])
 def test_what_is_dealt_out_is_each_batch_once_as_it_was(tmp_path, world, chosen, texts):
-    how = tokenization() if texts else GREY
-    items = open_items(str(reviews(tmp_path / "t.jsonl", 20, seed=0)) if texts else "digits::limit=20", how)
-    whole = list(encoded(items, how, batch_size=3, indices=chosen))
+    preprocess = tokenization() if texts else GREY
+    items = open_items(
+        str(reviews(tmp_path / "t.jsonl", 20, seed=0)) if texts else "digits::limit=20", preprocess
+    )
+    whole = list(eval_batches(items, preprocess, batch_size=3, indices=chosen))
 
     dealt = [
-        list(encoded(items, how, batch_size=3, indices=chosen, deal=BatchShare(rank, world)))
+        list(
+            eval_batches(items, preprocess, batch_size=3, indices=chosen, batch_share=BatchShare(rank, world))
+        )
         for rank in range(world)
     ]
 
@@ -98,22 +112,22 @@ def _tensors(inputs):
 
 
 def test_texts_can_be_cut_shorter_but_not_longer():
-    assert limited(tokenization(), 8, model="m").max_length == 8
-    assert limited(tokenization(), None, model="m") == tokenization()
+    assert with_max_length(tokenization(), 8, model="m").max_length == 8
+    assert with_max_length(tokenization(), None, model="m") == tokenization()
     for length in (0, MAX_LENGTH + 1):
         with pytest.raises(UsageError, match=f"`--max-length {length}`: m reads at least 1 and at most 24"):
-            limited(tokenization(), length, model="m")
+            with_max_length(tokenization(), length, model="m")
     with pytest.raises(UsageError, match="`--max-length 8`: m reads only texts of 24 tokens"):
-        limited(tokenization(padding="max_length"), 8, model="m")
+        with_max_length(tokenization(padding="max_length"), 8, model="m")
     with pytest.raises(UsageError, match="`--max-length` is for texts, but m reads images"):
-        limited(GREY, 8, model="m")
+        with_max_length(GREY, 8, model="m")
 
 
 def test_a_model_that_can_read_nothing():
     with pytest.raises(CheckpointError, match="m: is a text model without a tokenizer"):
-        check_reads(tokenization(tokenizer=None), model="m")
-    check_reads(tokenization(), model="m")
-    check_reads(GREY, model="m")
+        check_readable_by(tokenization(tokenizer=None), model="m")
+    check_readable_by(tokenization(), model="m")
+    check_readable_by(GREY, model="m")
 
 
 def test_augmentations_are_for_images():
@@ -125,16 +139,16 @@ def test_augmentations_are_for_images():
     check_augment(GREY, ("flip",))
 
 
-def test_images_that_cannot_be_read_are_left_out(tmp_path, heard):
+def test_images_that_cannot_be_read_are_left_out(tmp_path, progress_log):
     whole = open_items(str(digits_folder(tmp_path / "d", "digits::limit=40")), GREY, skip_bad=True)
-    assert not heard.warnings
+    assert not progress_log.warnings
     unreadable(tmp_path / "d" / "3")
 
     found = open_items(f"{tmp_path}/d", GREY, skip_bad=True)
 
     assert (found.labels, found.fingerprint()) == (whole.labels, whole.fingerprint())
     first = f"{tmp_path}/d/3/000-none.png: is not an image that can be decoded"
-    assert heard.warnings == [f"d: skipped 3 of 43 images, which are unreadable; the first is {first}"]
+    assert progress_log.warnings == [f"d: skipped 3 of 43 images, which are unreadable; the first is {first}"]
     shutil.rmtree(tmp_path / "d")
     (tmp_path / "d" / "3").mkdir(parents=True)
     unreadable(tmp_path / "d" / "3")

@@ -17,11 +17,11 @@ from hydractl.data.datasets import TextSet
 from hydractl.data.words import Cutter, WordSet, by_word, tokens_of, words_in
 from hydractl.errors import CheckpointError, DataError
 from hydractl.manifest.header import Tokenization
-from hydractl.manifest.tokenizers import with_leading_blank
+from hydractl.manifest.tokenizers import with_leading_space
 from hydractl.progress import reporting
 from hydractl.tasks import TOKENS
 from support.builders import base
-from support.heard import Heard
+from support.progress_log import ProgressLog
 from support.text_folders import save_text_model
 from support.variants import variant
 
@@ -127,13 +127,13 @@ def test_lists_of_words_have_the_tokens_and_first_tokens_of_the_library(kind, wo
         with pytest.raises(DataError, match="no word has a token of the model"):
             by_word(items, reading(KINDS[kind]))
         return
-    with reporting(heard := Heard()):
+    with reporting(progress_log := ProgressLog()):
         rows = by_word(items, reading(KINDS[kind]))
     tokens = tokens_of(rows, reading(KINDS[kind]))
     assert tokens.ids.tolist() == encoding["input_ids"]
     assert tokens.word_starts.tolist() == [expected]
     assert rows.labels == (tuple(i for i in range(len(words)) if i in of_tokens),)
-    assert len(expected) == len(words) or any("without tokens" in line for line in heard.warnings)
+    assert len(expected) == len(words) or any("without tokens" in line for line in progress_log.warnings)
 
 
 @every_kind
@@ -209,19 +209,19 @@ def test_entities_of_a_running_text_are_those_of_the_pipeline(folder_of, kind):
 
 @every_kind
 def test_windows_have_the_words_of_the_whole_text(kind):
-    how, text = reading(KINDS[kind], max_length=40), " ".join(TEXTS * 3)
+    preprocess, text = reading(KINDS[kind], max_length=40), " ".join(TEXTS * 3)
     whole = by_word(TextSet(name="t", texts=(text,)), reading(KINDS[kind], max_length=10_000))
-    rows = by_word(TextSet(name="t", texts=(text,)), how)
+    rows = by_word(TextSet(name="t", texts=(text,)), preprocess)
     assert len(rows) > 3
     words = [
         (begin + b, begin + e) for begin, row in zip(rows.offsets, rows.words, strict=True) for b, e in row
     ]
     assert words == list(whole.words[0])
-    tokens = tokens_of(rows, how)
+    tokens = tokens_of(rows, preprocess)
     cutter = Cutter.of(reading(KINDS[kind], max_length=10_000))
     ids, starts = (
         cutter.tokenizer.encode(text).ids,
-        tokens_of(whole, how.model_copy(update={"max_length": 10_000})).word_starts[0],
+        tokens_of(whole, preprocess.model_copy(update={"max_length": 10_000})).word_starts[0],
     )
     first = [tokens.batch(torch.tensor([i]))["input_ids"][0] for i in range(len(rows))]
     found = [int(first[i][s]) for i, row in enumerate(tokens.word_starts.tolist()) for s in row if s >= 0]
@@ -232,12 +232,12 @@ def test_windows_have_the_words_of_the_whole_text(kind):
 @every_kind
 def test_windows_of_lists_have_the_tokens_of_the_whole_list(kind):
     words = [*WORDS * 6]
-    made, how = KINDS[kind], reading(KINDS[kind], max_length=40)
+    made, preprocess = KINDS[kind], reading(KINDS[kind], max_length=40)
     labels = {"labels": (tuple(range(len(words))),), "class_names": tuple(map(str, words)), "task": TOKENS}
-    rows = by_word(word_set([words], **labels), how)
+    rows = by_word(word_set([words], **labels), preprocess)
     assert len(rows) > 3
     encoding = made.encode(words, is_pretokenized=True)
-    tokens = tokens_of(rows, how)
+    tokens = tokens_of(rows, preprocess)
     for i, (of_row, starts) in enumerate(zip(rows.labels, tokens.word_starts.tolist(), strict=True)):
         ids = tokens.batch(torch.tensor([i]))["input_ids"][0].tolist()
         for label, start in zip(of_row, starts, strict=False):
@@ -258,12 +258,12 @@ def test_words_that_are_not_asked_about_are_read():
 
 
 def test_a_labelled_text_without_tokens_is_left_out_and_an_unlabelled_one_stays():
-    how, lists = reading(KINDS["wordpiece"]), [["Anna"], ["\u0001", "\u200b"], ["flew"]]
+    preprocess, lists = reading(KINDS["wordpiece"]), [["Anna"], ["\u0001", "\u200b"], ["flew"]]
     labels = {"labels": ((0,), (1, 0), (1,)), "class_names": ("O", "B-x"), "task": TOKENS}
-    rows = by_word(word_set(lists, **labels), how)
+    rows = by_word(word_set(lists, **labels), preprocess)
     assert (rows.texts, rows.labels) == (("Anna", "flew"), ((0,), (1,)))
     assert [rows.key(i) for i in range(2)] == [0, 2]
-    assert by_word(word_set(lists), how).words[1] == ()
+    assert by_word(word_set(lists), preprocess).words[1] == ()
 
 
 def test_the_words_of_one_tokenizer_are_read_by_another():
@@ -282,10 +282,10 @@ def test_the_words_of_one_tokenizer_are_read_by_another():
 @pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("kind", ["wordpiece", "metaspace-always"])
 def test_each_of_ten_thousand_words_has_its_first_token(kind):
-    text, how = "anna booked the hotel " * 2500, reading(KINDS[kind])
+    text, preprocess = "anna booked the hotel " * 2500, reading(KINDS[kind])
     for items in (TextSet(name="t", texts=(text,)), word_set([text.split()])):
-        rows = by_word(items, how)
-        tokens = tokens_of(rows, how)
+        rows = by_word(items, preprocess)
+        tokens = tokens_of(rows, preprocess)
         assert sum(map(len, rows.words)) >= 10_000
         assert int((tokens.word_starts >= 0).sum()) == sum(map(len, rows.words))
 
@@ -304,8 +304,8 @@ def test_a_tokenizer_without_its_unknown_token_is_refused():
     with pytest.raises(CheckpointError, match="Missing"):
         by_word(word_set([["b"]]), reading(made))
     text = made.to_str().replace('"unk_token"', '"unk_id":7,"unk_token"')
-    how = reading(made).model_copy(update={"tokenizer": text})
-    assert by_word(word_set([["a"]]), how).words == (((0, 1),),)
+    preprocess = reading(made).model_copy(update={"tokenizer": text})
+    assert by_word(word_set([["a"]]), preprocess).words == (((0, 1),),)
 
 
 def test_a_text_classifier_reads_lists_of_words_as_texts(tmp_path):
@@ -343,8 +343,8 @@ def test_a_tokenizer_with_a_leading_blank_reads_lists_as_transformers_scripts(se
         made.pre_tokenizer = pre_tokenizers.Sequence(
             [pattern, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
         )
-    with_blank = Tokenizer.from_str(with_leading_blank(made.to_str()))
+    with_blank = Tokenizer.from_str(with_leading_space(made.to_str()))
     words = ["Anna", "booked", "(", "Ж", "12"]
     ids = with_blank.encode(words, is_pretokenized=True).ids
     assert ids == expected.encode(words, is_pretokenized=True).ids
-    assert with_leading_blank(KINDS["wordpiece"].to_str()) == KINDS["wordpiece"].to_str()
+    assert with_leading_space(KINDS["wordpiece"].to_str()) == KINDS["wordpiece"].to_str()

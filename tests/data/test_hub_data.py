@@ -43,22 +43,22 @@ def cached(tmp_path, picture, monkeypatch):
     return tmp_path
 
 
-def test_a_cached_data_set_needs_no_network(cached, picture, heard, capfd):
+def test_a_cached_data_set_needs_no_network(cached, picture, progress_log, capfd):
     images = open_data("hf:org/name::config=small,split=test")
 
     assert (images.class_names, images.labels) == (("r", "b"), (0, 1))
     assert images.name == "hf:org/name::config=small,split=test"
     assert np.array_equal(np.asarray(images.image(1)), np.asarray(picture(2)))
-    assert heard.steps == ["Reading hf:org/name"]
+    assert progress_log.steps == ["Reading hf:org/name"]
     assert "%|" not in capfd.readouterr().err
 
 
-def test_a_column_of_texts(cached, heard):
+def test_a_column_of_texts(cached, progress_log):
     texts = open_data("hf:org/name::config=small,split=test,text=note", content=Content.TEXTS)
 
     assert (texts.texts, texts.class_names, texts.labels) == (("x", "y"), ("r", "b"), (0, 1))
     assert texts.name == "hf:org/name::config=small,split=test,text=note"
-    assert heard.steps == ["Reading hf:org/name"]
+    assert progress_log.steps == ["Reading hf:org/name"]
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_a_folder_of_that_name_is_not_read(cached, monkeypatch):
     assert len(open_data("hf:org/name::config=small,split=test")) == 2
 
 
-def test_a_revision_that_cannot_be_checked_is_said(cached, heard):
+def test_a_revision_that_cannot_be_checked_is_said(cached, progress_log):
     open_data("hf:org/name@v2::config=small,split=test")
 
-    assert heard.warnings == [
+    assert progress_log.warnings == [
         "hf:org/name@v2: HF_HUB_OFFLINE is set, so the cached copy may be of another revision"
     ]
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.batches import batches
 from hydractl.data.datasets import Content
-from hydractl.data.open_dataset import crewed, open_data, open_items
+from hydractl.data.open_dataset import open_data, open_items, with_workers
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError
@@ -83,7 +83,9 @@ def test_shards_equal_the_folder(here, options):
     assert (shards.class_names, shards.labels) == (folder.class_names, folder.labels)
     assert shards.fingerprint() == folder.fingerprint()
     for workers in (0, 2):
-        for one, other in zip(*(every(crewed(items, workers)) for items in (folder, shards)), strict=True):
+        for one, other in zip(
+            *(every(with_workers(items, workers)) for items in (folder, shards)), strict=True
+        ):
             assert torch.equal(one.inputs, other.inputs)
             assert torch.equal(one.indices, other.indices)
 
@@ -95,7 +97,7 @@ def every(items, indices=None):
 @pytest.mark.parametrize("root", [FOLDER, SHARDS])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_random_access_equals_each_sequential_pass(here, root, workers):
-    items = crewed(open_items(f"{root}/", HOW), workers)
+    items = with_workers(open_items(f"{root}/", HOW), workers)
     in_order = torch.cat([batch.inputs for batch in every(items)])
     order = torch.randperm(len(items), generator=torch.Generator().manual_seed(0))
 
@@ -131,8 +133,8 @@ def test_training_equals_training_on_the_folder(here):
                 model="vit.st", data=ref, val=ref, out=out, recipe=Recipe(steps=3, batch_size=8), device="cpu"
             )
         )
-        opened = Checkpoint.open(out)
-        return {name: opened.tensor(name) for name in opened.specs}
+        model_file = Checkpoint.open(out)
+        return {name: model_file.tensor(name) for name in model_file.specs}
 
     folder, shards = trained(FOLDER), trained(SHARDS)
     assert folder.keys() == shards.keys()

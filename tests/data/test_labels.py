@@ -77,7 +77,7 @@ def pairs(items):
     return [(text, items.class_names[label]) for text, label in zip(items.texts, items.labels, strict=True)]
 
 
-def test_classes_are_chosen_and_renamed_and_counted_in_an_order(tmp_path, heard):
+def test_classes_are_chosen_and_renamed_and_counted_in_an_order(tmp_path, progress_log):
     names = [f"class{i}" for i in range(12)]
     root = folder(tmp_path / "data", names)
     for by, order in (("position", names), ("number", names), ("alphabet", sorted(names))):
@@ -85,7 +85,7 @@ def test_classes_are_chosen_and_renamed_and_counted_in_an_order(tmp_path, heard)
         assert items.by_position
         assert items.class_names == tuple(order)
         assert all(text == name for text, name in pairs(items))
-    (warning,) = heard.warnings  # `position` alone is ambiguous if names have numbers
+    (warning,) = progress_log.warnings  # `position` alone is ambiguous if names have numbers
     assert "`::classes-by=alphabet` sorts alphabetically" in warning
 
     chosen = open_data(f"{root}::classes=class3+class10,map=class10:ten,class11:x", content=Content.TEXTS)

@@ -29,13 +29,13 @@ def test_names_decide_whatever_the_order(model_labels, labels):
     assert [model_labels[place] for place in aligned] == [names[label] for label in labels]
 
 
-def test_a_match_by_name_is_silent(heard):
+def test_a_match_by_name_is_silent(progress_log):
     align_labels(data(("b", "a"), (0, 1)), ("a", "b", "c"), num_classes=3)
 
-    assert heard.warnings == []
+    assert progress_log.warnings == []
 
 
-def test_names_of_which_none_is_the_models_are_refused_unless_the_user_insists_on_order(heard):
+def test_names_of_which_none_is_the_models_are_refused_unless_the_user_insists_on_order(progress_log):
     names, labels = ("n01", "n02"), ("cat", "dog")
     with pytest.raises(DataError) as caught:
         align_labels(data(names, (1, 0)), labels, num_classes=2)
@@ -49,7 +49,7 @@ def test_names_of_which_none_is_the_models_are_refused_unless_the_user_insists_o
         1,
         0,
     )
-    assert heard.warnings == []
+    assert progress_log.warnings == []
 
 
 def test_names_of_which_some_are_the_models_disprove_order():
@@ -83,21 +83,21 @@ def test_placeholders_are_taken_by_their_numbers_in_any_order(form, order):
         assert match_classes(data(names, ()), labels, num_classes=11) == tuple(order)
 
 
-def test_placeholders_that_count_from_one_are_taken_in_the_order_of_their_numbers(heard):
+def test_placeholders_that_count_from_one_are_taken_in_the_order_of_their_numbers(progress_log):
     names = sorted(f"LABEL_{i}" for i in range(1, 12))
     table = match_classes(data(names, ()), tuple("abcdefghijk"), num_classes=11)
     assert [f"LABEL_{i + 1}" for i in table] == names
-    (warning,) = heard.warnings
+    (warning,) = progress_log.warnings
     assert "matched by position, from `LABEL_1` as class 0 to `LABEL_11` as class 10" in warning
 
 
 @pytest.mark.parametrize("form", ["class{}", "{}"])
 @pytest.mark.parametrize("labels", [(), tuple(f"LABEL_{i}" for i in range(11))])
-def test_two_orders_are_mentioned_with_how_to_take_the_other(form, labels, heard):
+def test_two_orders_are_mentioned_with_how_to_take_the_other(form, labels, progress_log):
     names = sorted(form.format(i) for i in range(11))
     table = match_classes(data(names, ()), labels, num_classes=11)
     assert [form.format(i) for i in table] == names
-    (warning,) = heard.warnings
+    (warning,) = progress_log.warnings
     assert "sorted by number" in warning
     assert "`::classes-by=alphabet` sorts alphabetically" in warning
 
@@ -105,10 +105,10 @@ def test_two_orders_are_mentioned_with_how_to_take_the_other(form, labels, heard
 @pytest.mark.parametrize(
     "names", [tuple(f"class{i}" for i in range(10)), [f"class{i:02}" for i in range(11)]]
 )
-def test_one_order_is_not_doubted(names, heard):
+def test_one_order_is_not_doubted(names, progress_log):
     count = len(names)
     assert match_classes(data(names, ()), (), num_classes=count) == tuple(range(count))
-    assert "alphabet" not in heard.warnings[0]
+    assert "alphabet" not in progress_log.warnings[0]
 
 
 def test_numbers_within_names_are_no_placeholders_for_classes_that_have_names():
@@ -118,11 +118,11 @@ def test_numbers_within_names_are_no_placeholders_for_classes_that_have_names():
 
 
 @pytest.mark.parametrize("name", [" caf\u00e9", "cafe\u0301", "cafe\u0301 \t", "caf\u00e9"])
-def test_blanks_and_forms_of_unicode_do_not_tell_classes_apart(name, heard):
+def test_blanks_and_forms_of_unicode_do_not_tell_classes_apart(name, progress_log):
     for own, other in ((name, "caf\u00e9"), ("caf\u00e9", name)):
         items = data(("tea", own), (0, 1))
         assert align_labels(items, (other, "tea "), num_classes=2) == (1, 0)
-    assert heard.warnings == []
+    assert progress_log.warnings == []
 
 
 def test_an_order_that_is_insisted_on_needs_as_many_classes():
@@ -135,30 +135,30 @@ def test_an_order_that_is_insisted_on_needs_as_many_classes():
     assert not names_agree(data(("x", "y"), ()), ("a", "b"), 2)
 
 
-def test_a_warning_shows_a_number_that_a_models_class_of_another_number_takes(heard):
+def test_a_warning_shows_a_number_that_a_models_class_of_another_number_takes(progress_log):
     model_labels = sorted(f"class{i}" for i in range(11))  # the order of torchvision
 
     aligned = align_labels(data(("0", "1", "2"), (2,)), model_labels, num_classes=11)
 
     assert aligned == (2,)
-    assert heard.warnings[0].endswith("count as class indices of the model (`2` is `class10`)")
+    assert progress_log.warnings[0].endswith("count as class indices of the model (`2` is `class10`)")
 
 
-def test_numbers_are_the_models_indices(heard):
+def test_numbers_are_the_models_indices(progress_log):
     # sorted as text, "10" comes before "2", so a match by order would be wrong
     aligned = align_labels(data(("2", "10"), (1, 0)), tuple("abcdefghijkl"), num_classes=12)
 
     assert aligned == (10, 2)
-    assert heard.warnings == [
+    assert progress_log.warnings == [
         "the data: class names are numbers, so they count as class indices of the model (`2` is `c`)"
     ]
 
 
-def test_a_model_without_names(heard):
+def test_a_model_without_names(progress_log):
     assert align_labels(data(("7", "8"), (0, 1)), (), num_classes=10) == (7, 8)
-    assert heard.warnings == []
+    assert progress_log.warnings == []
     assert align_labels(data(("a", "b"), (0, 1)), (), num_classes=2) == (0, 1)
-    assert "the model has no class names" in heard.warnings[0]
+    assert "the model has no class names" in progress_log.warnings[0]
 
 
 @pytest.mark.parametrize("form", [None, "LABEL_{}", "{}", "unnamed class {}"])
@@ -251,7 +251,7 @@ def test_names_of_a_new_classifier_mean_the_same_in_every_part_of_the_data(names
     assert names_all(data(part, ()), labels) == (len(part) == len(names))
 
 
-def test_a_number_is_no_index_of_a_class_that_has_another(heard):
+def test_a_number_is_no_index_of_a_class_that_has_another(progress_log):
     items = data(("0", "1"), (0, 1))
     assert not names_agree(items, ("5", "6", "7"), 3)
     assert names_agree(items, ("5", "6", "0", "1"), 4)
@@ -260,7 +260,7 @@ def test_a_number_is_no_index_of_a_class_that_has_another(heard):
         align_labels(items, ("5", "6"), num_classes=2, by_text=True)
     align_labels(data(("0", "1"), (0, 1), numbered=True), ("5", "6"), num_classes=2)
     # integers of a table are indices, not names
-    assert "class indices of the model (`0` is `5`)" in heard.warnings[0]
+    assert "class indices of the model (`0` is `5`)" in progress_log.warnings[0]
 
 
 def test_a_class_without_a_name_takes_the_next_datas():
@@ -283,32 +283,32 @@ def test_labels_that_are_numbers_are_the_models_classes_or_refused(numbers, num_
         align_labels(items, (), num_classes=num_classes)
 
 
-def test_a_number_that_is_no_class_is_named_and_a_folder_of_that_name_is_not(heard):
+def test_a_number_that_is_no_class_is_named_and_a_folder_of_that_name_is_not(progress_log):
     names, labels = ("0", "7"), (0, 1)
     with pytest.raises(DataError, match="label 7 is out of range") as caught:
         align_labels(data(names, labels, numbered=True), ("bad", "good"), num_classes=2)
     assert "count the labels from 0, or use class names; the model has `bad`, `good`" in caught.value.hint
 
     assert align_labels(data(names, labels), (), num_classes=2) == (0, 1)
-    assert "matched by position" in heard.warnings[0]
+    assert "matched by position" in progress_log.warnings[0]
     assert align_labels(data(names, labels, numbered=True), ("7", "0"), num_classes=2) == (1, 0)
 
 
-def test_capitals_do_not_tell_classes_apart_but_are_mentioned(heard):
+def test_capitals_do_not_tell_classes_apart_but_are_mentioned(progress_log):
     assert align_labels(data(("DOG", "cat"), (0, 1)), ("Cat", "dog"), num_classes=2) == (1, 0)
-    assert heard.warnings == [
+    assert progress_log.warnings == [
         ("the data: class names differ from the model's only in upper and lower case, so they count as equal")
     ]
 
 
 @pytest.mark.parametrize("names", [("A", "a"), ("a", "b")])
-def test_capitals_that_do_tell_classes_apart(names, heard):
+def test_capitals_that_do_tell_classes_apart(names, progress_log):
     if "b" in names:
         with pytest.raises(DataError, match="`b`"):
             align_labels(data(names, (0, 1)), ("a", "A"), num_classes=2)
         return
     assert align_labels(data(names, (0, 1)), ("a", "A"), num_classes=2) == (1, 0)
-    assert heard.warnings == []
+    assert progress_log.warnings == []
 
 
 def test_classes_that_texts_name_are_never_taken_in_order():

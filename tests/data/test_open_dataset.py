@@ -49,7 +49,7 @@ def test_subset_refuses_what_is_not_there():
     with pytest.raises(ValueError, match=r"outside 0\.\.1796"):
         open_data("digits").subset((1797,))
     with pytest.raises(DataError, match="photos: has no labels, so `classes=` has nothing to select"):
-        open_data("photos").of_classes((0,))
+        open_data("photos").select_classes((0,))
 
 
 def test_nothing_left(tmp_path, picture):

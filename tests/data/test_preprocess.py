@@ -56,25 +56,27 @@ SIZES = [
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 @pytest.mark.parametrize(("pixels", "share"), [(28, 0.875), (56, 0.875), (28, 0.9), (24, 1.0)])
 def test_what_is_cut_off_need_not_be_computed(picture, pixels, share, interpolation):
-    how = changed(RGB, input_size=(3, pixels, pixels), crop_pct=share, interpolation=interpolation)
-    timms = create_transform(**how.model_dump(), is_training=False)
+    preprocess = changed(RGB, input_size=(3, pixels, pixels), crop_pct=share, interpolation=interpolation)
+    timms = create_transform(**preprocess.model_dump(), is_training=False)
     for size in SIZES:
         image = picture(3, size=size)
 
-        assert torch.equal(eval_transform(how)(image), timms(image)), size
+        assert torch.equal(eval_transform(preprocess)(image), timms(image)), size
 
 
 @pytest.mark.parametrize("offset", ["nearest", "before"])
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 @pytest.mark.parametrize("size", [(61, 40), (40, 61), (33, 33), (21, 90), (300, 201)])
 def test_the_quick_way_differs_by_rounding(picture, size, interpolation, offset):
-    how = changed(RGB, input_size=(3, 29, 29), crop_pct=0.8, interpolation=interpolation, crop_offset=offset)
-    transform = eval_transform(how)
+    preprocess = changed(
+        RGB, input_size=(3, 29, 29), crop_pct=0.8, interpolation=interpolation, crop_offset=offset
+    )
+    transform = eval_transform(preprocess)
     smooth = picture(0, size=(16, 12)).resize(
         size
     )  # values are clipped to 0..255 between the two passes of a resize
     pixels = [
-        255 * one(smooth) * torch.tensor(how.std)[:, None, None]
+        255 * one(smooth) * torch.tensor(preprocess.std)[:, None, None]
         for one in (transform, replace(transform, steps=transform.quick))
     ]
 
@@ -83,9 +85,9 @@ def test_the_quick_way_differs_by_rounding(picture, size, interpolation, offset)
     assert (pixels[0] - pixels[1]).abs().mean() < 0.3
 
 
-@pytest.mark.parametrize("how", [{"crop_mode": "squash"}, {"crop_mode": "border"}])
-def test_what_is_not_cut_out_of_the_middle_has_no_quick_way(how):
-    transform = eval_transform(changed(RGB, **how))
+@pytest.mark.parametrize("preprocess", [{"crop_mode": "squash"}, {"crop_mode": "border"}])
+def test_what_is_not_cut_out_of_the_middle_has_no_quick_way(preprocess):
+    transform = eval_transform(changed(RGB, **preprocess))
 
     assert transform.quick == transform.steps
 
@@ -106,8 +108,8 @@ def test_a_palettes_transparency_is_dropped_in_silence(picture):
 
 
 @pytest.mark.parametrize("augment", [(), ("rrc",)])
-@pytest.mark.parametrize("how", [RGB, GREY], ids=["rgb", "grey"])
-def test_a_transparent_colour_is_white_only_if_the_header_says_so(picture, augment, how):
+@pytest.mark.parametrize("preprocess", [RGB, GREY], ids=["rgb", "grey"])
+def test_a_transparent_colour_is_white_only_if_the_header_says_so(picture, augment, preprocess):
     """Training and evaluation agree. Headers without the field keep the colour."""
     image = picture(0, size=(50, 37)).quantize(4)
     image.info["transparency"] = 1
@@ -115,8 +117,8 @@ def test_a_transparent_colour_is_white_only_if_the_header_says_so(picture, augme
     filled = np.where(np.asarray(image)[..., None] == 1, np.uint8(255), kept)
     assert (filled != kept).any()
     for fields, pixels in (({}, kept), ({"transparency": "white"}, filled)):
-        given = Preprocess.model_validate(how.model_dump() | fields)
-        plain = Image.fromarray(pixels).convert({1: "L", 3: "RGB"}[how.input_size[0]])
+        given = Preprocess.model_validate(preprocess.model_dump() | fields)
+        plain = Image.fromarray(pixels).convert({1: "L", 3: "RGB"}[preprocess.input_size[0]])
         assert torch.equal(eval_transform(given)(image), eval_transform(given)(plain))
         training = train_transform(given, augment).at(seed=1, epoch=0)
         assert torch.equal(training(image, 0), training(plain, 0))

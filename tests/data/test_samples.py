@@ -17,7 +17,7 @@ from hydractl.data.datasets import Content, samples_in
 from hydractl.data.decoding import MOST_COMPARED_PIXELS
 from hydractl.data.open_dataset import open_data
 from hydractl.data.words import by_word
-from hydractl.manifest.document import MOST_CHARACTERS, pack, union, unpack
+from hydractl.manifest.document import MOST_CHARACTERS, merge_samples, pack_digests, unpack_digests
 from support.reviews import tokenization
 
 TEXTS = [f"text {i}, with a comma" for i in range(30)] + [
@@ -158,18 +158,18 @@ def test_words_are_samples_by_their_text_whatever_their_tags_and_windows(tmp_pat
 def test_a_record_holds_each_sample_once_and_the_union_of_records_all_of_them():
     first, second = np.array([5, 1, 5, 2**63], "<u8"), np.array([1, 7], "<u8")
 
-    assert unpack(pack(first)).tolist() == [1, 5, 2**63]
-    assert union({"a": pack(first), "b": pack(second)}, {"a": pack(second)}) == {
-        "a": pack(np.array([1, 5, 7, 2**63], "<u8")), "b": pack(second),
+    assert unpack_digests(pack_digests(first)).tolist() == [1, 5, 2**63]
+    assert merge_samples({"a": pack_digests(first), "b": pack_digests(second)}, {"a": pack_digests(second)}) == {
+        "a": pack_digests(np.array([1, 5, 7, 2**63], "<u8")), "b": pack_digests(second),
     }  # fmt: skip
-    assert union() == {}
+    assert merge_samples() == {}
 
 
 def test_a_record_stays_below_what_a_header_can_hold(monkeypatch):
     monkeypatch.setattr("hydractl.manifest.document.MOST_CHARACTERS", 40)
-    small, large = (pack(np.arange(count, dtype="<u8")) for count in (2, 5))
+    small, large = (pack_digests(np.arange(count, dtype="<u8")) for count in (2, 5))
 
-    assert union({"a": large}, {"b": small}) == {"b": small}
+    assert merge_samples({"a": large}, {"b": small}) == {"b": small}
     assert MOST_CHARACTERS < 100_000_000
 
 

@@ -125,13 +125,13 @@ def folder(tmp_path):
     return root
 
 
-def test_a_folder_of_texts(folder, heard):
+def test_a_folder_of_texts(folder, progress_log):
     (folder / "pos" / "x.log").write_text("no")
     found = texts_of(folder)
 
     assert found.texts == ("bad", "great", "ﬁne")
     assert (found.class_names, found.labels, found.name) == (("neg", "pos"), (0, 1, 1), "reviews")
-    assert heard.warnings == [f"{folder}: skipped files that are not texts (1): `pos/x.log`"]
+    assert progress_log.warnings == [f"{folder}: skipped files that are not texts (1): `pos/x.log`"]
     assert texts_of(folder / "pos").labels is None
     assert texts_of(f"{folder.parent}::split=reviews").fingerprint() == found.fingerprint()
 

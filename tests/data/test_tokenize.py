@@ -52,15 +52,15 @@ def test_tokens_are_the_librarys_own(batch, max_length, padding):
 @pytest.mark.parametrize("name", ["transformers-bert-plain", "transformers-roberta-plain"])
 def test_a_saved_folder_reads_as_the_library_reads_it(tmp_path, name):
     save_text_model(variant(name), tmp_path)
-    how = open_model(str(tmp_path)).header.preprocess
+    preprocess = open_model(str(tmp_path)).header.preprocess
     library = AutoTokenizer.from_pretrained(tmp_path)
     pairs = [("the cat sat", "on a mat"), ("the " * 9, "cat " * 20), ("", "dog")]
     singles = ["the cat sat on the mat", "", "mat " * 40]
 
     for batch, columns in ((singles, (singles,)), (pairs, tuple(map(list, zip(*pairs, strict=True))))):
         expected = library(*columns, truncation=True, max_length=12, padding=True, return_tensors="pt",
-                           return_token_type_ids="token_type_ids" in how.names)  # fmt: skip
-        found = encode_texts(batch, how.model_copy(update={"max_length": 12}))
+                           return_token_type_ids="token_type_ids" in preprocess.names)  # fmt: skip
+        found = encode_texts(batch, preprocess.model_copy(update={"max_length": 12}))
         assert found.keys() == expected.keys()
         assert all(torch.equal(x, expected[n]) for n, x in found.items() if n != "input_ids")
         kept = found["attention_mask"].bool()
@@ -170,13 +170,13 @@ def test_long_texts_are_cut_before_they_are_tokenised(monkeypatch, text, short, 
 
     `short` has the same tokens at its ends.
     """
-    how = tokenization(max_length=15, truncation_side=side)
+    preprocess = tokenization(max_length=15, truncation_side=side)
     monkeypatch.setattr(LIBRARY, "truncation_side", side)
     expected = LIBRARY(*([short] if isinstance(short, str) else short), truncation=True, max_length=15)
-    spy = Spy(tokenize_module.open_cutting(how))
-    monkeypatch.setattr(tokenize_module, "open_cutting", lambda _: spy)
+    spy = Spy(tokenize_module.truncating_tokenizer(preprocess))
+    monkeypatch.setattr(tokenize_module, "truncating_tokenizer", lambda _: spy)
 
-    assert encode_texts([text], how)["input_ids"].tolist() == [expected["input_ids"]]
+    assert encode_texts([text], preprocess)["input_ids"].tolist() == [expected["input_ids"]]
     assert (max(spy.lengths) > 20_000) == all_read
 
 
@@ -274,4 +274,4 @@ def test_a_text_without_a_token():
     bare = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?")).to_str()  # noqa: S106 - as above
 
     with pytest.raises(DataError, match="reviews: text 1 has no token"):
-        tokenize(["a", ""], tokenization(tokenizer=bare), where="reviews")
+        tokenize(["a", ""], tokenization(tokenizer=bare), place="reviews")

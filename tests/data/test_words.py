@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from hydractl.data.batches import encoded
+from hydractl.data.batches import eval_batches
 from hydractl.data.datasets import Content, TextSet
 from hydractl.data.labels import check_training_labels, model_labels, required_labels
 from hydractl.data.open_dataset import open_data, open_items
-from hydractl.data.tokenize import open_whole
+from hydractl.data.tokenize import offset_tokenizer
 from hydractl.data.words import WordSet, by_word, tokens_of, whole_words
 from hydractl.errors import DataError, UnsupportedModelError
 from hydractl.manifest.head_mask import TowerHeads
@@ -114,7 +114,7 @@ NAMES = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
 @settings(max_examples=30, deadline=None)
 def test_of_a_long_text_each_word_is_answered_once(kind, words, max_length):
     """Windows have at most `max_length` tokens, and contain the answered words with context."""
-    how = reading(KINDS[kind](), max_length=max_length)
+    preprocess = reading(KINDS[kind](), max_length=max_length)
     begins = [sum(len(word) + 1 for word in words[:i]) for i in range(len(words))]
     spans = tuple((begin, begin + len(word)) for begin, word in zip(begins, words, strict=True))
     tags = tuple(range(len(words)))
@@ -122,12 +122,12 @@ def test_of_a_long_text_each_word_is_answered_once(kind, words, max_length):
         name="t", texts=(" ".join(words), "x"), words=(spans, ((0, 1),)), labels=(tags, (0,)), task=TOKENS,
         class_names=tuple(map(str, tags)),
     )  # fmt: skip
-    rows = by_word(text, how)
+    rows = by_word(text, preprocess)
     assert whole_words(text, rows) == [(text.texts[0], list(spans)), ("x", [(0, 1)])]
     assert [tag for row in rows.labels[:-1] for tag in row] == list(tags)
     assert all(rows.words)
-    tokens = tokens_of(rows, how)
-    tokenizer = open_whole(how)
+    tokens = tokens_of(rows, preprocess)
+    tokenizer = offset_tokenizer(preprocess)
     longest = max(len(tokenizer.encode(word).ids) for word in words)
     lists = [[text[b:e] for b, e in row] for text, row in zip(rows.texts, rows.pieces, strict=True)]
     lengths = [len(tokenizer.encode(row, is_pretokenized=True).ids) for row in lists]
@@ -144,9 +144,9 @@ def test_of_a_long_text_each_word_is_answered_once(kind, words, max_length):
 
 
 def test_neighbours_of_a_word_are_read_with_it():
-    how = reading(wordpiece(), max_length=18)
+    preprocess = reading(wordpiece(), max_length=18)
     text = WordSet(name="t", texts=("x " * 100,), words=(tuple((2 * i, 2 * i + 1) for i in range(100)),))
-    rows = by_word(text, how)
+    rows = by_word(text, preprocess)
     for row, spans in zip(rows.texts[1:-1], rows.words[1:-1], strict=True):
         assert spans[0][0] >= 2
         assert len(row) - spans[-1][1] >= 2
@@ -155,28 +155,28 @@ def test_neighbours_of_a_word_are_read_with_it():
 
 
 def test_a_word_that_is_longer_than_a_window_costs_no_other_its_neighbours():
-    how = reading(wordpiece(), max_length=18)
+    preprocess = reading(wordpiece(), max_length=18)
     words = ["x"] * 20 + ["x,x" * 30] + ["x"] * 20
     begins = [sum(len(word) + 1 for word in words[:i]) for i in range(len(words))]
     spans = tuple((begin, begin + len(word)) for begin, word in zip(begins, words, strict=True))
-    rows = by_word(WordSet(name="t", texts=(" ".join(words),), words=(spans,)), how)
+    rows = by_word(WordSet(name="t", texts=(" ".join(words),), words=(spans,)), preprocess)
     assert [len(row) for row in rows.words] == [14, 6, 1, 14, 6]
-    assert tokens_of(rows, how).lengths.max() == 18
-    assert (tokens_of(rows, how).word_starts >= 0).sum() == 41
+    assert tokens_of(rows, preprocess).lengths.max() == 18
+    assert (tokens_of(rows, preprocess).word_starts >= 0).sum() == 41
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_batches_hold_the_words_of_their_rows(tmp_path, side):
     length = {"padding": "max_length", "padding_side": side}
-    how = reading(wordpiece(), max_length=24, **(length if side == "left" else {}))
-    items = open_items(str(write(tmp_path / "t.jsonl", ROWS)), how)
+    preprocess = reading(wordpiece(), max_length=24, **(length if side == "left" else {}))
+    items = open_items(str(write(tmp_path / "t.jsonl", ROWS)), preprocess)
     for batch_size in (1, 2):
-        for batch in encoded(items, how, batch_size=batch_size):
+        for batch in eval_batches(items, preprocess, batch_size=batch_size):
             assert batch.inputs["word_starts"].shape[1] == 4
             for ids, starts, i in zip(
                 batch.inputs["input_ids"], batch.inputs["word_starts"], batch.indices.tolist(), strict=True
             ):
-                first = [open_whole(how).encode(word).ids[1] for word in ROWS[i]["tokens"]]
+                first = [offset_tokenizer(preprocess).encode(word).ids[1] for word in ROWS[i]["tokens"]]
                 assert ids[starts[starts >= 0]].tolist() == first
                 assert starts[len(first) :].tolist() == [-1] * (4 - len(first))
 
@@ -340,28 +340,30 @@ def test_what_cannot_be_meant_is_refused(tmp_path, row, message):
 
 
 def test_labels_that_are_withheld_and_those_of_another_kind(tmp_path):
-    how = reading(wordpiece())
+    preprocess = reading(wordpiece())
     withheld = write(tmp_path / "w.jsonl", [{"tokens": ["a"], "tags": [-1]}])
-    assert open_items(str(withheld), how).labels is None
-    tagged = open_items(str(write(tmp_path / "t.jsonl", ROWS)), how)
+    assert open_items(str(withheld), preprocess).labels is None
+    tagged = open_items(str(write(tmp_path / "t.jsonl", ROWS)), preprocess)
     with pytest.raises(
         DataError, match="has a label for each word, but `--data` needs one label for each item"
     ):
         required_labels(tagged, "--data")
-    one = open_items(str(write(tmp_path / "o.jsonl", [{"text": "a b", "label": "x"}])), how)
+    one = open_items(str(write(tmp_path / "o.jsonl", [{"text": "a b", "label": "x"}])), preprocess)
     assert [one.texts[0][b:e] for b, e in one.words[0]] == ["a", "b"]
     with pytest.raises(
         DataError, match="has one label for each item, but `--data` needs a label for each word"
     ):
         model_labels(one, (0,), "--data", architecture=architecture(1))
-    same = open_items(str(write(tmp_path / "s.jsonl", [{"tokens": ["a", "b"], "tags": ["O", "O"]}] * 2)), how)
+    same = open_items(
+        str(write(tmp_path / "s.jsonl", [{"tokens": ["a", "b"], "tags": ["O", "O"]}] * 2)), preprocess
+    )
     with pytest.raises(DataError, match="every label is `O`"):
         check_training_labels(same, "--data")
     with pytest.raises(DataError, match="`classes=` cannot leave any out"):
-        open_items(f"{tmp_path}/t.jsonl::classes=O", how)
-    renamed = open_items(f"{tmp_path}/t.jsonl::map=B-PER:B-person", how)
+        open_items(f"{tmp_path}/t.jsonl::classes=O", preprocess)
+    renamed = open_items(f"{tmp_path}/t.jsonl::map=B-PER:B-person", preprocess)
     assert renamed.class_names[1] == "B-person"
-    assert len(open_items(f"{tmp_path}/t.jsonl::limit=1", how)) == 1
+    assert len(open_items(f"{tmp_path}/t.jsonl::limit=1", preprocess)) == 1
 
 
 def test_who_reads_whole_texts_reads_lists_of_words_joined(tmp_path):
@@ -374,13 +376,13 @@ def test_who_reads_whole_texts_reads_lists_of_words_joined(tmp_path):
 
 
 def test_what_has_no_words_is_refused(tmp_path, monkeypatch):
-    how = reading(wordpiece())
+    preprocess = reading(wordpiece())
     pairs = write(tmp_path / "p.jsonl", [{"premise": "a", "hypothesis": "b"}])
     with pytest.raises(
         DataError, match="has pairs of texts, but the model answers the words of single texts"
     ):
-        open_items(str(pairs), how)
+        open_items(str(pairs), preprocess)
     monkeypatch.setattr("hydractl.data.tokenize.is_python_tokenizer", lambda _: True)
     monkeypatch.setattr("hydractl.data.tokenize.require_tokenizer", lambda *_, **__: None)
     with pytest.raises(UnsupportedModelError, match="in Python only and does not tell where in a text"):
-        by_word(TextSet(name="t", texts=("a",)), how)
+        by_word(TextSet(name="t", texts=("a",)), preprocess)

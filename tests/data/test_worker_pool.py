@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from hydractl.data import worker_pool
-from hydractl.data.batches import _shared, batches
+from hydractl.data.batches import _stack_shared, batches
 from hydractl.data.datasets import given_items
-from hydractl.data.open_dataset import crewed, open_data
+from hydractl.data.open_dataset import open_data, with_workers
 from hydractl.data.preprocess import AUGMENTATIONS, eval_transform, train_transform
 from hydractl.data.reference import DataRef
-from hydractl.data.worker_pool import MANY, WorkerPool
+from hydractl.data.worker_pool import MIN_IMAGES, WorkerPool
 from hydractl.errors import DataError, InputError
 from hydractl.manifest.header import Preprocess
 from hydractl.stages.finetune.config import FinetuneConfig
@@ -65,7 +65,7 @@ def test_any_number_of_workers_gives_the_same_batches(crews, sets, name):
     for items in sets:
         order = [*reversed(range(len(items))), 0]
         alone, *others = (
-            list(batches(crewed(items, count), TRANSFORMS[name], batch_size=4, indices=order))
+            list(batches(with_workers(items, count), TRANSFORMS[name], batch_size=4, indices=order))
             for count in (0, 1, 2)
         )
         for found in others:
@@ -83,7 +83,7 @@ def test_what_a_worker_cannot_read_is_named_as_ever(crews, folder):
     said = []
     for count in (0, 2):
         with pytest.raises(DataError) as refused:
-            list(batches(crewed(items, count), TRANSFORMS["evaluation"], batch_size=4))
+            list(batches(with_workers(items, count), TRANSFORMS["evaluation"], batch_size=4))
         said.append((refused.value.message, refused.value.hint, refused.value.exit_code))
 
     assert said[0] == said[1]
@@ -96,8 +96,10 @@ def test_files_hang_not_on_who_decodes(crews, folder, tmp_path):
     said = []
     for count in (0, 1, 2):
         out = tmp_path / f"{count}.jsonl"
-        how = {"batch_size": 2, "device": "cpu", "num_workers": count}
-        run_predict(PredictConfig(model=str(model), data=(f"{folder}/",), out=out, skip_bad=True, **how))
+        preprocess = {"batch_size": 2, "device": "cpu", "num_workers": count}
+        run_predict(
+            PredictConfig(model=str(model), data=(f"{folder}/",), out=out, skip_bad=True, **preprocess)
+        )
         said.append(out.read_bytes())
     assert said[0] == said[1] == said[2]
     assert b"bee/5.png: is not an image" in said[0]
@@ -120,8 +122,8 @@ def test_files_hang_not_on_who_decodes(crews, folder, tmp_path):
 def test_a_worker_that_dies_is_told_of_and_replaced(folder):
     own = WorkerPool(3)
     WorkerPool._living[3] = own
-    items = crewed(open_data(f"{folder}/"), 3)
-    assert items.crew is own
+    items = with_workers(open_data(f"{folder}/"), 3)
+    assert items.workers is own
     for future in [own.submit(time.sleep, 0.05) for _ in range(6)]:  # wait until all workers run
         future.result()
     os.kill(own.submit(os.getpid).result(), signal.SIGKILL)
@@ -149,24 +151,24 @@ def test_a_crew_that_nobody_refers_to_has_ended(folder):
     ("cores", "images", "shared", "workers"),
     [
         (2, 10**6, 1 << 40, 0),
-        (16, MANY - 1, 1 << 40, 0),
-        (16, MANY, 1 << 20, 0),
-        (3, MANY, 1 << 40, 3),
-        (96, MANY, 1 << 40, 8),
+        (16, MIN_IMAGES - 1, 1 << 40, 0),
+        (16, MIN_IMAGES, 1 << 20, 0),
+        (3, MIN_IMAGES, 1 << 40, 3),
+        (96, MIN_IMAGES, 1 << 40, 8),
     ],
 )
 def test_auto_takes_what_pays(monkeypatch, cores, images, shared, workers):
     room = os.statvfs_result((1, 1, 0, 0, shared, 0, 0, 0, 0, 0))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)
     monkeypatch.setattr(worker_pool.os, "statvfs", lambda _: room)
-    assert worker_pool.paying(images) == workers
+    assert worker_pool.default_workers(images) == workers
 
     read_only = os.statvfs_result((*room[:8], os.ST_RDONLY, 0))
     monkeypatch.setattr(worker_pool.os, "statvfs", lambda _: read_only)
-    assert worker_pool.paying(images) == 0
+    assert worker_pool.default_workers(images) == 0
     monkeypatch.setattr(worker_pool.os, "statvfs", lambda _: room)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(cores))
-    assert worker_pool.paying(images) == 0
+    assert worker_pool.default_workers(images) == 0
 
 
 def test_memory_that_cannot_be_shared_is_said(monkeypatch):
@@ -192,7 +194,7 @@ def test_memory_that_cannot_be_shared_is_said(monkeypatch):
 
     monkeypatch.setattr(torch.UntypedStorage, "_new_shared", full)
     with pytest.raises(InputError, match=r"cannot share memory in `/dev/shm`: .*No space left"):
-        _shared([torch.zeros(3)])
+        _stack_shared([torch.zeros(3)])
 
 
 WORKING = """

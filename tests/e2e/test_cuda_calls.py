@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from support.unreal_cuda import build, environment, why_not
+from support.fake_cuda import build, environment, missing_requirement
 
 pytestmark = [
     pytest.mark.newer,  # device properties have the layout of CUDA 13
-    pytest.mark.skipif(why_not() is not None, reason=why_not() or ""),
+    pytest.mark.skipif(missing_requirement() is not None, reason=missing_requirement() or ""),
 ]
 TESTS = Path(__file__).parents[1]
 IDLE = {"waits": 0, "copies": 0, "allocations": 0}
@@ -29,7 +29,7 @@ WAITS = {
     "finetune": {"training.loop._steps": 2, "training.loop.tally": 2, "runtime.wait_for": 1},  # 2 epochs
     "score": {
         "scoring.gradients.mean_gradient": 3,  # 3 layers: check for finite values
-        "scoring.weight_scores._l1.<locals>.<dictcomp>": 3,
+        "scoring.weight_importance._l1.<locals>.<dictcomp>": 3,
     },
     "cahp": {  # labels and moments of 4 batches, and gradients
         "scoring.head_profiles.signatures": 4,
@@ -62,7 +62,7 @@ def counted(cuda, tmp_path_factory):
 @pytest.fixture(scope="module")
 def stages(cuda, tmp_path_factory):
     """Counts of calls by stages with `--device cuda:1`, measured in one process."""
-    done = run(cuda, "-m", "support.unreal_stages", str(tmp_path_factory.mktemp("stages")), GPUS=2)
+    done = run(cuda, "-m", "support.fake_cuda_stages", str(tmp_path_factory.mktemp("stages")), GPUS=2)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -22,11 +22,11 @@ from hydractl.prediction.feature_ood import FeatureExtractor
 from hydractl.prediction.inference import responses
 from hydractl.prediction.loaded_model import load
 from hydractl.scoring.methods import METHODS
-from support.gpu import crossings, made_up
+from support.gpu import count_synchronizations, simulated_gpu
 
 pytestmark = pytest.mark.newer  # the simulated GPU needs a release after torch 2.5
 
-DEVICES = {"cpu": contextlib.nullcontext, "cuda": made_up}
+DEVICES = {"cpu": contextlib.nullcontext, "cuda": simulated_gpu}
 TRAIN, VAL = "digits::classes=0-6,split=train,limit=70", "digits::classes=0-6,split=val,limit=35"
 OOD = "digits::classes=9,limit=20"
 OOD_DATA = ("--ood", OOD)
@@ -178,13 +178,13 @@ def test_predictions_are_the_same():
 @pytest.mark.parametrize("features", [False, True])
 def test_a_batch_is_answered_after_one_wait(features):
     """Logits, the check for finite values, and features are transferred together."""
-    with made_up():
+    with simulated_gpu():
         model = load("hydra.st").to("cuda")
         images = torch.rand(6, 1, 8, 8)
         batches = [Batch(part, torch.arange(2)) for part in images.split(2)]
         if features:
             model = FeatureExtractor.of(model, family_of(model.header.architecture), name="hydra.st")
-        with crossings() as found:
+        with count_synchronizations() as found:
             answers = [*responses(model, batches, name="", data="")]
     assert found == {"wait in hydractl.runtime.wait_for": len(batches)}
     assert len(answers) == len(batches)
@@ -193,7 +193,7 @@ def test_a_batch_is_answered_after_one_wait(features):
 
 def test_training_waits_where_a_number_is_read():
     """Batches and stored tensors cause no wait. Each weight is copied to the device once."""
-    with crossings() as found:
+    with count_synchronizations() as found:
         run("finetune", "m-0.st", *TRAINS, "--batch-size", "35", "-o", "w.st", device="cuda")
     del found["copy in hydractl.training.trainer.__init__"]
     found.pop(
@@ -207,13 +207,13 @@ def test_training_waits_where_a_number_is_read():
 
 
 def test_tensors_are_written_after_one_wait_in_so_many_bytes(monkeypatch):
-    with made_up():
+    with simulated_gpu():
         tensors = {str(i): torch.rand(4, device="cuda") for i in range(7)}
-        with crossings() as found, Path("written.st").open("wb") as file:
+        with count_synchronizations() as found, Path("written.st").open("wb") as file:
             write_tensors(file, tensors, header=None)
         assert found == {"wait in hydractl.runtime.wait_for": 1}
         monkeypatch.setattr("hydractl.checkpoint.COPIED_AT_ONCE", 32)
-        with crossings() as found, Path("again.st").open("wb") as file:
+        with count_synchronizations() as found, Path("again.st").open("wb") as file:
             write_tensors(file, tensors, header=None)
         assert found == {"wait in hydractl.runtime.wait_for": 4}
         assert Path("written.st").read_bytes() == Path("again.st").read_bytes()
@@ -230,7 +230,7 @@ def test_diverse_members_are_the_same():
 
 def test_tensors_of_both_devices_are_refused():
     """The simulated device refuses operations that a GPU refuses."""
-    with made_up():
+    with simulated_gpu():
         layer, x = torch.nn.Linear(3, 2).to("cuda"), torch.randn(4, 3)
         with pytest.raises(RuntimeError, match="same device"):
             layer(x)
@@ -261,8 +261,8 @@ def test_tensors_of_both_devices_are_refused():
 @pytest.mark.parametrize("inference", [False, True])
 def test_what_the_processor_and_the_device_wait_for_is_counted(times, run, inference):
     """Each wait or copy is counted; other operations are not."""
-    with torch.inference_mode(inference), made_up():
+    with torch.inference_mode(inference), simulated_gpu():
         x = torch.arange(3).cuda()
-        with crossings() as found:
+        with count_synchronizations() as found:
             run(x)
     assert list(found.values()) == [1] * times

@@ -30,7 +30,7 @@ ABSENT = ("pydantic", "typer", "rich", "transformers", "datasets", "accelerate",
 @pytest.fixture
 def rows(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    monkeypatch.setattr("hydractl.auto.register.HEARD", {})  # cleared by the benchmark
+    monkeypatch.setattr("hydractl.auto.register.WATCHED_MODULES", {})  # cleared by the benchmark
     for name in ("runtime", "runtime_rows"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import runtime_rows

@@ -28,9 +28,9 @@ IMAGES = SIZES | {"image_size": 8, "patch_size": 4}
 
 
 def taken(folder, *, number=5, seed=3):
-    opened = open_model(str(folder), backbone=True)
-    assert opened.lacks
-    return with_classifier(opened, number, seed=seed)
+    model_file = open_model(str(folder), backbone=True)
+    assert model_file.lacks
+    return with_classifier(model_file, number, seed=seed)
 
 
 def check(found, library, encoder):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hydractl.families.attention import QuietDropout
-from hydractl.families.stream import Sources, StackedLinear, StackedNorm, applied, readers
+from hydractl.families.stream import CopiedWeights, StackedLinear, StackedNorm, apply_module, readers
 from support.builders import base
 from support.variants import VARIANTS
 
@@ -43,16 +43,16 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_whatever_happens_to_a_tensor_is_noticed(change):
     modules = parts()
-    sources = Sources(modules)
+    sources = CopiedWeights(modules)
     assert not sources.changed
     CHANGES[change](modules)
     assert sources.changed
-    assert not Sources(modules).changed
+    assert not CopiedWeights(modules).changed
 
 
 def test_another_part_is_noticed():
     modules = parts()
-    sources = Sources([modules[0]], within=[modules])
+    sources = CopiedWeights([modules[0]], within=[modules])
     before = modules[1]
     modules[1] = copy.deepcopy(before)
     assert sources.changed
@@ -64,7 +64,7 @@ def test_another_part_is_noticed():
 
 def test_what_only_reads_changes_nothing():
     modules = parts()
-    sources = Sources(modules)
+    sources = CopiedWeights(modules)
     modules[2](modules[1](torch.randn(4, 3))).sum().backward()
     modules.train().eval().requires_grad_(requires_grad=False).float().state_dict()
     assert not sources.changed
@@ -73,7 +73,7 @@ def test_what_only_reads_changes_nothing():
 def test_tensors_of_inference_mode_are_told_apart_though_writes_are_not_counted():
     with torch.inference_mode():
         modules = parts()
-        sources = Sources(modules)
+        sources = CopiedWeights(modules)
         assert not sources.changed
         modules[0].weight = nn.Parameter(modules[0].weight.clone())
         assert sources.changed
@@ -81,9 +81,9 @@ def test_tensors_of_inference_mode_are_told_apart_though_writes_are_not_counted(
 
 def test_an_identity_is_not_called_and_all_else_is():
     x, doubled = torch.randn(2, 3), nn.Identity()
-    assert applied(doubled, x) is x
+    assert apply_module(doubled, x) is x
     doubled = type("Doubled", (nn.Identity,), {"forward": lambda _, x: 2 * x})()
-    assert torch.equal(applied(doubled, x), 2 * x)
+    assert torch.equal(apply_module(doubled, x), 2 * x)
 
 
 def test_contexts_in_turn_may_lie_within_one_another():
@@ -105,12 +105,12 @@ def test_quiet_dropout_drops_in_training_and_is_heard_where_somebody_listens():
     assert 0 < int((seen[0] == 0).sum()) < 64
     assert quiet.eval()(x) is x
     for listen in (quiet.register_forward_hook, quiet.register_forward_pre_hook):
-        heard = []
-        hook = listen(lambda *_, heard=heard: heard.append(1))
+        progress_log = []
+        hook = listen(lambda *_, progress_log=progress_log: progress_log.append(1))
         quiet(x)
         hook.remove()
         quiet(x)
-        assert heard == [1]
+        assert progress_log == [1]
 
 
 @pytest.mark.spread(alike=True)
@@ -144,23 +144,23 @@ def test_stacked_layers_are_the_members_own(bias, shape):
 class Mlp(nn.Module):
     """Two layers; in most variants other operators also read the inputs of the first."""
 
-    def __init__(self, how):
+    def __init__(self, preprocess):
         super().__init__()
-        self.how = how
+        self.preprocess = preprocess
         self.first, self.other, self.last = (linear(4, 4) for _ in range(3))
 
     def forward(self, x):
-        if self.how == "alone":
+        if self.preprocess == "alone":
             return self.last(self.first(x).relu())
-        if self.how == "gated":
+        if self.preprocess == "gated":
             return self.last(self.first(x).sigmoid() * self.other(x))
-        if self.how == "around":
+        if self.preprocess == "around":
             return x + self.last(self.first(x))
-        if self.how == "before":
+        if self.preprocess == "before":
             return self.last(self.first(2 * x))
-        if self.how == "joined":
+        if self.preprocess == "joined":
             return torch.cat([self.last(self.first(x)), x], -1)
-        if self.how == "twice":
+        if self.preprocess == "twice":
             return self.last(self.first(x) * self.first(x))
         return self.last(self.first(x)) * x.mean()
 
@@ -176,12 +176,12 @@ def norms(*, bias=True):
 
 
 @pytest.mark.parametrize(
-    ("how", "count"),
+    ("preprocess", "count"),
     [("alone", 1), ("gated", 2), ("around", 0), ("before", 0), ("joined", 0), ("twice", 0), ("besides", 0)],
 )
 @torch.no_grad()
-def test_layers_that_alone_read_the_inputs_are_found(how, count):
-    mlp = Mlp(how)
+def test_layers_that_alone_read_the_inputs_are_found(preprocess, count):
+    mlp = Mlp(preprocess)
     assert readers(mlp, norms()) == [mlp.first, mlp.other][:count]
     assert not [part for part in mlp.modules() if part._forward_pre_hooks]
 

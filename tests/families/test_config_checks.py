@@ -24,7 +24,7 @@ from hydractl.families import config_checks
 from hydractl.families.config_checks import LARGEST, check_values
 from hydractl.families.open_model import open_model
 from hydractl.families.openclip.family import BESIDE, LOADS
-from hydractl.families.registry import FAMILIES, described_as, family_for_name
+from hydractl.families.registry import FAMILIES, describe_architecture, family_for_name
 from hydractl.families.timm.models import _known_options as known_options
 from hydractl.families.transformers.hf_models import _known_keys, _within, class_named, configured
 from hydractl.heads.masks import full_mask
@@ -275,7 +275,7 @@ def test_what_a_configuration_says_besides_reaches_no_library():
 )
 def test_images_without_a_patch_are_refused(reference):
     with pytest.raises(UsageError, match=r"patches of \d+x\d+ pixels do not fit into images of \d+x\d+$"):
-        described_as(*parse_arch(reference))
+        describe_architecture(*parse_arch(reference))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from PIL import Image
 
 from hydractl.data.preprocess import eval_transform, reading_differences
 from hydractl.errors import HydraError
-from hydractl.families.base import Described
+from hydractl.families.base import ModelDescription
 from hydractl.families.open_model import resized
 from hydractl.families.openclip import family as openclip
 from hydractl.families.registry import architecture_differences
@@ -162,7 +162,7 @@ def test_what_a_user_says_of_the_problem_is_no_architecture():
         architecture = changed.header.architecture
         assert not architecture_differences(architecture, sample.header.architecture)
         assert "problem_type" not in resized(architecture, 5, "transformers").config
-        told = Described(architecture=architecture, preprocess=sample.header.preprocess)
+        told = ModelDescription(architecture=architecture, preprocess=sample.header.preprocess)
         assert "problem_type" not in sample.family.write_config(told)["config.json"]
 
 

@@ -34,8 +34,8 @@ def loaded(tmp_path, found, **update):
 def reading(header, **update):
     """Return the changed fields of a header with other images or texts."""
     if header.prompting and "input_size" not in update:
-        how = header.prompting.tokenization.model_copy(update=update)
-        return {"prompting": header.prompting.model_copy(update={"tokenization": how})}
+        preprocess = header.prompting.tokenization.model_copy(update=update)
+        return {"prompting": header.prompting.model_copy(update={"tokenization": preprocess})}
     return {"preprocess": header.preprocess.model_copy(update=update)}
 
 
@@ -64,8 +64,8 @@ def test_a_size_that_an_architecture_takes_is_asked_of_the_library_once_and_with
     """On the meta device, because attention over a million patches would need terabytes."""
     _accepts_images.cache_clear()
     found = sample("transformers-dinov2-plain")
-    how = found.header.preprocess.model_copy(update={"input_size": (1, 4096, 4096)})
-    for header in (found.header, *[found.header.model_copy(update={"preprocess": how})] * 2):
+    preprocess = found.header.preprocess.model_copy(update={"input_size": (1, 4096, 4096)})
+    for header in (found.header, *[found.header.model_copy(update={"preprocess": preprocess})] * 2):
         assert takes_images(header)
     assert _accepts_images.cache_info().misses == 1
 

@@ -33,10 +33,10 @@ def test_shards_have_the_weights_of_the_file(tmp_path):
     scratch = ScratchFolder()
     for name, content in weights_of(checkpoint, SAMPLE.header, limit=20_000, scratch=scratch).items():
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
-    opened = open_model(str(tmp_path))
+    model_file = open_model(str(tmp_path))
 
-    assert len(opened.checkpoint.paths) > 1
-    assert digest_weights(opened.checkpoint, opened.header) == digest_of()
+    assert len(model_file.checkpoint.paths) > 1
+    assert digest_weights(model_file.checkpoint, model_file.header) == digest_of()
 
 
 def test_other_logits_are_other_weights():

@@ -53,10 +53,10 @@ def test_what_a_wrapper_puts_before_names_goes(tmp_path, make, prefix):
     state = load_file(folder / "model.safetensors")
     save_file({prefix + name: t for name, t in state.items()}, folder / "model.safetensors")
 
-    opened = open_model(str(folder))
-    found = load_model(opened).library_state()
+    model_file = open_model(str(folder))
+    found = load_model(model_file).library_state()
 
-    assert opened.checkpoint.digest == digest_files([folder / "model.safetensors"])
+    assert model_file.checkpoint.digest == digest_files([folder / "model.safetensors"])
     assert found.keys() == plain.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in plain.items())
 

@@ -18,7 +18,7 @@ from hydractl.prediction.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base
-from support.gpu import made_up
+from support.gpu import simulated_gpu
 from support.kernels import kernels
 from support.variants import variant
 
@@ -256,7 +256,7 @@ def test_large_products_on_a_gpu_are_made_one_by_one(files, name, monkeypatch):
     expected = answers(load(path), inputs, "in turn")[0]
     calls, addmm = [], torch.addmm
     monkeypatch.setattr("torch.addmm", lambda *args, out: calls.append(1) or addmm(*args, out=out))
-    with made_up():
+    with simulated_gpu():
         hydra = load(path).to("cuda")
         hydra.lay_out("stacked")
         for size, least in ((2**24, 0), (0, 3 * 2 * 3)):

@@ -25,7 +25,7 @@ from hydractl.fusion.plan import (
 )
 from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Fate, FusePlan, Kind
-from support.builders import base, keeping
+from support.builders import base, towers_with
 
 ARCHITECTURE = base().header.architecture
 keeps = st.tuples(*[st.sets(st.integers(0, 3)).map(lambda s: tuple(sorted(s)))] * 3)
@@ -57,7 +57,7 @@ def test_splitting_undoes_grouping(keeps):
 @given(keep=keeps)
 @settings(max_examples=40)
 def test_shapes_say_what_slicing_does(keep):
-    mask = keeping(base().header, *keep)
+    mask = towers_with(base().header, *keep)
     for name, tensor in base().state.items():
         spec = TensorSpec("F32", tuple(tensor.shape))
         sliced = pruned_spec(TIMM_VIT, ARCHITECTURE, mask, name, spec)
@@ -90,7 +90,7 @@ def test_merged_tensors_do_not_end_the_trunk():
 
 
 def test_lengths_that_do_not_add_up_are_refused():
-    header = base().header.model_copy(update={"masks": (keeping(base().header, (0,), (), (1,)),) * 2})
+    header = base().header.model_copy(update={"masks": (towers_with(base().header, (0,), (), (1,)),) * 2})
     assert member_widths(TIMM_VIT, header, "blocks.0.attn.qkv.weight", 48) == [24, 24]
     assert member_widths(TIMM_VIT, header, "blocks.1.attn.qkv.weight", 0) == [0, 0]
     assert member_widths(TIMM_VIT, header, "norm.weight", 64) == [32, 32]
@@ -112,7 +112,7 @@ def test_indices_of_heads_by_hand():
 
 
 def test_zeroing_touches_the_output_projection_alone():
-    mask = keeping(base().header, (0, 1, 2, 3), (), (1,))
+    mask = towers_with(base().header, (0, 1, 2, 3), (), (1,))
     zeroed = zero_dropped(TIMM_VIT, ARCHITECTURE, mask, base().state)
     changed = {n for n, t in zeroed.items() if not torch.equal(t, base().state[n])}
     assert changed == {"blocks.1.attn.proj.weight", "blocks.2.attn.proj.weight"}
@@ -123,7 +123,7 @@ def test_zeroing_touches_the_output_projection_alone():
 
 
 def test_a_tensor_of_another_width_is_refused():
-    mask = keeping(base().header, (0,), (0,), (0,))
+    mask = towers_with(base().header, (0,), (0,), (0,))
     with pytest.raises(ValueError, match="axis 0 should be 96"):
         pruned_spec(TIMM_VIT, ARCHITECTURE, mask, "blocks.0.attn.qkv.bias", TensorSpec("F32", (95,)))
     with pytest.raises(ValueError, match="axis 1 should be 32"):

@@ -7,7 +7,7 @@ import statistics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydractl.heads.masks import choose_diverse, eligible
+from hydractl.heads.masks import choose_diverse, eligible_candidates
 
 
 @st.composite
@@ -23,7 +23,7 @@ def tasks(draw):
 def test_none_is_below_the_median_unless_too_few_are_as_good(task):
     values, _, members = task
 
-    found = eligible(values, members)
+    found = eligible_candidates(values, members)
 
     good = [i for i, v in enumerate(values) if v >= statistics.median_low(values)]
     assert len(found) == max(members, len(good))
@@ -41,7 +41,7 @@ def test_the_first_is_the_best_and_each_next_makes_the_set_most_diverse(task):
 
     chosen = choose_diverse(values, diversity, members=members)
 
-    allowed = eligible(values, members)
+    allowed = eligible_candidates(values, members)
     assert len(set(chosen)) == members
     assert set(chosen) <= set(allowed)
     assert chosen[0] == values.index(max(values))

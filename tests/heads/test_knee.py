@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hydractl.heads.budget import KneeResult, concave_majorant, fall_off
+from hydractl.heads.budget import KneeResult, concave_majorant, find_knee
 
 VALUES = st.lists(st.floats(-3, 3).map(lambda x: round(x, 3)), min_size=1, max_size=40)
 
@@ -38,10 +38,10 @@ def bent(
     ],
 )
 def test_a_corner_is_the_knee_and_noise_moves_it_little(shape):
-    assert fall_off(bent(**shape)).knee == shape["knee"]
+    assert find_knee(bent(**shape)).knee == shape["knee"]
 
     for seed in range(10):
-        found = fall_off(bent(**shape, noise=0.002, seed=seed)).knee
+        found = find_knee(bent(**shape, noise=0.002, seed=seed)).knee
         assert found is not None
         assert abs(found - shape["knee"]) <= 4
 
@@ -50,18 +50,18 @@ def test_a_corner_is_the_knee_and_noise_moves_it_little(shape):
 def test_the_knee_of_a_power_is_where_its_slope_is_that_of_the_chord(power):
     curve = [1 - (i / 100) ** power for i in range(101)]
 
-    assert fall_off(curve).knee == pytest.approx(100 * power ** (-1 / (power - 1)), abs=1)
+    assert find_knee(curve).knee == pytest.approx(100 * power ** (-1 / (power - 1)), abs=1)
 
 
 @given(VALUES)
 @example([1.0, 1.0, 0.0, -3.0])
 def test_a_knee_is_at_or_after_the_best_and_never_worse_than_the_beginning(curve):
-    fall = fall_off(curve)
+    fall = find_knee(curve)
 
     assert fall.best == max(i for i, value in enumerate(curve) if value == max(curve))
-    assert fall.fell == (curve[-1] < curve[0])
+    assert fall.declines == (curve[-1] < curve[0])
     if fall.knee is not None:
-        assert fall.fell
+        assert fall.declines
         assert fall.best <= fall.knee < len(curve) - 1
         assert curve[fall.knee] >= curve[0] or curve[fall.best] == curve[0]
 
@@ -74,7 +74,7 @@ def test_how_far_the_run_went_beyond_the_fall_does_not_matter(seed, more):
 
     longer = curve[: begin + 2] + [curve[0] - draw.random() for _ in range(more)]
 
-    assert fall_off(longer).knee == fall_off(curve[: begin + 2]).knee
+    assert find_knee(longer).knee == find_knee(curve[: begin + 2]).knee
 
 
 @given(VALUES, st.floats(0.1, 10), st.floats(-5, 5))
@@ -99,14 +99,14 @@ def test_the_majorant_is_the_least_concave_one(values):
 @pytest.mark.parametrize(
     ("curve", "expected"),
     [
-        ([0.9], KneeResult(best=0, fell=False, knee=None)),
-        ([1.0, 0.5], KneeResult(best=0, fell=True, knee=None)),
-        ([0.5, 0.5, 0.5], KneeResult(best=2, fell=False, knee=None)),
-        ([0.5, 0.7, 0.9, 0.8], KneeResult(best=2, fell=False, knee=None)),
-        ([1 - i / 20 for i in range(21)], KneeResult(best=0, fell=True, knee=None)),
-        ([1 - math.sqrt(i / 20) for i in range(21)], KneeResult(best=0, fell=True, knee=None)),
+        ([0.9], KneeResult(best=0, declines=False, knee=None)),
+        ([1.0, 0.5], KneeResult(best=0, declines=True, knee=None)),
+        ([0.5, 0.5, 0.5], KneeResult(best=2, declines=False, knee=None)),
+        ([0.5, 0.7, 0.9, 0.8], KneeResult(best=2, declines=False, knee=None)),
+        ([1 - i / 20 for i in range(21)], KneeResult(best=0, declines=True, knee=None)),
+        ([1 - math.sqrt(i / 20) for i in range(21)], KneeResult(best=0, declines=True, knee=None)),
     ],
     ids=["one", "two", "flat", "not-yet", "straight", "slows-down"],
 )
 def test_curves_without_a_knee(curve, expected):
-    assert fall_off(curve) == expected
+    assert find_knee(curve) == expected

@@ -16,11 +16,11 @@ from hydractl.heads.masks import (
     best_mask,
     best_mask_per_layer,
     drop_heads,
-    dropped,
+    dropped_heads,
     full_mask,
     removal_order,
     shape_of,
-    shape_of_scores,
+    shape_of_importance,
 )
 from hydractl.manifest.head_mask import HeadId, TowerKeep, TowerShape
 
@@ -53,14 +53,14 @@ def test_keep_and_drop_are_complements(mask):
 def test_dropping_what_a_mask_drops_gives_the_mask(mask):
     model = {"only": mask}
 
-    assert drop_heads(full_mask(shape_of(model)), dropped(model)) == model
+    assert drop_heads(full_mask(shape_of(model)), dropped_heads(model)) == model
 
 
 def test_a_full_mask_keeps_every_head_of_every_tower():
     mask = full_mask(SHAPE)
 
     assert shape_of(mask) == SHAPE
-    assert dropped(mask) == ()
+    assert dropped_heads(mask) == ()
     assert sum(part.num_kept for part in mask.values()) == total_heads(SHAPE) == len(all_heads(SHAPE)) == 16
 
 
@@ -69,7 +69,7 @@ def test_heads_are_listed_in_the_order_of_towers():
 
     assert heads[:2] == (HeadId("vision", 0, 0), HeadId("vision", 0, 1))
     assert heads[-1] == HeadId("text", 1, 1)
-    assert dropped(drop_heads(full_mask(SHAPE), reversed(heads))) == heads
+    assert dropped_heads(drop_heads(full_mask(SHAPE), reversed(heads))) == heads
 
 
 def test_dropping_leaves_the_given_mask_alone():
@@ -164,7 +164,7 @@ def test_layers_that_keep_equally_many_are_as_near_the_budget_as_that_goes(sizes
     layers, budget = sum(layers for layers, _ in sizes), HeadBudget(keep_fraction=thousandths / 1000)
     stay = sum(layers * heads for layers, heads in sizes) - budget.removals(shape)
 
-    keep = budget.kept_a_layer(shape)
+    keep = budget.mean_kept_per_layer(shape)
 
     assert 2 * abs(keep * layers - stay) <= layers
     assert keep % 2 == 0 or 2 * abs(keep * layers - stay) < layers  # halves are rounded to the even number
@@ -174,14 +174,14 @@ def test_layers_that_keep_equally_many_are_as_near_the_budget_as_that_goes(sizes
     ("remove", "kept"), [(0, 4), (1, 4), (2, 4), (3, 3), (5, 3), (6, 2), (10, 2), (11, 1), (14, 0), (16, 0)]
 )
 def test_removals_are_shared_among_layers_up_to_rounding(remove, kept):
-    assert HeadBudget(remove=remove).kept_a_layer({"t": TowerShape(4, 4)}) == kept
+    assert HeadBudget(remove=remove).mean_kept_per_layer({"t": TowerShape(4, 4)}) == kept
 
 
 @given(st.integers(0, 8), st.integers(1, 5))
 def test_what_a_layer_keeps_on_average_is_what_layers_alike_keep(keep, layers):
     budget, shape = HeadBudget(keep_per_layer=keep), {"t": TowerShape(layers, 8), "u": TowerShape(1, 8)}
 
-    assert budget.kept_a_layer(shape) == keep
+    assert budget.mean_kept_per_layer(shape) == keep
     assert budget.removals(shape) == (8 - keep) * (layers + 1)
 
 
@@ -227,7 +227,7 @@ def test_the_order_names_every_head_once_by_rising_score(scores):
     order = removal_order(scores)
     values = [scores[tower][layer][head] for tower, layer, head in order]
 
-    assert sorted(order) == sorted(all_heads(shape_of_scores(scores)))
+    assert sorted(order) == sorted(all_heads(shape_of_importance(scores)))
     assert values == sorted(values)
 
 
@@ -235,12 +235,12 @@ def test_the_order_names_every_head_once_by_rising_score(scores):
 def test_ties_go_by_tower_then_layer_then_head(scores):
     flat = {tower: [[0.0] * len(row) for row in rows] for tower, rows in scores.items()}
 
-    assert removal_order(flat) == all_heads(shape_of_scores(scores))
+    assert removal_order(flat) == all_heads(shape_of_importance(scores))
 
 
 @given(score_tables(), st.data())
 def test_a_recorded_order_is_taken_as_it_is(scores, data):
-    heads = data.draw(st.permutations(all_heads(shape_of_scores(scores))))
+    heads = data.draw(st.permutations(all_heads(shape_of_importance(scores))))
     recorded = heads[: len(heads) // 2]
 
     assert removal_order(scores, recorded) == tuple(recorded)
@@ -248,8 +248,8 @@ def test_a_recorded_order_is_taken_as_it_is(scores, data):
 
 @given(score_tables())
 def test_a_larger_budget_removes_more_of_the_same(scores):
-    order, shape = removal_order(scores), shape_of_scores(scores)
-    removed = [set(dropped(best_mask(order, shape, removals=count))) for count in range(len(order) + 1)]
+    order, shape = removal_order(scores), shape_of_importance(scores)
+    removed = [set(dropped_heads(best_mask(order, shape, removals=count))) for count in range(len(order) + 1)]
 
     assert [len(heads) for heads in removed] == list(range(len(order) + 1))
     assert all(fewer < more for fewer, more in pairwise(removed))
@@ -257,7 +257,7 @@ def test_a_larger_budget_removes_more_of_the_same(scores):
 
 @given(score_tables())
 def test_the_ends_are_everything_and_nothing(scores):
-    order, shape = removal_order(scores), shape_of_scores(scores)
+    order, shape = removal_order(scores), shape_of_importance(scores)
 
     assert best_mask(order, shape, removals=0) == full_mask(shape)
     assert all(part.num_kept == 0 for part in best_mask(order, shape, removals=len(order)).values())
@@ -265,7 +265,7 @@ def test_the_ends_are_everything_and_nothing(scores):
 
 @given(score_tables(), st.integers(0, 5))
 def test_per_layer_keeps_the_best_of_each_layer(scores, keep):
-    shape = shape_of_scores(scores)
+    shape = shape_of_importance(scores)
     keep = min(keep, *(size.num_heads for size in shape.values()), 5)
 
     mask = best_mask_per_layer(removal_order(scores), shape, keep=keep)
@@ -282,7 +282,7 @@ def test_per_layer_keeps_the_best_of_each_layer(scores, keep):
 def test_per_layer_ties_keep_the_higher_head():
     scores = {"t": [[1.0, 1.0, 1.0]]}
 
-    mask = best_mask_per_layer(removal_order(scores), shape_of_scores(scores), keep=1)
+    mask = best_mask_per_layer(removal_order(scores), shape_of_importance(scores), keep=1)
 
     assert mask["t"].keep == ((2,),)
 

@@ -13,14 +13,14 @@ from hydractl.heads.masks import (
     all_heads,
     best_mask,
     cluster_masks,
-    dropped,
-    keep_every_layer,
+    dropped_heads,
     random_masks,
     random_masks_per_layer,
+    refill_empty_layers,
     representatives,
     sample_masks,
     shape_of,
-    share_before,
+    share_first_layers,
 )
 from hydractl.manifest.head_mask import HeadId, TowerKeep, TowerShape
 from support.masks import agree_before
@@ -52,8 +52,8 @@ def test_every_member_removes_its_count_from_the_pool(task):
     assert len(masks) == sampling.members
     for mask in masks:
         assert shape_of(mask) == shape
-        assert len(dropped(mask)) == removals
-        assert set(dropped(mask)) <= set(order[: sampling.pool])
+        assert len(dropped_heads(mask)) == removals
+        assert set(dropped_heads(mask)) <= set(order[: sampling.pool])
 
 
 @given(sampling_tasks())
@@ -62,7 +62,7 @@ def test_members_are_all_different(task):
 
     masks = sample_masks(order, shape, removals=removals, sampling=sampling)
 
-    assert len({dropped(mask) for mask in masks}) == sampling.members
+    assert len({dropped_heads(mask) for mask in masks}) == sampling.members
 
 
 @given(sampling_tasks())
@@ -94,7 +94,7 @@ def test_every_subset_is_drawn_when_all_are_needed():
 
     masks = sample_masks(all_heads(shape), shape, removals=2, sampling=sampling)
 
-    assert len({dropped(mask) for mask in masks}) == math.comb(4, 2)
+    assert len({dropped_heads(mask) for mask in masks}) == math.comb(4, 2)
 
 
 def test_another_seed_draws_other_masks():
@@ -104,7 +104,7 @@ def test_another_seed_draws_other_masks():
     def draw(seed: int) -> tuple:
         return sample_masks(order, shape, removals=48, sampling=Sampling(pool=100, members=3, seed=seed))
 
-    assert len({dropped(mask) for seed in range(5) for mask in draw(seed)}) == 15
+    assert len({dropped_heads(mask) for seed in range(5) for mask in draw(seed)}) == 15
 
 
 def test_more_members_leave_the_first_ones_alone():
@@ -134,7 +134,7 @@ def test_heads_are_drawn_evenly():
         (mask,) = sample_masks(
             all_heads(shape), shape, removals=2, sampling=Sampling(pool=5, members=1, seed=seed)
         )
-        for head in dropped(mask):
+        for head in dropped_heads(mask):
             counts[head.head] += 1
 
     # Each head is removed in 2 of 5 draws: 160 of 400, with a standard deviation of 10.
@@ -173,9 +173,9 @@ def one_tower(*keep: tuple[int, ...]) -> dict[str, TowerKeep]:
 def test_sharing_replaces_the_early_layers_alone():
     first, second = one_tower((0,), (1,), ()), one_tower((1,), (0, 1), (0,))
 
-    assert share_before([first, second], 2) == (first, one_tower((0,), (1,), (0,)))
-    assert share_before([first, second], 0) == (first, second)
-    assert share_before([first, second], 9) == (first, first)
+    assert share_first_layers([first, second], 2) == (first, one_tower((0,), (1,), (0,)))
+    assert share_first_layers([first, second], 0) == (first, second)
+    assert share_first_layers([first, second], 9) == (first, first)
 
 
 @given(sampling_tasks(), st.integers(0, 4))
@@ -183,10 +183,10 @@ def test_shared_masks_agree(task, layer):
     order, shape, removals, sampling = task
     masks = sample_masks(order, shape, removals=removals, sampling=sampling)
 
-    shared = share_before(masks, layer)
+    shared = share_first_layers(masks, layer)
 
     assert agree_before(shared, layer)
-    assert share_before(shared, layer) == shared
+    assert share_first_layers(shared, layer) == shared
 
 
 @st.composite
@@ -209,8 +209,8 @@ def test_random_masks_remove_their_count_differ_and_agree_where_they_must(shape,
         reject()
 
     assert masks == random_masks(shape, **options)
-    assert all(len(dropped(mask)) == removals and shape_of(mask) == shape for mask in masks)
-    assert len({dropped(mask) for mask in masks}) == members
+    assert all(len(dropped_heads(mask)) == removals and shape_of(mask) == shape for mask in masks)
+    assert len({dropped_heads(mask) for mask in masks}) == members
     assert agree_before(masks, start)
 
 
@@ -227,7 +227,7 @@ def test_random_masks_by_layer_keep_their_count_in_each(shape, data):
 
     assert masks == random_masks_per_layer(shape, **options)
     assert all(len(heads) == keep for mask in masks for part in mask.values() for heads in part.keep)
-    assert len({dropped(mask) for mask in masks}) == members
+    assert len({dropped_heads(mask) for mask in masks}) == members
     assert agree_before(masks, start)
 
 
@@ -237,7 +237,7 @@ def test_random_masks_are_drawn_as_evenly_as_random_scores_would():
 
     for seed in range(400):
         (mask,) = random_masks(shape, removals=2, sampling=Sampling(members=1, seed=seed))
-        for head in dropped(mask):
+        for head in dropped_heads(mask):
             counts[head] += 1
 
     # Each head is removed in 2 of 6 draws: 133 of 400, with a standard deviation of 9.4.
@@ -351,7 +351,7 @@ def test_as_many_members_as_the_largest_cluster_has_heads_are_all_different_with
 def test_equal_scores_give_an_empty_layer_its_lowest_head_back():
     mask = {"t": TowerKeep(num_heads=3, keep=((), (2,)))}
 
-    assert keep_every_layer(mask, {"t": [[0.5, 0.5, 0.1], [1, 1, 1]]})["t"].keep == ((0,), (2,))
+    assert refill_empty_layers(mask, {"t": [[0.5, 0.5, 0.1], [1, 1, 1]]})["t"].keep == ((0,), (2,))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from hydractl.cli.app import main
-from hydractl.hub.card import making
+from hydractl.hub.card import history_section
 from hydractl.manifest.header import InputFile, Kind, Step
 from hydractl.provenance.command_config import without_paths
 from hydractl.runtime import digest_file
@@ -72,7 +72,7 @@ def commands_of(*members):
     inputs = tuple(InputFile(name=name, sha256=sha(digest), made_by=step) for name, digest, step in members)
     step = Step(command="fuse", options={}, inputs=inputs, argv=tuple(name for name, *_ in members))
     header = base().header.model_copy(update={"kind": Kind.HYDRA, "made_by": step})
-    section = making(header, "org/name")
+    section = history_section(header, "org/name")
     return section, section.partition("```sh\n")[2].partition("\n```")[0].split("\n")
 
 

@@ -26,7 +26,9 @@ FEW = {
     "transformers-clip-plain", "openclip-plain",
 }  # fmt: skip
 every_variant = pytest.mark.parametrize(
-    "variant", [pytest.param(v, marks=[] if str(v) in FEW else pytest.mark.more) for v in VARIANTS], ids=str
+    "variant",
+    [pytest.param(v, marks=[] if str(v) in FEW else pytest.mark.more) for v in VARIANTS],
+    ids=str,
 )
 
 
@@ -49,12 +51,12 @@ def tokenized(sample, tokenizer):
     """Return the base with a tokenizer, if it reads texts."""
     header = sample.header
     if isinstance(header.preprocess, Tokenization):
-        how = header.preprocess.model_copy(update={"tokenizer": tokenizer})
-        header = header.model_copy(update={"preprocess": how})
+        preprocess = header.preprocess.model_copy(update={"tokenizer": tokenizer})
+        header = header.model_copy(update={"preprocess": preprocess})
     elif header.prompting is not None and header.architecture.library == "transformers":
-        how = header.prompting.tokenization.model_copy(update={"tokenizer": tokenizer})
+        preprocess = header.prompting.tokenization.model_copy(update={"tokenizer": tokenizer})
         header = header.model_copy(
-            update={"prompting": header.prompting.model_copy(update={"tokenization": how})}
+            update={"prompting": header.prompting.model_copy(update={"tokenization": preprocess})}
         )
     return Sample(header, sample.state)
 
@@ -114,9 +116,9 @@ def test_what_the_folder_says_is_what_the_header_says(variant, tmp_path, tokeniz
     own = sample.header.architecture
     config = {"config": own.config, "name": own.name}  # The library may add defaults to the configuration.
     found = found.model_copy(update={"architecture": found.architecture.model_copy(update=config)})
-    how = sample.header.preprocess
-    if isinstance(how, Preprocess):  # Libraries round odd margins of the crop in different directions.
-        offset = {"crop_offset": how.crop_offset}
+    preprocess = sample.header.preprocess
+    if isinstance(preprocess, Preprocess):  # Libraries round odd margins of the crop in different directions.
+        offset = {"crop_offset": preprocess.crop_offset}
         found = found.model_copy(update={"preprocess": found.preprocess.model_copy(update=offset)})
     assert found == sample.header
 
@@ -158,7 +160,7 @@ def test_a_pruned_model_says_what_is_pruned(tmp_path):
     said = json.loads(files["config.json"])["hydractl"]["masks"]
 
     assert said == [{"vision": {"num_heads": 4, "keep": [[0, 1], [], [2]]}}]
-    assert HeadMask.from_json(files["head-mask.json"].decode(), where="mask").towers == member.header.masks[0]
+    assert HeadMask.from_json(files["head-mask.json"].decode(), place="mask").towers == member.header.masks[0]
 
 
 def test_a_tokenizer_stands_once_in_a_folder(tmp_path, tokenizer):

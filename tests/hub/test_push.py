@@ -93,7 +93,7 @@ def test_a_hydra_is_pushed_once_and_read_back(models, call, hub, tmp_path):
         served.faults = 0.0
         files = served.repositories[NAME].files()
         assert files["model.safetensors"] == (models / "hydra.st").read_bytes()
-        assert Report.from_json(files["report.json"].decode(), where="report").rows[1].name == "Hydra"
+        assert Report.from_json(files["report.json"].decode(), place="report").rows[1].name == "Hydra"
 
         back = hydractl.load(NAME)
         sha = served.repositories[NAME].branches["main"]
@@ -112,12 +112,12 @@ def test_a_report_of_the_same_weights_is_accepted(models, tmp_path, call):
 
     The card has both temperatures.
     """
-    path, opened = tmp_path / "model.st", open_model(str(models / "hydra.st"))
-    header = opened.header.model_copy(update={"threshold": THRESHOLD, "temperature": 2.0})
+    path, model_file = tmp_path / "model.st", open_model(str(models / "hydra.st"))
+    header = model_file.header.model_copy(update={"threshold": THRESHOLD, "temperature": 2.0})
     with path.open("wb") as file:
-        write_tensors(file, opened.checkpoint.tensors(), header=header)
+        write_tensors(file, model_file.checkpoint.tensors(), header=header)
     report = Report.read(models / "report.json")
-    own = report.rows[1].model_copy(update={"models": (fingerprint_of(opened),)})
+    own = report.rows[1].model_copy(update={"models": (fingerprint_of(model_file),)})
     (tmp_path / "report.json").write_text(report.model_copy(update={"rows": (report.rows[0], own)}).to_json())
     argv = (NAME, "--report", tmp_path / "report.json", "--dry-run")
 
@@ -141,7 +141,7 @@ def test_examples_of_a_report_are_never_pushed(models, tmp_path, call, hub):
         )
         assert code == 0, err
         files = served.repositories[NAME].files()
-    assert Report.from_json(files["report.json"].decode(), where="report") == report
+    assert Report.from_json(files["report.json"].decode(), place="report") == report
     for shown in (out.encode(), *files.values()):
         assert not [secret for secret in (b"secret", b"/9j/AAAA", b"cat/1.png") if secret in shown]
 

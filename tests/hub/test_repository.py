@@ -150,12 +150,12 @@ def test_what_fails_for_good_is_said_and_changes_nothing(hub, refuse, reason, hi
             assert (repository.made, repository.branches) == (0, {"main": EMPTY})
 
 
-def test_what_the_hub_asks_to_wait_is_waited_and_said(hub, clock, heard):
+def test_what_the_hub_asks_to_wait_is_waited_and_said(hub, clock, progress_log):
     with hub(refuse=at("/commit/", 429, {"Retry-After": "7"}, times=1)) as served:
         push(FILES, target())
         assert served.repositories[NAME].made == 1
     assert 7 in clock.slept
-    assert any("trying again in 7 s" in step for step in heard.steps)
+    assert any("trying again in 7 s" in step for step in progress_log.steps)
 
 
 def test_nobody_there(hub):

@@ -15,13 +15,20 @@ from pydantic import ValidationError
 from hydractl.errors import ManifestError
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.document import Document, Fingerprint, SealedDocument
-from hydractl.manifest.head_mask import HeadMask, HeadScores, MaskOrigin, Removal, TowerKeep, TowerScores
+from hydractl.manifest.head_mask import (
+    HeadImportance,
+    HeadMask,
+    MaskOrigin,
+    Removal,
+    TowerImportance,
+    TowerKeep,
+)
 from hydractl.manifest.header import Header, Sidecar, Step, check_mask_fits
 from hydractl.manifest.report import DOCUMENTS, Report
 from support.builders import base, sha
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-GOLDENS = {"scores": HeadScores, "head-mask": HeadMask, "checkpoint": Header}
+GOLDENS = {"scores": HeadImportance, "head-mask": HeadMask, "checkpoint": Header}
 
 
 def golden(name: str) -> dict:
@@ -34,11 +41,11 @@ def golden(name: str) -> dict:
 @pytest.mark.parametrize("name", GOLDENS)
 def test_golden_files_are_read_for_ever_and_dumped_byte_for_byte(name):
     text = (GOLDEN / f"{name}-1.json").read_text(encoding="utf-8")
-    assert GOLDENS[name].from_json(text, where="golden").to_json() == text
+    assert GOLDENS[name].from_json(text, place="golden").to_json() == text
 
 
 @pytest.mark.parametrize(
-    ("name", "document"), [("scores", HeadScores), ("checkpoint", Header), ("report", Report)]
+    ("name", "document"), [("scores", HeadImportance), ("checkpoint", Header), ("report", Report)]
 )
 def test_names_of_before_are_read_and_written_as_those_of_today(name, document):
     """The earlier keys `asked` and `typed` become `config_digest` and `argv`; both keys at once are an error."""
@@ -46,17 +53,17 @@ def test_names_of_before_are_read_and_written_as_those_of_today(name, document):
         (GOLDEN / f"{name}-{version}.json").read_text(encoding="utf-8") for version in ("before-2", "2")
     )
 
-    assert document.from_json(today, where="golden").to_json() == today
-    assert document.from_json(before, where="golden").to_json() == today
+    assert document.from_json(today, place="golden").to_json() == today
+    assert document.from_json(before, place="golden").to_json() == today
     with pytest.raises(ManifestError, match="asked"):
         document.from_json(
             today.replace('"config_digest":', f'"asked": "sha256:{"00" * 32}", "config_digest":'),
-            where="golden",
+            place="golden",
         )
 
 
 def test_golden_values_arrive():
-    scores = HeadScores.read(GOLDEN / "scores-1.json")
+    scores = HeadImportance.read(GOLDEN / "scores-1.json")
     assert scores.towers["vision"].scores == ((0.25, -1.5), (3.0, 1e-07))
     assert scores.removals is not None
     assert [(r.layer, r.head, r.objective) for r in scores.removals] == [(0, 1, 0.95), (1, 1, 0.9)]
@@ -95,7 +102,7 @@ masks = st.builds(
 @settings(max_examples=60)
 def test_mask_round_trip(mask):
     text = mask.to_json()
-    again = HeadMask.from_json(text, where="m")
+    again = HeadMask.from_json(text, place="m")
     assert again == mask
     assert again.to_json() == text
     assert text.endswith("}\n")
@@ -114,23 +121,23 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 )
 @settings(max_examples=60)
 def test_scores_round_trip(table, settings_, baseline):
-    scores = HeadScores(
+    scores = HeadImportance(
         method="taylor", objective=None, options=settings_, architecture="a", data={}, tool="t",
         model=Fingerprint(reference="m", sha256=sha("m")), baseline=baseline,
-        towers={"vision": TowerScores(scores=tuple(map(tuple, table)))},
+        towers={"vision": TowerImportance(scores=tuple(map(tuple, table)))},
         removals=(Removal(tower="vision", layer=0, head=0, objective=0.5),),
     )  # fmt: skip
     text = scores.to_json()
-    assert HeadScores.from_json(text, where="s") == scores
-    assert HeadScores.from_json(text, where="s").to_json() == text
-    assert HeadScores.from_json(text, where="s").digest() == scores.digest()
+    assert HeadImportance.from_json(text, place="s") == scores
+    assert HeadImportance.from_json(text, place="s").to_json() == text
+    assert HeadImportance.from_json(text, place="s").digest() == scores.digest()
 
 
 def test_key_order_and_white_space_do_not_change_what_is_read():
     raw = golden("head-mask")
     shuffled = json.dumps(dict(reversed(raw.items())), indent=7)
     assert (
-        HeadMask.from_json(shuffled, where="m").digest()
+        HeadMask.from_json(shuffled, place="m").digest()
         == HeadMask.read(GOLDEN / "head-mask-1.json").digest()
     )
 
@@ -153,7 +160,7 @@ def test_a_document_cannot_be_changed():
 
 def test_a_mask_of_two_keys_written_by_hand_is_enough():
     text = '{"schema": "hydractl.head-mask/1", "towers": {"vision": {"num_heads": 2, "keep": [[0], []]}}}'
-    assert HeadMask.from_json(text, where="m").towers["vision"].keep == ((0,), ())
+    assert HeadMask.from_json(text, place="m").towers["vision"].keep == ((0,), ())
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -210,7 +217,7 @@ def test_bad_masks_are_refused_with_the_json_path(edit, message):
     raw = golden("head-mask")
     edit(raw)
     with pytest.raises(ManifestError) as caught:
-        HeadMask.from_json(json.dumps(raw), where="mask.json")
+        HeadMask.from_json(json.dumps(raw), place="mask.json")
     assert str(caught.value).startswith(f"mask.json: {message}")
     assert "hydractl schema head-mask" in str(caught.value.hint)
     assert caught.value.exit_code == 3
@@ -240,7 +247,7 @@ def test_bad_scores_are_refused_with_the_json_path(edit, message):
     raw = golden("scores")
     edit(raw)
     with pytest.raises(ManifestError) as caught:
-        HeadScores.from_json(json.dumps(raw), where="scores.json")
+        HeadImportance.from_json(json.dumps(raw), place="scores.json")
     assert str(caught.value).startswith(f"scores.json: {message}")
 
 
@@ -270,7 +277,7 @@ def test_bad_headers_are_refused_with_the_json_path(edit, message):
     raw = golden("checkpoint")
     edit(raw)
     with pytest.raises(ManifestError) as caught:
-        Header.from_json(json.dumps(raw), where="a.st")
+        Header.from_json(json.dumps(raw), place="a.st")
     assert str(caught.value).startswith(f"a.st: {message}")
 
 
@@ -296,7 +303,7 @@ TEXTS = {
 @pytest.mark.parametrize(("text", "message"), TEXTS.values(), ids=TEXTS)
 def test_what_is_no_document_is_refused(text, message):
     with pytest.raises(ManifestError) as caught:
-        HeadMask.from_json(text, where="m.json")
+        HeadMask.from_json(text, place="m.json")
     assert str(caught.value).startswith(f"m.json: {message}")
 
 
@@ -306,7 +313,7 @@ def test_what_is_no_document_is_refused(text, message):
 def test_any_json_gives_a_manifest_error(value):
     for raw in (value, {"schema": "hydractl.head-mask/1", "towers": value}):
         with pytest.raises(ManifestError):
-            HeadMask.from_json(json.dumps(raw), where="m")
+            HeadMask.from_json(json.dumps(raw), place="m")
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -347,7 +354,7 @@ def test_standard_input(data, code):
 def test_the_full_mask_fits_its_architecture():
     architecture = base().header.architecture
     mask = full_mask(architecture.towers)
-    check_mask_fits(mask, architecture, where="m")
+    check_mask_fits(mask, architecture, place="m")
     assert [len(k) for k in mask["vision"].keep] == [4, 4, 4]
 
 

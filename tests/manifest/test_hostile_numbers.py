@@ -72,7 +72,7 @@ def places(node, path=()):
 
 def refuses(text):
     try:
-        Header.from_json(text, where="header")
+        Header.from_json(text, place="header")
     except ManifestError:
         return True
     return False
@@ -102,19 +102,19 @@ def test_no_number_is_out_of_range(place):
 @pytest.mark.parametrize("path", [("threshold", "score"), ("fitted", "scores", 0)])
 def test_scores_are_of_a_closed_set(path, value):
     with pytest.raises(ManifestError, match="OOD score that this release knows"):
-        Header.from_json(Place(path, "").text(value), where="header")
+        Header.from_json(Place(path, "").text(value), place="header")
 
 
 def test_a_threshold_needs_the_fitted_score():
     with pytest.raises(ManifestError, match="does not have `vim`"):
-        Header.from_json(Place(("threshold", "score"), "").text("vim"), where="header")
+        Header.from_json(Place(("threshold", "score"), "").text("vim"), place="header")
 
 
 @pytest.mark.parametrize("section", ["threshold", "fitted"])
 def test_a_newer_version_is_refused_with_the_command_to_upgrade(section, tmp_path):
     text = Place((section, "version"), 1).text(VERSION + 1)
     with pytest.raises(ManifestError, match="its newest version is") as refused:
-        Header.from_json(text, where="header")
+        Header.from_json(text, place="header")
     assert "--upgrade" in refused.value.hint
     header = SAMPLE.header.model_copy(update=SECTIONS)
     newer = header.model_copy(update={section: getattr(header, section).model_copy(update={"version": 9})})
@@ -126,7 +126,7 @@ def test_a_newer_version_is_refused_with_the_command_to_upgrade(section, tmp_pat
 
 def test_a_newer_schema_is_refused_with_the_command_to_upgrade():
     with pytest.raises(ManifestError, match=r"expected `hydractl.checkpoint/1`") as refused:
-        Header.from_json(json.dumps(RAW | {"schema": "hydractl.checkpoint/2"}), where="header")
+        Header.from_json(json.dumps(RAW | {"schema": "hydractl.checkpoint/2"}), place="header")
     assert "--upgrade" in refused.value.hint
 
 

@@ -40,7 +40,7 @@ def test_other_rows_show_the_classes_of_the_first():
     labels = torch.tensor([0, 0, 1, 1, 3])
     names = list("abcd")
     first = by_class(torch.tensor([0, 1, 1, 1, 0]), labels, names)
-    other = by_class(torch.tensor([0, 0, 2, 0, 3]), labels, names, like=first)
+    other = by_class(torch.tensor([0, 0, 2, 0, 3]), labels, names, same_classes_as=first)
 
     assert [c.name for c in first.classes] == ["a", "b", "d"]
     assert [(c.name, c.count, c.hits) for c in other.classes] == [("a", 2, 2), ("b", 2, 0), ("d", 1, 1)]

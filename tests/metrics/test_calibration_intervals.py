@@ -72,7 +72,7 @@ def test_every_interval_holds_its_number(seed, count, resamples):
         "nll": torch.rand(count, generator=generator).double().exp(),
         "error": sample["confidence"].square(),
     }
-    labelled = [m for m in METRICS.values() if set(m.reads) & sample.keys()]
+    labelled = [m for m in METRICS.values() if set(m.arguments) & sample.keys()]
     others = Resampling(resamples=resamples, seed=seed).values(
         labelled, drawn(generator, count=count) | sample
     )

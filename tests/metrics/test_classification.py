@@ -207,7 +207,7 @@ def test_the_order_of_passages_is_measured_as_by_scikit_learn(seed, queries):
         assert float(values["reciprocal_rank"][i]) == pytest.approx(1 / first)
         if len(truth) > 1:  # scikit-learn's NDCG is undefined for a single passage
             assert float(values["gain"][i]) == pytest.approx(sk.ndcg_score([truth], [guess], k=10))
-    assert {metric.reads[0] for metric in RETRIEVAL} == values.keys()
+    assert {metric.arguments[0] for metric in RETRIEVAL} == values.keys()
     assert all(value.dtype == torch.float64 and bool((value <= 1).all()) for value in values.values())
 
 

@@ -9,7 +9,7 @@ from sklearn.metrics import roc_curve
 
 from hydractl.manifest.report import MOST_POINTS
 from hydractl.metrics.classification import ece
-from hydractl.metrics.compute import answered
+from hydractl.metrics.compute import sample_values
 from hydractl.metrics.curves import curves_of, histogram, reliability, risk_coverage, roc
 from hydractl.metrics.ood_ranking import auroc
 from hydractl.metrics.per_sample import Responses, places
@@ -77,10 +77,12 @@ def test_what_is_looked_at_together_plays_no_part(monkeypatch):
     generator = torch.Generator().manual_seed(5)
     labels = torch.randint(0, 4, (50,), generator=generator)
     said, strange = (Responses(torch.randn(3, n, 4, generator=generator).log_softmax(-1)) for n in (50, 30))
-    whole = curves_of(said, answered(said, labels), {"far": strange}, "mi")
+    whole = curves_of(said, sample_values(said, labels), {"far": strange}, "mi")
     monkeypatch.setattr("hydractl.metrics.per_sample.SAMPLES_AT_ONCE", 7)
 
-    assert curves_of(said, answered(said, labels), {"far": strange}, "mi") == whole
+    assert curves_of(said, sample_values(said, labels), {"far": strange}, "mi") == whole
     assert whole.is_of(["far"])
     assert not whole.is_of([])
-    assert whole.roc["far"] != curves_of(said, answered(said, labels), {"far": strange}, "msp").roc["far"]
+    assert (
+        whole.roc["far"] != curves_of(said, sample_values(said, labels), {"far": strange}, "msp").roc["far"]
+    )

@@ -18,9 +18,9 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 import hydractl.metrics.temperature
 from hydractl.manifest.terms import Temperature
-from hydractl.metrics.compute import Measurement, measure, measure_all, scored
+from hydractl.metrics.compute import Measurement, measure, measure_all, ood_score
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.metrics.per_sample import Responses, question_losses
+from hydractl.metrics.per_sample import Responses, item_losses
 from hydractl.metrics.registry import METRICS
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.selective import FEWEST_POSITIVES, label_thresholds
@@ -43,7 +43,7 @@ CHOSEN = (
 )
 
 
-def told(members=3, samples=200, labels=5, *, seed=0, steps=None):
+def random_labels(members=3, samples=200, labels=5, *, seed=0, steps=None):
     """Return the members' log odds (M, N, Q), rounded if `steps` is given, and labels (N, Q)."""
     random = torch.Generator().manual_seed(seed)
     odds = 2 * torch.randn(members, samples, labels, generator=random, dtype=torch.float64)
@@ -67,7 +67,7 @@ def measured(odds, applies, *, resamples=0, metrics=CHOSEN, thresholds=()):
     ("members", "steps"), [(1, None), (1, 2), (3, None)]
 )  # no case of several members with ties, because rounding would break ties of mean probabilities
 def test_numbers_are_those_of_other_libraries(members, steps):
-    odds, applies = told(members, steps=steps)
+    odds, applies = random_labels(members, steps=steps)
     values = {name: estimate.value for name, estimate in measured(odds, applies).items()}
     probs = odds.sigmoid().mean(0)
     decided, truth = (probs > 0.5).long(), applies.numpy()
@@ -91,7 +91,7 @@ def test_numbers_are_those_of_other_libraries(members, steps):
 
 
 def test_a_label_that_is_in_all_samples_or_in_none_does_not_count_where_it_has_no_order():
-    odds, applies = told(labels=4)
+    odds, applies = random_labels(labels=4)
     applies[:, 0], applies[:, 1] = 0, 1
     values = {name: estimate.value for name, estimate in measured(odds, applies).items()}
     probs, truth = odds.sigmoid().mean(0), applies.numpy()
@@ -126,7 +126,7 @@ def test_resamples_draw_samples_and_never_labels():
 
 
 def test_the_bootstrap_is_that_of_the_metric_on_drawn_samples():
-    odds, applies = told(samples=60)
+    odds, applies = random_labels(samples=60)
     resampling = Resampling(resamples=5)
     values = measured(odds, applies, resamples=5)
     (drawn,) = next(resampling.draws(60))
@@ -138,15 +138,15 @@ def test_the_bootstrap_is_that_of_the_metric_on_drawn_samples():
 
 @pytest.mark.parametrize("name", SCORES)
 def test_an_ood_score_is_the_mean_over_labels(name):
-    odds, _ = told(members=2, samples=7)
+    odds, _ = random_labels(members=2, samples=7)
     said = responses(odds)
     logits = F.pad(odds.unsqueeze(-1), (1, 0))
     expected = torch.stack([SCORES[name].of(logits[:, :, q]) for q in range(5)]).mean(0)
-    torch.testing.assert_close(scored(said, name), expected)
+    torch.testing.assert_close(ood_score(said, name), expected)
 
 
 def test_the_temperature_is_that_of_all_labels_as_samples():
-    odds, applies = told(samples=50)
+    odds, applies = random_labels(samples=50)
     flat = F.pad(odds.unsqueeze(-1), (1, 0)).flatten(1, 2)
     assert scaled_nll(responses(odds), applies, 1.7) == pytest.approx(
         scaled_nll(flat, applies.flatten(), 1.7)
@@ -255,7 +255,7 @@ def test_neither_the_order_nor_the_parts_of_samples_change_temperatures_of_label
 
 
 def test_predictions_are_scaled_label_by_label():
-    odds, _ = told(members=2, samples=7)
+    odds, _ = random_labels(members=2, samples=7)
     by_label = torch.tensor([0.5, 1.0, 2.0, 3.0, 0.1], dtype=torch.float64)
     expected, found = responses(odds / by_label), scale(responses(odds), by_label.unsqueeze(-1))
     torch.testing.assert_close(found.log_probs, expected.log_probs.to(found.log_probs.dtype))
@@ -264,13 +264,13 @@ def test_predictions_are_scaled_label_by_label():
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_the_loss_is_the_binary_cross_entropy(smoothing):
-    odds, applies = told(members=2, samples=6)
+    odds, applies = random_labels(members=2, samples=6)
     logits = F.pad(odds.unsqueeze(-1), (1, 0))
     smooth = applies.double() * (1 - smoothing) + smoothing / 2
     expected = F.binary_cross_entropy_with_logits(odds, smooth.expand(odds.shape), reduction="none").mean(-1)
-    torch.testing.assert_close(question_losses(logits, applies, label_smoothing=smoothing), expected)
+    torch.testing.assert_close(item_losses(logits, applies, label_smoothing=smoothing), expected)
     shares = F.one_hot(applies, 2).double()
-    torch.testing.assert_close(question_losses(logits, shares, label_smoothing=smoothing), expected)
+    torch.testing.assert_close(item_losses(logits, shares, label_smoothing=smoothing), expected)
 
 
 def test_models_with_one_label_have_none_of_these():
@@ -284,7 +284,7 @@ def test_models_with_one_label_have_none_of_these():
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6), st.integers(30, 60), st.sampled_from([None, 1, 2]))
 def test_a_threshold_of_a_label_has_the_highest_f1(seed, samples, steps):
-    odds, applies = told(1, samples, 3, seed=seed, steps=steps)
+    odds, applies = random_labels(1, samples, 3, seed=seed, steps=steps)
     probs = odds[0].sigmoid().float()
     found = label_thresholds(probs, applies)
     for q, threshold in enumerate(found):
@@ -303,7 +303,7 @@ def test_a_threshold_of_a_label_has_the_highest_f1(seed, samples, steps):
 
 
 def test_f1_is_of_the_thresholds_and_other_numbers_are_not():
-    odds, applies = told()
+    odds, applies = random_labels()
     thresholds = (0.1, 0.3, 0.5, 0.7, 0.9)
     values = {name: each.value for name, each in measured(odds, applies, thresholds=thresholds).items()}
     decided = odds.sigmoid().mean(0) > torch.tensor(thresholds)
@@ -315,8 +315,8 @@ def test_f1_is_of_the_thresholds_and_other_numbers_are_not():
 
 @pytest.mark.parametrize("by_member", [False, True])
 def test_a_teacher_is_learnt_label_by_label(by_member):
-    odds, applies = told(members=2, samples=6)
-    theirs, _ = told(members=2, samples=6, seed=9)
+    odds, applies = random_labels(members=2, samples=6)
+    theirs, _ = random_labels(members=2, samples=6, seed=9)
     as_logits = lambda z: F.pad(z.unsqueeze(-1), (1, 0))
     lesson = DistillationLoss(
         teachers=(lambda _: as_logits(theirs),),
@@ -326,7 +326,7 @@ def test_a_teacher_is_learnt_label_by_label(by_member):
         split=by_member,
     )
     student = odds if by_member else odds[:1]
-    losses = question_losses(as_logits(student), applies).mean(0)
+    losses = item_losses(as_logits(student), applies).mean(0)
     targets = (theirs / 2).sigmoid() if by_member else (theirs / 2).sigmoid().mean(0, keepdim=True)
     taught, learnt = (
         torch.distributions.Bernoulli(p) for p in (targets.float(), (student / 2).sigmoid().float())

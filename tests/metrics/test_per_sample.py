@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.metrics.per_sample import answers, ensemble_log_probs, opinions, places, question_losses
+from hydractl.metrics.per_sample import answers, ensemble_log_probs, item_losses, opinions, places
 
 
 @pytest.mark.parametrize(
@@ -112,20 +112,20 @@ def test_losses_of_one_question_are_the_cross_entropies_of_every_member_for_clas
     source = torch.Generator().manual_seed(seed)
     logits, labels = torch.randn(3, 5, 4, generator=source), torch.randint(4, (5,), generator=source)
 
-    losses = question_losses(logits, labels, label_smoothing=0.1)
+    losses = item_losses(logits, labels, label_smoothing=0.1)
 
     for of_member, expected in zip(losses, logits, strict=True):
         smoothed = F.cross_entropy(expected, labels, reduction="none", label_smoothing=0.1)
         torch.testing.assert_close(of_member, smoothed)
     certain = F.one_hot(labels, 4).float()
-    torch.testing.assert_close(question_losses(logits, certain, label_smoothing=0.1), losses)
+    torch.testing.assert_close(item_losses(logits, certain, label_smoothing=0.1), losses)
 
 
 @given(st.integers(0, 10_000))
 def test_losses_of_several_questions_are_those_of_sigmoids(seed):
     z, labels = sigmoid_questions(seed)
 
-    losses = question_losses(F.pad(z.unsqueeze(-1), (1, 0)), labels)
+    losses = item_losses(F.pad(z.unsqueeze(-1), (1, 0)), labels)
 
     expected = F.binary_cross_entropy_with_logits(z, labels.expand(z.shape).double(), reduction="none")
     torch.testing.assert_close(losses, expected.mean(-1))

@@ -23,7 +23,7 @@ MEAN = Metric(
     name="mean",
     needs=MetricNeeds.LABELS,
     definition="A mean.",
-    reads=("x",),
+    arguments=("x",),
     compute=lambda x: x.mean(-1),
     interval=True,
 )
@@ -155,7 +155,7 @@ def check_coverage(covered, trials=TRIALS):
     assert 0.95 - error - 0.01 <= covered / trials <= 0.95 + error
 
 
-def found_on(metrics, confidence, hits, others=None, *, seed):
+def measured_on(metrics, confidence, hits, others=None, *, seed):
     """Return the metrics of a model with probabilities (N,) of its first class, on ID data and on OOD data."""
     log_probs = torch.stack([confidence, 1 - confidence], 1).log()[None]
     ood = {} if others is None else {"x": torch.stack([others, 1 - others], 1).log()[None]}
@@ -182,7 +182,7 @@ def test_intervals_of_labelled_metrics_cover():
     for trial in range(TRIALS):
         confidence = 0.5 + 0.5 * torch.rand(120, generator=generator, dtype=torch.float64)
         hits = torch.rand(120, generator=generator, dtype=torch.float64) < confidence
-        found = found_on(tuple(truth), confidence, hits, seed=trial).values
+        found = measured_on(tuple(truth), confidence, hits, seed=trial).values
         for name, value in truth.items():
             covered[name] += found[name].low <= value <= found[name].high
 
@@ -200,7 +200,7 @@ def test_intervals_of_auroc_cover(inside, outside):
     for trial in range(TRIALS):
         own, others = (torch.randn(n, generator=generator, dtype=torch.float64) for n in (inside, outside))
         confidence, strange = (0.5 + 0.5 * torch.sigmoid(-x) for x in (own, others + 1))
-        value = found_on(("auroc",), confidence, confidence > 0, strange, seed=trial).ood["x"]["auroc"]
+        value = measured_on(("auroc",), confidence, confidence > 0, strange, seed=trial).ood["x"]["auroc"]
         covered += value.low <= truth <= value.high
 
     check_coverage(covered)

@@ -19,16 +19,16 @@ from hydractl.metrics.classification import ece
 from hydractl.metrics.compute import (
     Measurement,
     RowNumbers,
-    answered,
     entity_scale,
     means,
     measure,
     measure_all,
-    scored,
+    ood_score,
+    sample_values,
 )
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.metrics.per_sample import Responses, ensemble_log_probs, question_losses
+from hydractl.metrics.per_sample import Responses, ensemble_log_probs, item_losses
 from hydractl.metrics.registry import METRICS, needing
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.spans import span_counts, span_f1, span_labels, span_precision, spans_of
@@ -128,7 +128,7 @@ def test_a_text_scores_the_mean_of_its_words(name):
     expected = [
         float(SCORES[name].of(logits[:, i, row >= 0].double()).mean()) for i, row in enumerate(labels)
     ]
-    assert scored(told, name).tolist() == pytest.approx(expected, abs=1e-5)
+    assert ood_score(told, name).tolist() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "nll", "brier"])
@@ -136,7 +136,7 @@ def test_intervals_draw_texts_with_all_their_words(name):
     told, labels, _ = ragged()
     resampling = Resampling(resamples=50)
     found = measure(told, labels, {}, metrics=(name,), scores=(), resampling=resampling).id_set[name]
-    per_word = answered(told, labels)
+    per_word = sample_values(told, labels)
     values = per_word[{"accuracy": "hits", "nll": "nll", "brier": "error"}[name]].view(labels.shape).numpy()
     draws = torch.cat([rows for (rows,) in resampling.draws(len(labels), labels=LONGEST)]).numpy()
     expected = [np.concatenate([values[i][~np.isnan(values[i])] for i in rows]).mean() for rows in draws]
@@ -191,9 +191,9 @@ def test_a_span_is_as_sure_as_its_least_sure_word():
     assert shown.low <= shown.value <= shown.high
 
 
-def entities(told, labels, names, *, temperature=1.0):
+def entities(predictions, labels, names, *, temperature=1.0):
     """Yield the minimum probability of each span that seqeval predicts, and whether the span is correct."""
-    log_probs = (told.log_probs.double() / temperature).log_softmax(-1)
+    log_probs = (predictions.log_probs.double() / temperature).log_softmax(-1)
     probs = log_probs.exp().mean(0)
     for i, row in enumerate(labels):
         there = int((row >= 0).sum())
@@ -251,13 +251,13 @@ def test_without_a_predicted_span_there_is_nothing_to_calibrate():
     assert (values["span_f1"].value, values["span_recall"].value) == (0, 0)
 
 
-def span_scores(told, labels, names, score):
+def span_scores(predictions, labels, names, score):
     """Return the maximum score over the words of each of seqeval's predicted spans, for each text."""
-    tags = ensemble_log_probs(told.log_probs.double()).argmax(-1)
+    tags = ensemble_log_probs(predictions.log_probs.double()).argmax(-1)
     found = []
     for i, row in enumerate(labels):
         there = int((row >= 0).sum())
-        logits = told.logits()[:, i, :there].double()
+        logits = predictions.logits()[:, i, :there].double()
         by_word = SCORES[score].of(logits)
         spans = get_entities([names[tag] for tag in tags[i, :there].tolist()])
         found.append([float(by_word[first : last + 1].max()) for _, first, last in spans])
@@ -345,7 +345,7 @@ def test_without_a_span_none_are_told_apart():
 def test_the_loss_of_a_batch_is_the_mean_over_its_words_as_pytorch_has_it(smoothing):
     _, labels, logits = ragged()
     logits = logits.nan_to_num().requires_grad_()
-    found = question_losses(logits, labels, label_smoothing=smoothing).mean(1)
+    found = item_losses(logits, labels, label_smoothing=smoothing).mean(1)
     expected = torch.stack(
         [
             torch.nn.functional.cross_entropy(z.flatten(0, 1), labels.flatten(), label_smoothing=smoothing)
@@ -359,7 +359,7 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_words_as_pytorch_has_it(smooth
 
 def test_a_batch_without_a_word_costs_nothing():
     logits = torch.randn(2, 3, 4, requires_grad=True)
-    loss = question_losses(logits, torch.full((2, 3), -100)).mean()
+    loss = item_losses(logits, torch.full((2, 3), -100)).mean()
     loss.backward()
     assert loss.item() == 0
     assert not logits.grad.any()

@@ -56,10 +56,10 @@ def posterior(logits, labels, temperature, samples=None):
     return -(samples or len(labels)) * np.log(of_labels).mean() + 2 * np.log(temperature) ** 2
 
 
-def reference(logits, labels, **how):
+def reference(logits, labels, **preprocess):
     """Return the minimum of `posterior` by Nelder and Mead's search from ten starts."""
     runs = [
-        minimize(lambda x: posterior(logits, labels, np.exp(x[0]), **how), [start], method="Nelder-Mead",
+        minimize(lambda x: posterior(logits, labels, np.exp(x[0]), **preprocess), [start], method="Nelder-Mead",
                  bounds=[(np.log(LOWEST), np.log(HIGHEST))], options={"xatol": 1e-9, "fatol": 1e-12})
         for start in np.linspace(-2.9, 2.9, 10)
     ]  # fmt: skip

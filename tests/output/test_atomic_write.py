@@ -41,8 +41,8 @@ def test_a_scratch_that_another_command_took_for_a_dead_ones_is_begun_anew(tmp_p
             return False
         return True
 
-    monkeypatch.setattr("hydractl.output.publish.keep", keep)
-    monkeypatch.setattr("hydractl.checkpoint.keep", keep)
+    monkeypatch.setattr("hydractl.output.publish.lock_new", keep)
+    monkeypatch.setattr("hydractl.checkpoint.lock_new", keep)
     publish_text(tmp_path / "a.json", "{}")
     assert (names(tmp_path), len({*taken})) == (["a.json"], 2)
 

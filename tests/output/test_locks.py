@@ -12,7 +12,7 @@ import pytest
 from hydractl.errors import OutputError, OutputExists
 from hydractl.output.publish import check_output, claimed, publish_together
 from hydractl.progress import reporting
-from support.heard import Heard, cut_between_names
+from support.progress_log import ProgressLog, cut_between_names
 
 
 def names(folder):
@@ -46,11 +46,11 @@ def test_another_name_of_the_same_output_is_no_way_round(tmp_path):
 
 
 def test_who_waits_has_it_next(tmp_path):
-    out, heard, waits, order = tmp_path / "a.st", Heard(), threading.Event(), []
+    out, progress_log, waits, order = tmp_path / "a.st", ProgressLog(), threading.Event(), []
 
     def second():
-        heard.step = lambda message: (heard.steps.append(message), waits.set())
-        with reporting(heard), claimed(out, force=False, wait=True):
+        progress_log.step = lambda message: (progress_log.steps.append(message), waits.set())
+        with reporting(progress_log), claimed(out, force=False, wait=True):
             order.append("second")
 
     thread = threading.Thread(target=second)
@@ -60,7 +60,7 @@ def test_who_waits_has_it_next(tmp_path):
         order.append("first")
     thread.join(10)
     assert order == ["first", "second"]
-    assert heard.steps == [
+    assert progress_log.steps == [
         f"Waiting for process {os.getpid()} on {os.uname().nodename}, which is writing {out}"
     ]
     assert names(tmp_path) == []
@@ -88,14 +88,14 @@ def test_a_missing_folder_is_named(tmp_path):
     assert "mkdir -p" in caught.value.hint
 
 
-def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, heard):
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, progress_log):
     def none(*_):
         raise OSError(errno.ENOTSUP, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", none)
     with claimed(tmp_path / "a.st", force=False) as claim:
         publish_all(claim, tmp_path)
-    assert [("has no locks" in said) for said in heard.warnings] == [True]
+    assert [("has no locks" in said) for said in progress_log.warnings] == [True]
     assert names(tmp_path) == ["a.st", "b.json", "c.st"]
 
 

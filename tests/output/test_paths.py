@@ -19,7 +19,7 @@ from hydractl.output.publish import (
     output,
     publish_together,
 )
-from support.heard import cut_between_names
+from support.progress_log import cut_between_names
 
 
 def names(folder):

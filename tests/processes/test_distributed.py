@@ -15,7 +15,7 @@ from hydractl.processes.distributed import (
     LINGER_S,
     PROCESS_ENDED,
     ProcessGroup,
-    _Voice,
+    _FailureReporter,
     refuse_shared_device,
     refuse_shared_input,
     start_team,
@@ -142,7 +142,7 @@ def test_some_things_are_for_one_process(monkeypatch, refuse, shared, fine):
 
 def voices(count=2):
     store = HashStore()
-    return [_Voice(store, rank) for rank in range(count)]
+    return [_FailureReporter(store, rank) for rank in range(count)]
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_without_the_leader_another_says_what_happened(sleeps):
 
 def test_a_signal_ends_the_waiting(monkeypatch):
     leader, follower = voices()
-    leader.is_speaker()
+    leader.is_reporter()
 
     def sleep(_seconds):
         raise KeyboardInterrupt
@@ -213,7 +213,7 @@ def test_nobody_else_speaks_when_the_store_is_gone(sleeps):
         def compare_set(self, *_):
             raise RuntimeError("connection refused")
 
-    assert [_Voice(Gone(), rank).is_speaker() for rank in (0, 1)] == [True, False]
+    assert [_FailureReporter(Gone(), rank).is_reporter() for rank in (0, 1)] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_nobody_else_speaks_when_the_store_is_gone(sleeps):
     ],
 )
 def test_a_library_that_lost_a_process_is_said_without_its_traceback(error):
-    ending = _Voice(HashStore(), 0).ending(error)
+    ending = _FailureReporter(HashStore(), 0).ending(error)
 
     assert (type(ending), ending.message) == (Interrupted, PROCESS_ENDED)
 
@@ -235,13 +235,15 @@ def test_other_errors_of_libraries_keep_their_traceback(monkeypatch):
     monkeypatch.setattr(distributed.time, "sleep", lambda _: None)
     error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    assert _Voice(HashStore(), 0).ending(error) is error
+    assert _FailureReporter(HashStore(), 0).ending(error) is error
 
 
 def test_a_group_within_a_group_leaves_the_choice_of_the_speaker(monkeypatch):
     """A silent process of the inner group does not become the speaker of the outer group."""
     monkeypatch.setattr(distributed.time, "sleep", lambda _: None)
-    inner, outer = ([_Voice(store, rank) for rank in range(2)] for store in (HashStore(), HashStore()))
+    inner, outer = (
+        [_FailureReporter(store, rank) for rank in range(2)] for store in (HashStore(), HashStore())
+    )
     error = DataError("rank 1's")
 
     said = inner[1].ending(error)

@@ -233,7 +233,7 @@ def test_whatever_was_measured_there_is_a_page(kept, whose):
         for row in report.rows[whose]
     ]
     report = report.model_copy(update={"rows": (*rows, *report.rows[len(rows) :])})
-    compared = Compared.of({"a.json": Report.from_json(report.to_json(), where="a")})
+    compared = Compared.of({"a.json": Report.from_json(report.to_json(), place="a")})
 
     read = Read(page(compared, tuple(figures(compared))))
     both = "macs" in kept and len(kept) > 1
@@ -303,7 +303,7 @@ def test_each_ood_score_has_tables_of_its_own():
         for row in report.rows
     )
     both = Report.from_json(
-        report.model_copy(update={"rows": rows, "ood_scores": ("msp", "mi")}).to_json(), where="a"
+        report.model_copy(update={"rows": rows, "ood_scores": ("msp", "mi")}).to_json(), place="a"
     )
     one, two = (
         [t for s in sections(Compared.of({"a": r})) if s.name == "ood" for t in s.tables]
@@ -355,7 +355,7 @@ def test_classes_of_one_name_are_told_apart():
 
 def test_examples_are_pictures_in_the_page_and_texts_that_are_no_markup():
     report = seeded(0).model_copy(update={"examples": examples()})
-    text = made(Report.from_json(report.to_json(), where="a"))
+    text = made(Report.from_json(report.to_json(), place="a"))
     read = Read(text)
 
     assert [a["src"] for a in read.all("img")] == ["data:image/jpeg;base64,/9j/AAAA"]
@@ -373,7 +373,7 @@ def test_a_picture_is_base64_and_small(picture):
     raw["examples"]["disagreements"][0]["picture"] = picture
 
     with pytest.raises(ManifestError, match=r"examples\.disagreements\[0\]\.picture"):
-        Report.from_json(json.dumps(raw), where="a")
+        Report.from_json(json.dumps(raw), place="a")
 
 
 def test_lineage_is_told_once():

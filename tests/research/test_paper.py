@@ -108,7 +108,9 @@ def test_hydras_of_a_quarter_know_its_classes(zero_shot_plan):
     ],
 )
 def test_a_claim_is_judged_by_the_whole_interval(claims, gaps, equal, more, verdict):
-    claim = claims.Claim(table="0", first="a", other="b", metric="nll", more=more, theirs="", equal=equal)
+    claim = claims.Claim(
+        table="0", first="a", other="b", metric="nll", is_higher=more, paper_numbers="", equal=equal
+    )
     seeds = [{"a": {"nll": 1 + gap}, "b": {"nll": 1.0}} for gap in gaps]
 
     found = claims.judge(claim, seeds)
@@ -138,7 +140,7 @@ def test_packed_members_share_the_width(plan):
 def test_what_was_not_measured_is_said_and_what_was_has_a_row(claims, monkeypatch):
     import page
 
-    (task, result), *_ = page.kept().items()
+    (task, result), *_ = page.read_results().items()
     cells = "| hydra (circuits) has higher OOD AUROC than packed | "
     gone = ("packed", "circuit for OOD not tuned")
     seeds = [
@@ -150,14 +152,14 @@ def test_what_was_not_measured_is_said_and_what_was_has_a_row(claims, monkeypatc
         for seed in result.rows
     ]
 
-    monkeypatch.setattr(page, "kept", lambda: {task: replace(result, rows=seeds)})
+    monkeypatch.setattr(page, "read_results", lambda: {task: replace(result, rows=seeds)})
     before = "\n".join(page._lines())
     own = {"euclidean ood": 2.0, "mahalanobis ood": 3.0}
     more = [
         {**seed, "single": seed["single"] | own, "packed": seed["single"], gone[1]: seed["single"] | own}
         for seed in seeds
     ]
-    monkeypatch.setattr(page, "kept", lambda: {task: replace(result, rows=more)})
+    monkeypatch.setattr(page, "read_results", lambda: {task: replace(result, rows=more)})
     after = "\n".join(page._lines())
 
     assert cells not in before
@@ -175,13 +177,15 @@ def test_what_was_not_measured_is_said_and_what_was_has_a_row(claims, monkeypatc
 def test_rows_that_not_every_seed_has_say_of_which_they_are(claims, monkeypatch):
     import page
 
-    (task, result), *_ = page.kept().items()
+    (task, result), *_ = page.read_results().items()
     first, *others = result.rows
     alone = replace(result, rows=[first], seeds=result.seeds[:1])
-    monkeypatch.setattr(page, "kept", lambda: {task: alone})
+    monkeypatch.setattr(page, "read_results", lambda: {task: alone})
     (single,) = (line for line in page._lines() if line.startswith("| single | 0.") and line.count("|") > 10)
     monkeypatch.setattr(
-        page, "kept", lambda: {task: replace(result, rows=[{**first, "new": first["single"]}, *others])}
+        page,
+        "read_results",
+        lambda: {task: replace(result, rows=[{**first, "new": first["single"]}, *others])},
     )
 
     assert single.replace("single", f"new (only seed {result.seeds[0]})") in page._lines()
@@ -201,7 +205,7 @@ def test_seeds_are_kept_one_by_one(claims, monkeypatch, tmp_path):
     assert (kept.seeds, kept.epochs) == (("11", "12"), measure.EPOCHS["shapes"])
     assert kept.rows == [{"single": {"nll": 0.2}}, {"single": {"nll": 0.3}}]
     assert kept.command.endswith("measure.py shapes --seeds 11 12")
-    assert len(kept.where) == 1
+    assert len(kept.place) == 1
 
     path.write_text(json.dumps({**json.loads(path.read_text()), "epochs": [1, 2]}))
     with pytest.raises(SystemExit, match=r"1, 2\] epochs: remove the file first"):
@@ -210,7 +214,7 @@ def test_seeds_are_kept_one_by_one(claims, monkeypatch, tmp_path):
 
 
 def test_one_seed_decides_nothing(claims):
-    claim = claims.Claim(table="0", first="a", other="b", metric="nll", more=True, theirs="")
+    claim = claims.Claim(table="0", first="a", other="b", metric="nll", is_higher=True, paper_numbers="")
 
     assert claims.judge(claim, [{"a": {"nll": 2.0}, "b": {"nll": 1.0}}]).verdict == "open"
 

@@ -10,7 +10,7 @@ import pytest
 
 from hydractl.cli.app import COMMANDS, function_of
 from hydractl.plugins import load, plugins
-from hydractl.research.analyses.options import ANALYSES, Analysing
+from hydractl.research.analyses.options import ANALYSES, AnalysisOptions
 from hydractl.research.baselines.options import BASELINES
 from hydractl.research.bench.config import BenchConfig
 from hydractl.research.evaluation import ResearchEval
@@ -55,7 +55,7 @@ def test_an_analysis_names_its_function(name):
 
 
 def test_every_constraint_names_a_setting():
-    for config in (BenchConfig, ResearchEval, Analysing, *BASELINES.values()):
+    for config in (BenchConfig, ResearchEval, AnalysisOptions, *BASELINES.values()):
         for name, setting in declared(config).items():
             for relation in ("needs", "only_with", "excludes"):
                 for constraint in setting.constraints(relation):

@@ -6,7 +6,7 @@ import torch
 from hydractl.errors import UsageError
 from hydractl.scoring.job import ScoreJob
 from hydractl.scoring.settings import MagnitudeSettings
-from hydractl.scoring.weight_scores import score_magnitude, score_random
+from hydractl.scoring.weight_importance import score_magnitude, score_random
 from support.builders import base
 from support.variants import variant
 
@@ -56,9 +56,11 @@ def test_magnitude_is_normalised_as_asked():
     sample = base(variant("class-token"))
     plain, layer, tower = (
         torch.tensor(
-            score_magnitude(job_for(sample, settings=MagnitudeSettings(normalize=how))).scores["vision"]
+            score_magnitude(job_for(sample, settings=MagnitudeSettings(normalize=preprocess))).scores[
+                "vision"
+            ]
         )
-        for how in ("none", "layer", "tower")
+        for preprocess in ("none", "layer", "tower")
     )
 
     assert torch.allclose(layer, plain / plain.norm(dim=1, keepdim=True))

@@ -27,9 +27,9 @@ def ranks(row):
     return sorted(range(len(row)), key=lambda i: (row[i], i))
 
 
-@given(tables=SCORES, how=HOWS)
-def test_shapes_stay_and_no_head_overtakes_another_of_its_layer(tables, how):
-    found = normalized(tables, how)
+@given(tables=SCORES, preprocess=HOWS)
+def test_shapes_stay_and_no_head_overtakes_another_of_its_layer(tables, preprocess):
+    found = normalized(tables, preprocess)
 
     assert {n: [len(r) for r in rows] for n, rows in found.items()} == {
         n: [len(r) for r in rows] for n, rows in tables.items()
@@ -85,7 +85,7 @@ def test_an_unknown_way_is_a_mistake_of_ours():
         normalized({"vision": [[1.0]]}, "rows")
 
 
-def test_one_tower_needs_no_warning(heard):
+def test_one_tower_needs_no_warning(progress_log):
     warn_of_unlike_towers(job_for(base(variant("class-token"))), "none")
 
-    assert heard.warnings == []
+    assert progress_log.warnings == []

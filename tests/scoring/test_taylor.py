@@ -8,7 +8,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from hydractl.errors import DataError, UsageError
 from hydractl.scoring import gradients
 from hydractl.scoring.settings import BudgetMeaning, TaylorSettings
-from hydractl.scoring.weight_scores import score_taylor
+from hydractl.scoring.weight_importance import score_taylor
 from support import naive
 from support.builders import base
 from support.jobs import changed, job_for, labelled, library_for, together
@@ -155,8 +155,8 @@ def test_of_equal_heads_the_lower_go_first(settings):
 def test_scores_are_normalised_at_the_end(scope):
     sample = base(variant("class-token"))
     plain, layer, tower = (
-        rows(scored(sample, keep=2, settings=TaylorSettings(scope=scope, normalize=how)))
-        for how in ("none", "layer", "tower")
+        rows(scored(sample, keep=2, settings=TaylorSettings(scope=scope, normalize=preprocess)))
+        for preprocess in ("none", "layer", "tower")
     )
 
     assert layer == pytest.approx(plain / plain.norm(dim=1, keepdim=True), rel=1e-12)
@@ -164,10 +164,10 @@ def test_scores_are_normalised_at_the_end(scope):
 
 
 @pytest.mark.parametrize(("settings", "warned"), [(ALL, True), (TaylorSettings(), False), (MOLCHANOV, True)])
-def test_towers_that_cannot_be_compared_are_warned_of(settings, warned, heard):
+def test_towers_that_cannot_be_compared_are_warned_of(settings, warned, progress_log):
     score_taylor(job_for(base(variant("transformers-clip-plain")), settings=settings))
 
-    assert bool(heard.warnings) == warned
+    assert bool(progress_log.warnings) == warned
 
 
 @pytest.mark.parametrize("settings", [ALL, MOLCHANOV])

@@ -11,7 +11,7 @@ from hydractl.data.reference import DataRef
 from hydractl.families.base import SCALE
 from hydractl.families.open_model import open_model
 from hydractl.families.registry import family_of
-from hydractl.manifest.head_mask import HeadMask, HeadScores
+from hydractl.manifest.head_mask import HeadImportance, HeadMask
 from hydractl.prediction.loaded_model import load
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
@@ -22,7 +22,7 @@ from hydractl.stages.prune.run import run_prune
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from support.builders import Sample, base, mask_file
-from support.heard import Heard
+from support.progress_log import ProgressLog
 from support.variants import VARIANTS
 
 DATA = "digits::split=test,classes=0-6,limit=14"
@@ -51,26 +51,26 @@ def dtypes(path):
     return {name: spec.dtype for name, spec in opened(path).checkpoint.specs.items()}
 
 
-def values(path, heard=None, **changes):
+def values(path, progress_log=None, **changes):
     data = DataRef.parse(DATA)
     config = EvalConfig(model=str(path), data=data, latency=False, bootstrap=0, device="cpu", **changes)
-    return run_eval(config, heard or Heard()).document.rows[0].values
+    return run_eval(config, progress_log or ProgressLog()).document.rows[0].values
 
 
 @pytest.mark.spread(cases=2)
 def test_it_is_measured_and_scored_as_in_fp32(model, tmp_path):
-    heard, towers = Heard(), []
-    assert values(model, heard) == values(model, dtype="fp32")
+    progress_log, towers = ProgressLog(), []
+    assert values(model, progress_log) == values(model, dtype="fp32")
     kinds = sorted({*dtypes(model).values()})
     said = f"its weights are stored as {', '.join(f'`{k}`' for k in kinds)}; it runs in the smallest data type that can represent all of them"
-    assert [said in warning for warning in heard.warnings] == [True] * (len(kinds) > 1)
+    assert [said in warning for warning in progress_log.warnings] == [True] * (len(kinds) > 1)
 
     for dtype in (None, "fp32"):
         out = tmp_path / f"{dtype}.json"
         run_score(
             ScoreConfig(model=str(model), method="taylor", data=DATA, device="cpu", dtype=dtype, out=out)
         )
-        towers.append(HeadScores.read(out).towers)
+        towers.append(HeadImportance.read(out).towers)
     assert towers[0] == towers[1]
 
 

@@ -23,14 +23,14 @@ from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from hydractl.training.recipe import Recipe
 from support.builders import base, mask_file
-from support.heard import Heard
+from support.progress_log import ProgressLog
 from support.variants import variant
 
 SAID = "its image preprocessing is assumed"
 DATA = "digits::classes=0-6,limit=12"
 
 
-class Told(Heard):
+class Told(ProgressLog):
     @property
     def told(self):
         return sum(SAID in line for line in self.warnings)
@@ -46,11 +46,11 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def member(folder, tmp_path_factory):
     """A member of the model, and the messages of `prune`."""
-    place, heard = tmp_path_factory.mktemp("member"), Told()
+    place, progress_log = tmp_path_factory.mktemp("member"), Told()
     sample = base(variant("transformers-vit-plain"))
     mask = mask_file(place / "mask.json", sample.header, (0, 1), (), (2,))
-    run_prune(PruneConfig(model=str(folder), masks=(mask,), out=place / "m.st"), heard)
-    return place / "m.st", heard
+    run_prune(PruneConfig(model=str(folder), masks=(mask,), out=place / "m.st"), progress_log)
+    return place / "m.st", progress_log
 
 
 def tuning(out, model, **changes):
@@ -62,32 +62,37 @@ def tuning(out, model, **changes):
 
 
 def test_pruning_and_scoring_without_data_read_no_image(tmp_path, folder, member):
-    heard = Told()
-    run_score(ScoreConfig(model=str(folder), method="random", out=tmp_path / "s.json"), heard)
-    assert (heard.warnings, member[1].warnings) == ([], [])
+    progress_log = Told()
+    run_score(ScoreConfig(model=str(folder), method="random", out=tmp_path / "s.json"), progress_log)
+    assert (progress_log.warnings, member[1].warnings) == ([], [])
     assert Checkpoint.open(member[0]).header.assumed
 
 
 def test_whoever_reads_images_is_told(folder, member):
     for model in (folder, member[0]):
-        heard = Told()
-        run_eval(EvalConfig(model=str(model), data=DataRef.parse(DATA), device="cpu"), heard)
-        assert heard.told == 1
+        progress_log = Told()
+        run_eval(EvalConfig(model=str(model), data=DataRef.parse(DATA), device="cpu"), progress_log)
+        assert progress_log.told == 1
 
 
 def test_what_was_trained_with_is_assumed_no_more(tmp_path, folder, member):
     for model in (folder, member[0]):
-        heard = Told()
-        run_finetune(tuning(tmp_path / "out.st", model, force=True), heard)
-        assert heard.told == 1
+        progress_log = Told()
+        run_finetune(tuning(tmp_path / "out.st", model, force=True), progress_log)
+        assert progress_log.told == 1
         assert not Checkpoint.open(tmp_path / "out.st").header.assumed
 
 
 def test_what_is_said_of_images_holds(tmp_path, folder):
     images = Images(mean=(0.25,), std=(0.125,))
-    with reporting(heard := Told()):
+    with reporting(progress_log := Told()):
         work = prepare(tuning(tmp_path / "out.st", folder, images=images), Output(OutputLock(force=False)))
-    assert (work.how.mean, work.how.std, work.header.assumed, heard.told) == ((0.25,), (0.125,), False, 0)
+    assert (work.preprocess.mean, work.preprocess.std, work.header.assumed, progress_log.told) == (
+        (0.25,),
+        (0.125,),
+        False,
+        0,
+    )
 
     with pytest.raises(UsageError, match=r"`--img-size`: .* does not accept images of 12x16 pixels"):
         prepare(
@@ -98,7 +103,7 @@ def test_what_is_said_of_images_holds(tmp_path, folder):
     found = prepare(
         tuning(tmp_path / "out.st", dino, images=Images(img_size=(12, 16))), Output(OutputLock(force=False))
     )
-    assert found.how.input_size == (1, 12, 16)
+    assert found.preprocess.input_size == (1, 12, 16)
 
 
 def test_texts_have_no_means(tmp_path):

@@ -21,7 +21,7 @@ from hydractl.stages.score.run import run_score
 from hydractl.training import run_log
 from hydractl.training.recipe import Recipe
 from support.builders import base
-from support.heard import Cut, Stopped
+from support.progress_log import InterruptedLoop, InterruptedProgress
 from support.ranks import environment, launcher
 from support.variants import variant
 
@@ -153,7 +153,7 @@ def test_a_run_that_was_cut_off_goes_on_under_its_name_and_steps(runs, tmp_path)
     while not out.exists():
         cuts += 1
         try:
-            run_finetune(config(out, save_every=1), Cut(3))
+            run_finetune(config(out, save_every=1), InterruptedProgress(3))
         except KeyboardInterrupt:
             assert runs[-1].finished
 
@@ -243,7 +243,7 @@ def scoring(model, out, **changes):
 def test_a_search_logs_its_objective_also_when_it_goes_on(runs, tmp_path, model):
     whole = run_score(scoring(model, tmp_path / "whole.json")).scores
     with pytest.raises(KeyboardInterrupt):
-        run_score(scoring(model, tmp_path / "out.json"), Stopped(2))
+        run_score(scoring(model, tmp_path / "out.json"), InterruptedLoop(2))
     run_score(scoring(model, tmp_path / "out.json"))
 
     logged = [(0, whole.baseline), *((i, r.objective) for i, r in enumerate(whole.removals, 1))]

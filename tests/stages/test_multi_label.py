@@ -40,7 +40,7 @@ from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
 from hydractl.training.recipe import Recipe
-from support.heard import Heard
+from support.progress_log import ProgressLog
 from support.text_folders import save_text_model
 from support.variants import of_depth, variant
 
@@ -98,7 +98,7 @@ def train(place, model, out, *, data="train.jsonl", progress=None, epochs=1, tea
         device="cpu",
         force=True,
     )
-    return run_finetune(config, progress or Heard())
+    return run_finetune(config, progress or ProgressLog())
 
 
 def evaluate(place, model, **options):
@@ -110,7 +110,7 @@ def evaluate(place, model, **options):
         bootstrap=0,
         **options,
     )
-    return run_eval(config, Heard()).document
+    return run_eval(config, ProgressLog()).document
 
 
 def labels_of(place):
@@ -151,9 +151,11 @@ def test_training_says_the_loss_and_accuracy_of_labels(place):
 @pytest.mark.parametrize("model", ["base.st", "hydra.st"])
 def test_a_frozen_encoder_trains_its_classifier_as_with_features_computed_anew(place, model):
     """The frozen encoder runs once, and the reported NLL is close to the NLL of `eval`."""
-    heard = Heard()
-    report = train(place, str(place / model), "head.st", train=("head",), reset_head=True, progress=heard)
-    assert any("frozen encoder" in step for step in heard.steps)
+    progress_log = ProgressLog()
+    report = train(
+        place, str(place / model), "head.st", train=("head",), reset_head=True, progress=progress_log
+    )
+    assert any("frozen encoder" in step for step in progress_log.steps)
     assert open_model(str(place / "head.st")).header.architecture.task.by_label
     assert report.nll == pytest.approx(evaluate(place, "head.st").rows[0].values["nll"].value, abs=0.3)
 
@@ -260,8 +262,8 @@ def test_predict_says_what_the_pipeline_says_one_text_at_a_time(place, model, su
     for text, line in zip(labels_of(place)[0][:8], lines, strict=False):
         (answer,) = ask([text])
         expected = {each["label"]: each["score"] for each in answer}
-        assert likely(line) == pytest.approx(expected, abs=1e-6)
-        assert [*likely(line)] == sorted(expected, key=lambda name: -expected[name])
+        assert probabilities_of(line) == pytest.approx(expected, abs=1e-6)
+        assert [*probabilities_of(line)] == sorted(expected, key=lambda name: -expected[name])
         labels = line["labels"] if isinstance(line["labels"], list) else json.loads(line["labels"])
         assert labels == [name for name in NAMES if expected[name] > 0.5]
 
@@ -274,7 +276,7 @@ def read(path):
     return (pd.read_csv if path.suffix == ".csv" else pd.read_parquet)(path).to_dict("records")
 
 
-def likely(line):
+def probabilities_of(line):
     """Return the probabilities of a line by label, in decreasing order, for JSON and tables."""
     if "top" in line:
         return {each["label"]: each["probability"] for each in line["top"]}
@@ -457,14 +459,14 @@ def test_thresholds_of_labels_are_stored_and_predict_applies_them(place, capsys,
     ).stdout
     assert [tuple(json.loads(line)["labels"]) for line in said.splitlines()] == [*predictions.labels[:6]]
 
-    heard = Heard()
+    progress_log = ProgressLog()
     again = EvalConfig(
         model=str(place / "stored.st"), data=DataRef.parse(str(place / "val.jsonl")), latency=False, device="cpu", bootstrap=0
     )  # fmt: skip
-    run_eval(again, heard)
+    run_eval(again, progress_log)
     count = len((place / "val.jsonl").read_text().splitlines())
     caveat = f"choice of label thresholds was fitted on {count} of {count} samples of `--data`: F1 will be too high"
-    assert any(caveat in warning for warning in heard.warnings)
+    assert any(caveat in warning for warning in progress_log.warnings)
     run(
         "finetune",
         place / "stored.st",
@@ -481,7 +483,7 @@ def test_thresholds_of_labels_are_stored_and_predict_applies_them(place, capsys,
 
 
 @pytest.fixture(scope="module")
-def warm(place):
+def row_with_temperatures(place):
     """Report row of a hydra with one temperature per label, stored in `warm.st`."""
     run(
         *("eval", place / "hydra.st", "--data", place / "test.jsonl", "--temperature", place / "val.jsonl"),
@@ -501,20 +503,22 @@ def raw_logits(place, file, model="hydra.st"):
     )
 
 
-def test_each_label_has_a_temperature_that_a_copy_stores_and_every_way_to_ask_applies(place, warm):
+def test_each_label_has_a_temperature_that_a_copy_stores_and_every_way_to_ask_applies(
+    place, row_with_temperatures
+):
     header = open_model(str(place / "warm.st")).header
     held, held_applies = raw_logits(place, "val.jsonl")
     member_logits = F.pad(held.unsqueeze(-1), (1, 0))
     expected = fit_label_temperatures(Responses(member_logits), held_applies.long(), header.temperature)
     assert header.label_temperatures == pytest.approx(expected, rel=1e-4)
-    assert warm["label_temperatures"] == pytest.approx(expected, rel=1e-4)
+    assert row_with_temperatures["label_temperatures"] == pytest.approx(expected, rel=1e-4)
     assert len({*header.label_temperatures, header.temperature}) == 4
 
     raw, applies = raw_logits(place, "test.jsonl")
     each = torch.tensor(header.label_temperatures, dtype=torch.float64)
     probabilities = (raw / each).sigmoid().mean(0)
     nll = F.binary_cross_entropy(probabilities, applies.double()).item()
-    assert warm["values"]["nll"]["value"] == pytest.approx(nll, abs=1e-6)
+    assert row_with_temperatures["values"]["nll"]["value"] == pytest.approx(nll, abs=1e-6)
     again = evaluate(place, "warm.st").rows[0]
     assert again.values["nll"].value == pytest.approx(nll, abs=1e-6)
     assert again.label_temperatures == header.label_temperatures
@@ -535,7 +539,9 @@ def test_each_label_has_a_temperature_that_a_copy_stores_and_every_way_to_ask_ap
 
 
 @pytest.mark.more
-def test_temperatures_of_labels_come_on_top_of_others_and_drop_what_does_not_hold(place, warm, capsys):
+def test_temperatures_of_labels_come_on_top_of_others_and_drop_what_does_not_hold(
+    place, row_with_temperatures, capsys
+):
     given = evaluate(place, "warm.st", temperature=2.0, store=place / "hot.st")
     each, common = (
         (h.label_temperatures, h.temperature)
@@ -568,7 +574,9 @@ def test_temperatures_of_labels_come_on_top_of_others_and_drop_what_does_not_hol
     assert "its threshold is for the temperature" in capsys.readouterr().err
 
 
-def test_fuse_fits_temperatures_of_labels_and_keeps_those_that_all_members_store(place, warm, capsys):
+def test_fuse_fits_temperatures_of_labels_and_keeps_those_that_all_members_store(
+    place, row_with_temperatures, capsys
+):
     merge = ("--merge-trunk", 1, "--data", place / "test.jsonl", "--temperature", place / "val.jsonl")
     train(place, str(place / "0.st"), "tuned.st")
     run("fuse", place / "0.st", place / "tuned.st", *merge, "-o", place / "merged.st")
@@ -588,7 +596,7 @@ def test_fuse_fits_temperatures_of_labels_and_keeps_those_that_all_members_store
     assert kept.scale == stored.scale != Temperature()
 
 
-def test_models_are_told_apart_by_temperatures_of_labels_alone(place, warm, capsys):
+def test_models_are_told_apart_by_temperatures_of_labels_alone(place, row_with_temperatures, capsys):
     """The files differ in label temperatures only; their common temperature is 1."""
     for name, each in {"plain": (), "same": (1.0,) * 3, "other": (1.0, 2.0, 1.0)}.items():
         for m in range(2):
@@ -616,13 +624,15 @@ def test_models_are_told_apart_by_temperatures_of_labels_alone(place, warm, caps
     argv = ["predict", place / "other-0.st", place / "test.jsonl", "--threshold", place / "accepts.json"]
     assert main([*map(str, argv)]) == 3
     assert "for the temperature 1, but" in " ".join(capsys.readouterr().err.split())
-    heard = Heard()
-    train(place, str(place / "other-0.st"), "colder.st", progress=heard)
-    assert any("its temperature 1, of labels 1 to 2 is not kept" in warning for warning in heard.warnings)
+    progress_log = ProgressLog()
+    train(place, str(place / "other-0.st"), "colder.st", progress=progress_log)
+    assert any(
+        "its temperature 1, of labels 1 to 2 is not kept" in warning for warning in progress_log.warnings
+    )
 
 
 @pytest.mark.more
-def test_temperatures_of_labels_are_shown(place, warm, capsys):
+def test_temperatures_of_labels_are_shown(place, row_with_temperatures, capsys):
     header = open_model(str(place / "warm.st")).header
     each, card = (
         header.label_temperatures,
@@ -638,8 +648,8 @@ def test_temperatures_of_labels_are_shown(place, warm, capsys):
     table = capsys.readouterr().out
     assert "label temperatures" in table
     assert ", ".join(f"{t:.3g}" for t in each) in table
-    train(place, str(place / "warm.st"), "colder.st", progress=(heard := Heard()))
-    assert any(f"{shown} is not kept" in warning for warning in heard.warnings)
+    train(place, str(place / "warm.st"), "colder.st", progress=(progress_log := ProgressLog()))
+    assert any(f"{shown} is not kept" in warning for warning in progress_log.warnings)
     assert open_model(str(place / "colder.st")).header.scale == Temperature()
 
 
@@ -687,7 +697,7 @@ def test_models_with_one_label_have_no_thresholds_of_labels(tmp_path):
         model=str(tmp_path / "one"), data=DataRef.parse(str(tmp_path / "t.jsonl")), latency=False, device="cpu", label_thresholds=True
     )  # fmt: skip
     with pytest.raises(UsageError, match=r"`--label-thresholds`: .* answers one label"):
-        run_eval(config, Heard())
+        run_eval(config, ProgressLog())
 
 
 @pytest.mark.parametrize(
@@ -725,15 +735,15 @@ def test_what_is_defined_for_one_label_is_refused(place, monkeypatch, options, m
 def test_models_of_both_kinds_are_never_mixed(place):
     one = place / "one.jsonl"
     one.write_text("\n".join(json.dumps({"text": f"the {n}", "label": n}) for n in NAMES * 4))
-    heard = Heard()
+    progress_log = ProgressLog()
     config = FinetuneConfig(
         model=str(place / "base.st"), data=DataRef.parse(str(one)), val=DataRef.parse(str(one)), out=place / "one.st",
         recipe=Recipe(epochs=1), device="cpu",
     )  # fmt: skip
-    run_finetune(config, heard)
+    run_finetune(config, progress_log)
     assert any(
         "A new classifier for 3 classes (cat, mat, sat), the model's has other" in step
-        for step in heard.steps
+        for step in progress_log.steps
     )
     assert not open_model(str(place / "one.st")).header.architecture.task.by_label
     with pytest.raises(CheckpointError, match=r"is a bert with problem_type="):

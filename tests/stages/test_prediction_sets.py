@@ -17,7 +17,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.cli.app import main
 from hydractl.data.open_dataset import open_items
 from hydractl.data.reference import DataRef
-from hydractl.evaluation.guarantees import measure_sets, why_lapses
+from hydractl.evaluation.guarantees import measure_sets, why_invalid
 from hydractl.evaluation.options import NamedModels
 from hydractl.families.open_model import open_model
 from hydractl.manifest.document import Fingerprint
@@ -39,9 +39,9 @@ from hydractl.stages.predict.run import run_predict
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from support.builders import base, mask_file
-from support.heard import Heard
 from support.pairs import pair
 from support.predictions import predicted_lines
+from support.progress_log import ProgressLog
 from support.text_folders import save_text_model
 from support.variants import PLAIN, of_depth, variant
 
@@ -62,7 +62,9 @@ def models(tmp_path_factory):
     return made
 
 
-def evaluated(models, model, heard=None, *, data=HELD, sets=LEVEL, method=None, by_class=False, **given):
+def evaluated(
+    models, model, progress_log=None, *, data=HELD, sets=LEVEL, method=None, by_class=False, **given
+):
     options = SetOptions(sets=sets, set_method=method, sets_by_class=by_class)
     settings = {
         **QUICK,
@@ -70,7 +72,7 @@ def evaluated(models, model, heard=None, *, data=HELD, sets=LEVEL, method=None, 
         "data": DataRef.parse(data),
         "set_options": options,
     }
-    return run_eval(EvalConfig(**(settings | given)), heard or Heard()).document
+    return run_eval(EvalConfig(**(settings | given)), progress_log or ProgressLog()).document
 
 
 @pytest.fixture(scope="module")
@@ -199,21 +201,25 @@ def test_what_changes_the_model_drops_them(models, stored):
     member.header = member.header.model_copy(update={"prediction_sets": stored.rule})
     member.save(models / "set.st")
     assert Checkpoint.open(models / "set.st").header.prediction_sets == stored.rule
-    heard = Heard()
+    progress_log = ProgressLog()
     mask = mask_file(models / "mask.json", base().header, (0, 1), (2,), (0, 3))
     prune = PruneConfig(model=str(models / "set.st"), masks=(mask,), out=models / "pruned.st", verify=False)
-    run_prune(prune, heard)
-    run_fuse(FuseConfig(models=(str(models / "set.st"),), out=models / "fused.st", verify=False), heard)
+    run_prune(prune, progress_log)
+    run_fuse(
+        FuseConfig(models=(str(models / "set.st"),), out=models / "fused.st", verify=False), progress_log
+    )
     for name in ("pruned.st", "fused.st"):
         assert open_model(str(models / name)).header.prediction_sets is None
-    assert sum("its prediction sets are not kept" in warning for warning in heard.warnings) == 2
+    assert sum("its prediction sets are not kept" in warning for warning in progress_log.warnings) == 2
 
 
 def test_another_temperature_or_length_drops_them(models, stored):
     def copied(name, **given):
         (models / name).unlink(missing_ok=True)
-        document = evaluated(models, "copy.st", heard := Heard(), sets=None, store=models / name, **given)
-        dropped = [w for w in heard.warnings if "its prediction sets are not" in w]
+        document = evaluated(
+            models, "copy.st", progress_log := ProgressLog(), sets=None, store=models / name, **given
+        )
+        dropped = [w for w in progress_log.warnings if "its prediction sets are not" in w]
         return Checkpoint.open(models / name).header.prediction_sets, document.rows[0].sets, dropped
 
     kept, measured, dropped = copied("same.st", temperature=1.0)
@@ -242,25 +248,28 @@ def test_sets_of_other_classes_are_not_applied(tmp_path):
     assert set(lines(tmp_path, "copy.st", digits)[0]["set"]) <= {*names}
 
     others = Naming(names=names, templates=("the big {label}",))
-    heard = Heard()
-    assert evaluated(tmp_path, "copy.st", heard, data=digits, sets=None, naming=others).rows[0].sets is None
-    assert any("they are not valid for other classes" in warning for warning in heard.warnings)
+    progress_log = ProgressLog()
+    assert (
+        evaluated(tmp_path, "copy.st", progress_log, data=digits, sets=None, naming=others).rows[0].sets
+        is None
+    )
+    assert any("they are not valid for other classes" in warning for warning in progress_log.warnings)
     run_predict(
         PredictConfig(model=str(copy), data=(digits,), out=tmp_path / "o.jsonl", device="cpu", naming=others),
-        heard,
+        progress_log,
     )
     assert "set" not in json.loads((tmp_path / "o.jsonl").read_text().splitlines()[0])
     assert (
         f"{copy}: its prediction sets are valid only for the classes that it stores, and not applied"
-        in heard.warnings
+        in progress_log.warnings
     )
     assert hydractl.load(copy, templates=["the big {label}"]).header.prediction_sets is None
 
 
 def test_another_length_of_texts_drops_them(models):
-    opened = open_model(str(models / "hydra.st"))
-    assert why_lapses(opened, Temperature(), shortened=False) is None
-    assert why_lapses(opened, Temperature(), shortened=True) == "another `--max-length`"
+    model_file = open_model(str(models / "hydra.st"))
+    assert why_invalid(model_file, Temperature(), shortened=False) is None
+    assert why_invalid(model_file, Temperature(), shortened=True) == "another `--max-length`"
 
 
 def test_a_report_with_sets_is_another_report(models):
@@ -271,8 +280,8 @@ def test_a_report_with_sets_is_another_report(models):
 
 
 def test_measured_on_the_data_of_the_fit_they_are_said_to_be(models, stored):
-    heard = Heard()
-    document = evaluated(models, "copy.st", heard, sets=None)
+    progress_log = ProgressLog()
+    document = evaluated(models, "copy.st", progress_log, sets=None)
     count = document.data["id"].count
     caveat = (
         f"copy: its conformal quantile was fitted on {count} of {count} samples of `--data`: the coverage of prediction sets "
@@ -305,17 +314,17 @@ def test_an_exported_model_says_what_its_sets_are(models, stored):
     one, out = base(of_depth(PLAIN, 1)), models / "one.onnx"
     header = one.header.model_copy(update={"prediction_sets": stored.rule})
     model = replace(one, header=header).save(models / "one.st")
-    run_export(ExportConfig(model=str(model), out=out), Heard())
+    run_export(ExportConfig(model=str(model), out=out), ProgressLog())
     said = onnx.InferenceSession(out).get_modelmeta().custom_metadata_map["hydractl.prediction_sets"]
     assert PredictionSets.model_validate_json(said) == stored.rule
-    heard, small = Heard(), models / "small.onnx"
+    progress_log, small = ProgressLog(), models / "small.onnx"
     run_export(
         ExportConfig(model=str(model), out=small, quantize="int8", data="digits::classes=0-6,limit=9"),
-        heard,
+        progress_log,
     )
     said = onnx.InferenceSession(small).get_modelmeta().custom_metadata_map["hydractl.prediction_sets"]
     assert said == "null"
-    assert any("its prediction sets are not exported" in warning for warning in heard.warnings)
+    assert any("its prediction sets are not exported" in warning for warning in progress_log.warnings)
 
 
 @pytest.mark.spread(cases=1)
@@ -424,8 +433,8 @@ def test_at_another_length_of_texts_they_are_not_applied(tmp_path):
             device="cpu",
             max_length=4,
         ),
-        heard := Heard(),
+        progress_log := ProgressLog(),
     )
     short = json.loads((tmp_path / "short.jsonl").read_text().splitlines()[0])
     assert {*whole} - {*short} == {"set", "accepted"}
-    assert any("valid only for the length of texts that it stores" in w for w in heard.warnings)
+    assert any("valid only for the length of texts that it stores" in w for w in progress_log.warnings)

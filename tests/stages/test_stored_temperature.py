@@ -13,7 +13,7 @@ from hydractl.cli.commands.measure import show_report as render
 from hydractl.data.reference import DataRef
 from hydractl.evaluation.options import NamedModels
 from hydractl.families.open_model import load_model, open_model
-from hydractl.manifest.head_mask import HeadScores
+from hydractl.manifest.head_mask import HeadImportance
 from hydractl.manifest.header import Header
 from hydractl.prediction.loaded_model import load
 from hydractl.stages.evaluate.config import EvalConfig
@@ -163,7 +163,7 @@ def made_of(models, folder, name):
     run_score(ScoreConfig(
         model=model, method="taylor", data="digits::classes=0-6", out=folder / f"{name}.json", device="cpu", limit=8,
     ))  # fmt: skip
-    scores = HeadScores.read(folder / f"{name}.json").towers
+    scores = HeadImportance.read(folder / f"{name}.json").towers
     return [Checkpoint.open(folder / f"{name}-{made}.st") for made in ("pruned", "tuned")], scores
 
 

@@ -30,8 +30,8 @@ from hydractl.stages.predict.run import run_predict
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from support.builders import base, mask_file
-from support.heard import Heard
 from support.predictions import predicted_lines
+from support.progress_log import ProgressLog
 
 HELD = "digits::split=val,classes=0-6"
 QUICK = {"latency": False, "bootstrap": 0, "device": "cpu", "metrics": ("accuracy",)}
@@ -67,7 +67,7 @@ def lines(models, model, data=HELD, **settings):
 
 
 def test_a_report_says_what_is_accepted_and_what_that_promises(models, stored):
-    written = Report.from_json((models / "report.json").read_text(), where="report")
+    written = Report.from_json((models / "report.json").read_text(), place="report")
 
     assert written.rows[0].threshold == stored
     assert (stored.score, stored.risk, stored.delta, stored.count) == ("entropy", RISK, 0.2, 252)
@@ -129,7 +129,7 @@ def test_other_weights_drop_it(models, stored):
     member = hydractl.load(models / "base.st")
     member.header = member.header.model_copy(update={"threshold": stored})
     member.save(models / "answering.st")
-    heard = Heard()
+    progress_log = ProgressLog()
     mask = mask_file(models / "mask.json", base().header, (0, 1), (2,), (0, 3))
     run_prune(
         PruneConfig(
@@ -138,14 +138,14 @@ def test_other_weights_drop_it(models, stored):
             out=models / "pruned.st",
             verify=False,
         ),
-        heard,
+        progress_log,
     )
     run_fuse(FuseConfig(models=(str(models / "answering.st"),), out=models / "fused.st", verify=False))
 
     assert Checkpoint.open(models / "answering.st").header.threshold == stored
     assert open_model(str(models / "pruned.st")).header.threshold is None
     assert open_model(str(models / "fused.st")).header.threshold is None
-    assert any("its threshold is not kept" in warning for warning in heard.warnings)
+    assert any("its threshold is not kept" in warning for warning in progress_log.warnings)
 
 
 def evaluates(models, model, *options):
@@ -189,7 +189,7 @@ def test_the_share_that_is_accepted_and_wrong_is_bounded_on_average(models, caps
     assert evaluates(models, "hydra.st", *wrong, "-o", str(report), "--store", str(copy)) == 0
     promise = "on average over draws of the held-out samples, at most 30 % of all inputs are accepted and answered wrongly"
     assert promise in " ".join(capsys.readouterr().out.split())
-    written = Report.from_json(report.read_text(), where="report")
+    written = Report.from_json(report.read_text(), place="report")
     found = Checkpoint.open(copy).header.threshold
     assert (found.guarantee, found.delta, found.risk) == ("accepted-and-wrong", None, 0.3)
     assert written.rows[0].threshold == found
@@ -248,15 +248,15 @@ def test_where_no_threshold_is_stored_one_sentence_says_how_to_get_one(models):
         config = PredictConfig(
             model=str(models / model), data=(HELD,), out=models / "o.jsonl", device="cpu", **settings
         )
-        return run_predict(config, heard := Heard()).reason, heard
+        return run_predict(config, progress_log := ProgressLog()).reason, progress_log
 
-    reason, heard = hears("hydra.st")
+    reason, progress_log = hears("hydra.st")
     path = models / "hydra.st"
     assert reason == (
         f"{path}: stores no threshold, so predictions have no column `accepted`; `hydractl eval {path} --data "
         "HELD_OUT --threshold-for 'risk<=0.05' --store PATH` stores one"
     )
-    assert heard.steps.count(reason) == 1
+    assert progress_log.steps.count(reason) == 1
     for silent in (
         hears("copy.st"),
         hears("hydra.st", threshold=-0.2),
@@ -309,8 +309,8 @@ def test_what_else_is_stored_leaves_a_threshold_that_still_holds(models):
             "data": DataRef.parse(HELD),
             "store": models / name,
         }
-        run_eval(EvalConfig(**(settings | given)), heard := Heard())
-        dropped = [warning for warning in heard.warnings if "its threshold is not kept" in warning]
+        run_eval(EvalConfig(**(settings | given)), progress_log := ProgressLog())
+        dropped = [warning for warning in progress_log.warnings if "its threshold is not kept" in warning]
         return Checkpoint.open(models / name).header.threshold, dropped
 
     own = Checkpoint.open(models / "copy.st").header.threshold

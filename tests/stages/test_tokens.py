@@ -33,7 +33,7 @@ from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.training.recipe import Recipe
-from support.heard import Heard
+from support.progress_log import ProgressLog
 from support.text_folders import edit_config, save_text_model
 from support.variants import variant
 
@@ -88,7 +88,7 @@ def train(place, model, out, *, data="train.jsonl", epochs=1, teacher=(), progre
         device="cpu",
         force=True,
     )
-    return run_finetune(config, progress or Heard())
+    return run_finetune(config, progress or ProgressLog())
 
 
 def evaluate(place, model, *, data="test.jsonl", **options):
@@ -99,7 +99,7 @@ def evaluate(place, model, *, data="test.jsonl", **options):
         device="cpu",
         **{"bootstrap": 0, **options},
     )
-    return run_eval(config, Heard()).document
+    return run_eval(config, ProgressLog()).document
 
 
 @pytest.fixture(scope="module")
@@ -163,13 +163,13 @@ def test_an_encoder_learns_tags_and_its_folder_is_the_library_s(place):
 
 
 def test_training_says_the_loss_and_accuracy_of_words(place):
-    progress = Heard()
+    progress = ProgressLog()
     report = train(place, place / "base.st", "again.st", progress=progress)
     config = EvalConfig(
         model=str(place / "again.st"), data=DataRef.parse(str(place / "val.jsonl")), latency=False, device="cpu",
         bootstrap=0,
     )  # fmt: skip
-    values = run_eval(config, Heard()).document.rows[0].values
+    values = run_eval(config, ProgressLog()).document.rows[0].values
     assert report.accuracy == pytest.approx(values["accuracy"].value, abs=1e-6)
     assert report.nll == pytest.approx(values["nll"].value, abs=1e-5)
     assert report.span_f1 == pytest.approx(values["span_f1"].value, abs=1e-6)
@@ -524,7 +524,9 @@ def test_the_auto_class_answers_tokens_with_the_library_s_loss(place):
 @pytest.mark.parametrize("model", ["base.st", pytest.param("hydra.st", marks=pytest.mark.more)])
 def test_an_exported_model_answers_tokens(place, tmp_path, python, model):
     data = {"data": DataRef.parse(str(place / "val.jsonl")), "report": tmp_path / "r.json"}
-    report = run_export(ExportConfig(model=str(place / model), out=tmp_path / "m.onnx", **data), Heard())
+    report = run_export(
+        ExportConfig(model=str(place / model), out=tmp_path / "m.onnx", **data), ProgressLog()
+    )
     rows = report.measured.rows
     assert rows[0].values["span_f1"].value == rows[1].values["span_f1"].value > 0
     assert max(report.differences.values()) < 1e-4
@@ -610,7 +612,7 @@ def test_a_classifier_of_words_becomes_one_of_texts_and_back(place):
         model=str(place / "base.st"), data=DataRef.parse(str(place / "one.jsonl")), out=place / "one.st",
         val=DataRef.parse(str(place / "one.jsonl")), recipe=Recipe(epochs=1), device="cpu", force=True,
     )  # fmt: skip
-    run_finetune(config, Heard())
+    run_finetune(config, ProgressLog())
     header = open_model(str(place / "one.st")).header
     assert (header.architecture.problem_type, header.preprocess.by_word) == (None, False)
     train(place, place / "one.st", "back.st")

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.data.batches import encoded
+from hydractl.data.batches import eval_batches
 from hydractl.data.open_dataset import open_items
 from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import encode_texts
@@ -22,7 +22,14 @@ from hydractl.fusion.plan import zero_dropped
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import Fate, Kind, Prompting
-from hydractl.prediction.class_names import DEFAULT_TEMPLATE, Classes, Naming, ask, settle, with_classes
+from hydractl.prediction.class_names import (
+    DEFAULT_TEMPLATE,
+    Classes,
+    Naming,
+    run_both_towers,
+    set_classes,
+    with_classes,
+)
 from hydractl.prediction.loaded_model import load
 from hydractl.scoring.circuit import tower
 from hydractl.stages.evaluate.config import EvalConfig
@@ -37,9 +44,9 @@ from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from hydractl.training.recipe import Recipe
 from support.builders import base as classifier
-from support.heard import Heard
 from support.pairs import WORDS, pair, write_tokenizer
 from support.predictions import SavedPredictions
+from support.progress_log import ProgressLog
 
 DATA, OTHERS = "digits::classes=0-4,limit=40", "digits::classes=9,limit=20"
 NAMES = ("0", "1", "2", "3", "4")
@@ -100,22 +107,24 @@ def evaluate(model, folder, **changes):
     return report.document, found
 
 
-def pixels(opened, data=DATA):
-    items = open_items(data, opened.header.preprocess)
-    return torch.cat([batch.inputs for batch in encoded(items, opened.header.preprocess, batch_size=16)])
+def pixels(model_file, data=DATA):
+    items = open_items(data, model_file.header.preprocess)
+    return torch.cat(
+        [batch.inputs for batch in eval_batches(items, model_file.header.preprocess, batch_size=16)]
+    )
 
 
-def by_hand(path, naming=NAMED):
+def reference_logits(path, naming=NAMED):
     """Return logits (B, C) and class embeddings (C, F) of a base or member, one forward pass per prompt."""
-    opened = open_model(str(path))
-    model, how = load_model(opened), opened.header.prompting.tokenization
+    model_file = open_model(str(path))
+    model, preprocess = load_model(model_file), model_file.header.prompting.tokenization
     rows = []
     with torch.inference_mode():
         for name in naming.names:
-            texts = [encode_texts([t.replace("{label}", name)], how) for t in naming.templates]
+            texts = [encode_texts([t.replace("{label}", name)], preprocess) for t in naming.templates]
             each = [model.run_tower("text", text)[0, 0] for text in texts]
             rows.append(F.normalize(torch.stack([F.normalize(x, dim=0) for x in each]).mean(0), dim=0))
-        (images,) = model.run_tower("vision", pixels(opened))
+        (images,) = model.run_tower("vision", pixels(model_file))
         classes = torch.stack(rows)
         logits = model.answer.logit_scale.exp() * images @ classes.T
         return logits if model.answer.logit_bias is None else logits + model.answer.logit_bias, classes
@@ -127,37 +136,37 @@ def by_hand(path, naming=NAMED):
 @pytest.mark.spread(cases=1)
 @torch.inference_mode()
 def test_a_class_is_the_mean_of_its_prompts_of_length_one(work):
-    opened = open_model(str(work / "base.st"))
-    asked, settled = load_model(opened), load_model(opened)
-    classes = NAMED.classes(opened)
-    ask(asked, opened, classes)
-    settle(settled, opened, classes)
-    logits, embeddings = by_hand(work / "base.st")
+    model_file = open_model(str(work / "base.st"))
+    asked, settled = load_model(model_file), load_model(model_file)
+    classes = NAMED.classes(model_file)
+    run_both_towers(asked, model_file, classes)
+    set_classes(settled, model_file, classes)
+    logits, embeddings = reference_logits(work / "base.st")
 
     torch.testing.assert_close(settled.answer.class_embeddings, embeddings)
-    torch.testing.assert_close(settled(pixels(opened)), logits)
-    torch.testing.assert_close(asked(pixels(opened)), logits)
+    torch.testing.assert_close(settled(pixels(model_file)), logits)
+    torch.testing.assert_close(asked(pixels(model_file)), logits)
 
 
 @pytest.mark.spread(cases=1)
 @torch.inference_mode()
 def test_a_hydra_stores_what_its_members_say_of_the_classes(work):
-    opened = open_model(str(work / "named.st"))
+    model_file = open_model(str(work / "named.st"))
     hydra = load(work / "named.st")
 
-    assert (opened.header.labels, opened.header.prompting.templates) == (NAMES, TEMPLATES)
+    assert (model_file.header.labels, model_file.header.prompting.templates) == (NAMES, TEMPLATES)
     for answer, path in zip(hydra.answers, members(work), strict=True):
-        _, embeddings = by_hand(path)
+        _, embeddings = reference_logits(path)
         torch.testing.assert_close(answer.class_embeddings, embeddings)
-    expected = torch.stack([by_hand(path)[0] for path in members(work)])
-    torch.testing.assert_close(hydra(pixels(opened)).member_logits, expected)
+    expected = torch.stack([reference_logits(path)[0] for path in members(work)])
+    torch.testing.assert_close(hydra(pixels(model_file)).member_logits, expected)
 
 
 @torch.inference_mode()
 def test_images_and_texts_together_are_answered_as_the_library_does(work):
-    opened = open_model(str(work / "named.st"))
-    texts = encode_texts(["a photo of a 3", "the"], opened.header.prompting.tokenization)
-    both = {"pixel_values": pixels(opened), **texts}
+    model_file = open_model(str(work / "named.st"))
+    texts = encode_texts(["a photo of a 3", "the"], model_file.header.prompting.tokenization)
+    both = {"pixel_values": pixels(model_file), **texts}
 
     found = load(work / "named.st")(both).member_logits
     expected = torch.stack([load(path)(both) for path in members(work)])
@@ -171,20 +180,20 @@ def test_images_and_texts_together_are_answered_as_the_library_does(work):
 @torch.inference_mode()
 def test_settled_models_run_no_text_tower(work, kind):
     path = {"base": work / "base.st", "member": members(work)[0], "hydra": work / "named.st"}[kind]
-    opened, model = open_model(str(path)), load(path)
-    settle(model, opened, NAMED.classes(opened))
+    model_file, model = open_model(str(path)), load(path)
+    set_classes(model, model_file, NAMED.classes(model_file))
     model.tower("text").register_forward_hook(lambda *_: pytest.fail("the text tower ran"))
 
-    model(pixels(opened))
+    model(pixels(model_file))
 
 
 @torch.inference_mode()
 def test_a_longer_prompt_beside_it_changes_no_class(work):
     """Prompts are padded to the longest; padding must not change embeddings."""
-    opened = open_model(str(work / "base.st"))
-    alone = with_classes(opened, Classes(names=("7", "8"), templates=("{label}",)))
+    model_file = open_model(str(work / "base.st"))
+    alone = with_classes(model_file, Classes(names=("7", "8"), templates=("{label}",)))
     beside = with_classes(
-        opened, Classes(names=("7", "8", "a photo of the big number 9"), templates=("{label}",))
+        model_file, Classes(names=("7", "8", "a photo of the big number 9"), templates=("{label}",))
     )
 
     few, more = (m.checkpoint.tensors()["class_embeddings"] for m in (alone, beside))
@@ -194,9 +203,9 @@ def test_a_longer_prompt_beside_it_changes_no_class(work):
 @pytest.mark.more
 @CLIP_AT_LEAST
 def test_a_hydra_is_the_same_in_another_process(work, python):
-    opened = open_model(str(work / "named.st"))
-    here = load(work / "named.st")(pixels(opened)).logits
-    save_file({"x": pixels(opened)}, work / "pixels.safetensors")
+    model_file = open_model(str(work / "named.st"))
+    here = load(work / "named.st")(pixels(model_file)).logits
+    save_file({"x": pixels(model_file)}, work / "pixels.safetensors")
     program = (
         "import sys, hydractl; from safetensors.torch import load_file, save_file\n"
         "hydra = hydractl.load(sys.argv[1]); x = load_file(sys.argv[2])['x']\n"
@@ -225,20 +234,20 @@ def test_a_siglip_sees_padding_unless_its_tokenizer_says_otherwise(tmp_path, tol
     for part in (library, tokenizer):
         part.save_pretrained(tmp_path / "siglip")
     (tmp_path / "siglip" / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
-    opened = open_model(str(tmp_path / "siglip"))
+    model_file = open_model(str(tmp_path / "siglip"))
     texts = ["a photo of a 3 .", "the"]
 
     inputs = transformers.AutoTokenizer.from_pretrained(tmp_path / "siglip")(
         texts, padding="max_length", max_length=12, return_tensors="pt"
     )
-    encoded_texts = encode_texts(texts, opened.header.prompting.tokenization)
+    encoded_texts = encode_texts(texts, model_file.header.prompting.tokenization)
     images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
     assert ("attention_mask" in encoded_texts) == ("attention_mask" in inputs) == told
     expected = library(pixel_values=images, **{n: inputs[n] for n in names}).logits_per_image
-    torch.testing.assert_close(load_model(opened)({"pixel_values": images, **encoded_texts}), expected)
-    settled = load_model(opened)
-    settle(settled, opened, Classes(names=tuple(texts), templates=("{label}",)))
+    torch.testing.assert_close(load_model(model_file)({"pixel_values": images, **encoded_texts}), expected)
+    settled = load_model(model_file)
+    set_classes(settled, model_file, Classes(names=tuple(texts), templates=("{label}",)))
     torch.testing.assert_close(settled(images), expected)
 
 
@@ -247,10 +256,10 @@ def test_a_siglip_sees_padding_unless_its_tokenizer_says_otherwise(tmp_path, tol
 
 def masked_values(base, objective):
     """Return a function from masked heads (tower, layer, head) to the objective of the base."""
-    opened = open_model(str(base))
-    labels = torch.tensor(open_items(DATA, opened.header.preprocess).labels)
-    inside, outside = (pixels(opened, data) for data in (DATA, OTHERS))
-    state, architecture = opened.checkpoint.tensors(), opened.header.architecture
+    model_file = open_model(str(base))
+    labels = torch.tensor(open_items(DATA, model_file.header.preprocess).labels)
+    inside, outside = (pixels(model_file, data) for data in (DATA, OTHERS))
+    state, architecture = model_file.checkpoint.tensors(), model_file.header.architecture
 
     def value(gone):
         mask = {
@@ -262,9 +271,9 @@ def masked_values(base, objective):
             )
             for n, t in architecture.towers.items()
         }
-        masked = zero_dropped(opened.family, architecture, mask, state)
-        model = opened.family.build(architecture, opened.header.masks[0], masked)
-        settle(model, opened, NAMED.classes(opened))
+        masked = zero_dropped(model_file.family, architecture, mask, state)
+        model = model_file.family.build(architecture, model_file.header.masks[0], masked)
+        set_classes(model, model_file, NAMED.classes(model_file))
         with torch.inference_mode():
             ours, theirs = (model(x).double().softmax(-1) for x in (inside, outside))
         if objective == "nll":
@@ -335,13 +344,13 @@ def test_a_step_runs_the_vision_tower_once_a_batch_and_the_text_tower_once(
     work, tmp_path, monkeypatch, max_memory
 ):
     """With a memory limit, as on a GPU, the first batch of each data set also runs before the search."""
-    seen, own = [], tower.entering
+    seen, own = [], tower.iterate_layer_inputs
 
     def entering(tower, inputs, *known):
         seen.append(isinstance(inputs, dict))
         return own(tower, inputs, *known)
 
-    monkeypatch.setattr(tower, "entering", entering)
+    monkeypatch.setattr(tower, "iterate_layer_inputs", entering)
     batches, tried = -(-40 // 16) + -(-20 // 16), 2 * (max_memory is not None)
     for towers in ((), ("vision",), ("text",)):
         seen.clear()
@@ -412,7 +421,7 @@ def test_a_hydra_is_its_members_together(work):
 
     expected = apart["All"]["id"]
     torch.testing.assert_close(one["named"]["id"], expected)
-    by_hands = torch.stack([by_hand(path)[0] for path in members(work)]).log_softmax(-1)
+    by_hands = torch.stack([reference_logits(path)[0] for path in members(work)]).log_softmax(-1)
     torch.testing.assert_close(expected.float(), by_hands)
 
 
@@ -455,17 +464,21 @@ def test_models_with_other_stored_classes_are_compared_once_classes_are_given(wo
 
 @CLIP_AT_LEAST
 def test_fusing_without_classes_warns_and_asks_later(work, tmp_path):
-    heard = Heard()
-    run_fuse(FuseConfig(models=members(work), out=tmp_path / "bare.st"), heard)
+    progress_log = ProgressLog()
+    run_fuse(FuseConfig(models=members(work), out=tmp_path / "bare.st"), progress_log)
 
     assert any(
         "the hydra has no class names yet: fuse with `--classes`, or give `--classes` to `eval" in warning
-        for warning in heard.warnings
+        for warning in progress_log.warnings
     )
-    opened = open_model(str(tmp_path / "bare.st"))
-    assert (opened.header.kind, opened.header.labels, opened.header.num_classes) == (Kind.HYDRA, (), 0)
+    model_file = open_model(str(tmp_path / "bare.st"))
+    assert (model_file.header.kind, model_file.header.labels, model_file.header.num_classes) == (
+        Kind.HYDRA,
+        (),
+        0,
+    )
     with pytest.raises(CheckpointError, match="no class names yet"):
-        load(tmp_path / "bare.st")(pixels(opened))
+        load(tmp_path / "bare.st")(pixels(model_file))
 
 
 @CLIP_AT_LEAST
@@ -545,13 +558,13 @@ def test_zero_shot_models_are_not_finetuned(work, tmp_path):
 
 @CLIP_AT_LEAST
 def test_names_that_are_not_the_datas_are_said(work, tmp_path):
-    heard = Heard()
+    progress_log = ProgressLog()
     naming = Naming(names=("a", "an", "of", "big", "the"))
     config = ScoreConfig(model=str(work / "base.st"), out=tmp_path / "s.json", data=DATA, given={"objective": "acc"},
                          budget=HeadBudget(remove=1), naming=naming)  # fmt: skip
-    run_score(config, heard)
+    run_score(config, progress_log)
 
-    assert any("class" in warning for warning in heard.warnings)
+    assert any("class" in warning for warning in progress_log.warnings)
     with pytest.raises(DataError, match="the data have `5`, `6`, `7`, `8`, `9`, the model has `a`, `an`"):
         run_score(replace(config, naming=Naming(names=("a", "an")), data="digits::classes=5-9", force=True))
 
@@ -559,8 +572,10 @@ def test_names_that_are_not_the_datas_are_said(work, tmp_path):
 @CLIP_AT_LEAST
 def test_a_model_without_a_tokenizer_is_refused(tmp_path, work):
     sample = pair("clip", tmp_path)
-    how = sample.header.prompting.tokenization.model_copy(update={"tokenizer": None})
-    bare = replace(sample, header=sample.header.model_copy(update={"prompting": Prompting(tokenization=how)}))
+    preprocess = sample.header.prompting.tokenization.model_copy(update={"tokenizer": None})
+    bare = replace(
+        sample, header=sample.header.model_copy(update={"prompting": Prompting(tokenization=preprocess)})
+    )
 
     with pytest.raises(CheckpointError, match="without a tokenizer"):
         score(bare.save(tmp_path / "b.st"), tmp_path / "s.json")
@@ -570,8 +585,8 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path, work):
 @CLIP_AT_LEAST
 def test_members_with_other_classes_are_not_fused(work, tmp_path):
     """Members never store classes, so only an edited file can differ."""
-    opened = with_classes(open_model(members(work)[0]), NAMED.classes(open_model(members(work)[0])))
-    state, header = opened.checkpoint.tensors(), opened.header
+    model_file = with_classes(open_model(members(work)[0]), NAMED.classes(open_model(members(work)[0])))
+    state, header = model_file.checkpoint.tensors(), model_file.header
     from support.builders import Sample
 
     named = Sample(header, state).save(tmp_path / "named.st")

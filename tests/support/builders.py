@@ -16,7 +16,7 @@ from hydractl.families.registry import FAMILIES, expected_specs, with_problem_ty
 from hydractl.families.tower import probe_inputs
 from hydractl.fusion.plan import prune_tensor, zero_dropped
 from hydractl.heads.masks import full_mask
-from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerKeep
+from hydractl.manifest.head_mask import HeadImportance, HeadMask, TowerKeep
 from hydractl.manifest.header import Header, Kind
 from hydractl.model_inputs import WORDS, map_inputs
 from support.variants import LIBRARY, PLAIN, Variant
@@ -93,7 +93,7 @@ class Sample:
 
     def pruned(self, *keep: Sequence[int]) -> Sample:
         """Return a member with the given heads of each layer."""
-        mask = keeping(self.header, *keep)
+        mask = towers_with(self.header, *keep)
         state = {
             n: prune_tensor(self.family, self.header.architecture, mask, n, t) for n, t in self.state.items()
         }
@@ -102,7 +102,7 @@ class Sample:
 
     def masked(self, *keep: Sequence[int]) -> Sample:
         """Return the base with zeroed output-projection columns for all other heads."""
-        mask = keeping(self.header, *keep)
+        mask = towers_with(self.header, *keep)
         return replace(self, state=zero_dropped(self.family, self.header.architecture, mask, self.state))
 
     def tuned(self, seed: int, *, only: Callable[[str], bool] = lambda _: True) -> Sample:
@@ -169,7 +169,7 @@ def base(variant: Variant = PLAIN, *, seed: int = 0) -> Sample:
     return Sample(header, state)
 
 
-def keeping(header: Header, *keep: Sequence[int]) -> dict[str, TowerKeep]:
+def towers_with(header: Header, *keep: Sequence[int]) -> dict[str, TowerKeep]:
     """Return the mask with these heads of each layer, for every tower."""
     return {
         name: TowerKeep(num_heads=tower.num_heads, keep=tuple(tuple(k) for k in keep))
@@ -179,7 +179,7 @@ def keeping(header: Header, *keep: Sequence[int]) -> dict[str, TowerKeep]:
 
 def mask_file(path: Path, header: Header, *keep: Sequence[int]) -> Path:
     """Write a head mask without provenance."""
-    path.write_text(HeadMask(towers=keeping(header, *keep)).to_json())
+    path.write_text(HeadMask(towers=towers_with(header, *keep)).to_json())
     return path
 
 
@@ -190,7 +190,7 @@ def scores_file(path: Path, table: Sequence[Sequence[float]], **changes: object)
     return path
 
 
-def scores(table: Sequence[Sequence[float]]) -> HeadScores:
+def scores(table: Sequence[Sequence[float]]) -> HeadImportance:
     """Return head importance for a model with the tower `vision`."""
     raw = {
         "schema": "hydractl.scores/1", "method": "random", "objective": None, "options": {},
@@ -198,4 +198,4 @@ def scores(table: Sequence[Sequence[float]]) -> HeadScores:
         "architecture": PLAIN.arch, "data": {}, "tool": "hydractl 0.1.0",
         "towers": {"vision": {"scores": tuple(map(tuple, table))}},
     }  # fmt: skip
-    return HeadScores.model_validate(raw)
+    return HeadImportance.model_validate(raw)

@@ -12,7 +12,7 @@ from hydractl.scoring.job import Log, Samples, ScoreJob
 from support.jobs import DOUBLE, labels_for, model_for
 
 
-def asked(sample, count, seed):
+def model_inputs(sample, count, seed):
     """Return inputs; only images for zero-shot models."""
     inputs = sample.inputs(batch=count, seed=seed, dtype=DOUBLE)
     return inputs["pixel_values"] if sample.header.prompting else inputs
@@ -20,11 +20,11 @@ def asked(sample, count, seed):
 
 def data_for(sample, *, count=40, others=30):
     """Return ID inputs, labels and OOD inputs in float64."""
-    inputs = asked(sample, count, 1)
+    inputs = model_inputs(sample, count, 1)
     return (
         inputs,
         labels_for(sample, inputs),
-        map_inputs(lambda x: 2 * x if x.is_floating_point() else x, asked(sample, others, 3)),
+        map_inputs(lambda x: 2 * x if x.is_floating_point() else x, model_inputs(sample, others, 3)),
     )
 
 
@@ -41,12 +41,12 @@ def job_for(sample, data, **changes):
 
 
 @contextmanager
-def lazy_constants(*, recheck=search.RECHECK, doubt=search.DOUBT, swaps=None):
+def lazy_constants(*, recheck=search.FULL_EVALUATION_INTERVAL, doubt=search.MIN_EXPECTED_GAIN, swaps=None):
     """Set the constants of lazy search, and the largest number of swaps, for a block."""
     run = Swaps.run
     with (
-        patch.object(search, "RECHECK", recheck),
-        patch.object(search, "DOUBT", doubt),
+        patch.object(search, "FULL_EVALUATION_INTERVAL", recheck),
+        patch.object(search, "MIN_EXPECTED_GAIN", doubt),
         patch.object(Swaps, "run", lambda self, trials: run(self, trials if swaps is None else swaps)),
     ):
         yield
@@ -57,7 +57,7 @@ def removed(ranking):
     return [(r.tower, r.layer, r.head) for r in ranking.removals]
 
 
-class Interrupted(Log):
+class InterruptedLog(Log):
     """A log that raises KeyboardInterrupt after some removals. `resumed` returns the log of the next run."""
 
     def __init__(self, done=(), baseline=None, memory=None, *, after=10**9):
@@ -74,4 +74,4 @@ class Interrupted(Log):
             raise KeyboardInterrupt
 
     def resumed(self):
-        return Interrupted((*self.recorded, *self.seen), self.baseline, self.latest)
+        return InterruptedLog((*self.recorded, *self.seen), self.baseline, self.latest)

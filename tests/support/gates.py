@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from hydractl.families.base import place_of
+from hydractl.families.base import position_of
 from hydractl.families.head_slicing import TensorRole
 from hydractl.model_inputs import map_inputs
 from hydractl.research.scores.gates import GateTraining
@@ -55,7 +55,7 @@ def planted():
     sample = base(variant("class-token"))
     state = dict(sample.state)
     for name, tensor in state.items():
-        place = place_of(sample.family, name)
+        place = position_of(sample.family, name)
         if place.heads is not None and place.heads.role == TensorRole.OUTPUT:
             by_head = 3 * tensor.unflatten(1, (4, -1))
             by_head[:, list(IDLE[place.layer])] = 0

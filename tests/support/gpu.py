@@ -43,7 +43,7 @@ _heard: list[Counter[str]] = []
 
 
 @contextlib.contextmanager
-def crossings() -> Iterator[Counter[str]]:
+def count_synchronizations() -> Iterator[Counter[str]]:
     """Count synchronizations between processor and device, by calling function.
 
     Counted are blocking copies (including copies of indices or numbers created on the processor), values read
@@ -69,7 +69,7 @@ def _crossed(what: str) -> None:
             found[name] += 1
 
 
-class OnGpu(Tensor):
+class GpuTensor(Tensor):
     """A tensor of the simulated device."""
 
     held: Tensor
@@ -108,9 +108,9 @@ class OnGpu(Tensor):
         _crossed("tolist")
         return self.held.tolist()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> OnGpu:
+    def __deepcopy__(self, memo: dict[int, Any]) -> GpuTensor:
         if id(self) not in memo:
-            memo[id(self)] = other = OnGpu(self.held.clone()).requires_grad_(self.requires_grad)
+            memo[id(self)] = other = GpuTensor(self.held.clone()).requires_grad_(self.requires_grad)
             other.__dict__.update({k: v for k, v in vars(self).items() if k != "held"})
         return memo[id(self)]
 
@@ -124,22 +124,24 @@ class OnGpu(Tensor):
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operator on the CPU, and wrap the results if an input or the requested device is the GPU."""
     tensors = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
-    known = {id(one.held): one for one in tensors if isinstance(one, OnGpu)}
+    known = {id(one.held): one for one in tensors if isinstance(one, GpuTensor)}
     name = func._schema.name.removeprefix("aten::")
-    moved = any(one.dim() and not isinstance(one, OnGpu) for one in tensors)
+    moved = any(one.dim() and not isinstance(one, GpuTensor) for one in tensors)
     if known and (moved or name in READS or _counts(name, args)):
         _crossed(name)
     asked = kwargs.get("device")
     if asked is not None and asked.type == "cuda":
         kwargs = {**kwargs, "device": CPU}
-    args, kwargs = tree_map(lambda one: one.held if isinstance(one, OnGpu) else one, (args, kwargs))
+    args, kwargs = tree_map(lambda one: one.held if isinstance(one, GpuTensor) else one, (args, kwargs))
     out = func(*args, **kwargs)
     if not known if asked is None or asked.type == "cpu" else asked.type != "cuda":
         return out
 
     def placed(one: Any) -> Any:
         if isinstance(one, Tensor):
-            return known[id(one)] if id(one) in known else OnGpu(one)  # In-place operators return the input.
+            return (
+                known[id(one)] if id(one) in known else GpuTensor(one)
+            )  # In-place operators return the input.
         return one
 
     return tree_map(placed, out)
@@ -170,12 +172,17 @@ class _Refusing(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         if func not in MIXING and not name.startswith("__"):
             tensors = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
-            if len({isinstance(one, OnGpu) for one in tensors if isinstance(one, OnGpu) or one.dim()}) > 1:
+            if (
+                len(
+                    {isinstance(one, GpuTensor) for one in tensors if isinstance(one, GpuTensor) or one.dim()}
+                )
+                > 1
+            ):
                 raise RuntimeError(
                     f"{name}: expected all tensors to be on the same device, not cuda:0 and cpu"
                 )
-            if name == "where" and len({isinstance(one, OnGpu) for one in tensors}) > 1:
-                # Other functions take a 0-dimensional CPU tensor as an argument; `where` copies it.
+            if name == "where" and len({isinstance(one, GpuTensor) for one in tensors}) > 1:
+                # Other functions take a 0-dimensional CPU tensor as an argument; `place` copies it.
                 _crossed(name)
         return func(*args, **kwargs)
 
@@ -187,7 +194,7 @@ class _Move(torch.autograd.Function):
     def forward(_: Any, tensor: Tensor, waits: bool = True) -> Tensor:
         if waits:
             _crossed("copy")
-        return tensor.held.clone() if isinstance(tensor, OnGpu) else OnGpu(tensor.clone())
+        return tensor.held.clone() if isinstance(tensor, GpuTensor) else GpuTensor(tensor.clone())
 
     @staticmethod
     def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -209,7 +216,9 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
         rest = {} if layout is None else {"memory_format": layout}
     if device is not None and device.type == "meta":
-        return torch.empty_like(self.held if isinstance(self, OnGpu) else self, dtype=dtype, device=device)
+        return torch.empty_like(
+            self.held if isinstance(self, GpuTensor) else self, dtype=dtype, device=device
+        )
     out = _to(self, dtype or self.dtype, copy=copies, **rest)
     return out if device is None or device.type == self.device.type else _Move.apply(out, waits)
 
@@ -257,7 +266,7 @@ def autocast(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) 
 
 
 def without_gradients(self: torch.inference_mode) -> None:
-    """Replacement for entering inference mode: disables gradients only, because `OnGpu` needs full tensors."""
+    """Replacement for entering inference mode: disables gradients only, because `GpuTensor` needs full tensors."""
     self.before = torch.is_grad_enabled()
     torch.set_grad_enabled(self.before and not self.mode)
 
@@ -267,7 +276,7 @@ def as_before(self: torch.inference_mode, *_: object) -> None:
     torch.set_grad_enabled(self.before)
 
 
-FOUND: dict[str, Any] = {
+CUDA_RESULTS: dict[str, Any] = {
     "is_available": True,
     # Data loaders pin memory if this is True, and pinned memory cannot be simulated.
     "is_initialized": False,
@@ -287,7 +296,7 @@ FOUND: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def made_up() -> Iterator[None]:
+def simulated_gpu() -> Iterator[None]:
     """Simulate a machine with a GPU within the block."""
     moves = {
         "to": to,
@@ -295,7 +304,7 @@ def made_up() -> Iterator[None]:
         "cpu": lambda self, *_, **__: to(self, CPU),
     }
     with contextlib.ExitStack() as stack:
-        for name, said in FOUND.items():
+        for name, said in CUDA_RESULTS.items():
             stack.enter_context(mock.patch(f"torch.cuda.{name}", lambda *_, said=said, **__: said))
         for patch in (
             mock.patch("torch.cuda.synchronize", lambda *_: _crossed("wait")),  # noqa: PT008 - as follows

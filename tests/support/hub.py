@@ -23,7 +23,7 @@ POLL = 0.01
 test."""
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """A request."""
 
     method: str
@@ -56,7 +56,7 @@ class Hub:
         """Serve the files of a folder as a repository."""
         self.files[name] = {p.name: p.read_bytes() for p in folder.iterdir()}
 
-    def respond(self, asked: Asked) -> tuple[int, Mapping[str, str], bytes]:
+    def respond(self, asked: Request) -> tuple[int, Mapping[str, str], bytes]:
         """Return status, headers and body. Raises `ConnectionAbortedError` to close the connection."""
         return self.answer(asked.path)
 
@@ -136,7 +136,7 @@ def serve(hub: Hub | None = None) -> Iterator[Hub]:
             hub.asked.append(self.path)
             given = body_of(self)
             try:
-                asked = Asked(self.command, self.path, given, self.headers.get("Authorization"))
+                asked = Request(self.command, self.path, given, self.headers.get("Authorization"))
                 status, headers, data = hub.respond(asked)
             except ConnectionAbortedError:
                 self.close_connection = True

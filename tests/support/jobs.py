@@ -88,7 +88,7 @@ def changed(sample: Sample, change: Callable[[str, torch.Tensor], torch.Tensor])
     return type(sample)(sample.header, {name: change(name, x) for name, x in sample.state.items()})
 
 
-class Killed:
+class InterruptedLog:
     """A log that raises KeyboardInterrupt after some removals."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Program for a process with `unreal_cuda`: print the device requests of steady forward passes, as JSON.
+"""Program for a process with `fake_cuda`: print the device requests of steady forward passes, as JSON.
 
 python -m support.launches FOLDER
 """
@@ -20,14 +20,14 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.training.dropout import StepNoise
 from support.builders import base
-from support.unreal_cuda import ALLOCATIONS, COPIES, LAUNCHES, WAITS, capture, steady
+from support.fake_cuda import ALLOCATIONS, COPIES, LAUNCHES, WAITS, capture, steady
 from support.variants import VARIANTS, Variant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hydractl.model_inputs import Inputs
-    from support.unreal_cuda import Asked
+    from support.fake_cuda import Requests
 
 LAYERS = 12
 DEEP = {
@@ -45,12 +45,12 @@ KINDS = {"waits": WAITS, "copies": COPIES, "allocations": ALLOCATIONS}
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    torch.backends.cudnn.enabled = False  # cuDNN is a separate library and missing in `unreal_cuda`.
+    torch.backends.cudnn.enabled = False  # cuDNN is a separate library and missing in `fake_cuda`.
     # transformers reads the padding mask to skip masks without padding, but kernels here write no values.
     # While tracing, transformers assumes padding and reads nothing.
     with torch.inference_mode(), mock.patch("transformers.masking_utils.is_tracing", return_value=True):
         found = {name: of_family(name, folder) for name in DEEP}
-        found["planted"] = planted(folder)
+        found["planted"] = known_requests(folder)
         found["generator"] = generator_is_left()
     print(json.dumps(found))
 
@@ -65,7 +65,7 @@ def of_family(name: str, folder: Path) -> dict[str, dict[str, object]]:
     kept = [([(m,), (m, 3)] * layers)[:layers] for m in range(3)]
     samples = {
         "pruned": [single.pruned(*keep) for keep in kept],
-        "tuned": [single.pruned(*keep).tuned(m, only=apart) for m, keep in enumerate(kept)],
+        "tuned": [single.pruned(*keep).tuned(m, only=is_outside_embedding) for m, keep in enumerate(kept)],
     }
     models = {"single": single.library().to("cuda", torch.bfloat16)}
     for kind, members in samples.items():
@@ -75,30 +75,30 @@ def of_family(name: str, folder: Path) -> dict[str, dict[str, object]]:
         models[kind] = load(out, device="cuda", dtype="bf16")
     for kind, model in models.items():
         for batch in (1, 4):
-            run = partial(model, placed(single.inputs(batch=batch), "cuda:0"))
+            run = partial(model, to_device(single.inputs(batch=batch), "cuda:0"))
             asked = steady(run, folder)
             found[f"{kind}, {batch}"] = {
                 "launches": asked.of(LAUNCHES),
                 **waits_of(asked),
-                "captured": captured(run),
+                "captured": capture_error(run),
             }
-    run = partial(models["tuned"].to("cuda:1"), placed(single.inputs(), "cuda:1"))
+    run = partial(models["tuned"].to("cuda:1"), to_device(single.inputs(), "cuda:1"))
     asked = steady(run, folder)
     found["second"] = {"devices": sorted(asked.devices(LAUNCHES)), **waits_of(asked)}
     return found
 
 
-def placed(inputs: Inputs, device: str) -> Inputs:
+def to_device(inputs: Inputs, device: str) -> Inputs:
     """Return inputs on a device, with floating-point tensors in bfloat16."""
     return map_inputs(lambda x: x.to(device, torch.bfloat16 if x.is_floating_point() else x.dtype), inputs)
 
 
-def waits_of(asked: Asked) -> dict[str, int]:
+def waits_of(asked: Requests) -> dict[str, int]:
     """Return the number of waits, copies and allocations."""
     return {name: asked.of(kind) for name, kind in KINDS.items()}
 
 
-def captured(run: Callable[[], object]) -> str:
+def capture_error(run: Callable[[], object]) -> str:
     """Return the error message of a graph capture, or an empty string."""
     try:
         capture(run)
@@ -107,7 +107,7 @@ def captured(run: Callable[[], object]) -> str:
     return ""
 
 
-def apart(name: str) -> bool:
+def is_outside_embedding(name: str) -> bool:
     """Return whether a tensor is outside of the embedding, which members then share."""
     return not any(part in name for part in ("embed", "cls_token"))
 
@@ -121,7 +121,7 @@ def generator_is_left() -> bool:
         return torch.equal(torch.cuda.get_rng_state(1), before)
 
 
-def planted(folder: Path) -> dict[str, dict[str, int | str]]:
+def known_requests(folder: Path) -> dict[str, dict[str, int | str]]:
     """Return the counts of a known read, a known copy from the processor, and a pure kernel."""
     x = torch.zeros(4, device="cuda")
     runs = {
@@ -129,7 +129,9 @@ def planted(folder: Path) -> dict[str, dict[str, int | str]]:
         "sent": lambda: x + torch.zeros(4).to("cuda"),
         "nothing": lambda: x + 1,
     }
-    return {name: waits_of(steady(run, folder)) | {"captured": captured(run)} for name, run in runs.items()}
+    return {
+        name: waits_of(steady(run, folder)) | {"captured": capture_error(run)} for name, run in runs.items()
+    }
 
 
 if __name__ == "__main__":

@@ -51,5 +51,5 @@ def write_tokenizer(path: Path) -> Path:
 def pair(kind: str, folder: Path) -> Sample:
     """Return a base of a kind in `ARCHITECTURES`, with random weights."""
     path = folder / f"{kind}.tokenizer.json"
-    opened = open_model(f"{ARCHITECTURES[kind]},tokenizer={write_tokenizer(path)}")
-    return Sample(opened.header, perturbed(opened.checkpoint.tensors(), seed=7, scale=2.0))
+    model_file = open_model(f"{ARCHITECTURES[kind]},tokenizer={write_tokenizer(path)}")
+    return Sample(model_file.header, perturbed(model_file.checkpoint.tensors(), seed=7, scale=2.0))

@@ -39,12 +39,12 @@ class SavedPredictions:
     def load(cls, path: Path):
         checkpoint, saved = Checkpoint.open(path), cls()
         for name in sorted(checkpoint.specs):
-            kind, *where = name.split("/")
+            kind, *place = name.split("/")
             tensor = checkpoint.tensor(name)
             if kind == LABELS:
-                saved.labels["/".join(where)] = tensor
+                saved.labels["/".join(place)] = tensor
                 continue
-            row, data, *scores = where
+            row, data, *scores = place
             sets = saved.said.setdefault(row, {})
             if kind == LOG_PROBS:
                 sets[data] = Responses(tensor)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from support.hub import Asked, Hub
+from support.hub import Hub, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -55,7 +55,11 @@ class Pushable(Hub):
     """
 
     def __init__(
-        self, *, faults: float = 0.0, seed: int = 0, refuse: Callable[[Asked], Answer | None] = lambda _: None
+        self,
+        *,
+        faults: float = 0.0,
+        seed: int = 0,
+        refuse: Callable[[Request], Answer | None] = lambda _: None,
     ) -> None:
         super().__init__()
         self.repositories: dict[str, Repository] = {}
@@ -65,7 +69,7 @@ class Pushable(Hub):
         self.faults, self.refuse = faults, refuse
         self._luck = random.Random(seed)  # noqa: S311 - no secret
 
-    def respond(self, asked: Asked) -> Answer:
+    def respond(self, asked: Request) -> Answer:
         """Answer a request, or fail: before execution, or afterwards with a lost answer."""
         self.tokens.add(asked.authorization)
         if (refused := self.refuse(asked)) is not None:
@@ -86,7 +90,7 @@ class Pushable(Hub):
             raise ConnectionAbortedError
         return done
 
-    def serve(self, asked: Asked) -> Answer:
+    def serve(self, asked: Request) -> Answer:
         """Execute a request."""
         parts = [unquote(part) for part in asked.path.partition("?")[0].strip("/").split("/")]
         match parts:
@@ -128,7 +132,7 @@ class Pushable(Hub):
             json.dumps({"objects": objects}).encode(),
         )
 
-    def _model(self, name: str, rest: list[str], asked: Asked) -> Answer:
+    def _model(self, name: str, rest: list[str], asked: Request) -> Answer:
         repository = self.repositories.get(name)
         if repository is None:
             return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
@@ -159,7 +163,7 @@ class Pushable(Hub):
         info = {"id": name, "modelId": name, "sha": sha, "private": repository.private, "siblings": siblings}
         return 200, {}, json.dumps(info).encode()
 
-    def _commit(self, repository: Repository, name: str, branch: str, asked: Asked) -> Answer:
+    def _commit(self, repository: Repository, name: str, branch: str, asked: Request) -> Answer:
         lines = [json.loads(line) for line in asked.body.splitlines()]
         head = repository.branches[branch]
         files = dict(repository.commits[head])

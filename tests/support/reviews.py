@@ -37,14 +37,14 @@ def tokenizer() -> Tokenizer:
 
 def tokenization(**changes: object) -> Tokenization:
     """Return the tokenization settings for this tokenizer."""
-    how = Tokenization(
+    preprocess = Tokenization(
         tokenizer=tokenizer().to_str(),
         names=("attention_mask", "token_type_ids"),
         max_length=MAX_LENGTH,
         pad_id=0,
         vocab_size=len(WORDS),
     )
-    return how.model_copy(update=changes)
+    return preprocess.model_copy(update=changes)
 
 
 def arch(folder: Path) -> str:

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from support.heard import Heard
+from support.progress_log import ProgressLog
 
 TRAIN = "digits::split=train,classes=0-6,limit=60"
 # The split has 300 samples: two validation batches. With a limit there is a single batch, and the other
@@ -16,7 +16,7 @@ TRAIN = "digits::split=train,classes=0-6,limit=60"
 VAL = "digits::split=val,classes=0-6,limit={}"
 
 
-class CutAt(Heard):
+class CutAt(ProgressLog):
     """A `Progress` that interrupts at step 4 in all processes."""
 
     def step(self, message):

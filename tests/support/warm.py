@@ -178,13 +178,13 @@ def become(asked: dict[str, Any], streams: list[int]) -> int:
     else:
         sys.path[:0] = [asked["folder"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     sys.executable = asked["program"]
-    how, *rest = words
-    what = rest.pop(0) if how in {"-m", "-c"} else how
-    sys.argv = [how, *rest]
+    preprocess, *rest = words
+    what = rest.pop(0) if preprocess in {"-m", "-c"} else preprocess
+    sys.argv = [preprocess, *rest]
     try:
-        if how == "-m":
+        if preprocess == "-m":
             runpy.run_module(what, run_name="__main__", alter_sys=True)
-        elif how == "-c":
+        elif preprocess == "-c":
             exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - a test's own text
         else:
             runpy.run_path(what, run_name="__main__")

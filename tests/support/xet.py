@@ -16,7 +16,7 @@ from typing_extensions import override
 from support.pushes import Pushable
 
 if TYPE_CHECKING:
-    from support.hub import Asked
+    from support.hub import Request
     from support.pushes import Answer
 
 STORAGE = "/storage"
@@ -30,7 +30,7 @@ class XetHub(Pushable):
     """Repositories with large files in Xet storage. The concatenated chunks of a xorb form a file."""
 
     @override
-    def serve(self, asked: Asked) -> Answer:
+    def serve(self, asked: Request) -> Answer:
         path = asked.path.partition("?")[0]
         if "/xet-write-token/" in path:
             until = int(time.time()) + 3600
@@ -49,8 +49,8 @@ def chunks(xorb: bytes) -> list[bytes]:
     """Return the uncompressed chunks of a xorb."""
     found = []
     while xorb:
-        size, how = int.from_bytes(xorb[1:4], "little"), xorb[4]
-        assert how == 0, "random bytes do not shrink"
+        size, preprocess = int.from_bytes(xorb[1:4], "little"), xorb[4]
+        assert preprocess == 0, "random bytes do not shrink"
         found.append(xorb[HEADER : HEADER + size])
         xorb = xorb[HEADER + size :]
     return found

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from support.lying_hub import LyingHub, served
+from support.faulty_hub import FaultyHub, serve_faulty_hub
 from support.torture.stages import undisturbed
 from support.torture.tries import Worker
 
@@ -25,7 +25,7 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(scope="session")
 def hub():
     """Return a fake Hub. Forbidden contact is a fault of a try."""
-    with served(LyingHub()) as lying:
+    with serve_faulty_hub(FaultyHub()) as lying:
         yield lying
 
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from support.torture.cuts import faults
-from support.torture.tries import CPU_S, LONG, MEMORY, TOKEN, Ended
+from support.torture.tries import CPU_S, LONG, MEMORY, TOKEN, Result
 
 SOUND = "import sys; sys.stderr.write('error: bad\\n'); sys.exit(3)"
 PLANTED = {
@@ -44,7 +44,7 @@ def test_a_broken_law_is_found(worker, fault):
 
 
 def test_what_takes_too_long_is_found():
-    ended = Ended(code=0, cpu=CPU_S + 1, wall=0, grown=0, out="", err="", record=[], files={}, temporary=[])
+    ended = Result(code=0, cpu=CPU_S + 1, wall=0, grown=0, out="", err="", record=[], files={}, temporary=[])
     assert [*ended.faults()] == [f"took {CPU_S + 1} s"]
 
 

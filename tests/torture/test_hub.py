@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from support.lying_hub import LIES, OWNED, is_slow
+from support.faulty_hub import FAULTS, OWNED, is_slow
 from support.torture.mutations import drawn
 from support.torture.stages import VAL
 from support.torture.tries import TOKEN
@@ -37,7 +37,7 @@ def asked(hub, whole):
 
 def test_lies(worker, hub, whole, asked, tally, share):
     draw = random.Random(f"lies {share.number}")  # noqa: S311 - the same each time
-    cases = [(lie, command) for lie in LIES for command in COMMANDS if share.long or not is_slow(lie)]
+    cases = [(fault, command) for fault in FAULTS for command in COMMANDS if share.long or not is_slow(fault)]
     told(worker, hub, whole, asked, tally, share.of(cases, draw, few=8))
     tally.done()
 
@@ -58,7 +58,7 @@ def test_what_is_not_on_the_hub_asks_nobody(worker, hub, whole, asked):
     ended = place.run("prune", "bert", *PRUNED, **asked)
 
     assert not [*ended.faults({0})]
-    assert not hub.asked + hub.heard
+    assert not hub.asked + hub.progress_log
     worker.leave(place)
 
 
@@ -70,25 +70,25 @@ def test_the_hub_alone_hears_the_token(worker, hub, asked):
     assert not [*place.run("prune", "org/xet.own", *PRUNED, **asked).faults({0, 3, 4})]
     # further requests of the client carry no token
     assert hub.tokens - {""} == {f"Bearer {TOKEN}"}
-    assert hub.heard
+    assert hub.progress_log
     assert not [*leaked(worker, hub)]
     worker.leave(place)
 
 
 def told(worker, hub, whole, asked, tally, cases, changes=()):
     """Run command lines on repositories of the Hub."""
-    names = [f"org/{lie}.{next(numbers)}" for lie, _ in cases]
+    names = [f"org/{fault}.{next(numbers)}" for fault, _ in cases]
     hub.changes |= dict(zip(names, changes, strict=False))
     lines = [COMMANDS[command](name) for name, (_, command) in zip(names, cases, strict=True)]
     places = [worker.place({"base.st": whole.files["base.st"]}) for _ in lines]
     ended = worker.together(list(zip(places, lines, strict=True)), **asked)
-    for place, name, (lie, command), words, one in zip(places, names, cases, lines, ended, strict=True):
+    for place, name, (fault, command), words, one in zip(places, names, cases, lines, ended, strict=True):
         codes = (
             {0, 3, 4}
             if name in hub.changes
-            else LIES[lie].codes | {3}
+            else FAULTS[fault].codes | {3}
             if command == "data"
-            else LIES[lie].codes
+            else FAULTS[fault].codes
         )
         what = json.dumps(hub.changes[name].data()) if name in hub.changes else ""
         tally.add(" ".join((*words, what)), one.faults(set(codes)))
@@ -100,8 +100,8 @@ def leaked(worker, hub):
     """Yield files outside the allowed folders, and hosts that received the token."""
     found = [*worker.folder.rglob(OWNED), *Path("/tmp").glob(OWNED), *Path("/").glob(OWNED)]  # noqa: S108 - not to be there
     yield from (f"{path} is there" for path in found)
-    yield from (f"the stranger has heard the token: {said}" for said in hub.heard if TOKEN in said)
-    hub.heard.clear()
+    yield from (f"the stranger has heard the token: {said}" for said in hub.progress_log if TOKEN in said)
+    hub.progress_log.clear()
     for path in (worker.folder / "hub").rglob("*"):
         if path.is_file() and TOKEN.encode() in path.read_bytes():
             yield f"the token is in {path}"

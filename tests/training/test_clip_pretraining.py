@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.data.batches import encoded
+from hydractl.data.batches import eval_batches
 from hydractl.data.open_dataset import open_data, open_items
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import UsageError
 from hydractl.families.open_model import load_model, open_model
-from hydractl.prediction.class_names import Naming, settle
+from hydractl.prediction.class_names import Naming, set_classes
 from hydractl.training.clip_pretraining import PairConfig, train_pair, word_tokenizer
 
 DATA = "shapes::split=val,classes=red star+blue circle,limit=48"
@@ -31,7 +31,7 @@ def test_a_folder_is_the_librarys_own(folder):
 
     model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     processor = AutoImageProcessor.from_pretrained(folder)
-    images, opened = open_data(DATA), open_model(str(folder))
+    images, model_file = open_data(DATA), open_model(str(folder))
     texts = ["a photo of a RED star.", "the blue circle"]
     inputs = tokenizer(texts, padding=True, return_tensors="pt")
     found = {
@@ -39,24 +39,24 @@ def test_a_folder_is_the_librarys_own(folder):
     }
     with torch.inference_mode():
         theirs = model(**found, input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
-        ours = load_model(opened)(found | encode_texts(texts, opened.header.prompting.tokenization))
+        ours = load_model(model_file)(found | encode_texts(texts, model_file.header.prompting.tokenization))
 
     torch.testing.assert_close(ours, theirs.logits_per_image)
     assert torch.equal(
-        encode_texts(texts, opened.header.prompting.tokenization)["input_ids"], inputs["input_ids"]
+        encode_texts(texts, model_file.header.prompting.tokenization)["input_ids"], inputs["input_ids"]
     )
-    how = opened.header.preprocess
-    batch = next(iter(encoded(open_items(DATA, how), how, batch_size=1)))
+    preprocess = model_file.header.preprocess
+    batch = next(iter(eval_batches(open_items(DATA, preprocess), preprocess, batch_size=1)))
     torch.testing.assert_close(batch.inputs, found["pixel_values"][:1], atol=1e-5, rtol=0)
 
 
 def test_it_learns_which_caption_belongs_to_an_image(folder):
-    opened = open_model(str(folder))
-    model, how = load_model(opened), opened.header.preprocess
-    items = open_items(DATA, how)
-    settle(model, opened, Naming().classes(opened, data=items.class_names))
+    model_file = open_model(str(folder))
+    model, preprocess = load_model(model_file), model_file.header.preprocess
+    items = open_items(DATA, preprocess)
+    set_classes(model, model_file, Naming().classes(model_file, data=items.class_names))
     with torch.inference_mode():
-        logits = torch.cat([model(batch.inputs) for batch in encoded(items, how, batch_size=16)])
+        logits = torch.cat([model(batch.inputs) for batch in eval_batches(items, preprocess, batch_size=16)])
 
     assert (logits.argmax(-1) == torch.tensor(items.labels)).float().mean() > 0.9
 

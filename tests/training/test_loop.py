@@ -107,11 +107,11 @@ def test_the_rate_that_validates_best_wins():
     assert torch.equal(found.weights["0.weight"], alone[best].weights["0.weight"])
 
 
-def test_a_rate_that_diverges_loses(heard):
+def test_a_rate_that_diverges_loses(progress_log):
     found = fit(sgd(lr=(1e9, 0.1), steps=6))
 
     assert found.lr == 0.1
-    assert "1e+09" in heard.warnings[0]
+    assert "1e+09" in progress_log.warnings[0]
 
 
 def test_divergence_of_all_is_an_error():
@@ -150,10 +150,13 @@ def test_the_best_or_the_last_are_kept(keep, step):
     assert torch.equal(found.weights["0.weight"], wanted.weights["0.weight"])
 
 
-def test_the_last_step_is_evaluated_whatever_the_rhythm(heard):
+def test_the_last_step_is_evaluated_whatever_the_rhythm(progress_log):
     fit(sgd(steps=5, eval_every=3))
 
-    assert [line.split(":")[0] for line in heard.steps] == ["step 3/5 (epoch 1.5)", "step 5/5 (epoch 2.5)"]
+    assert [line.split(":")[0] for line in progress_log.steps] == [
+        "step 3/5 (epoch 1.5)",
+        "step 5/5 (epoch 2.5)",
+    ]
 
 
 def path(rates):
@@ -196,12 +199,12 @@ def test_the_mean_of_epochs_is_torchs_and_their_rate_stays(start, ends):
     assert torch.allclose(found.weights["0.weight"], reference.module[0], atol=1e-6)
 
 
-def test_weights_before_their_mean_begins_are_measured_and_never_the_best(heard):
+def test_weights_before_their_mean_begins_are_measured_and_never_the_best(progress_log):
     recipe = sgd(lr=(0.1,), steps=8, swa=2, early_stop=2, patience_delta=0.5)
     found = fit(recipe, evaluate=scripted([0.9, 0.3, 0.2, 0.1]))
 
     assert (found.step, found.metrics.accuracy) == (4, 0.3)
-    assert len(heard.steps) == 4
+    assert len(progress_log.steps) == 4
 
 
 @pytest.fixture
@@ -373,7 +376,7 @@ def test_what_changes_with_the_steps_is_told_each_step_also_after_an_interruptio
     assert torch.equal(found.weights["0.weight"], whole.weights["0.weight"])
 
 
-def test_progress_names_what_is_measured(heard):
+def test_progress_names_what_is_measured(progress_log):
     fit(sgd(steps=2), measured_on="training")
 
-    assert "training accuracy" in heard.steps[0]
+    assert "training accuracy" in progress_log.steps[0]

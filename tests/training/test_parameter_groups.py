@@ -9,7 +9,7 @@ import torch
 from timm.optim import param_groups_layer_decay
 
 from hydractl.errors import UsageError
-from hydractl.families.base import place_of
+from hydractl.families.base import position_of
 from hydractl.training.optimizers import rate_scales, reset_head, trainable
 from hydractl.training.recipe import PARTS, Recipe
 from support.builders import base
@@ -36,7 +36,7 @@ def test_parts_are_disjoint_and_complete():
 
 @pytest.mark.parametrize("last", [0, 1, 2, 3])
 def test_last_blocks_train_with_readout_and_head(last):
-    layers = [place_of(base().family, name).layer for name in chosen(last_blocks=last)]
+    layers = [position_of(base().family, name).layer for name in chosen(last_blocks=last)]
 
     assert {layer for layer in layers if layer is not None} == set(range(3 - last, 3))
     assert {"head.weight", "norm.weight"} <= set(chosen(last_blocks=last))

@@ -6,7 +6,7 @@ import pytest
 
 from hydractl.data.preprocess import AUGMENTATIONS
 from hydractl.errors import UsageError
-from hydractl.families.base import place_of
+from hydractl.families.base import position_of
 from hydractl.families.registry import family_for_name
 from hydractl.heads.masks import full_mask
 from hydractl.settings import words
@@ -248,7 +248,7 @@ def test_after_pruning_embeddings_are_frozen(name):
 
     names = trainable(family, described.architecture, RECIPES[name], state)
 
-    places = [place_of(family, n) for n in names]
+    places = [position_of(family, n) for n in names]
     assert {p.part for p in places} == {"norm", "attention", "mlp", "readout", "head"}
     assert {p.layer for p in places} == {None, *range(0 if name != "cifar100" else 1, 6)}
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from hydractl.training.losses import CELLS, Repulsion, agreement, with_permuted_patches
+from hydractl.training.losses import PATCH_GRID_SIDE, Repulsion, agreement, with_permuted_patches
 
 GENERATOR = torch.Generator().manual_seed(0)
 PROBS = (3 * torch.randn(4, 5, 7, generator=GENERATOR)).softmax(-1)
@@ -47,19 +47,19 @@ def test_a_step_down_the_gradient_moves_members_apart():
 
 
 def test_patches_are_permuted_within_each_image():
-    order = torch.rand(6, CELLS**2, generator=GENERATOR).argsort(-1)
+    order = torch.rand(6, PATCH_GRID_SIDE**2, generator=GENERATOR).argsort(-1)
     found = with_permuted_patches(IMAGES, order)
 
-    height, width = 10 // CELLS, 13 // CELLS
+    height, width = 10 // PATCH_GRID_SIDE, 13 // PATCH_GRID_SIDE
     for image, permuted, places in zip(IMAGES, found, order, strict=True):
         for place, source in enumerate(places.tolist()):
-            (y, x), (v, u) = divmod(place, CELLS), divmod(source, CELLS)
+            (y, x), (v, u) = divmod(place, PATCH_GRID_SIDE), divmod(source, PATCH_GRID_SIDE)
             torch.testing.assert_close(
                 permuted[:, y * height : (y + 1) * height, x * width : (x + 1) * width],
                 image[:, v * height : (v + 1) * height, u * width : (u + 1) * width],
             )
-    assert torch.equal(found[:, :, CELLS * height :], IMAGES[:, :, CELLS * height :])
-    assert torch.equal(found[..., CELLS * width :], IMAGES[..., CELLS * width :])
+    assert torch.equal(found[:, :, PATCH_GRID_SIDE * height :], IMAGES[:, :, PATCH_GRID_SIDE * height :])
+    assert torch.equal(found[..., PATCH_GRID_SIDE * width :], IMAGES[..., PATCH_GRID_SIDE * width :])
 
 
 def test_permutations_hang_on_seed_step_and_row_alone():

@@ -110,13 +110,13 @@ def test_a_refusal_names_the_settings_that_differ(folder):
         StateFolder(folder.path, OTHER, {"lr": "0.3", "torch": "2.1"}).check(force=False)
 
 
-def test_force_starts_anew_and_says_so(folder, heard):
+def test_force_starts_anew_and_says_so(folder, progress_log):
     folder.save(snapshot())
 
     start = folder.resumed(force=True)
 
     assert start == Snapshot()
-    assert heard.warnings == [
+    assert progress_log.warnings == [
         f"`--force` starts again: the state of an unfinished run in {folder.path} is discarded"
     ]
     assert equal(folder.load(), snapshot())  # the old state stays until a new state replaces it

@@ -11,7 +11,7 @@ import typer
 from hydractl.cli.command import QUIET, command
 from hydractl.cli.output import Terminal, line, model_cell, size, table
 from hydractl.data.presets import PREFIX
-from hydractl.errors import harmless_line
+from hydractl.errors import escape_line
 from hydractl.messages import abridged, count, counted, quoted
 from hydractl.reporting.lineage import Node, lineage, pairs, plain, short
 from hydractl.stages.datasets import Data, DataConfig, DataReport, KnownDataset, run_data
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.tree import Tree
 
-    from hydractl.manifest.head_mask import HeadMask, HeadScores, Mask
+    from hydractl.manifest.head_mask import HeadImportance, HeadMask, Mask
     from hydractl.manifest.header import Architecture, Preprocess, Step, Tokenization
     from hydractl.reporting.file_contents import CheckpointReport, Fused, SavedPredictions, Tally, TensorLine
     from hydractl.stages.inspect.config import InspectConfig
@@ -74,7 +74,7 @@ def inspect(config: InspectConfig, terminal: Terminal) -> None:
 
 def show_file(report: CheckpointReport | DocumentReport, out: Console) -> None:
     """Print the content of a file of any kind."""
-    from hydractl.manifest.head_mask import HeadMask, HeadScores
+    from hydractl.manifest.head_mask import HeadImportance, HeadMask
     from hydractl.manifest.report import Report
     from hydractl.reporting.file_contents import CheckpointReport
     from hydractl.training.resume import StateFile
@@ -84,8 +84,8 @@ def show_file(report: CheckpointReport | DocumentReport, out: Console) -> None:
     document = report.document
     if isinstance(document, HeadMask):
         return show_mask(model_cell(report.file), document, out)
-    if isinstance(document, HeadScores):
-        return show_scores(model_cell(report.file), document, out)
+    if isinstance(document, HeadImportance):
+        return show_importance(model_cell(report.file), document, out)
     if isinstance(document, Report):
         from hydractl.cli.commands.measure import show_report
 
@@ -142,12 +142,12 @@ def _checkpoint_facts(report: CheckpointReport) -> list[tuple[str, str]]:
     guarantees = {"threshold": report.threshold, "prediction sets": report.prediction_sets}
     rows += [(name, guarantee.summary) for name, guarantee in guarantees.items() if guarantee is not None]
     if report.fitted is not None:
-        scores, data = ", ".join(report.fitted.scores), report.fitted.data.reference
+        importance, data = ", ".join(report.fitted.scores), report.fitted.data.reference
         cost = (
             f"{size(report.beside_bytes)} in addition to the weights, {report.beside_macs / 1e6:.2g} M "
             "multiply-accumulates per sample"
         )
-        rows.append(("OOD scores", f"{scores}: fitted on {data}, {cost}"))
+        rows.append(("OOD scores", f"{importance}: fitted on {data}, {cost}"))
     dtypes = (f"{name} ({counted(a.tensors, 'tensor')})" for name, a in report.dtypes.items())
     rows.append(("dtypes", ", ".join(dtypes)))
     if not report.predictions:
@@ -310,26 +310,34 @@ def show_mask(file: str, mask: HeadMask, out: Console) -> None:
     maps([mask.towers], ["kept"], out)
 
 
-def show_scores(file: str, scores: HeadScores, out: Console) -> None:
+def show_importance(file: str, importance: HeadImportance, out: Console) -> None:
     """Print head importance: its origin, the ranks of heads, and the order of removal for a greedy method."""
     from hydractl.cli.tables import RankMap, facts
     from hydractl.pruning.selection import ranks
 
-    line(out, f"{file}: scores by {scores.method}")
-    rows = [("objective", scores.objective)] if scores.objective else []
-    rows += [("options", pairs(scores.options))] if scores.options else []
-    scalars = {name: value for name, value in scores.results.items() if not isinstance(value, tuple | list)}
+    line(out, f"{file}: scores by {importance.method}")
+    rows = [("objective", importance.objective)] if importance.objective else []
+    rows += [("options", pairs(importance.options))] if importance.options else []
+    scalars = {
+        name: value for name, value in importance.results.items() if not isinstance(value, tuple | list)
+    }
     rows += [("results", pairs(scalars))] if scalars else []
-    if scores.clusters is not None:
-        sizes = ", ".join(str(len(cluster)) for cluster in scores.clusters)
-        rows += [("clusters", f"{len(scores.clusters)}, of {sizes} heads")]
+    if importance.clusters is not None:
+        sizes = ", ".join(str(len(cluster)) for cluster in importance.clusters)
+        rows += [("clusters", f"{len(importance.clusters)}, of {sizes} heads")]
     rows += [
-        ("model", f"{scores.model.reference}, {scores.architecture}, {short(scores.model.sha256)}"),
-        *((f"data {name}", fingerprint(f.reference, f.sha256, f.count)) for name, f in scores.data.items()),
-        ("tool", scores.tool),
+        (
+            "model",
+            f"{importance.model.reference}, {importance.architecture}, {short(importance.model.sha256)}",
+        ),
+        *(
+            (f"data {name}", fingerprint(f.reference, f.sha256, f.count))
+            for name, f in importance.data.items()
+        ),
+        ("tool", importance.tool),
     ]
     out.print(facts(rows))
-    ranked = ranks(scores)
+    ranked = ranks(importance)
     total = sum(len(row) for tower in ranked.values() for row in tower)
     has_kept_heads = any(rank is None for tower in ranked.values() for row in tower for rank in row)
     meaning = (
@@ -339,15 +347,15 @@ def show_scores(file: str, scores: HeadScores, out: Console) -> None:
         out.print()
         line(out, f"Ranks of the heads of tower {tower}: {meaning}")
         out.print(RankMap(ranks=table_of_ranks, total=total))
-    if scores.removals is not None:
-        _removals(scores, out)
+    if importance.removals is not None:
+        _removals(importance, out)
 
 
 def show_state(file: str, state: StateFile, out: Console) -> None:
     """Print the progress of an unfinished training, and how to resume it."""
     at, best = state.position, state.position.best
-    where = f" with learning rate {at.candidate + 1} of the grid" if at.candidate else ""
-    line(out, f"{file}: state of an unfinished run, after {counted(at.step, 'step')}{where}")
+    place = f" with learning rate {at.candidate + 1} of the grid" if at.candidate else ""
+    line(out, f"{file}: state of an unfinished run, after {counted(at.step, 'step')}{place}")
     if best is not None:
         line(
             out, f"Best validation: accuracy {best.accuracy:.4f}, NLL {best.nll:.4f}, at step {at.best_step}"
@@ -355,12 +363,12 @@ def show_state(file: str, state: StateFile, out: Console) -> None:
     line(out, "hint: the same command resumes this run; `--force` discards it to start with other options")
 
 
-def _removals(scores: HeadScores, out: Console) -> None:
+def _removals(importance: HeadImportance, out: Console) -> None:
     from hydractl.cli.tables import Newspaper
 
-    steps = scores.removals or ()
-    start = "" if scores.baseline is None else f" ({scores.baseline:.4f} before)"
-    digits, tower = len(str(len(steps))), len(scores.towers) > 1
+    steps = importance.removals or ()
+    start = "" if importance.baseline is None else f" ({importance.baseline:.4f} before)"
+    digits, tower = len(str(len(steps))), len(importance.towers) > 1
     lines = [
         f"{i:>{digits}}. {f'{s.tower} ' if tower else ''}layer {s.layer} head {s.head}: {s.objective:.4f}"
         for i, s in enumerate(steps, 1)
@@ -371,7 +379,7 @@ def _removals(scores: HeadScores, out: Console) -> None:
 
 
 def maps(masks: Sequence[Mask], names: Sequence[str], out: Console) -> None:
-    """Print the kept heads of masks, with a map per tower."""
+    """Print the kept heads of masks, with a map per tower and mask. `names` are the headings of the masks."""
     from hydractl.cli.tables import HeadMaps
 
     for tower, first in masks[0].items() if masks else ():
@@ -394,7 +402,7 @@ def lineage_tree(file: str, step: Step) -> Tree:
 
     def text(node: Node) -> Text:
         words = (node.name, short(node.sha256), "(as above)" if node.is_repeated else node.step)
-        return Text(harmless_line("  ".join(filter(None, words))), overflow="fold")
+        return Text(escape_line("  ".join(filter(None, words))), overflow="fold")
 
     def grow(tree: Tree, node: Node) -> Tree:
         for source in node.made_of:
@@ -424,7 +432,7 @@ def show_lineage(report: LineageReport, out: Console) -> None:
 
 
 def fingerprint(reference: str, digest: str, number: int | None) -> str:
-    """Return reference, digest and size of a data set as text."""
+    """Return reference, digest and size of a data set as text; None leaves out the size."""
     return f"{reference}, {short(digest)}" + (f", {counted(number, 'sample')}" if number is not None else "")
 
 

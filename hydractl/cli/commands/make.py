@@ -258,7 +258,7 @@ class MakeConfig(CommandConfig):
     @staticmethod
     def halves(ref: DataRef) -> tuple[str, str]:
         """Return the two halves of a data set, or of a part of a data set."""
-        number, parts = ref.part_of or (1, 1)
+        number, parts = ref.part_numbers or (1, 1)
         first, second = (str(replace(ref, part=f"{k}/{2 * parts}")) for k in (2 * number - 1, 2 * number))
         return first, second
 
@@ -331,7 +331,7 @@ def check_held_out(config: MakeConfig) -> None:
 
     from hydractl.data.datasets import content_of, samples_in
     from hydractl.families.open_model import open_model
-    from hydractl.manifest.document import union, unpack
+    from hydractl.manifest.document import merge_samples, unpack_digests
 
     headers = [open_model(model).header for _, model in config.named_models if not from_script(model)]
     read_by_models = [content_of(header.preprocess) for header in headers]
@@ -340,7 +340,7 @@ def check_held_out(config: MakeConfig) -> None:
         items = min(open_readings(ref, labelled=True), key=lambda items: items.content not in read_by_models)
         return samples_in(map(items.item_digest, range(len(items))))
 
-    used = [unpack(text) for text in union(*(header.samples for header in headers)).values()]
+    used = [unpack_digests(text) for text in merge_samples(*(header.samples for header in headers)).values()]
     used += [] if config.train is None else [samples(config.train)]
     val_samples = samples(config.val) if used else ()
     if used and (overlap := np.isin(val_samples, np.concatenate(used))).any():
@@ -415,7 +415,7 @@ def _other_labels(config: MakeConfig) -> str:
     if stored:
         architecture = open_model(stored[0]).header.architecture
     else:
-        resolved = resolve(config.arch, Metadata(), where="weights.pth", image_options={}, sets_classes=False)
+        resolved = resolve(config.arch, Metadata(), place="weights.pth", image_options={}, sets_classes=False)
         architecture = describe(resolved).architecture
     return "" if architecture.task.has_one_question else architecture.task.labels
 

@@ -14,7 +14,7 @@ from hydractl.messages import counted, listed
 from hydractl.metrics.metric_spec import ON_ID_DATA, MetricNeeds, Unit
 from hydractl.metrics.ood_scores import MSP, number_name
 from hydractl.metrics.registry import METRICS, TEMPERATURE, needing
-from hydractl.reporting.report_values import Quantity, number_of, written
+from hydractl.reporting.report_values import Quantity, format_value, number_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +93,12 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
 
 
 def conclude(report: EvalReport, terminal: Terminal) -> None:
-    """Add the headline table to the job summary of GitHub Actions, and raise if a condition is met."""
+    """Add the headline table to the job summary of GitHub Actions, and raise if a check fails.
+
+    Raises:
+        CheckFailed: If a condition holds or no threshold was found.
+        Interrupted: Instead of CheckFailed in other processes than the first, without a message.
+    """
     if terminal.speaks:
         summarize(markdown(report.document))
     try:
@@ -194,7 +199,7 @@ def _cells(document: Report, columns: Sequence[Quantity]) -> list[list[str]]:
         [
             f"{row.name} *" if _is_marked(row) else row.name,
             *(
-                "" if (number := number_of(row, q)) is None else written(q.metric, number.value)
+                "" if (number := number_of(row, q)) is None else format_value(q.metric, number.value)
                 for q in columns
             ),
         ]

@@ -14,8 +14,8 @@ from hydractl.output.publish import STDOUT, is_folder
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from hydractl.manifest.head_mask import HeadScores
-    from hydractl.prediction.merge_trunk import Measured, Quality
+    from hydractl.manifest.head_mask import HeadImportance
+    from hydractl.prediction.merge_trunk import MergeMeasurement, Quality
     from hydractl.pruning.diverse import DiverseReport
     from hydractl.pruning.members import Size
     from hydractl.stages.finetune.config import FinetuneConfig
@@ -121,62 +121,64 @@ def score(config: ScoreConfig, terminal: Terminal) -> None:
     """
     from hydractl.stages.score.run import run_score
 
-    terminal.result(run_score(config, terminal.progress()), show_scores)
+    terminal.result(run_score(config, terminal.progress()), show_importance)
 
 
-def show_scores(report: ScoreReport, out: Console) -> None:
-    """Print the first heads to be removed."""
-    scores = report.scores
-    if scores.removals is not None:
+def show_importance(report: ScoreReport, out: Console) -> None:
+    """Print the first removals of a greedy method, or the heads with the lowest importance."""
+    importance = report.scores
+    if importance.removals is not None:
         rows = [
             (str(i + 1), f"{r.tower} {r.layer}.{r.head}", f"{r.objective:.4f}")
-            for i, r in enumerate(scores.removals[:HEADS_SHOWN])
+            for i, r in enumerate(importance.removals[:HEADS_SHOWN])
         ]
         out.print(
             table(
-                ["step", "head removed", f"{scores.objective} after"],
-                [("0", "", f"{scores.baseline:.4f}"), *rows],
+                ["step", "head removed", f"{importance.objective} after"],
+                [("0", "", f"{importance.baseline:.4f}"), *rows],
             )
         )
-        if len(scores.removals) > HEADS_SHOWN:
-            last = scores.removals[-1]
+        if len(importance.removals) > HEADS_SHOWN:
+            last = importance.removals[-1]
             line(
                 out,
-                f"... {counted(len(scores.removals), 'removal')}; {scores.objective} {last.objective:.4f} after the last",
+                f"... {counted(len(importance.removals), 'removal')}; {importance.objective} {last.objective:.4f} after the last",
             )
-        if "exact_evaluations" in scores.results:
+        if "exact_evaluations" in importance.results:
             line(
                 out,
                 "Evaluated {evaluations:g} of {exact_evaluations} candidates on all data: {work:.1%} of the work of "
-                "`--search exact`".format_map(scores.results),
+                "`--search exact`".format_map(importance.results),
             )
     else:
         heads = sorted(
             (s, n, layer, h)
-            for n, t in scores.towers.items()
+            for n, t in importance.towers.items()
             for layer, row in enumerate(t.scores)
             for h, s in enumerate(row)
         )
         lowest = [(f"{n} {layer}.{h}", f"{s:.4g}") for s, n, layer, h in heads[:HEADS_SHOWN]]
         out.print(table(["lowest heads", "score"], lowest))
-    if scores.clusters is not None:
-        heads_in_all = counted(sum(map(len, scores.clusters)), "head")
-        groups = counted(len(scores.clusters), "group")
+    if importance.clusters is not None:
+        heads_in_all = counted(sum(map(len, importance.clusters)), "head")
+        groups = counted(len(importance.clusters), "group")
         line(out, f"{heads_in_all} in {groups}: one of each is kept, and at least one in each layer")
     if report.default_budget:
-        line(out, _default_budget(scores))
+        line(out, _default_budget(importance))
 
 
-def _default_budget(scores: HeadScores) -> str:
-    total = sum(len(row) for tower in scores.towers.values() for row in tower.scores)
-    if "kept" in scores.options:
+def _default_budget(importance: HeadImportance) -> str:
+    total = sum(len(row) for tower in importance.towers.values() for row in tower.scores)
+    if "kept" in importance.options:
         budget_text = (
-            f"two thirds of the heads are kept, {scores.options['kept']} of {counted(total, 'head')}"
+            f"two thirds of the heads are kept, {importance.options['kept']} of {counted(total, 'head')}"
         )
-    elif scores.removals is None:
+    elif importance.removals is None:
         budget_text = "two thirds of the heads of each layer are kept"
     else:
-        budget_text = f"{len(scores.removals)} of {counted(total, 'head')} are removed, two thirds are kept"
+        budget_text = (
+            f"{len(importance.removals)} of {counted(total, 'head')} are removed, two thirds are kept"
+        )
     return f"Default budget: {budget_text}. Set another with `--keep N`, `--remove R` or `--keep-fraction F`"
 
 
@@ -341,7 +343,7 @@ def show_hydra(report: FuseReport, out: Console) -> None:
         )
 
 
-def show_measured(quality: Measured, out: Console) -> None:
+def show_measured(quality: MergeMeasurement, out: Console) -> None:
     """Print the quality of hydras and of the members' ensemble. The last hydra is the output."""
     rows = [
         (ENSEMBLE, *_quality_cells(quality.members), "", ""),

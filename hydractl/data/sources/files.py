@@ -101,7 +101,8 @@ def open_table(ref: DataRef, content: Content, *, labelled: bool = True) -> Data
     Args:
         ref: Data reference of the file.
         content: Expected type of the items.
-        labelled: Whether to read labels. Without labels, a .txt file has one text per line.
+        labelled: Whether to read labels. Without labels, a .txt file of texts has one text per line. Other
+            .txt files have a path and a class number per line.
 
     Raises:
         DataError: If the file is missing or malformed.
@@ -128,7 +129,7 @@ class RowTable(DataTable):
     """Table of rows in memory. Images are files, with paths relative to a folder."""
 
     def __init__(self, rows: Rows, path: Path, folder: Path) -> None:
-        super().__init__(list(rows[0]) if rows else [], where=str(path), name=path.name)
+        super().__init__(list(rows[0]) if rows else [], place=str(path), name=path.name)
         self._rows = rows
         self._folder = folder
 
@@ -175,7 +176,11 @@ def _read_csv(path: Path) -> Rows:
 
 
 def _csv_lines(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number at which each row starts (from 1), and its cells. Empty lines are skipped."""
+    """Yield the line number at which each row starts (from 1), and its cells. Empty lines are skipped.
+
+    Raises:
+        DataError: If a line is malformed.
+    """
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
     begin = 1
     try:
@@ -203,7 +208,11 @@ def _delimiter(text: str) -> str:
 
 
 def _read_json(path: Path, content: Content) -> Rows:
-    """Return the objects of a JSON array, or of JSON lines."""
+    """Return the objects of a JSON array, or of JSON lines.
+
+    Raises:
+        DataError: If a row is not an object, or has other keys than the first row.
+    """
     text = read_text(path)
     rows: Rows = []
     if text.lstrip().startswith("["):
@@ -253,7 +262,11 @@ def _text_lines(path: Path) -> Rows:
 
 
 def _read_list(path: Path) -> Rows:
-    """Return one row per line with a path, white space and an integer label. Labels below 0 mean unlabelled."""
+    """Return one row per line with a path, white space and an integer label. Labels below 0 mean unlabelled.
+
+    Raises:
+        DataError: If a line has another form.
+    """
     rows: Rows = []
     for number, name in enumerate(read_bytes(path).removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         line = os.fsdecode(name).strip()  # paths need not be UTF-8
@@ -275,6 +288,9 @@ def _read_columns(path: Path) -> Rows:
     A line has a word first and its label last. An empty line follows each text. A line `# ...` before the
     first word of a text is a comment, unless it has the same number of columns as words and a label used
     elsewhere.
+
+    Raises:
+        DataError: If a line has another number of columns than the first word.
     """
     rows: Rows = []
     # words may contain other white space, for example a no-break space, so only spaces and tabs separate
@@ -315,7 +331,7 @@ def _is_hash(line: str) -> bool:
 
 
 def read_parquet(path: Path, ref: DataRef) -> ArrowTable:
-    """Read the table of a .parquet file.
+    """Read the table of a .parquet file. `max-item=` of the reference limits the size of cells.
 
     Columns of types that `datasets` does not support raise later, when cells are read.
 
@@ -344,7 +360,7 @@ def read_parquet(path: Path, ref: DataRef) -> ArrowTable:
     if unknown and not known_columns.column_names:
         types = ", ".join(f"`{name}` ({kind})" for name, kind in unknown.items())
         raise DataError(f"{path}: has no column of a supported type, only {types}")
-    return ArrowTable(dataset, ref, where=str(path), unknown=unknown)
+    return ArrowTable(dataset, ref, place=str(path), unknown=unknown)
 
 
 def _batches(file: Any, path: Path, limit: int) -> Iterator[Any]:  # noqa: ANN401 - of pyarrow, untyped

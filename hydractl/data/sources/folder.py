@@ -179,7 +179,11 @@ def _root(ref: DataRef) -> Path:
 
 
 def _listing(folder: Path, content: Content) -> tuple[list[str], list[str], list[str]]:
-    """Return the sorted names of sub-folders, files of the type, and other files, without hidden names."""
+    """Return the sorted names of sub-folders, files of the type, and other files, without hidden names.
+
+    Raises:
+        DataError: If the folder cannot be read.
+    """
     try:
         entries = sorted(
             (entry for entry in folder.iterdir() if not is_hidden(entry.name)),
@@ -222,7 +226,7 @@ def is_saved(ref: DataRef) -> bool:
 
 
 def open_saved(ref: DataRef) -> ArrowTable:
-    """Return the table in a folder written by `save_to_disk`. Of a `DatasetDict` it is one split.
+    """Return the table in a folder written by `save_to_disk`, or one split of a `DatasetDict`.
 
     Raises:
         DataError: If the folder is malformed, the split does not exist, or one of several splits has to be
@@ -239,7 +243,7 @@ def open_saved(ref: DataRef) -> ArrowTable:
         elif ref.split is not None and root == Path(ref.source):
             raise DataError(f"{root}: has no splits", hint="leave `split=` out")
         dataset = dataset.with_format(None)
-    return ArrowTable(dataset, ref, where=ref.source)
+    return ArrowTable(dataset, ref, place=ref.source)
 
 
 def has_metadata(ref: DataRef) -> bool:
@@ -284,7 +288,7 @@ def open_listed(ref: DataRef) -> ArrowTable:
         progress.warn(
             f"{root}: skipped {counted(len(unnamed), 'image')} that the metadata does not list: {quoted(unnamed)}"
         )
-    return ArrowTable(table, ref, where=ref.source)
+    return ArrowTable(table, ref, place=ref.source)
 
 
 def _roots(ref: DataRef) -> list[Path]:

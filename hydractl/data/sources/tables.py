@@ -20,7 +20,7 @@ from hydractl import progress
 from hydractl.data.decoding import FileSpan
 from hydractl.data.reference import DataRef, SourceKind
 from hydractl.errors import DataError, HubError, UnreadableError, reason_of
-from hydractl.hub_client import asking, without_bars
+from hydractl.hub_client import limited_client, without_bars
 from hydractl.messages import did_you_mean, quoted
 from hydractl.strict_json import NotJSONError, parse
 
@@ -90,16 +90,16 @@ class DataTable(ABC):
 
     Attributes:
         columns: Names of the columns.
-        where: Name of the table in messages.
+        display_name: Name of the table in messages.
         name: Name of the table in reports.
         label_separator: Value of `label-separator=` in the data reference.
     """
 
     label_separator: str | None = None
 
-    def __init__(self, columns: Sequence[str], *, where: str, name: str) -> None:
+    def __init__(self, columns: Sequence[str], *, place: str, name: str) -> None:
         self.columns = columns
-        self.where = where
+        self.display_name = place
         self.name = name
 
     @abstractmethod
@@ -130,7 +130,7 @@ class DataTable(ABC):
 
     def place(self, column: str | None) -> str:
         """Return the name of a column in messages."""
-        return f"{self.where}: column `{column}`"
+        return f"{self.display_name}: column `{column}`"
 
 
 class ArrowTable(DataTable):
@@ -141,7 +141,7 @@ class ArrowTable(DataTable):
         dataset: Any,  # noqa: ANN401 - the library is untyped
         ref: DataRef,
         *,
-        where: str,
+        place: str,
         unknown: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Wrap a data set.
@@ -149,13 +149,13 @@ class ArrowTable(DataTable):
         Args:
             dataset: Columns of types that `datasets` supports.
             ref: Data reference of the data set.
-            where: Name in messages.
+            place: Name in messages.
             unknown: Type of each other column, by name. Reading an unsupported column raises.
         """
         if any("." in name and name not in dataset.column_names for name in ref.text_columns):
             dataset = dataset.flatten()  # `flatten` names a column within a column `OUTER.INNER`
-        name = where if ref.repo_id else Path(ref.source).resolve().name
-        super().__init__([*dataset.column_names, *unknown], where=where, name=name)
+        name = place if ref.repo_id else Path(ref.source).resolve().name
+        super().__init__([*dataset.column_names, *unknown], place=place, name=name)
         self._dataset, self._unknown = dataset, unknown
         self._folder = folder_of(ref) if ref.kind is SourceKind.FILE else None
 
@@ -196,16 +196,16 @@ class ArrowTable(DataTable):
     def images(self, column: str) -> Read:
         import datasets  # noqa: PLC0415 - as above
 
-        rows, where = self.rows(column), self.place(column)
+        rows, place = self.rows(column), self.place(column)
         kind = rows.features[column]
         storage = kind.dtype if isinstance(kind, datasets.Value) else ""
         if isinstance(kind, datasets.Image):
             rows = rows.cast_column(column, datasets.Image(decode=False))
         elif storage in {"string", "large_string"} and self._folder is not None:
-            return ImageFiles(rows[column][:], self._folder, where)
+            return ImageFiles(rows[column][:], self._folder, place)
         elif storage not in {"binary", "large_binary"} and not (isinstance(kind, dict) and "bytes" in kind):
             raise DataError(
-                f"{where}: has no images", hint="select the column with the images: `::image=COLUMN`"
+                f"{place}: has no images", hint="select the column with the images: `::image=COLUMN`"
             )
 
         def read(index: int) -> bytes | Path:
@@ -214,7 +214,7 @@ class ArrowTable(DataTable):
                 path = cell.get("path")
                 cell = Path(path) if cell["bytes"] is None and path else cell["bytes"]
             if not isinstance(cell, bytes | Path):
-                raise DataError(f"{where}: row {index} has no image")
+                raise DataError(f"{place}: row {index} has no image")
             return cell
 
         return read
@@ -232,12 +232,12 @@ class ImageFiles:
     Attributes:
         cells: Cells of the column.
         folder: Folder of the paths.
-        where: Name of the column in messages.
+        place: Name of the column in messages.
     """
 
     cells: Sequence[object]
     folder: Path
-    where: str
+    place: str
 
     def __call__(self, row: int) -> Path:
         """Return the file of a row.
@@ -248,11 +248,11 @@ class ImageFiles:
         """
         cell = self.cells[row]
         if not isinstance(cell, str) or not cell:
-            raise DataError(f"{self.where}: row {row} has no image path: {cell!r:.80}")
+            raise DataError(f"{self.place}: row {row} has no image path: {cell!r:.80}")
         file = self.folder / cell
         if not os.path.isfile(file):  # noqa: PTH113 - `Path.is_file` raises where a path is too long
             raise UnreadableError(
-                f"{self.where}: row {row} has the path `{cell}`, which does not exist",
+                f"{self.place}: row {row} has the path `{cell}`, which does not exist",
                 hint=f"paths are relative to `{self.folder}`",
             )
         return file
@@ -266,8 +266,8 @@ def fetch_table(ref: DataRef) -> ArrowTable:
         DataError: If the configuration or split is unknown, or has to be chosen.
     """
     progress.step(f"Reading {ref.source}")
-    with _translated(ref), quiet(), asking(ref.source):
-        return ArrowTable(_load(ref), ref, where=ref.source)
+    with _translated(ref), quiet(), limited_client(ref.source):
+        return ArrowTable(_load(ref), ref, place=ref.source)
 
 
 def _load(ref: DataRef) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, untyped

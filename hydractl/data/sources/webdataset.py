@@ -61,7 +61,7 @@ class _Member(NamedTuple):
 class ShardTable(DataTable):
     """Table of the samples of shards. Columns from `.json` files are left out if any sample lacks them."""
 
-    def __init__(self, paths: Sequence[Path], *, where: str, name: str) -> None:
+    def __init__(self, paths: Sequence[Path], *, place: str, name: str) -> None:
         """Read all names, labels and texts. A warning lists members without an image, text or label.
 
         Raises:
@@ -78,16 +78,20 @@ class ShardTable(DataTable):
                 self._add(number, list(members))
         if self._skipped:
             progress.warn(
-                f"{where}: skipped members without an image, text or label ({len(self._skipped)}): {quoted(self._skipped)}"
+                f"{place}: skipped members without an image, text or label ({len(self._skipped)}): {quoted(self._skipped)}"
             )
-        super().__init__([*([IMAGE] if self._places else []), *self._cells], where=where, name=name)
+        super().__init__([*([IMAGE] if self._places else []), *self._cells], place=place, name=name)
 
     def _add(self, shard: int, members: Sequence[_Member]) -> None:
-        """Add a sample from its members. Members of unknown types are recorded as skipped."""
-        where = f"{self._paths[shard]}: `{members[0].name}`"
+        """Add a sample from its members. Members of unknown types are recorded as skipped.
+
+        Raises:
+            DataError: If only this sample has, or lacks, an image, text or label.
+        """
+        place = f"{self._paths[shard]}: `{members[0].name}`"
         has_image = any(FILES.get(member.suffix) == IMAGE for member in members)
         columns = [IMAGE if m.is_image and not has_image else FILES.get(m.suffix) for m in members]
-        fields = _sample(members, columns, where=where)
+        fields = _sample(members, columns, place=place)
         self._skipped += [
             f"{self._paths[shard].name}/{member.path}"
             for member, column in zip(members, columns, strict=True)
@@ -102,10 +106,10 @@ class ShardTable(DataTable):
         if self._count == 1:
             self._cells = {column: [] for column in fields}
         if len(self._places) not in {0, 3 * self._count}:
-            raise DataError(f"{where} has {'an' if span else 'no'} image, unlike earlier samples")
+            raise DataError(f"{place} has {'an' if span else 'no'} image, unlike earlier samples")
         for column in [c for c in self._cells if c not in fields]:
             if column in FILES.values():
-                raise DataError(f"{where} has no `{column}`, but others have one", hint=NAMES)
+                raise DataError(f"{place} has no `{column}`, but others have one", hint=NAMES)
             del self._cells[column]
         for column, cells in self._cells.items():
             cells.append(fields[column])
@@ -150,7 +154,7 @@ def open_shards(ref: DataRef) -> ShardTable:
         if not is_hidden(entry.name)
     ):
         progress.warn(f"{ref.source}: skipped entries beside the shards ({len(others)}): {quoted(others)}")
-    return ShardTable(paths, where=ref.source, name=Path(ref.source).resolve().name)
+    return ShardTable(paths, place=ref.source, name=Path(ref.source).resolve().name)
 
 
 def shards_in(ref: DataRef) -> list[Path]:
@@ -188,7 +192,11 @@ def expanded(pattern: str) -> list[str]:
 
 
 def _members(path: Path) -> Iterator[_Member]:
-    """Yield the members of a shard, except folders and hidden files."""
+    """Yield the members of a shard, except folders and hidden files.
+
+    Raises:
+        DataError: If the shard is not a complete tar file.
+    """
     try:
         tar: Any
         shard_bytes = path.stat().st_size
@@ -244,19 +252,19 @@ def _check_member(member: tarfile.TarInfo, path: Path, shard_bytes: int) -> None
     Raises:
         DataError: If the member is sparse, or larger than the shard.
     """
-    where = f"{path}: `{member.name}`"
+    place = f"{path}: `{member.name}`"
     if member.issparse():
         raise DataError(
-            f"{where} is stored as a sparse file", hint="write the shard without `--sparse` of tar"
+            f"{place} is stored as a sparse file", hint="write the shard without `--sparse` of tar"
         )
     if not 0 <= member.size <= shard_bytes - member.offset_data:
         raise DataError(
-            f"{where} has {member.size} bytes in its header, but the shard has only {shard_bytes}",
+            f"{place} has {member.size} bytes in its header, but the shard has only {shard_bytes}",
             hint="download it again",
         )
 
 
-def _sample(members: Sequence[_Member], columns: Sequence[str | None], *, where: str) -> dict[str, object]:
+def _sample(members: Sequence[_Member], columns: Sequence[str | None], *, place: str) -> dict[str, object]:
     """Return the cells of a sample by column.
 
     A cell is the content of a file, the span of the image, or a value from the `.json` file.
@@ -267,7 +275,7 @@ def _sample(members: Sequence[_Member], columns: Sequence[str | None], *, where:
     cells: dict[str, object] = {}
     for member, column in zip(members, columns, strict=True):
         if column in cells:
-            raise DataError(f"{where} has two files for `{column}`", hint=NAMES)
+            raise DataError(f"{place} has two files for `{column}`", hint=NAMES)
         if column is not None:
             cells[column] = member.span if column == IMAGE else _text(member, column)
     for member in members:
@@ -295,13 +303,13 @@ def _text(member: _Member, column: str) -> object:
 
 
 def _fields(member: _Member) -> dict[str, object]:
-    where = f"{member.span.path}: `{member.name}{member.suffix}`"
+    place = f"{member.span.path}: `{member.name}{member.suffix}`"
     try:
         fields = parse(_read(member).decode("utf-8-sig"))
     except (NotJSONError, UnicodeDecodeError) as error:
-        raise DataError(f"{where} is not JSON") from error
+        raise DataError(f"{place} is not JSON") from error
     if not isinstance(fields, dict):
-        raise DataError(f"{where} is not a JSON object")
+        raise DataError(f"{place} is not a JSON object")
     return {
         str(key): value
         for key, value in fields.items()

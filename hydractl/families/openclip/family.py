@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import ValidationError
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
-from hydractl.families.base import COMMON_RULES, SCALE, Described, Family
+from hydractl.families.base import COMMON_RULES, SCALE, Family, ModelDescription
 from hydractl.families.config_checks import accepts_images, building, check_options, check_patches
 from hydractl.families.head_slicing import HeadTensor, TensorRole, TowerLayout
 from hydractl.families.timm.models import LAYOUT, tower_heads
 from hydractl.families.transformers.text import read_tokenizer
-from hydractl.manifest.document import first_problem
+from hydractl.manifest.document import first_error_text
 from hydractl.manifest.head_mask import TowerHeads, TowerKeep
 from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
 from hydractl.manifest.tokenizers import is_python_tokenizer
@@ -114,7 +114,7 @@ def registered(name: str, options: Mapping[str, object]) -> dict[str, Any]:
 
 
 def name_of(config: Mapping[str, object]) -> str:
-    """Return the registry's name of a configuration, or `openclip` for other configurations."""
+    """Return `openclip:NAME` if a configuration equals that of NAME in the registry, else `openclip`."""
     open_clip = library()
     named = (PREFIX + n for n in open_clip.list_models() if open_clip.get_model_config(n) == config)
     return next(named, ANY)
@@ -223,7 +223,12 @@ def created(config: Mapping[str, Any], name: str, *, weights: bool = True) -> An
 
 
 def _constructor_kwargs(config: Mapping[str, Any], name: str, parameters: Collection[str]) -> dict[str, Any]:
-    """Return the constructor's arguments from a configuration, after checking the options."""
+    """Return the constructor's arguments from a configuration, after checking the options.
+
+    Raises:
+        UnsupportedModelError: If an option is unknown or not allowed, or texts are longer than `LONGEST`
+            tokens.
+    """
     options = {k: v for k, v in copy.deepcopy(dict(config)).items() if k != "custom_text"}
     for tower, kind in (("vision", library().CLIPVisionCfg), ("text", library().CLIPTextCfg)):
         tower_options = {k: v for k, v in options[f"{tower}_cfg"].items() if k not in BESIDE}
@@ -267,6 +272,11 @@ def tokenization(options: Mapping[str, Any], source: Path | None, sizes: tuple[i
         source: The model's folder, a `tokenizer.json`, or None.
         sizes: Maximum number of tokens, and vocabulary size.
 
+    Returns:
+        With the tokenizer of `source` if `source` is a file or `text_cfg` names a tokenizer of the Hub, else
+        with open_clip's own. Without a tokenizer if the named one has no source, or the vocabulary is smaller
+        than `CLIP_TOKENS`.
+
     Raises:
         CheckpointError: If the folder's tokenizer is needed and cannot be read.
         UnsupportedModelError: If the cleaning of texts is unknown, or the tokenizer exists only in Python.
@@ -282,10 +292,10 @@ def tokenization(options: Mapping[str, Any], source: Path | None, sizes: tuple[i
             f"texts cleaned by `{clean}` are not supported: open_clip has no such cleaning"
         )
     try:
-        how = Tokenization(max_length=length, pad_id=0, vocab_size=vocab_size, padding="max_length")
+        preprocess = Tokenization(max_length=length, pad_id=0, vocab_size=vocab_size, padding="max_length")
     except ValidationError as error:
         raise UnsupportedModelError(
-            f"its text preprocessing is not supported: {first_problem(error)}"
+            f"its text preprocessing is not supported: {first_error_text(error)}"
         ) from error
     if source is not None and (named or source.is_file()):
         folder_tokenization = read_tokenizer(
@@ -301,7 +311,7 @@ def tokenization(options: Mapping[str, Any], source: Path | None, sizes: tuple[i
                 hint="give a `tokenizer.json`: `arch:openclip:NAME::tokenizer=PATH/tokenizer.json`",
             )
         text = _cleaned(_without_separator(text) if kwargs.get("strip_sep_token") else text, clean)
-        return how.model_copy(
+        return preprocess.model_copy(
             update={
                 "tokenizer": text,
                 **{
@@ -311,13 +321,13 @@ def tokenization(options: Mapping[str, Any], source: Path | None, sizes: tuple[i
             }
         )
     if named or vocab_size < CLIP_TOKENS:
-        return how
-    return how.model_copy(update={"tokenizer": clip_tokenizer(clean)})
+        return preprocess
+    return preprocess.model_copy(update={"tokenizer": clip_tokenizer(clean)})
 
 
 @cache
 def clip_tokenizer(clean: str = "lower") -> str:
-    """Return open_clip's SimpleTokenizer as a `tokenizer.json`, with the vocabulary that open_clip ships.
+    """Return the JSON text of a `tokenizer.json` for open_clip's SimpleTokenizer and its vocabulary.
 
     Args:
         clean: `lower`, `whitespace` (keeps capitals), or `canonicalize` (also removes punctuation).
@@ -449,16 +459,18 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
     ) -> Model:
         from hydractl.families.openclip.modules import wrap
         from hydractl.families.timm.modules import complete
-        from hydractl.families.tower import cut_heads, fill
+        from hydractl.families.tower import cut_heads, load_tensors
 
         config: dict[str, Any] = dict(architecture.config)
         library = created(config, architecture.name, weights=False)
         cut_heads(library, layouts, architecture, mask)
-        fill(library, None if state is None else {k: v for k, v in state.items() if k != "class_embeddings"})
+        load_tensors(
+            library, None if state is None else {k: v for k, v in state.items() if k != "class_embeddings"}
+        )
         if timm_name(config):
             complete(library.visual.trunk)
         if config["vision_cfg"].get("pos_embed_type") == "sin_cos_2d":
-            # open_clip creates this table without gradients, but `fill` makes all floating-point parameters
+            # open_clip creates this table without gradients, but `load_tensors` makes all floating-point parameters
             # trainable.
             library.visual.positional_embedding.requires_grad_(requires_grad=False)
         classes = None if state is None else state.get("class_embeddings")
@@ -492,7 +504,7 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
     )
 
 
-def describe(name: str, options: Mapping[str, object]) -> Described:
+def describe(name: str, options: Mapping[str, object]) -> ModelDescription:
     """Describe a model of open_clip's registry, for example `openclip:ViT-B-32`.
 
     Args:
@@ -508,7 +520,7 @@ def describe(name: str, options: Mapping[str, object]) -> Described:
     return _described(name, config, {}, tokenizer=None if tokenizer is None else Path(str(tokenizer)))
 
 
-def read_config(config: Mapping[str, object], folder: Path) -> Described:
+def read_config(config: Mapping[str, object], folder: Path) -> ModelDescription:
     """Describe the model of a folder from its `open_clip_config.json`.
 
     Raises:
@@ -528,20 +540,20 @@ def read_config(config: Mapping[str, object], folder: Path) -> Described:
     return _described(name_of(model), model, images, tokenizer=folder)
 
 
-def write_config(described: Described) -> dict[str, Mapping[str, object]]:
-    """Return an `open_clip_config.json` by file name."""
-    how = cast("Preprocess", described.preprocess)
+def write_config(described: ModelDescription) -> dict[str, Mapping[str, object]]:
+    """Return a mapping with one entry: the content of `open_clip_config.json`, by file name."""
+    preprocess = cast("Preprocess", described.preprocess)
     images = {
-        "mean": list(how.mean),
-        "std": list(how.std),
-        "interpolation": how.interpolation,
-        "resize_mode": next(name for name, mode in CROPS.items() if mode == how.crop_mode),
+        "mean": list(preprocess.mean),
+        "std": list(preprocess.std),
+        "interpolation": preprocess.interpolation,
+        "resize_mode": next(name for name, mode in CROPS.items() if mode == preprocess.crop_mode),
     }
     return {OPEN_CLIP_CONFIG: {"model_cfg": described.architecture.config, "preprocess_cfg": images}}
 
 
 def adopt(
-    where: str,  # noqa: ARG001 - as other families take it
+    place: str,  # noqa: ARG001 - as other families take it
     architecture: Architecture,
     state: Mapping[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
@@ -557,13 +569,13 @@ def adopt(
 
 def _described(
     name: str, config: Mapping[str, Any], images: Mapping[str, Any], *, tokenizer: Path | None
-) -> Described:
+) -> ModelDescription:
 
     library = created(config, name, weights=False)
     with building("open_clip", name):
         text = library.text if is_custom(config) else library
         towers = {"text": _heads(text.transformer.resblocks), "vision": _image_heads(name, config, library)}
-    return Described(
+    return ModelDescription(
         architecture=Architecture(
             library=LIBRARY,
             name=name,
@@ -639,7 +651,9 @@ def _images(size: tuple[int, int], preprocess_cfg: Mapping[str, Any]) -> Preproc
             }
         )
     except ValidationError as error:
-        raise UnsupportedModelError(f"its preprocessing is not supported: {first_problem(error)}") from error
+        raise UnsupportedModelError(
+            f"its preprocessing is not supported: {first_error_text(error)}"
+        ) from error
     except TypeError as error:
         raise UnsupportedModelError(f"its preprocessing has invalid mean or std: {error}") from error
 

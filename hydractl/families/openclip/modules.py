@@ -104,7 +104,7 @@ def wrap(
     """Return a model built from the library model's own modules.
 
     Args:
-        library: The model, with heads already cut.
+        library: The model, with tensors already cut to the kept heads.
         head_numbers: Kept heads of each layer, by tower.
         class_embeddings: Shape (C, F), or None.
         width: F.
@@ -142,7 +142,7 @@ def _text_tower(library: Any, head_numbers: HeadNumbers) -> Tower:  # noqa: ANN4
             part(library, lambda name: name.startswith(readout)),
             partial(_read_texts, prefix=prefix, pool=pool),
         ),
-        reads=TEXT_READS.get(pool),
+        read_tokens=TEXT_READS.get(pool),
         names=_names(f"{prefix}transformer"),
     )
 
@@ -155,17 +155,21 @@ def _embed_texts(
     read: tuple[str, int],
     causal: bool,
 ) -> Stream:
-    """Return the stream of texts (B, T): embeddings, causal mask, and position of the token to read.
+    """Return the stream of texts (B, T): embeddings (B, T, D), and a context with causal mask and end tokens.
 
     Padding is attended to like any other token, because the library has no padding mask.
 
     Args:
-        host: Part of the model.
+        host: Part of the library's model with the embeddings.
         texts: `input_ids` (B, T).
-        prefix: Prefix of the text tower's tensors; empty unless the tower is a separate module.
-        read: Pooling, and the id of the end token: `first`, `last`, `argmax` (the highest id of a text), or
-            `eos` (the first end token).
+        prefix: `text.` if the text tower is the module `text` of the library's model, else empty.
+        read: Pooling, and the id of the end token. Poolings: `first` and `last` read this token, `argmax` the
+            highest id of a text, and `eos` the first end token.
         causal: Whether a token attends only to itself and earlier tokens.
+
+    Returns:
+        The context contains `mask` (B, 1, T, T), true for attended tokens, only if `causal`; and `end` (B,),
+        the position of the token to read, only for `argmax` and `eos`.
     """
     text, ids = host.text if prefix else host, texts["input_ids"]
     pool, end = read
@@ -205,7 +209,7 @@ def _vision_tower(library: Any, head_numbers: HeadNumbers) -> Tower:  # noqa: AN
         ),
         blocks=_blocks(visual.transformer, head_numbers),
         readout=FunctionModule(part(library, lambda name: name.startswith(readout)), _read_images),
-        reads=slice(0, 1) if (visual.attn_pool is None and visual.pool_type == "tok") else None,
+        read_tokens=slice(0, 1) if (visual.attn_pool is None and visual.pool_type == "tok") else None,
         names=_names("visual.transformer"),
     )
 
@@ -233,7 +237,7 @@ def _trunk_tower(library: Any, head_numbers: HeadNumbers) -> Tower:  # noqa: ANN
             part(library, lambda name: f"{name}.".startswith(readout)),
             _read_by_trunk,
         ),
-        reads=timm.tokens_read(trunk),
+        read_tokens=timm.tokens_read(trunk),
         names=timm.block_names(trunk, prefix),
     )
 

@@ -22,8 +22,8 @@ from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import (
     COMMON_RULES,
     PROBLEM_RULE,
-    Described,
     Family,
+    ModelDescription,
     ModelFolder,
     Rule,
     class_names_of,
@@ -38,7 +38,7 @@ from hydractl.families.config_checks import (
     check_values,
 )
 from hydractl.families.head_slicing import HeadTensor, TensorRole, TowerLayout, projections_apart
-from hydractl.manifest.document import first_problem
+from hydractl.manifest.document import first_error_text
 from hydractl.manifest.head_mask import TowerHeads, TowerKeep
 from hydractl.manifest.header import Architecture, Preprocess
 from hydractl.messages import did_you_mean
@@ -117,11 +117,8 @@ class TimmRow:
     """The models of timm in a family.
 
     Attributes:
-        name: Name of the family.
-        covers: See `Family`.
-        refuses: See `Family`.
-        module: Module of `timm.models` with the family's architectures. Empty for the family of all other
-            names.
+        name, covers, refuses, on_disk: See `Family`.
+        module: Module of `timm.models` with the family's architectures. Empty for the family of other names.
         classes: Class names of the models, from any module.
         blocks: Class names of their blocks.
         attentions: Class names of their attentions.
@@ -129,7 +126,6 @@ class TimmRow:
         refusal: Function that returns why heads cannot be removed from a model of these classes, or None.
         build_options: Options that only make construction faster.
         adopts: Whether timm's filter translates folders with tensor names of the original authors.
-        on_disk: See `Family.on_disk`.
     """
 
     name: str
@@ -155,12 +151,7 @@ class TimmRow:
 
 
 def check_known(name: str, others: Iterable[str] = ()) -> None:
-    """Raise UnsupportedModelError for a name unknown to timm. The hint has similar names.
-
-    Args:
-        name: The name.
-        others: Further names for the hint.
-    """
+    """Raise UnsupportedModelError for a name unknown to timm. The hint has similar names, also from `others`."""
     import timm
 
     if not timm.is_model(name):
@@ -220,7 +211,7 @@ def initialise(architecture: Architecture, seed: int) -> dict[str, torch.Tensor]
         return dict(create(architecture.name, architecture.config, device="cpu").state_dict())
 
 
-def covered(row: TimmRow, name: str, library: Any) -> Any:  # noqa: ANN401 - timm is untyped
+def check_supported(row: TimmRow, name: str, library: Any) -> Any:  # noqa: ANN401 - timm is untyped
     """Return `library`, or raise UnsupportedModelError if heads cannot be removed."""
     if (reason := refusal(row, library)) is not None:
         raise UnsupportedModelError(f"`{name}` is not supported: {reason}", hint=SUPPORTED)
@@ -228,9 +219,10 @@ def covered(row: TimmRow, name: str, library: Any) -> Any:  # noqa: ANN401 - tim
 
 
 def evaluation_config(row: TimmRow, name: str, options: Mapping[str, object]) -> dict[str, object]:
-    """Return all settings with effect on the outputs of trained weights, by path of the module.
+    """Return all settings with effect on the outputs of trained weights.
 
     timm has no table of an architecture's settings, so the settings of modules are read, including defaults.
+    Keys are tensor names (with shapes), module paths (with class names), and `PATH.ATTRIBUTE`.
     """
     library = create(
         name, {k: v for k, v in options.items() if k not in TRAINING_ONLY} | {**row.build_options}
@@ -315,7 +307,7 @@ def filtered(architecture: Architecture, state: Mapping[str, torch.Tensor]) -> d
     return None if any(tensor.is_meta for tensor in tensors.values()) else tensors
 
 
-def describe(row: TimmRow, name: str, options: Mapping[str, object]) -> Described:
+def describe(row: TimmRow, name: str, options: Mapping[str, object]) -> ModelDescription:
     """Describe an architecture, after a check on the meta device.
 
     Raises:
@@ -323,12 +315,12 @@ def describe(row: TimmRow, name: str, options: Mapping[str, object]) -> Describe
     """
     import timm
 
-    library = covered(row, name, create(name, options))
+    library = check_supported(row, name, create(name, options))
     data = timm.data.resolve_data_config(model=library)
     size = (library.in_chans, *library.patch_embed.img_size)
     if tuple(data["input_size"][1:]) != size[1:]:
         data["crop_pct"] = 1.0  # the published crop fraction belongs to the published size
-    return Described(
+    return ModelDescription(
         architecture=architecture_of(row, name, options, library), preprocess=preprocess_of(data, size)
     )
 
@@ -359,13 +351,9 @@ def architecture_of(
 
 
 def preprocess_of(cfg: Mapping[str, Any], size: Sequence[int]) -> Preprocess:
-    """Read the preprocessing in a timm `pretrained_cfg`, for images of `size`.
+    """Read the preprocessing in a timm `pretrained_cfg`, for images of `size`: channels, height and width.
 
     The size is the model's, because the size in `pretrained_cfg` may be older.
-
-    Args:
-        cfg: The `pretrained_cfg`.
-        size: Channels, height and width.
 
     Raises:
         UnsupportedModelError: If a field has an unsupported value.
@@ -380,44 +368,46 @@ def preprocess_of(cfg: Mapping[str, Any], size: Sequence[int]) -> Preprocess:
             fields[key] = values if fits else (sum(values) / len(values),) * size[0]
         return Preprocess.model_validate({**fields, "input_size": tuple(size)})
     except ValidationError as error:
-        raise UnsupportedModelError(f"its preprocessing is not supported: {first_problem(error)}") from error
+        raise UnsupportedModelError(
+            f"its preprocessing is not supported: {first_error_text(error)}"
+        ) from error
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise UnsupportedModelError(f"its preprocessing has invalid mean or std: {error}") from error
 
 
 DEFAULT_CLASSES = 1000
 """timm's number of classes if `config.json` has none."""
-TO_THE_MODEL = ("input_size", "num_classes")
+CONSTRUCTOR_FIELDS = ("input_size", "num_classes")
 """Fields of `pretrained_cfg` that timm passes to a constructor."""
 
 
-def read_config(row: TimmRow, config: Mapping[str, object], folder: Path) -> Described:
+def read_config(row: TimmRow, config: Mapping[str, object], folder: Path) -> ModelDescription:
     """Read a timm `config.json` like `timm.create_model("local-dir:FOLDER")` and `resolve_data_config`.
 
     Raises:
         UnsupportedModelError: If the file is not a timm configuration, contradicts itself, or describes an
             unsupported model.
     """
-    where = f"{folder}/config.json"
-    options, pretrained = _sections(config, where)
+    place = f"{folder}/config.json"
+    options, pretrained = _sections(config, place)
     lacks = "" if _num_classes(options, pretrained) != 0 else "has no classifier: `num_classes` is 0"
     if lacks:  # one class and the usual pooling, until a classifier is added
         options = {k: v for k, v in options.items() if (k, v) != ("global_pool", "")} | {"num_classes": 1}
         pretrained = {k: v for k, v in pretrained.items() if k != "label_names"}
     name = untagged(str(config["architecture"]))  # a tag only selects settings, which the folder has itself
-    library = covered(row, name, _created(name, options, pretrained))
+    library = check_supported(row, name, _created(name, options, pretrained))
     options |= {
         "num_classes": library.num_classes,
         "in_chans": library.in_chans,
         "img_size": list(library.patch_embed.img_size),
     }
-    _check_pooling(where, config, library, lacks=bool(lacks))
-    preprocess = _preprocess(where, library, stated=pretrained.get("input_size") is not None)
+    _check_pooling(place, config, library, lacks=bool(lacks))
+    preprocess = _preprocess(place, library, stated=pretrained.get("input_size") is not None)
     try:
         labels = class_names_of(_class_names(options, pretrained))
     except ValueError:  # the rules refuse such a folder, unless the classifier is replaced
         labels = ()
-    return Described(
+    return ModelDescription(
         architecture=architecture_of(row, name, options, library),
         preprocess=preprocess,
         labels=labels,
@@ -425,13 +415,13 @@ def read_config(row: TimmRow, config: Mapping[str, object], folder: Path) -> Des
     )
 
 
-def write_config(described: Described) -> dict[str, Mapping[str, object]] | None:
-    """Return a timm `config.json` by file name, or None if an option is None.
+def write_config(described: ModelDescription) -> dict[str, Mapping[str, object]] | None:
+    """Return the content of a timm `config.json`, by file name, or None if an option is None.
 
     timm would replace None by the default. `num_classes` is not in `model_args`, because transformers'
     wrapper of timm passes it separately.
     """
-    architecture, how = described.architecture, cast("Preprocess", described.preprocess)
+    architecture, preprocess = described.architecture, cast("Preprocess", described.preprocess)
     logits = cast("int", architecture.config["num_classes"])
     arguments = {k: v for k, v in architecture.config.items() if k != "num_classes"}
     if None in arguments.values():  # timm drops null options and uses its default
@@ -443,27 +433,27 @@ def write_config(described: Described) -> dict[str, Mapping[str, object]] | None
         **problem_type_of(architecture),
         **({"model_args": arguments} if arguments else {}),
         "pretrained_cfg": {
-            "input_size": list(how.input_size),
+            "input_size": list(preprocess.input_size),
             "fixed_input_size": True,
-            "interpolation": how.interpolation,
-            "crop_pct": how.crop_pct,
-            "crop_mode": how.crop_mode,
-            "mean": list(how.mean),
-            "std": list(how.std),
+            "interpolation": preprocess.interpolation,
+            "crop_pct": preprocess.crop_pct,
+            "crop_mode": preprocess.crop_mode,
+            "mean": list(preprocess.mean),
+            "std": list(preprocess.std),
             "num_classes": logits,
         },
     }
     return {"config.json": config}
 
 
-def _sections(config: Mapping[str, object], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _sections(config: Mapping[str, object], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return `model_args`, and `pretrained_cfg` merged with the fields at the top level, both without nulls.
 
     In an older `config.json` without `pretrained_cfg`, the whole file counts as `pretrained_cfg`.
 
     Args:
         config: Content of the file.
-        where: Path of the file, for messages.
+        place: Path of the file, for messages.
 
     Raises:
         UnsupportedModelError: If a section is not an object, or has an unknown field, or an option is null.
@@ -474,7 +464,7 @@ def _sections(config: Mapping[str, object], where: str) -> tuple[dict[str, Any],
     options = {} if flat else config.get("model_args") or {}
     pretrained = config if flat else config["pretrained_cfg"] or {}
     if not isinstance(options, dict) or not isinstance(pretrained, dict):
-        raise UnsupportedModelError(f"{where}: `model_args` and `pretrained_cfg` must be objects")
+        raise UnsupportedModelError(f"{place}: `model_args` and `pretrained_cfg` must be objects")
     pretrained = {**pretrained}
     for name in ("num_classes", "label_names"):
         if name in config:
@@ -488,21 +478,21 @@ def _sections(config: Mapping[str, object], where: str) -> tuple[dict[str, Any],
     field_names = {field.name for field in dataclasses.fields(PretrainedCfg)}
     if unknown := sorted(pretrained.keys() - field_names):
         raise UnsupportedModelError(
-            f"{where}: `{unknown[0]}` is not a field of timm's `pretrained_cfg`"
+            f"{place}: `{unknown[0]}` is not a field of timm's `pretrained_cfg`"
             + (", which is the whole file if it has no such key" if flat else ""),
             hint='add `"pretrained_cfg": {...}` with the preprocessing of the model' if flat else None,
         )
     if None in options.values():
         key = next(k for k, v in options.items() if v is None)
         raise UnsupportedModelError(
-            f"{where}: `model_args.{key}` is null, which is not supported",
+            f"{place}: `model_args.{key}` is null, which is not supported",
             hint="leave it out for the architecture's default",
         )
     return {**options}, {k: v for k, v in pretrained.items() if v is not None}
 
 
 def _created(name: str, options: Mapping[str, object], pretrained: Mapping[str, object]) -> Any:  # noqa: ANN401 - timm is untyped
-    for key in TO_THE_MODEL:
+    for key in CONSTRUCTOR_FIELDS:
         check_values(name, f"pretrained_cfg.{key}", pretrained.get(key))
     # Without the row's `build_options`: the class is unknown before construction, and other classes reject
     # them.
@@ -540,25 +530,25 @@ def _class_names(options: Mapping[str, Any], pretrained: Mapping[str, Any]) -> t
     return tuple(table.index_to_label_name(i) for i in range(table.num_classes()))
 
 
-def _check_pooling(where: str, config: Mapping[str, object], library: Any, *, lacks: bool) -> None:  # noqa: ANN401 - as above
-    """Raise if the pooling differs from the field at the top level, which timm ignores."""
+def _check_pooling(place: str, config: Mapping[str, object], library: Any, *, lacks: bool) -> None:  # noqa: ANN401 - as above
+    """Raise UnsupportedModelError if the pooling differs from the field at the top level, which timm ignores."""
     stated = config.get("global_pool")
     if stated and not lacks and stated != library.global_pool:
         raise UnsupportedModelError(
-            f"{where}: `global_pool` is `{stated}`, but timm builds a model with "
+            f"{place}: `global_pool` is `{stated}`, but timm builds a model with "
             f"`{library.global_pool}`, because it reads `global_pool` only in `model_args`",
             hint=f'write `"model_args": {{"global_pool": "{stated}", ...}}` if the model was trained with it',
         )
 
 
-def _preprocess(where: str, library: Any, *, stated: bool) -> Preprocess:  # noqa: ANN401 - as above
+def _preprocess(place: str, library: Any, *, stated: bool) -> Preprocess:  # noqa: ANN401 - as above
     """Return timm's preprocessing for the model of a folder.
 
     Args:
-        where: Path of the file, for messages.
+        place: Path of the file, for messages.
         library: The model.
-        stated: Whether the file has the size of inputs. Otherwise the size of a model with a fixed size is
-            used.
+        stated: Whether the file has the size of inputs. Without it, the size that timm built is used if the
+            model does not accept timm's default.
 
     Raises:
         UnsupportedModelError: If the model does not accept inputs of the stated size.
@@ -570,7 +560,7 @@ def _preprocess(where: str, library: Any, *, stated: bool) -> Preprocess:  # noq
     if size != built and not accepts_images(library, size):
         if stated:
             raise UnsupportedModelError(
-                f"{where}: `input_size` is {size}, but timm builds a model for {built}",
+                f"{place}: `input_size` is {size}, but timm builds a model for {built}",
                 hint="correct `input_size`, or `img_size` in `model_args`",
             )
         size = built
@@ -711,12 +701,12 @@ def _family(row: TimmRow) -> Family:
         architecture: Architecture, mask: Mapping[str, TowerKeep], state: Mapping[str, torch.Tensor] | None
     ) -> Model:
         from hydractl.families.timm.modules import wrap
-        from hydractl.families.tower import cut_heads, fill
+        from hydractl.families.tower import cut_heads, load_tensors
 
         library = create(architecture.name, {**architecture.config, **row.build_options})
-        covered(row, architecture.name, library)
+        check_supported(row, architecture.name, library)
         cut_heads(library, {TOWER: LAYOUT}, architecture, mask)
-        fill(library, state)
+        load_tensors(library, state)
         model = wrap(library, mask[TOWER].keep).eval()
         model.answer.multi_label = architecture.task.by_label
         return model

@@ -20,7 +20,7 @@ from hydractl.families.attention import (
     PositionBias,
     SharedDropout,
 )
-from hydractl.families.stream import Product, Stream, computed, only_rows, residual, shallow_copy
+from hydractl.families.stream import Product, Stream, compute_product, only_rows, residual, shallow_copy
 from hydractl.families.tower import (
     PRE_NORM,
     Block,
@@ -95,7 +95,7 @@ class TimmBlock(Block):
     @override
     def join(self, stream: Stream, y: torch.Tensor | Product) -> Stream:
         if self.norms_last:
-            x = stream.tokens + self.drop_path1(self.norm1(computed(y)))
+            x = stream.tokens + self.drop_path1(self.norm1(compute_product(y)))
             return stream.with_tokens(x + self.drop_path2(self.norm2(self.mlp(x))))
         x = residual(stream.tokens, y, self.ls1, self.drop_path1)
         return stream.with_tokens(residual(x, self.mlp(self.norm2(x)), self.ls2, self.drop_path2))
@@ -129,7 +129,7 @@ def wrap(library: Any, head_numbers: HeadNumbers) -> Model:  # noqa: ANN401 - ti
     """Return a model built from the library model's own modules.
 
     Args:
-        library: The model, with tensors already cut.
+        library: The model, with tensors already cut to the kept heads.
         head_numbers: Kept heads of each layer.
     """
     complete(library)
@@ -141,7 +141,7 @@ def wrap(library: Any, head_numbers: HeadNumbers) -> Model:  # noqa: ANN401 - ti
                 ),
                 blocks=blocks(library, head_numbers),
                 readout=FunctionModule(part(library, lambda n: n.split(".")[0] in READOUT), read),
-                reads=tokens_read(library),
+                read_tokens=tokens_read(library),
                 names=block_names(library),
             )
         }
@@ -176,7 +176,7 @@ def read(library: Any, stream: Stream) -> torch.Tensor:  # noqa: ANN401 - as abo
 
 
 def blocks(library: Any, head_numbers: HeadNumbers) -> list[TimmBlock]:  # noqa: ANN401 - as above
-    """Return the blocks of a timm model with tensors already cut."""
+    """Return the blocks of a timm model with tensors already cut to the kept heads."""
     return [
         TimmBlock(block, heads, layer=i)
         for i, (block, heads) in enumerate(zip(library.blocks, head_numbers, strict=True))
@@ -198,7 +198,7 @@ def tokens_read(library: Any) -> slice | None:  # noqa: ANN401 - as above
 
 
 def head_group(attention: Any, head_numbers: tuple[int, ...]) -> HeadGroup:  # noqa: ANN401 - as above
-    """Return the kept heads of an attention of timm with tensors already cut.
+    """Return the heads of a timm attention with tensors already cut to the kept heads.
 
     A stored bias of keys next to biases of queries and values is always zero, and is left out.
     """

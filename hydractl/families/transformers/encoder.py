@@ -11,11 +11,11 @@ from hydractl.manifest.head_mask import TowerHeads
 
 TABLE = "relative_position_bias_table"
 POOLER = "pooler"
-"""Attribute names of the module that selects the first token or averages patches."""
+"""Name of the module that selects the first token or averages patches."""
 
 
 def heads_of(config: Any) -> TowerHeads:  # noqa: ANN401 - transformers is untyped
-    """Return the number of layers and heads, and the head width, of a configuration."""
+    """Return the layers, query heads, key heads and head width of a configuration."""
     key_heads = getattr(config, "num_key_value_heads", None)
     return TowerHeads(
         layers=config.num_hidden_layers,

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from hydractl.errors import CheckpointError, UnsupportedModelError, reason_of
 from hydractl.families.config_checks import OptionsError, building, check_options, check_values
-from hydractl.manifest.document import first_problem
+from hydractl.manifest.document import first_error_text
 from hydractl.manifest.header import Preprocess
 from hydractl.strict_json import MAX_BYTES
 
@@ -150,7 +150,7 @@ def _with_real_angles(options: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def checked(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - untyped
+def checked_config(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - untyped
     """Return the configuration for typed options.
 
     Raises:
@@ -218,7 +218,7 @@ def _within(config_class: Any) -> Mapping[str, Any]:  # noqa: ANN401 - untyped
     return {f"{key}{form}": parts[key] for key in TOWERS if key in parts for form in ("", "_dict")}
 
 
-def blank(model_class: str, architecture: Architecture, spared: Sequence[str] = ()) -> Any:  # noqa: ANN401 - untyped
+def empty_model(model_class: str, architecture: Architecture, spared: Sequence[str] = ()) -> Any:  # noqa: ANN401 - untyped
     """Return the library's model with parameters on the meta device, and real buffers.
 
     Args:
@@ -298,7 +298,7 @@ def class_named(model_class: str) -> Any:  # noqa: ANN401 - untyped
 
 
 def labels_as_config(names: Sequence[str]) -> dict[str, object]:
-    """Return class names as fields of a configuration."""
+    """Return class names as the fields `id2label` and `label2id` of a configuration."""
     return {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
@@ -307,7 +307,10 @@ def labels_as_config(names: Sequence[str]) -> dict[str, object]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hide progress bars and log messages of the library inside the block. Errors are still raised."""
+    """Hide progress bars and log messages of the library inside the `with` statement.
+
+    Errors are still raised.
+    """
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
     from transformers.utils import logging
 
@@ -365,45 +368,50 @@ def read_images(
 
     Args:
         config: Configuration of the model or of its image tower.
-        folder: Folder of the model, or None.
+        folder: Folder of the model, or None. A folder without an image processor has the library's default
+            for the model type.
         crop_mode: Crop mode of a model without a folder.
         fixed: See `read_image_processor`.
+
+    Raises:
+        CheckpointError: If the image processor cannot be read.
+        UnsupportedModelError: If a setting is not supported.
     """
     size = image_size(config)
     if folder is None:
         return default_preprocess(size, crop_mode)
     return (
         read_image_processor(folder, size, fixed=fixed)
-        if says_images(folder)
+        if has_image_processor(folder)
         else usual_preprocess(config, size)
     )
 
 
-def write_image_processor(how: Preprocess) -> dict[str, object]:
+def write_image_processor(preprocess: Preprocess) -> dict[str, object]:
     """Return the settings of an image processor: the inverse of `read_image_processor`."""
-    height, width = how.input_size[1:]
-    resized = [math.floor(side / how.crop_pct) for side in (height, width)]
-    squashed = how.crop_mode == "squash"
+    height, width = preprocess.input_size[1:]
+    resized = [math.floor(side / preprocess.crop_pct) for side in (height, width)]
+    squashed = preprocess.crop_mode == "squash"
     crops = not squashed or resized != [height, width]
     size = {"height": resized[0], "width": resized[1]} if squashed else {"shortest_edge": min(resized)}
     numbers = {name: number for number, name in RESAMPLING.items()}
     return {
         "image_processor_type": f"{'ViT' if squashed and not crops else 'DeiT' if squashed else 'CLIP'}ImageProcessor",
-        "do_convert_rgb": how.transparency == "white",
+        "do_convert_rgb": preprocess.transparency == "white",
         "do_resize": True,
         "size": size,
-        "resample": numbers[how.interpolation],
+        "resample": numbers[preprocess.interpolation],
         "do_center_crop": crops,
         **({"crop_size": {"height": height, "width": width}} if crops else {}),
         "do_rescale": True,
         "rescale_factor": 1 / WHITE,
         "do_normalize": True,
-        "image_mean": list(how.mean),
-        "image_std": list(how.std),
+        "image_mean": list(preprocess.mean),
+        "image_std": list(preprocess.std),
     }
 
 
-def says_images(folder: Path) -> bool:
+def has_image_processor(folder: Path) -> bool:
     """Return whether a folder has an image processor."""
     return any((folder / name).is_file() for name in FILES)
 
@@ -433,7 +441,7 @@ def usual_preprocess(config: Any, size: tuple[int, int, int]) -> Preprocess:  # 
 
 
 def _preprocess(
-    settings: Mapping[str, Any], size: tuple[int, int, int], where: str, *, fixed: bool
+    settings: Mapping[str, Any], size: tuple[int, int, int], place: str, *, fixed: bool
 ) -> Preprocess:
     """Return the preprocessing for the settings of an image processor.
 
@@ -441,13 +449,13 @@ def _preprocess(
         UnsupportedModelError: If a setting is not supported or out of range.
     """
     try:
-        cropped, resized, mode = _sizes(settings, where)
+        cropped, resized, mode = _sizes(settings, place)
         if fixed and cropped != size[1:]:
             raise UnsupportedModelError(
-                f"{where} makes images of {_pixels(cropped)} pixels, but the model takes {_pixels(size[1:])}",
+                f"{place} makes images of {_pixels(cropped)} pixels, but the model takes {_pixels(size[1:])}",
                 hint="correct `size` or `crop_size` in preprocessor_config.json",
             )
-        mean, std = _statistics(settings, size[0], where)
+        mean, std = _statistics(settings, size[0], place)
         number = settings.get("resample")
         return Preprocess.model_validate(
             {
@@ -455,7 +463,7 @@ def _preprocess(
                 "mean": mean,
                 "std": std,
                 "interpolation": RESAMPLING.get(2 if number is None else int(number), number),
-                "crop_pct": _crop_fraction(cropped, resized, where),
+                "crop_pct": _crop_fraction(cropped, resized, place),
                 "crop_mode": mode,
                 "crop_offset": "nearest" if cropped == resized and mode == "squash" else "before",
                 "resize_backend": settings["backend"],
@@ -463,10 +471,10 @@ def _preprocess(
             }
         )
     except ValidationError as error:
-        raise UnsupportedModelError(f"{where} is not supported: {first_problem(error)}") from error
+        raise UnsupportedModelError(f"{place} is not supported: {first_error_text(error)}") from error
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise UnsupportedModelError(
-            f"{where} has an invalid size, mean, std or factor: {reason_of(error)}"
+            f"{place} has an invalid size, mean, std or factor: {reason_of(error)}"
         ) from error
 
 
@@ -500,7 +508,12 @@ def image_size(config: Any) -> tuple[int, int, int]:  # noqa: ANN401 - transform
 
 
 def _image_processor(folder: Path) -> dict[str, Any]:
-    """Return the settings of a folder's image processor, with class defaults."""
+    """Return the settings of a folder's image processor, with class defaults.
+
+    Raises:
+        CheckpointError: If the library cannot read the image processor.
+        UnsupportedModelError: If its class is not in `PLAIN`.
+    """
     from transformers import AutoImageProcessor
 
     check_small(folder, FILES)
@@ -530,11 +543,15 @@ def _settings(processor: Any) -> dict[str, Any]:  # noqa: ANN401 - transformers 
     }
 
 
-def _sizes(settings: Mapping[str, Any], where: str) -> tuple[tuple[int, int], tuple[int, int], str]:
-    """Return the size of inputs, the size after resizing (height, width), and the crop mode of `Preprocess`."""
+def _sizes(settings: Mapping[str, Any], place: str) -> tuple[tuple[int, int], tuple[int, int], str]:
+    """Return the size of inputs, the size after resizing (height, width), and the crop mode of `Preprocess`.
+
+    Raises:
+        UnsupportedModelError: If images are not resized, are padded, or a size has another form.
+    """
     if not settings.get("do_resize") or settings.get("do_pad"):
         odd = "pads images" if settings.get("do_pad") else "does not resize images"
-        raise UnsupportedModelError(f"{where} {odd}, which is not supported")
+        raise UnsupportedModelError(f"{place} {odd}, which is not supported")
     size = {k: v for k, v in dict(settings["size"]).items() if v is not None}
     crop = dict(settings.get("crop_size") or {}) if settings.get("do_center_crop") else {}
     cropped = _pair(crop) if crop else None
@@ -543,14 +560,18 @@ def _sizes(settings: Mapping[str, Any], where: str) -> tuple[tuple[int, int], tu
         return cropped or resized, resized, "squash"
     if size.keys() != {"shortest_edge"} or cropped is None or cropped[0] != cropped[1]:
         raise UnsupportedModelError(
-            f"{where} resizes to {size} and {f'crops to {crop}' if crop else 'does not crop'}, which is not supported",
+            f"{place} resizes to {size} and {f'crops to {crop}' if crop else 'does not crop'}, which is not supported",
             hint="supported: a `height` and a `width`, or a `shortest_edge` and a square crop",
         )
     return cropped, (int(size["shortest_edge"]),) * 2, "center"
 
 
-def _crop_fraction(cropped: tuple[int, int], resized: tuple[int, int], where: str) -> float:
-    """Return the fraction of a side kept by the crop, exact enough to recover `resized`."""
+def _crop_fraction(cropped: tuple[int, int], resized: tuple[int, int], place: str) -> float:
+    """Return the fraction of a side kept by the crop, exact enough to recover `resized`.
+
+    Raises:
+        UnsupportedModelError: If the crop keeps different fractions of the sides, or more than all.
+    """
     for slack in (0.0, 0.5):  # the resized side is rounded down after an inexact division
         fraction = cropped[0] / (resized[0] + slack)
         if (
@@ -559,20 +580,20 @@ def _crop_fraction(cropped: tuple[int, int], resized: tuple[int, int], where: st
         ):
             return fraction
     raise UnsupportedModelError(
-        f"{where} resizes to {_pixels(resized)} pixels and crops to {_pixels(cropped)}, which is not supported",
+        f"{place} resizes to {_pixels(resized)} pixels and crops to {_pixels(cropped)}, which is not supported",
         hint="the crop must keep the same fraction of both sides, and no more than all of it",
     )
 
 
 def _statistics(
-    settings: Mapping[str, Any], channels: int, where: str
+    settings: Mapping[str, Any], channels: int, place: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return means and standard deviations, for pixels in 0..1."""
     white = WHITE * float(settings["rescale_factor"] if settings.get("do_rescale") else 1)
     if math.isclose(white, 1.0, rel_tol=1e-6):
         white = 1.0
     mean, std = (
-        _one_a_channel(settings, key, channels, where)
+        _one_a_channel(settings, key, channels, place)
         if settings.get("do_normalize")
         else (neutral,) * channels
         for key, neutral in (("image_mean", 0.0), ("image_std", 1.0))
@@ -580,13 +601,13 @@ def _statistics(
     return tuple(m / white for m in mean), tuple(s / white for s in std)
 
 
-def _one_a_channel(settings: Mapping[str, Any], key: str, channels: int, where: str) -> tuple[float, ...]:
+def _one_a_channel(settings: Mapping[str, Any], key: str, channels: int, place: str) -> tuple[float, ...]:
     stored = settings.get(key)
     values = tuple(stored) if isinstance(stored, Iterable) else (stored,) * channels
     numbers = tuple(float(v) for v in values if isinstance(v, int | float))
     if len(values) != channels or len(numbers) != channels:
         raise UnsupportedModelError(
-            f"{where} has `{key}` {stored}, but the model takes images with {channels} channels"
+            f"{place} has `{key}` {stored}, but the model takes images with {channels} channels"
         )
     return numbers
 

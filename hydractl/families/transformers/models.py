@@ -13,23 +13,28 @@ from hydractl.families.base import (
     COMMON_RULES,
     DEQUANTIZE,
     PROBLEM_RULE,
-    Described,
     Family,
+    ModelDescription,
     ModelFolder,
     Rule,
-    answering,
     class_names_of,
     is_replaceable,
     num_classes_of,
-    place_on_disk,
+    position_on_disk,
     problem_type_of,
     with_pooling,
+    with_task,
 )
 from hydractl.families.config_checks import OptionsError, building, check_patches
 from hydractl.families.head_slicing import TowerLayout
 from hydractl.families.transformers import hf_models
 from hydractl.families.transformers.encoder import heads_of
-from hydractl.families.transformers.hf_models import FILES, image_size, says_images, write_image_processor
+from hydractl.families.transformers.hf_models import (
+    FILES,
+    has_image_processor,
+    image_size,
+    write_image_processor,
+)
 from hydractl.manifest.head_mask import TowerKeep
 from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
 from hydractl.manifest.terms import DEFAULT_POOLING, POOLINGS
@@ -139,7 +144,7 @@ def _pooling_modes(folder: ModelFolder) -> list[str]:
     ]
 
 
-def with_sentence_settings(described: Described, folder: ModelFolder) -> Described:
+def with_sentence_settings(described: ModelDescription, folder: ModelFolder) -> ModelDescription:
     """Return the description with pooling, maximum length and lowercasing of sentence-transformers.
 
     Raises:
@@ -169,7 +174,11 @@ def with_sentence_settings(described: Described, folder: ModelFolder) -> Describ
 
 
 def _sentence_limits(folder: ModelFolder) -> tuple[int | None, bool]:
-    """Return the maximum number of tokens (or None) and lowercasing in `sentence_bert_config.json`."""
+    """Return the maximum number of tokens (or None) and lowercasing in `sentence_bert_config.json`.
+
+    Raises:
+        CheckpointError: If a value has the wrong type.
+    """
     settings = folder.read("sentence_bert_config.json") if folder.sentence_modules else {}
     length, lowercase = settings.get("max_seq_length"), settings.get("do_lower_case") or False
     if not (length is None or (type(length) is int and length > 0)) or not isinstance(lowercase, bool):
@@ -385,7 +394,7 @@ class FamilyRow:
         """Build the model from the library's modules.
 
         Args:
-            library: The library's model, with tensors cut.
+            library: The library's model, with tensors cut to the kept heads.
             head_numbers: Kept heads of each layer, by tower.
         """
         raise NotImplementedError
@@ -412,8 +421,8 @@ class FamilyRow:
         """Return the maximum number of tokens of a text, and the vocabulary size."""
         config = hf_models.configured(self.model_type(architecture.name), architecture.config)
         text_config = getattr(config, self.nested["text"]) if self.nested else config
-        how = cast("Tokenization", self.texts(text_config, None))
-        return how.max_length, how.vocab_size
+        preprocess = cast("Tokenization", self.texts(text_config, None))
+        return preprocess.max_length, preprocess.vocab_size
 
     @property
     def zero_shot(self) -> bool:
@@ -432,7 +441,7 @@ class FamilyRow:
         return self.of(architecture).classes[architecture.name]
 
     def model_type(self, name: str) -> str:
-        """Return the `model_type` of an architecture name."""
+        """Return the `model_type` of an architecture name: its entry in `types`, or else the name itself."""
         return self.types.get(name, name)
 
     def name_of(self, config: Mapping[str, object], *, backbone: bool = False) -> str | None:
@@ -469,7 +478,7 @@ class FamilyRow:
 def family_of_row(row: FamilyRow) -> Family:
     """Return the family of a row."""
 
-    def describe(name: str, options: Mapping[str, object]) -> Described:
+    def describe(name: str, options: Mapping[str, object]) -> ModelDescription:
         config_options = dict(options)
         tokenizer = config_options.pop("tokenizer", None) if "text" in row.towers else None
         pooling = (
@@ -477,7 +486,7 @@ def family_of_row(row: FamilyRow) -> Family:
             if row.towers.keys() == {"text"}
             else DEFAULT_POOLING
         )
-        config = hf_models.checked(row.model_type(name), _unfolded(row, config_options))
+        config = hf_models.checked_config(row.model_type(name), _unfolded(row, config_options))
         described = _described(
             row, name, config, tokenizer=None if tokenizer is None else Path(str(tokenizer))
         )
@@ -490,9 +499,9 @@ def family_of_row(row: FamilyRow) -> Family:
     def build(
         architecture: Architecture, mask: Mapping[str, TowerKeep], state: Mapping[str, torch.Tensor] | None
     ) -> Model:
-        from hydractl.families.tower import Contrast, cut_heads, fill
+        from hydractl.families.tower import Contrast, cut_heads, load_tensors
 
-        library = hf_models.blank(row.class_of(architecture), architecture, row.spared(architecture))
+        library = hf_models.empty_model(row.class_of(architecture), architecture, row.spared(architecture))
         if {
             name: heads_of(part) for name, part in row.parts_of(library.config).items()
         } != architecture.towers:
@@ -501,12 +510,14 @@ def family_of_row(row: FamilyRow) -> Family:
                 hint=EDITED,
             )
         cut_heads(library, row.towers, architecture, mask)
-        fill(library, None if state is None else {k: v for k, v in state.items() if k != CLASS_EMBEDDINGS})
+        load_tensors(
+            library, None if state is None else {k: v for k, v in state.items() if k != CLASS_EMBEDDINGS}
+        )
         model = row.of(architecture).wrap(library, {tower: keep.keep for tower, keep in mask.items()}).eval()
         model.answer.multi_label = architecture.task.by_label
         if state is not None and CLASS_EMBEDDINGS in state and isinstance(model.answer, Contrast):
             # not a parameter, because class embeddings are not trained
-            model.answer.settle(state[CLASS_EMBEDDINGS].detach())
+            model.answer.set_class_embeddings(state[CLASS_EMBEDDINGS].detach())
         return model
 
     family = Family(
@@ -531,7 +542,7 @@ def family_of_row(row: FamilyRow) -> Family:
         ),
         texts=row.text_sizes if "text" in row.towers else None,
         rules=RULES,
-        adopt=lambda where, architecture, state: _adopted_state(row, family, where, architecture, state),
+        adopt=lambda place, architecture, state: _adopted_state(row, family, place, architecture, state),
         on_disk=row.on_disk,
         scalars=row.scalars,
         exact=row.exact,
@@ -540,14 +551,14 @@ def family_of_row(row: FamilyRow) -> Family:
 
 
 def _adopted_state(
-    row: FamilyRow, family: Family, where: str, architecture: Architecture, state: Mapping[str, torch.Tensor]
+    row: FamilyRow, family: Family, place: str, architecture: Architecture, state: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a folder under their names in memory.
 
     Args:
         row: The row of the family. The folder may be of another class with the same encoder.
         family: The family.
-        where: Name of the folder, for messages.
+        place: Name of the folder, for messages.
         architecture: Architecture of the result.
         state: The stored tensors.
 
@@ -571,17 +582,17 @@ def _adopted_state(
                 **({"key_mapping": dict(row.bare)} if row.bare else {}),
             )
     except Exception as error:  # converters of the library may raise any error
-        raise CheckpointError(f"{where}: transformers cannot read its weights: {reason_of(error)}") from error
+        raise CheckpointError(f"{place}: transformers cannot read its weights: {reason_of(error)}") from error
     if missing := sorted(name for name in report["missing_keys"] if not is_replaceable(family, name)):
         raise CheckpointError(
-            f"{where}: lacks {counted(len(missing), 'tensor')} of {model_class}, for example `{missing[0]}`",
+            f"{place}: lacks {counted(len(missing), 'tensor')} of {model_class}, for example `{missing[0]}`",
             hint="config.json may belong to another model",
         )
     if unexpected := sorted(
-        name for name in report["unexpected_keys"] if place_on_disk(family, name).layer is not None
+        name for name in report["unexpected_keys"] if position_on_disk(family, name).layer is not None
     ):
         raise CheckpointError(
-            f"{where}: has {counted(len(unexpected), 'tensor')} in its blocks that {model_class} "
+            f"{place}: has {counted(len(unexpected), 'tensor')} in its blocks that {model_class} "
             f"does not have, for example `{unexpected[0]}`",
             hint="merge adapters into the weights first (`merge_and_unload()`), or check the architecture",
         )
@@ -589,7 +600,7 @@ def _adopted_state(
     if mismatched := [name for name in resized if not (is_replaceable(family, name) and name in state)]:
         stored, expected = map(tuple, resized[mismatched[0]])
         raise CheckpointError(
-            f"{where}: tensor `{mismatched[0]}` has shape {stored}, but its config.json needs {expected}",
+            f"{place}: tensor `{mismatched[0]}` has shape {stored}, but its config.json needs {expected}",
             hint="config.json may belong to another model",
         )
     loaded = hf_models.without_modules(library, row.spared(architecture)).state_dict()
@@ -598,7 +609,7 @@ def _adopted_state(
     return {**loaded_state, **{name: state[name] for name in sorted(unchanged)}}
 
 
-def _read_config(row: FamilyRow, config: Mapping[str, object], folder: Path) -> Described:
+def _read_config(row: FamilyRow, config: Mapping[str, object], folder: Path) -> ModelDescription:
     name = row.name_of(config) or row.name_of(config, backbone=True) or str(config["model_type"])
     model_class = row.classes[name]
     trained, options = hf_models.classes_of(config, model_class), row.architecture_options(config, name)
@@ -609,7 +620,7 @@ def _read_config(row: FamilyRow, config: Mapping[str, object], folder: Path) -> 
     if model_class in trained:
         return described
     if (by_token := row.by_token()) is not None and by_token.classes[name] in trained:
-        return answering(described, TOKENS)
+        return with_task(described, TOKENS)
     # Token and multiple-choice classifiers have tensors of the same names.
     may_classify = not (row.zero_shot or trained[0].endswith(("Classification", "MultipleChoice")))
     described = replace(
@@ -622,10 +633,10 @@ def _read_config(row: FamilyRow, config: Mapping[str, object], folder: Path) -> 
     )
 
 
-def _write_config(row: FamilyRow, described: Described) -> dict[str, Mapping[str, object]] | None:
-    architecture, how = described.architecture, described.preprocess
+def _write_config(row: FamilyRow, described: ModelDescription) -> dict[str, Mapping[str, object]] | None:
+    architecture, preprocess = described.architecture, described.preprocess
     # Files of image processors cannot select Pillow.
-    if architecture.pooling is not None or getattr(how, "resize_backend", None) == "pillow":
+    if architecture.pooling is not None or getattr(preprocess, "resize_backend", None) == "pillow":
         return None
     # A single logit belongs to the second class.
     logits = cast("int", architecture.config.get("num_labels", 0))
@@ -633,14 +644,18 @@ def _write_config(row: FamilyRow, described: Described) -> dict[str, Mapping[str
         "architectures": [row.class_of(architecture)],
         "model_type": row.model_type(architecture.name),
         **{key: setting for key, setting in architecture.config.items() if key not in NOT_WRITTEN},
-        **({} if row.zero_shot else hf_models.labels_as_config(named(described.labels[-logits:], logits))),
+        **(
+            {}
+            if row.zero_shot
+            else hf_models.labels_as_config(class_names_or_default(described.labels[-logits:], logits))
+        ),
         **problem_type_of(architecture),
     }
-    images = {FILES[0]: write_image_processor(how)} if isinstance(how, Preprocess) else {}
+    images = {FILES[0]: write_image_processor(preprocess)} if isinstance(preprocess, Preprocess) else {}
     return {"config.json": config, **images}
 
 
-def named(labels: Sequence[str], count: int) -> tuple[str, ...]:
+def class_names_or_default(labels: Sequence[str], count: int) -> tuple[str, ...]:
     """Return class names, or the library's default names `LABEL_0`, `LABEL_1`, ... if there are none."""
     return tuple(labels) or tuple(f"LABEL_{i}" for i in range(count))
 
@@ -677,7 +692,7 @@ def _described(
     *,
     folder: Path | None = None,
     tokenizer: Path | None = None,
-) -> Described:
+) -> ModelDescription:
     with building(LIBRARY, name):
         parts = row.parts_of(config)
         _check(row, config, tuple(parts.values()))
@@ -688,7 +703,7 @@ def _described(
         named = any(label != f"LABEL_{i}" for i, label in enumerate(labels))
         texts = row.texts(parts["text"], tokenizer) if "text" in parts else None
         images = row.images(parts["vision"], folder) if "vision" in parts else None
-        return Described(
+        return ModelDescription(
             architecture=Architecture(
                 library=LIBRARY,
                 name=name,
@@ -699,13 +714,18 @@ def _described(
             ),
             preprocess=cast("Preprocess | Tokenization", images or texts),
             labels=class_names_of(labels) if named else (),
-            assumed=images is not None and folder is not None and not says_images(folder),
+            assumed=images is not None and folder is not None and not has_image_processor(folder),
             prompting=Prompting(tokenization=texts) if texts and row.zero_shot else None,
         )
 
 
 def _check(row: FamilyRow, config: Any, parts: Sequence[Any]) -> None:  # noqa: ANN401 - as above
-    """Raise if heads cannot be removed, or the model has no classifier or no layers."""
+    """Check that heads can be removed from a model with a classifier and layers.
+
+    Raises:
+        UnsupportedModelError: If heads cannot be removed, or the model has no classifier or no layers.
+        OptionsError: If the width is not a multiple of the number of heads.
+    """
     if reason := row.refused(config):
         raise UnsupportedModelError(f"`{config.model_type}` is not supported: {reason}")
     classless = not row.zero_shot and config.num_labels < 1

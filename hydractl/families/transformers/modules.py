@@ -21,7 +21,7 @@ from hydractl.families.attention import (
     PositionBias,
     Projection,
     SharedDropout,
-    looked_up,
+    look_up_bias,
 )
 from hydractl.families.stream import Product, StackedLinear, Stream, residual
 from hydractl.families.tower import (
@@ -48,8 +48,8 @@ class EncoderBlock(Block):
     """A transformer block with norms in any order.
 
     Attributes:
-        kind: Layer type. The stream stores rotary angles under this key, and the mask if attention is
-            limited.
+        kind: Layer type, `FULL` or `LOCAL`: the key of the layer's rotary angles in the constants of the
+            stream, and of its mask in the context if attention is causal or local.
     """
 
     kind = FULL
@@ -116,12 +116,12 @@ class Ends:
     Attributes:
         embed: Function from the library's model and inputs to a `Stream`.
         read: Function from the library's model and a `Stream` to the tower's output (N, F).
-        reads: See `Tower`.
+        read_tokens: See `Tower`.
     """
 
     embed: Callable[[Any, Any], Stream]
     read: Callable[[Any, Stream], torch.Tensor]
-    reads: slice | None = None
+    read_tokens: slice | None = None
 
 
 def tower(
@@ -157,7 +157,7 @@ def tower(
             for layer, heads in zip(layers, head_numbers, strict=True)
         ],
         readout=FunctionModule(part(library, lambda name: f"{name}.".startswith(after)), ends.read),
-        reads=ends.reads,
+        read_tokens=ends.read_tokens,
         names=encoder.tensors(),
     )
 
@@ -176,7 +176,7 @@ def embed_images(host: nn.Module, images: torch.Tensor, encoder: EncoderNames) -
         tokens[0] if isinstance(tokens, tuple) else tokens,  # data2vec also returns the grid
         constants={}
         if shared is None
-        else {"bias": looked_up(shared.relative_position_bias_table, shared.index)},
+        else {"bias": look_up_bias(shared.relative_position_bias_table, shared.index)},
     )
 
 
@@ -273,7 +273,11 @@ READS: Mapping[str, slice | None] = MappingProxyType({"first": slice(0, 1), "las
 
 
 def _embed_texts(host: nn.Module, texts: Mapping[str, torch.Tensor], paired: Paired) -> Stream:
-    """Return the stream of texts (B, T): embeddings, attention mask, and the end of each text."""
+    """Return the stream of texts (B, T): embeddings, and a context.
+
+    The context has `mask` for causal attention or an attention mask, and `end` (B,), the position of the last
+    token, if this token is read.
+    """
     model: Any = host.get_submodule(paired.encoder.model)
     ids, context = texts["input_ids"], {}
     if "attention_mask" in texts or paired.causal:
@@ -321,7 +325,7 @@ def wrap(library: Any, towers: Mapping[str, Paired], head_numbers: Mapping[str, 
             if name == "vision"
             else partial(_embed_texts, paired=paired),
             read=partial(_read_pair, paired=paired),
-            reads=READS.get(paired.pick),
+            read_tokens=READS.get(paired.pick),
         )
         towers_by_name[name] = tower(library, paired.encoder, head_numbers[name], ends)
     projection = library.get_submodule(towers["text"].encoder.after[-1].removesuffix("."))
@@ -356,7 +360,11 @@ class DisentangledGroup(HeadGroup):
     def scores_bias(
         self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: AttentionExtras
     ) -> torch.Tensor | None:
-        """Return the bias of the scores: the scaled products with relative positions."""
+        """Return the bias (N, H, T', T) of the scores: the scaled products with relative positions.
+
+        Masked entries have the lowest number of the dtype. For a model without relative positions, see
+        `HeadGroup.scores_bias`.
+        """
         if side.table is None or not self.kinds:
             return super().scores_bias(q, k, queries, side)
         table = self.pos_drop(side.table)
@@ -411,7 +419,11 @@ class DebertaBlock(PostNormBlock):
 def _multiply_by_member(
     multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, by_member: torch.Tensor
 ) -> torch.Tensor:
-    """Return products of x (N, H, ...) with tensors (G, H, ...), separate for members or shared."""
+    """Return `multiply(x, by_member)` for x (N, H, ...), with a second factor per member or for all.
+
+    `by_member` has shape (G, H, ...). With G = 1, all N samples use the same factor. Otherwise x is split
+    into G equal parts, one per member, and part g uses factor g.
+    """
     if len(by_member) == 1:
         return multiply(x, by_member)
     return multiply(x.unflatten(0, (len(by_member), -1)), by_member.unsqueeze(1)).flatten(0, 1)
@@ -445,7 +457,7 @@ def convolve(tower: Tower, library: Any) -> None:  # noqa: ANN401 - as above
     conv, (first, *others) = library.deberta.encoder.conv, tower.layers()
     if conv is not None and isinstance(first, DebertaBlock):
         first.conv, first.tokenwise = ConvStep(conv), False
-        tower.reads = tower.reads if others else None
+        tower.read_tokens = tower.read_tokens if others else None
 
 
 def _score_scale(attention: Any) -> float:  # noqa: ANN401 - as above
@@ -488,10 +500,11 @@ class ScaledGroup(RotatedGroup):
 
 
 def _embed(host: nn.Module, texts: Texts, encoder: TextEncoderNames) -> Stream:
-    """Return the stream of texts (B, T), with padding mask and rotary angles.
+    """Return the stream of texts (B, T), with masks and rotary angles.
 
-    The constants hold angles (1, 2, 1, T, K) by layer type. The context holds a mask (N, 1, T, T) shared by
-    all layers with local attention.
+    The constants hold angles (1, 2, 1, T, K) by layer type. The context holds the padding mask, a mask (B, 1,
+    T, T) by layer type for causal and local attention, and `last`, the last token (B,) of each text, for
+    decoders.
     """
     model: Any = host.get_submodule(encoder.model)
     first, *next_modules = encoder.embed
@@ -657,7 +670,7 @@ def wrap_text(library: nn.Module, head_numbers: HeadNumbers, encoder: TextEncode
         if pooling == "none"
         else partial(code.embed, encoder=encoder),
         read=partial(_read, encoder=encoder, pooling=pooling),
-        reads=None if pooling in {"mean", "late", "last", "none"} else slice(0, 1),
+        read_tokens=None if pooling in {"mean", "late", "last", "none"} else slice(0, 1),
     )
     text_tower = tower(library, encoder, head_numbers, ends, group=code.group, block=code.block)
     for block, kind in zip(cast("list[EncoderBlock]", text_tower.layers()), kinds_of(config), strict=False):

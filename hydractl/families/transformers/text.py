@@ -60,8 +60,10 @@ def read_tokenizer(
 
     Raises:
         CheckpointError: If the tokenizer is missing or cannot be read.
+        UnsupportedModelError: If sentencepiece is needed and not installed, or the class of the tokenizer is
+            not supported.
     """
-    tokenizer, backend = _opened(source)
+    tokenizer, backend = _load_tokenizer(source)
     # The library returns a tokenizer of a few special tokens for a folder without files, which knows no word.
     if (
         tokenizer is not None
@@ -89,17 +91,22 @@ def padding_token(folder: Path) -> int | None:
     """Return the padding token of a folder's tokenizer, else the token that ends a text. None without both.
 
     Raises:
-        CheckpointError: As `read_tokenizer`.
+        CheckpointError: If the tokenizer is missing or cannot be read.
+        UnsupportedModelError: If sentencepiece is needed and not installed.
     """
-    tokenizer, _ = _opened(folder)
+    tokenizer, _ = _load_tokenizer(folder)
     pad: int | None = tokenizer.pad_token_id
     return tokenizer.eos_token_id if pad is None else pad
 
 
-def _opened(source: Path) -> tuple[Any, Any]:
+def _load_tokenizer(source: Path) -> tuple[Any, Any]:
     """Load a tokenizer. Return the library's tokenizer and the backend.
 
     The library's tokenizer is None for a file. The backend is None for tokenizers in Python only.
+
+    Raises:
+        CheckpointError: If the tokenizer is missing or cannot be read.
+        UnsupportedModelError: If sentencepiece is needed and not installed.
     """
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
@@ -284,7 +291,7 @@ def _unpadded(config: Any) -> str | None:  # noqa: ANN401 - as above
     return _causal(config)
 
 
-def _behind_padding(config: Any) -> int:  # noqa: ANN401 - as above
+def _positions_after_padding(config: Any) -> int:  # noqa: ANN401 - as above
     """Return the number of unused positions if positions start after the id of the padding token."""
     return int(config.pad_token_id) + 1
 
@@ -354,7 +361,7 @@ _ROWS = (
             "xlm-roberta": "XLMRobertaForSequenceClassification",
             "camembert": "CamembertForSequenceClassification",
         },
-        unused=_behind_padding,
+        unused=_positions_after_padding,
     ),
     replace(
         _BERT_ROW,
@@ -470,7 +477,7 @@ _ROWS = (
         title="data2vec-text",
         encoder=replace(_NO_POOLER, model="data2vec_text"),
         classes={"data2vec-text": "Data2VecTextForSequenceClassification"},
-        unused=_behind_padding,
+        unused=_positions_after_padding,
     ),
     replace(
         _BERT_ROW,
@@ -494,7 +501,7 @@ _ROWS = (
             drops=("attention.output.dropout", ""),
         ),
         classes={"xlm-roberta-xl": "XLMRobertaXLForSequenceClassification"},
-        unused=_behind_padding,
+        unused=_positions_after_padding,
     ),
     replace(
         _BERT_ROW,
@@ -507,7 +514,7 @@ _ROWS = (
             mlp=("intermediate.dense", "intermediate.intermediate_act_fn", "output.dense"),
         ),
         classes={"roberta-prelayernorm": "RobertaPreLayerNormForSequenceClassification"},
-        unused=_behind_padding,
+        unused=_positions_after_padding,
     ),
     replace(
         _BERT_ROW,
@@ -523,7 +530,7 @@ _ROWS = (
             code="scaled before",
         ),
         classes={"esm": "EsmForSequenceClassification"},
-        unused=_behind_padding,
+        unused=_positions_after_padding,
         refusal=_unpadded,
     ),
     TextRow(

@@ -154,17 +154,17 @@ OBLONG = "non-square images: the library resizes only square position embeddings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readout:
-    """The classification of a class of the library.
+    """Computation of logits from the last tokens, for one class of the library.
 
     Attributes:
         logits: Function from the library's classifier model, the encoder and tokens (N, T, D) to logits (N,
             C).
-        reads: Function from the configuration to the tokens to read, or None for all.
+        read_tokens: Function from the configuration to the tokens to read, or None for all.
         unread: Prefixes of tensors without effect on the outputs, relative to the encoder.
     """
 
     logits: Callable[[Any, Any, torch.Tensor], Any]
-    reads: Callable[[Any], slice | None] = lambda _: None
+    read_tokens: Callable[[Any], slice | None] = lambda _: None
     unread: tuple[str, ...] = ()
 
 
@@ -205,10 +205,10 @@ def _class_token_and_mean(host: Any, model: Any, x: torch.Tensor) -> Any:  # noq
     return host.classifier(torch.cat((normed[:, 0], normed[:, prefix:].mean(dim=1)), dim=1))
 
 
-_CLASS_TOKEN = Readout(logits=_class_token, reads=lambda _: slice(0, 1))
+_CLASS_TOKEN = Readout(logits=_class_token, read_tokens=lambda _: slice(0, 1))
 _POOLER = Readout(
     logits=_pooled,
-    reads=lambda config: None if config.use_mean_pooling else slice(0, 1),
+    read_tokens=lambda config: None if config.use_mean_pooling else slice(0, 1),
     unread=("embeddings.mask_token",),
 )
 
@@ -219,8 +219,8 @@ class ImageRow(FamilyRow):
 
     Attributes:
         encoder: Names of the encoder's parts.
-        readout: Classification of the library's classes.
-        otherwise: Other classifications, by class name.
+        readout: Computation of logits in the library's classes.
+        otherwise: Computations for other classes, by class name.
         within: Name of the nested configuration of the image tower; empty if the configuration is not nested.
         resizes: Whether the library resizes position embeddings. It can only resize square ones.
         one_size: Function from the configuration to whether a model with `resizes` still accepts no other
@@ -264,7 +264,7 @@ class ImageRow(FamilyRow):
         ends = Ends(
             embed=partial(embed_images, encoder=self.encoder),
             read=partial(_read, model=model, logits=readout.logits),
-            reads=readout.reads(library.config),
+            read_tokens=readout.read_tokens(library.config),
         )
         return Model({"vision": tower(library, self.encoder, head_numbers["vision"], ends)})
 
@@ -348,7 +348,7 @@ _ROWS = (
         encoder=replace(_VIT, model="deit", head=("classifier", "cls_classifier", "distillation_classifier")),
         classes={"deit": "DeiTForImageClassification", _DISTILLED: _DISTILLED},
         readout=_CLASS_TOKEN,
-        otherwise={_DISTILLED: Readout(logits=_two_tokens, reads=lambda _: slice(0, 2))},
+        otherwise={_DISTILLED: Readout(logits=_two_tokens, read_tokens=lambda _: slice(0, 2))},
         types={_DISTILLED: "deit"},
         on_disk=_BLOCK_ON_DISK,
     ),

@@ -21,8 +21,8 @@ from hydractl.evaluation.rows import Evaluation, LoadedRow
 from hydractl.families.open_model import OpenModel, load_model
 from hydractl.families.tower import Contrast, Model, Towers
 from hydractl.fusion.build import members_from_state
-from hydractl.manifest.head_mask import HeadScores
-from hydractl.manifest.header import Fate, Kind, steps_to
+from hydractl.manifest.head_mask import HeadImportance
+from hydractl.manifest.header import Fate, Kind, lineage_steps
 from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.compute import means, measure
 from hydractl.metrics.metric_spec import MetricNeeds
@@ -35,7 +35,7 @@ from hydractl.plugins import load
 from hydractl.prediction.answers import Scaling
 from hydractl.prediction.class_names import prompts_of
 from hydractl.prediction.inference import collected, responses
-from hydractl.research.analyses.options import ANALYSES, Analysing, AnalysisNeeds
+from hydractl.research.analyses.options import ANALYSES, AnalysisNeeds, AnalysisOptions
 from hydractl.research.corruptions.measure import with_corruption
 from hydractl.research.corruptions.names import Corruption
 from hydractl.research.schema import Analyses
@@ -55,12 +55,12 @@ class ModelOfRow(NamedTuple):
     """A model of a row: checkpoint and loaded model.
 
     Attributes:
-        opened: Header and files of the checkpoint.
+        model_file: Header and files of the checkpoint.
         model: The model on the row's device.
         first: Number of the model's first member within the row.
     """
 
-    opened: OpenModel
+    model_file: OpenModel
     model: Towers
     first: int
 
@@ -85,7 +85,7 @@ class AnalysisContext:
     parts: Sequence[ModelOfRow]
     base: OpenModel | None
     separate_members: Sequence[OpenModel]
-    scores: Mapping[str, HeadScores]
+    scores: Mapping[str, HeadImportance]
     corruptions: Sequence[Corruption]
     predictions: Mapping[str, StoredPredictions]
     scaled: Scaling
@@ -109,7 +109,7 @@ class AnalysisContext:
         inputs = self.run.data.inputs[ID_NAME if isinstance(of, Corruption) else of]
         if isinstance(of, Corruption):
             inputs = inputs.of(with_corruption(inputs.dataset, of), name=f"{of.name} {of.severity}")
-        return inputs.tracked(part.opened.header.preprocess, part.opened.reference)
+        return inputs.tracked(part.model_file.header.preprocess, part.model_file.reference)
 
     def inputs(self, part: ModelOfRow, of: str | Corruption) -> Iterator[tuple[Tensor, Inputs]]:
         """Yield, for each batch, the sample indices (B,) and the inputs on the model's device."""
@@ -130,7 +130,7 @@ class Numbers(NamedTuple):
     means: dict[str, dict[str, float]]
 
 
-def ask(context: AnalysisContext, part: ModelOfRow, model: Towers) -> dict[str, StoredPredictions]:
+def predict_sets(context: AnalysisContext, part: ModelOfRow, model: Towers) -> dict[str, StoredPredictions]:
     """Return a model's predictions on the ID set and each OOD set, on every rank.
 
     Args:
@@ -144,7 +144,7 @@ def ask(context: AnalysisContext, part: ModelOfRow, model: Towers) -> dict[str, 
     model.temperature = part.model.temperature
     predictions: dict[str, StoredPredictions] = {}
     for name in (ID_NAME, *context.sets):
-        batches = responses(model, context.batches(part, name), name=part.opened.reference, data=name)
+        batches = responses(model, context.batches(part, name), name=part.model_file.reference, data=name)
         predictions[name] = context.scaled(
             collected(
                 context.run.team.iterate(batches),
@@ -155,7 +155,7 @@ def ask(context: AnalysisContext, part: ModelOfRow, model: Towers) -> dict[str, 
     return predictions
 
 
-def measured(context: AnalysisContext, predictions: Mapping[str, StoredPredictions]) -> Numbers:
+def measure_ensemble(context: AnalysisContext, predictions: Mapping[str, StoredPredictions]) -> Numbers:
     """Return the row's metrics for an ensemble.
 
     Args:
@@ -180,32 +180,35 @@ def measured(context: AnalysisContext, predictions: Mapping[str, StoredPredictio
     return Numbers(values, means(numbers.ood, context.run.measurement.groups))
 
 
-def with_classes(model: Model, opened: OpenModel, context: AnalysisContext) -> Model:
+def prepare_model(model: Model, model_file: OpenModel, context: AnalysisContext) -> Model:
     """Prepare a model for analysis: move weights to the row's device and freeze them.
 
     A zero-shot model also embeds the prompts of the classes of the data.
     """
     if isinstance(model.answer, Contrast) and context.run.data.classes is not None:
         model.answer.ask(
-            prompts_of(opened, context.run.data.classes), templates=len(context.run.data.classes.templates)
+            prompts_of(model_file, context.run.data.classes),
+            templates=len(context.run.data.classes.templates),
         )
     return model.requires_grad_(requires_grad=False).to(context.parts[0].model.device)
 
 
-def single(opened: OpenModel, context: AnalysisContext) -> Model:
-    """Load a base or a member in float32; see `with_classes`."""
-    return with_classes(load_model(opened, dtype=torch.float32), opened, context)
+def load_single(model_file: OpenModel, context: AnalysisContext) -> Model:
+    """Load a base or a member in float32; see `prepare_model`."""
+    return prepare_model(load_model(model_file, dtype=torch.float32), model_file, context)
 
 
 def members_of(part: ModelOfRow, context: AnalysisContext) -> Iterator[Model]:
-    """Yield each member of a model of the row, in float32; see `with_classes`."""
-    opened = part.opened
-    if opened.header.kind != Kind.HYDRA:
-        yield single(opened, context)
+    """Yield each member of a model of the row, in float32; see `prepare_model`."""
+    model_file = part.model_file
+    if model_file.header.kind != Kind.HYDRA:
+        yield load_single(model_file, context)
         return
-    state = opened.checkpoint.tensors()
-    for model in members_from_state(opened.header, state, where=opened.reference, dtype=torch.float32):
-        yield with_classes(model, opened, context)
+    state = model_file.checkpoint.tensors()
+    for model in members_from_state(
+        model_file.header, state, place=model_file.reference, dtype=torch.float32
+    ):
+        yield prepare_model(model, model_file, context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +227,7 @@ class LabelledBatches:
 
 def analyse(
     names: Sequence[str],
-    scores: Mapping[str, HeadScores],
+    scores: Mapping[str, HeadImportance],
     corruptions: Sequence[Corruption],
     run: Evaluation,
     row: LoadedRow,
@@ -242,15 +245,15 @@ def analyse(
         return None
     parts: list[ModelOfRow] = []
     is_derived = row.named.is_derived  # a baseline may combine several files into one model
-    for opened, predictor in () if is_derived else zip(row.opened, row.predictors, strict=True):
+    for model_file, predictor in () if is_derived else zip(row.model_files, row.predictors, strict=True):
         parts.append(
-            ModelOfRow(opened, predictor.model, sum(len(part.opened.header.masks) for part in parts))
+            ModelOfRow(model_file, predictor.model, sum(len(part.model_file.header.masks) for part in parts))
         )
     context = AnalysisContext(
         run=run,
         parts=parts,
-        base=next((base for model in row.opened if (base := base_of(model, run.opened))), None),
-        separate_members=() if is_derived else apart_of(row.opened, run.opened),
+        base=next((base for model in row.model_files if (base := base_of(model, run.model_files))), None),
+        separate_members=() if is_derived else separate_members_of(row.model_files, run.model_files),
         scores=scores,
         corruptions=corruptions,
         predictions=row.predictions,
@@ -264,16 +267,18 @@ def analyse(
     return Analyses.model_validate(answers) if answers else None
 
 
-def read_scores(analysing: Analysing, opened: Sequence[Sequence[OpenModel]]) -> dict[str, HeadScores]:
+def read_importances(
+    analysing: AnalysisOptions, model_files: Sequence[Sequence[OpenModel]]
+) -> dict[str, HeadImportance]:
     """Read the head importance files of `--scores`, by name.
 
     Raises:
         ManifestError: If a file holds no head importance.
         InputError: If its towers, layers or heads differ from the architecture of a model.
     """
-    scores = {file.name: HeadScores.read(file.ref) for file in analysing.scores}
+    scores = {file.name: HeadImportance.read(file.ref) for file in analysing.scores}
     for file in analysing.scores:
-        for model in (m for row in opened for m in row):
+        for model in (m for row in model_files for m in row):
             architecture = model.header.architecture
             for name, table in scores[file.name].towers.items():
                 tower = architecture.towers.get(name)
@@ -287,17 +292,17 @@ def read_scores(analysing: Analysing, opened: Sequence[Sequence[OpenModel]]) -> 
     return scores
 
 
-def check_rows(analysing: Analysing, opened: Sequence[Sequence[OpenModel]]) -> None:
-    """Raise if a selected analysis needs a row that is missing.
+def check_rows(analysing: AnalysisOptions, model_files: Sequence[Sequence[OpenModel]]) -> None:
+    """Raise if an analysis selected by name needs a row that is missing. Analyses of `all` are not checked.
 
     Raises:
         InputError: The message names the analysis.
     """
     fits = {
-        AnalysisNeeds.BASE: any(base_of(model, opened) for row in opened for model in row),
-        AnalysisNeeds.MEMBERS: any(sum(len(m.header.masks) for m in row) > 1 for row in opened),
-        AnalysisNeeds.WHOLE: any(len(row) == 1 and row[0].header.kind == Kind.BASE for row in opened),
-        AnalysisNeeds.MERGED: any(apart_of(row, opened) for row in opened),
+        AnalysisNeeds.BASE: any(base_of(model, model_files) for row in model_files for model in row),
+        AnalysisNeeds.MEMBERS: any(sum(len(m.header.masks) for m in row) > 1 for row in model_files),
+        AnalysisNeeds.WHOLE: any(len(row) == 1 and row[0].header.kind == Kind.BASE for row in model_files),
+        AnalysisNeeds.MERGED: any(separate_members_of(row, model_files) for row in model_files),
     }
     for name in analysing.named:
         for need in ANALYSES[name].needs:
@@ -305,14 +310,18 @@ def check_rows(analysing: Analysing, opened: Sequence[Sequence[OpenModel]]) -> N
                 raise InputError(f"`--analyse {name}` needs {need.value}", hint=HINTS[need])
 
 
-def base_of(model: OpenModel, opened: Sequence[Sequence[OpenModel]]) -> OpenModel | None:
+def base_of(model: OpenModel, model_files: Sequence[Sequence[OpenModel]]) -> OpenModel | None:
     """Return the base of a pruned model, if a row is this base.
 
+    Args:
+        model: The model.
+        model_files: Models of each row.
+
     Returns:
-        The nearest one of several bases in the model's lineage. None for a base, or if no row has the model's
+        The nearest of several bases in the model's lineage. None for a base, or if no row has the model's
         base.
     """
-    bases = {row[0].checkpoint.digest: row[0] for row in opened if len(row) == 1}
+    bases = {row[0].checkpoint.digest: row[0] for row in model_files if len(row) == 1}
     bases = {digest: base for digest, base in bases.items() if base.header.kind == Kind.BASE}
     return (
         None
@@ -321,7 +330,9 @@ def base_of(model: OpenModel, opened: Sequence[Sequence[OpenModel]]) -> OpenMode
     )
 
 
-def apart_of(row: Sequence[OpenModel], opened: Sequence[Sequence[OpenModel]]) -> Sequence[OpenModel]:
+def separate_members_of(
+    row: Sequence[OpenModel], model_files: Sequence[Sequence[OpenModel]]
+) -> Sequence[OpenModel]:
     """Return the row with exactly the members that a hydra with merged weights was fused from.
 
     Returns:
@@ -334,13 +345,18 @@ def apart_of(row: Sequence[OpenModel], opened: Sequence[Sequence[OpenModel]]) ->
         file.sha256 for file in hydra.header.made_by.inputs[: len(hydra.header.masks)]
     ]  # inputs after the members are data sets
     return next(
-        (other_row for other_row in opened if [m.checkpoint.digest for m in other_row] == member_digests), ()
+        (
+            other_row
+            for other_row in model_files
+            if [m.checkpoint.digest for m in other_row] == member_digests
+        ),
+        (),
     )
 
 
 def _ancestors(model: OpenModel) -> Iterator[str]:
     """Yield the digests of the files in a model's lineage, nearest step first, and last its base's digest."""
-    for step in reversed(steps_to(model.header.made_by)):
+    for step in reversed(lineage_steps(model.header.made_by)):
         yield from (file.sha256 for file in step.inputs)
     if model.header.base is not None:
         yield model.header.base

@@ -16,20 +16,26 @@ from itertools import combinations
 import torch
 
 from hydractl.families.attention import Attention
-from hydractl.families.base import place_of
+from hydractl.families.base import position_of
 from hydractl.families.open_model import OpenModel, load_model
 from hydractl.families.tower import Towers
 from hydractl.heads.masks import best_mask, best_mask_per_layer, removal_order, total_kept
-from hydractl.manifest.head_mask import HeadScores, Mask, Shape
+from hydractl.manifest.head_mask import HeadImportance, Mask, Shape
 from hydractl.manifest.header import Fate, Kind
 from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.per_sample import Joined, StoredPredictions, at_once, ensemble_log_probs
-from hydractl.prediction.class_names import settle
-from hydractl.research.analyses.context import AnalysisContext, ModelOfRow, ask, measured, single
+from hydractl.prediction.class_names import set_classes
+from hydractl.research.analyses.context import (
+    AnalysisContext,
+    ModelOfRow,
+    load_single,
+    measure_ensemble,
+    predict_sets,
+)
 from hydractl.research.schema import BaseWithFewerHeads, EnsembleSize, MergedAndSeparate, Merging, Spread
 from hydractl.scoring.attention_hooks import Gated, tapped
 
-MOST = 20
+MAX_ENSEMBLES = 20
 """Largest number of measured ensembles of a size; larger sets of ensembles are sampled.
 
 Chosen by hand: all ensembles of a row with up to 6 members are measured, since 6 members have at most 20
@@ -66,6 +72,7 @@ def _size(
     count: int,
     size: int,
 ) -> EnsembleSize:
+    """Return the metrics of ensembles with `size` of `count` members, all or `MAX_ENSEMBLES` of them."""
     values: list[dict[str, float]] = []
     groups: list[dict[str, dict[str, float]]] = []
     for chosen in subsets(count, size, seed=context.run.measurement.resampling.seed):
@@ -73,7 +80,7 @@ def _size(
             name: Joined(tuple(set_predictions[m] for m in chosen))
             for name, set_predictions in member_predictions.items()
         }
-        numbers = measured(context, predictions)
+        numbers = measure_ensemble(context, predictions)
         values.append(numbers.values)
         groups.append(numbers.means)
     return EnsembleSize(
@@ -94,15 +101,15 @@ def subsets(count: int, size: int, *, seed: int) -> Iterator[tuple[int, ...]]:
         seed: Seed of the sampling.
 
     Yields:
-        Increasing member indices. All ensembles up to a number of `MOST`, otherwise `MOST` distinct random
+        Increasing member indices. All ensembles up to a number of `MAX_ENSEMBLES`, otherwise `MAX_ENSEMBLES` distinct random
         ensembles.
     """
-    if math.comb(count, size) <= MOST:
+    if math.comb(count, size) <= MAX_ENSEMBLES:
         yield from combinations(range(count), size)
         return
     draw = random.Random(f"members {seed} {count} {size}")  # noqa: S311 - no secret
     chosen: set[tuple[int, ...]] = set()
-    while len(chosen) < MOST:
+    while len(chosen) < MAX_ENSEMBLES:
         chosen.add(tuple(sorted(draw.sample(range(count), size))))
     yield from sorted(chosen)
 
@@ -116,38 +123,41 @@ def _spreads(numbers: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
 
 
 def analyse_mlps(context: AnalysisContext) -> Merging | None:
-    """Compare a hydra with merged weights with its separate members (Hydra Ensembles, B.7, Table 11).
+    """Compare a hydra with merged weights and the ensemble of its separate members (Hydra Ensembles, B.7).
 
-    Logits of both are divided by the hydra's temperature.
+    The numbers are those of Table 11. The logits of both are divided by the hydra's temperature.
 
     Returns:
-        None if the separate members are not a row.
+        Metrics of both, agreement and divergence of their predictions, and distances of the members' weights
+        from the merged weights. None if no row has exactly these members.
     """
     if not context.separate_members:
         return None
     (part,) = context.parts
-    merged = ask(context, part, part.model)
-    member_predictions = [ask(context, part, model) for model in _separate_models(context, part)]
+    merged = predict_sets(context, part, part.model)
+    member_predictions = [predict_sets(context, part, model) for model in _separate_models(context, part)]
     separate: dict[str, StoredPredictions] = {
         name: Joined(tuple(model_predictions[name] for model_predictions in member_predictions))
         for name in merged
     }
-    values, groups = zip(*(measured(context, predictions) for predictions in (merged, separate)), strict=True)
+    values, groups = zip(
+        *(measure_ensemble(context, predictions) for predictions in (merged, separate)), strict=True
+    )
     agreement, divergence = compare_answers(merged[ID_NAME], separate[ID_NAME])
     return Merging(
         values=_pairs(*values),
         means={group: _pairs(groups[0][group], groups[1][group]) for group in groups[0]},
         agreement=agreement,
         divergence=divergence,
-        distances=distances(part.opened, context.separate_members),
+        distances=distances(part.model_file, context.separate_members),
     )
 
 
 def _separate_models(context: AnalysisContext, part: ModelOfRow) -> Iterator[Towers]:
     """Yield the separate members in turn, in the hydra's dtype and on the hydra's device."""
-    for opened in context.separate_members:
-        model = load_model(opened, dtype=part.model.dtype).to(part.model.device)
-        settle(model, opened, context.run.data.classes)
+    for model_file in context.separate_members:
+        model = load_model(model_file, dtype=part.model.dtype).to(part.model.device)
+        set_classes(model, model_file, context.run.data.classes)
         yield model
 
 
@@ -182,21 +192,25 @@ def distances(hydra: OpenModel, members: Sequence[OpenModel]) -> dict[str, float
         `tower.layer`, and `tower` for weights outside blocks. Blocks with a mean of zero are omitted.
     """
     fates = hydra.header.plan.fates if hydra.header.plan is not None else {}
-    off: dict[str, float] = {}
-    lengths: dict[str, float] = {}
+    squared_distance: dict[str, float] = {}
+    squared_norm: dict[str, float] = {}
     for name in sorted(name for name, fate in fates.items() if fate is Fate.MERGED):
-        place = place_of(hydra.family, name)
+        place = position_of(hydra.family, name)
         where = place.tower if place.layer is None else f"{place.tower}.{place.layer}"
         mean = hydra.checkpoint.tensor(name).double()
         squared_distances = torch.stack(
             [(member.checkpoint.tensor(name).double() - mean).square().sum() for member in members]
         )
-        off[where] = off.get(where, 0.0) + float(squared_distances.mean())
-        lengths[where] = lengths.get(where, 0.0) + float(mean.square().sum())
-    return {where: (off[where] / lengths[where]) ** 0.5 for where in off if lengths[where]}
+        squared_distance[where] = squared_distance.get(where, 0.0) + float(squared_distances.mean())
+        squared_norm[where] = squared_norm.get(where, 0.0) + float(mean.square().sum())
+    return {
+        where: (squared_distance[where] / squared_norm[where]) ** 0.5
+        for where in squared_distance
+        if squared_norm[where]
+    }
 
 
-SIXTHS = range(1, 6)
+REMOVED_SIXTHS = range(1, 6)
 """Removed sixths of the heads. With 12 heads in a layer, a sixth is 2 heads, as in Figure 5 of Hydra
 Ensembles (2, 4, 6 and 8 removed)."""
 
@@ -215,20 +229,20 @@ def analyse_heads(context: AnalysisContext) -> tuple[BaseWithFewerHeads, ...]:
     return tuple(
         pruned_base
         for part in context.parts
-        if part.opened.header.kind == Kind.BASE and len(context.parts) == 1
+        if part.model_file.header.kind == Kind.BASE and len(context.parts) == 1
         for pruned_base in _fewer(context, part)
     )
 
 
 def _fewer(context: AnalysisContext, part: ModelOfRow) -> Iterator[BaseWithFewerHeads]:
-    model = single(part.opened, context)
-    shape = part.opened.header.architecture.towers
-    for label, scores in context.scores.items():
-        scored = {name: shape[name] for name in scores.towers}
+    model = load_single(part.model_file, context)
+    shape = part.model_file.header.architecture.towers
+    for label, importance in context.scores.items():
+        scored = {name: shape[name] for name in importance.towers}
         total = sum(tower.layers * tower.num_heads for tower in scored.values())
-        for mask in masks(scores, scored):
+        for mask in masks(importance, scored):
             with tapped(model, scored, partial(_gated, mask)):
-                numbers = measured(context, ask(context, part, model))
+                numbers = measure_ensemble(context, predict_sets(context, part, model))
             yield BaseWithFewerHeads(
                 scores=label,
                 kept=total_kept(mask),
@@ -246,16 +260,17 @@ def _gated(mask: Mask, tower: str, layer: int, attention: Attention) -> Attentio
     return Gated(attention, gate)
 
 
-def masks(scores: HeadScores, shape: Shape) -> Iterator[Mask]:
+def masks(importance: HeadImportance, shape: Shape) -> Iterator[Mask]:
     """Yield masks that keep fewer and fewer heads by importance, without repetitions."""
     order = removal_order(
-        scores.tables, None if scores.removals is None else [removal.id for removal in scores.removals]
+        importance.tables,
+        None if importance.removals is None else [removal.id for removal in importance.removals],
     )
     total = sum(size.layers * size.num_heads for size in shape.values())
     counts = {total}
-    for sixth in SIXTHS:
+    for sixth in REMOVED_SIXTHS:
         mask: Mask
-        if "keep" in scores.options:  # only methods with a budget per layer have this option
+        if "keep" in importance.options:  # only methods with a budget per layer have this option
             mask = {
                 name: best_mask_per_layer(
                     [head for head in order if head.tower == name],

@@ -11,7 +11,7 @@ from hydractl.reporting.chart import Axis, Chart, Figure, Series, series_style
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.head_maps import value_map
 from hydractl.reporting.matplotlib_figure import Panel
-from hydractl.reporting.report_values import GROUPS, Quantity, written
+from hydractl.reporting.report_values import GROUPS, Quantity, format_value
 from hydractl.research.analyses.tables import RowAnalyses, member_name, of_size, rows_of
 from hydractl.research.corruptions.report import shift_figure
 from hydractl.research.schema import BaseWithFewerHeads, Plane, Pruned
@@ -19,7 +19,7 @@ from hydractl.research.schema import BaseWithFewerHeads, Plane, Pruned
 DRAWN_METRICS = ("accuracy", "nll", "ece", "auroc", "fpr95")
 """Metrics with a panel. Chosen by hand: a metric for accuracy, two for calibration and two for OOD detection.
 More metrics mean more panels."""
-FAINT = 0.55
+DOT_OPACITY = 0.55
 """Opacity of dots in scatter plots. Chosen by hand: overlapping dots stay visible; twice the value would be
 opaque."""
 
@@ -29,7 +29,7 @@ def _of_first(compared: Compared) -> str:
 
 
 def _proposition(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
-    """Draw measured against expected widening of the loss gap."""
+    """Draw measured against expected widening of the loss gap; None without results."""
     prunings_by_row = [(row, analyses.proposition) for row, analyses in row_analyses if analyses.proposition]
     members = sorted({pruned.member for _, prunings in prunings_by_row for pruned in prunings})
     return Figure.unless_empty(
@@ -70,7 +70,10 @@ def _gaps(row: str, prunings: Sequence[Pruned], members: Sequence[int]) -> Panel
 
 
 def _pca(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
-    """Draw the planes of each row's first member only; the tables have the planes of all members."""
+    """Draw the planes of each row's first member only; the tables have the planes of all members.
+
+    None without results.
+    """
     report = compared.reports[0]
     sets = (ID_NAME, *report.near, *report.far)
     panels = [
@@ -102,7 +105,11 @@ def _plane(title: str, plane: Plane, sets: Sequence[str]) -> Panel:
         y=Axis(label=up),
         series=[
             Series(
-                points=plane.points[name], style=series_style(i), kind="dots", opacity=FAINT, titles=[name]
+                points=plane.points[name],
+                style=series_style(i),
+                kind="dots",
+                opacity=DOT_OPACITY,
+                titles=[name],
             )
             for i, name in enumerate(sets)
             if name in plane.points
@@ -139,7 +146,7 @@ def _members(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
             points = [(x, spread.mean) for x, spread in defined_spreads]
             series.append(Series(points=points, style=series_style(i), titles=[row.name]))
             spans = [(spread.low, spread.high) for _, spread in defined_spreads]
-            titles = [f"{row.name}, {x:g} members: {written(quantity.metric, y)}" for x, y in points]
+            titles = [f"{row.name}, {x:g} members: {format_value(quantity.metric, y)}" for x, y in points]
             series.append(
                 Series(points=points, style=series_style(i), kind="marks", spans=spans, titles=titles)
             )
@@ -207,7 +214,7 @@ def _lines(
         title=quantity.label,
         description="; ".join(
             f"{' '.join(line.titles)}: "
-            + ", ".join(f"{x:g}: {written(quantity.metric, y)}" for x, y in line.points)
+            + ", ".join(f"{x:g}: {format_value(quantity.metric, y)}" for x, y in line.points)
             for line in series
             if line.kind == "line"
         ),
@@ -219,7 +226,7 @@ def _lines(
 
 def _taylor(compared: Compared, row_analyses: RowAnalyses) -> Figure | None:
     panels = [
-        value_map(table.tower, table.scores, most=most, where=member_name(row, table.member))
+        value_map(table.tower, table.scores, most=most, place=member_name(row, table.member))
         for row, analyses in row_analyses
         for most in [max([0.0, *chain.from_iterable(table.defined_scores for table in analyses.taylor)])]
         if most > 0

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hydractl.errors import DataError, InputError
-from hydractl.families.base import place_of
+from hydractl.families.base import position_of
 from hydractl.families.open_model import OpenModel
 from hydractl.families.tower import Model
 from hydractl.fusion.plan import split_members
@@ -36,8 +36,8 @@ from hydractl.research.analyses.context import (
     AnalysisContext,
     LabelledBatches,
     ModelOfRow,
+    load_single,
     members_of,
-    single,
 )
 from hydractl.research.corruptions.names import Corruption
 from hydractl.research.schema import HeadTable, Pruned
@@ -45,7 +45,7 @@ from hydractl.runtime import on_device
 from hydractl.scoring.gradients import losses_of
 from hydractl.scoring.job import ScoreJob
 from hydractl.scoring.settings import TaylorSettings
-from hydractl.scoring.weight_scores import score_taylor
+from hydractl.scoring.weight_importance import score_taylor
 
 PROBES = 8
 """Random vectors of the diagonal's estimate. Chosen by hand; doubling lowers the standard error by a factor
@@ -65,24 +65,24 @@ def analyse_proposition(context: AnalysisContext) -> tuple[Pruned, ...]:
     """
     if context.base is None or not context.parts:
         return ()
-    model = single(context.base, context)
+    model = load_single(context.base, context)
     pruned: list[Pruned] = []
     for part in context.parts:
-        for member, (mask, state) in enumerate(_members(part.opened)):
-            moves = steps(context.base, model, mask, state, name=part.opened.reference)
+        for member, (mask, state) in enumerate(_members(part.model_file)):
+            moves = steps(context.base, model, mask, state, name=part.model_file.reference)
             if not moves:
                 continue
             terms = ExpansionTerms(model=model, moves=moves, seed=context.run.measurement.resampling.seed)
             clean = terms.on(context, part, ID_NAME)
             for corruption in context.corruptions:
                 noisy = terms.on(context, part, corruption)
-                pruned.append(_pruned(part.first + member, corruption, terms, clean, noisy))
+                pruned.append(_pruned_record(part.first + member, corruption, terms, clean, noisy))
     return tuple(pruned)
 
 
-def _members(opened: OpenModel) -> Iterator[tuple[Mask, Mapping[str, Tensor]]]:
-    state, header = opened.checkpoint.tensors(), opened.header
-    states = split_members(opened.family, header, state) if header.kind == Kind.HYDRA else [state]
+def _members(model_file: OpenModel) -> Iterator[tuple[Mask, Mapping[str, Tensor]]]:
+    state, header = model_file.checkpoint.tensors(), model_file.header
+    states = split_members(model_file.family, header, state) if header.kind == Kind.HYDRA else [state]
     yield from zip(header.masks, states, strict=True)
 
 
@@ -122,7 +122,7 @@ def _unpruned(
     base: OpenModel, mask: Mask, key: str, weight: Tensor | None, shape: torch.Size
 ) -> Tensor | None:
     """Return a member's tensor with zeros for removed heads, or None if the shape does not fit."""
-    place = place_of(base.family, key)
+    place = position_of(base.family, key)
     if weight is None or place.heads is None or place.layer is None:
         return weight if weight is not None and weight.shape == shape else None
     size, axis = base.header.architecture.towers[place.tower], place.heads.axis
@@ -175,7 +175,7 @@ class _TermMeans:
 
 
 class ExpansionTerms:
-    """Terms of the expansion for one step, on any data.
+    """Terms of the expansion in the module docstring for one step, on any data.
 
     Attributes:
         model: The base.
@@ -193,7 +193,12 @@ class ExpansionTerms:
         self.probes = diagonal_probes(self.moves, seed=seed)
 
     def on(self, context: AnalysisContext, part: ModelOfRow, of: str | Corruption) -> _TermMeans:
-        """Measure the terms on the ID set, clean or corrupted; a collective call of all ranks.
+        """Measure the means of the terms on the ID set. All ranks must call the method.
+
+        Args:
+            context: The row.
+            part: Model of the row, for preprocessing.
+            of: Name of the ID set, or a corruption of the ID set.
 
         Raises:
             DataError: If a loss or gradient is not finite.
@@ -202,7 +207,7 @@ class ExpansionTerms:
         def batch_sums() -> Iterator[list[Tensor]]:
             for batch in context.batches(part, of):
                 labels = on_device(context.labels[batch.indices], self.model.device)
-                yield [self.of_batch(batch.inputs, labels).cpu(), torch.tensor(len(labels))]
+                yield [self.term_sums(batch.inputs, labels).cpu(), torch.tensor(len(labels))]
 
         with (
             sdpa_kernel(SDPBackend.MATH),
@@ -211,12 +216,12 @@ class ExpansionTerms:
             sums, count = context.run.team.added(batch_sums())
         if not bool(sums.isfinite().all()):
             raise DataError(
-                f"{part.opened.reference}: losses or gradients on `{of}` are not finite; check that the model is trained"
+                f"{part.model_file.reference}: losses or gradients on `{of}` are not finite; check that the model is trained"
             )
         loss, pruned, slope, curvature, *probes = (sums / count).tolist()
         return _TermMeans(loss, pruned, slope, curvature, torch.tensor(probes, dtype=torch.float64))
 
-    def of_batch(self, inputs: Inputs, labels: Tensor) -> Tensor:
+    def term_sums(self, inputs: Inputs, labels: Tensor) -> Tensor:
         """Return the sums over a batch in the order of `_TermMeans`, shape (4 + PROBES,), float64."""
         like = self.weights[0]
         placed = inputs_like(inputs, like)
@@ -259,7 +264,7 @@ def _needing_gradients(weights: Sequence[nn.Parameter]) -> Iterator[None]:
             weight.requires_grad = False
 
 
-def _pruned(
+def _pruned_record(
     member: int, corruption: Corruption, terms: ExpansionTerms, clean: _TermMeans, noisy: _TermMeans
 ) -> Pruned:
     probes = (noisy.probes - clean.probes) / terms.moved
@@ -289,12 +294,12 @@ def analyse_taylor(context: AnalysisContext) -> tuple[HeadTable, ...]:
 
 def _taylor_tables(context: AnalysisContext) -> Iterator[HeadTable]:
     for part in context.parts:
-        opened = part.opened
+        model_file = part.model_file
         for member, model in enumerate(members_of(part, context)):
             job = ScoreJob(
                 model=model,
-                family=opened.family,
-                architecture=opened.header.architecture,
+                family=model_file.family,
+                architecture=model_file.header.architecture,
                 id_data=LabelledBatches(
                     context, part, torch.empty(0, device=model.device, dtype=model.dtype)
                 ),
@@ -305,7 +310,7 @@ def _taylor_tables(context: AnalysisContext) -> Iterator[HeadTable]:
             with reporting(SILENT):
                 ranking = score_taylor(job)
             for tower, rows in ranking.scores.items():
-                mask = opened.header.masks[member][tower]
+                mask = model_file.header.masks[member][tower]
                 placed = [
                     dict(zip(head_numbers, map(float, row), strict=True))
                     for head_numbers, row in zip(mask.keep, rows, strict=True)
@@ -314,7 +319,7 @@ def _taylor_tables(context: AnalysisContext) -> Iterator[HeadTable]:
                     member=part.first + member,
                     tower=tower,
                     scores=tuple(
-                        tuple(score_by_head.get(head) for head in range(mask.num_heads))
-                        for score_by_head in placed
+                        tuple(importance_by_head.get(head) for head in range(mask.num_heads))
+                        for importance_by_head in placed
                     ),
                 )

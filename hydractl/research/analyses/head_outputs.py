@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from hydractl import progress
-from hydractl.families.attention import NOTHING, Attention, AttentionExtras
+from hydractl.families.attention import NO_EXTRAS, Attention, AttentionExtras
 from hydractl.families.stream import Stream
 from hydractl.families.tower import Towers
 from hydractl.heads.masks import removal_order
-from hydractl.manifest.head_mask import HeadId, HeadName, HeadScores
+from hydractl.manifest.head_mask import HeadId, HeadImportance, HeadName
 from hydractl.manifest.terms import ID_NAME
 from hydractl.metrics.feature_scores import whitening
 from hydractl.model_inputs import Inputs, batch_of, repeat_batch
@@ -28,7 +28,7 @@ from hydractl.research.schema import CentroidDistances, Centroids, Plane, Planes
 from hydractl.scoring.attention_hooks import tapped
 
 
-class Heard(Attention):
+class HeadOutputTap(Attention):
     """Attention that passes head outputs, before the output projection, to a function."""
 
     def __init__(self, attention: Attention, hear: Callable[[Tensor], None]) -> None:
@@ -42,14 +42,19 @@ class Heard(Attention):
         self._hear = hear
 
     @override
-    def heads(self, x: Tensor, queries: slice | None = None, side: AttentionExtras = NOTHING) -> Tensor:
+    def heads(self, x: Tensor, queries: slice | None = None, side: AttentionExtras = NO_EXTRAS) -> Tensor:
         z = super().heads(x, queries, side)
         self._hear(z)
         return z
 
 
-class Group(NamedTuple):
-    """Heads of a member, with concatenated outputs."""
+class HeadGroup(NamedTuple):
+    """Heads of a member whose outputs are concatenated.
+
+    Attributes:
+        member: Index of the member in the model.
+        heads: Heads, in the order of their outputs.
+    """
 
     member: int
     heads: tuple[HeadName, ...]
@@ -116,7 +121,7 @@ def data_tower(model: Towers) -> str:
 
 
 def gather(
-    context: AnalysisContext, part: ModelOfRow, name: str, groups: Sequence[Group], *, points: int
+    context: AnalysisContext, part: ModelOfRow, name: str, groups: Sequence[HeadGroup], *, points: int
 ) -> list[OutputMoments]:
     """Run a model on a data set and sum the outputs of each group; a collective call of all ranks.
 
@@ -137,7 +142,7 @@ def gather(
         for indices, inputs in context.inputs(part, name):
             at, rows = (places[:, None] == indices).nonzero().unbind(1)
             sums: list[Tensor] = []
-            for batch_outputs in heard(part.model, inputs, groups):
+            for batch_outputs in group_outputs(part.model, inputs, groups):
                 picked = batch_outputs.new_zeros(len(places), batch_outputs.shape[1])
                 picked[at] = batch_outputs[rows]
                 sums += OutputMoments(
@@ -153,7 +158,7 @@ def gather(
     return [OutputMoments(*sums[i : i + width]) for i in range(0, len(sums), width)]
 
 
-def heard(model: Towers, inputs: Inputs, groups: Sequence[Group]) -> list[Tensor]:
+def group_outputs(model: Towers, inputs: Inputs, groups: Sequence[HeadGroup]) -> list[Tensor]:
     """Return the outputs of each group on a batch, averaged over the tokens that the model's output reads.
 
     Args:
@@ -175,11 +180,11 @@ def heard(model: Towers, inputs: Inputs, groups: Sequence[Group]) -> list[Tensor
     # The padding mask comes from the embedding's context, because a layer's own mask may also hide tokens
     # outside an attention window.
     def enter(_: nn.Module, __: object, stream: Stream) -> None:
-        padding.append(stream.context.get("mask") if tower.reads is None else None)
+        padding.append(stream.context.get("mask") if tower.read_tokens is None else None)
 
     def hear(layer: int, attention: Attention, z: Tensor) -> None:
         member_heads = [group.head_numbers for group in attention.groups()]
-        read = z if tower.queries(layer) is not None else z[:, tower.reads or slice(None)]
+        read = z if tower.queries(layer) is not None else z[:, tower.read_tokens or slice(None)]
         pooled = _mean(read, *padding).double().cpu()
         # members share the heads of this layer, but their inputs already differ
         separate = len(pooled) > size
@@ -193,7 +198,7 @@ def heard(model: Towers, inputs: Inputs, groups: Sequence[Group]) -> list[Tensor
                 outputs[member, layer, head] = member_output[:, begin + place]
 
     def tap(_: str, layer: int, attention: Attention) -> Attention:
-        return Heard(attention, partial(hear, layer, attention)) if layer in layers else attention
+        return HeadOutputTap(attention, partial(hear, layer, attention)) if layer in layers else attention
 
     with torch.inference_mode(), tapped(model, [name], tap), tower.embed.register_forward_hook(enter):
         model.run_tower(name, tower_inputs)
@@ -213,8 +218,8 @@ def _mean(z: Tensor, mask: Tensor | None) -> Tensor:
     return (z * unmasked).sum(1) / unmasked.sum(1)
 
 
-def in_every_set(
-    context: AnalysisContext, part: ModelOfRow, groups: Sequence[Group], *, points: int = 0
+def gather_sets(
+    context: AnalysisContext, part: ModelOfRow, groups: Sequence[HeadGroup], *, points: int = 0
 ) -> Mapping[str, list[OutputMoments]]:
     """Return `gather` for the ID set and each OOD set, by name."""
     return {name: gather(context, part, name, groups, points=points) for name in (ID_NAME, *context.sets)}
@@ -235,15 +240,15 @@ def analyse_centroids(context: AnalysisContext) -> Centroids | None:
     for part in context.parts:
         tower = data_tower(part.model)
         groups = [
-            Group(member, (HeadName(tower=tower, layer=mask[tower].layers - 1, head=head),))
-            for member, mask in enumerate(part.opened.header.masks)
+            HeadGroup(member, (HeadName(tower=tower, layer=mask[tower].layers - 1, head=head),))
+            for member, mask in enumerate(part.model_file.header.masks)
             for head in mask[tower].keep[-1]
         ]
-        sums = in_every_set(context, part, groups)
-        width = part.opened.header.architecture.towers[tower].head_dim
+        sums = gather_sets(context, part, groups)
+        width = part.model_file.header.architecture.towers[tower].head_dim
         if groups and context.count(ID_NAME) <= width:
             progress.warn(
-                f"{part.opened.reference}: {context.count(ID_NAME)} ID samples are too few for the {width} "
+                f"{part.model_file.reference}: {context.count(ID_NAME)} ID samples are too few for the {width} "
                 "dimensions of a head, so directions in which they do not vary are ignored"
             )
         for i, (member, (head,)) in enumerate(groups):
@@ -273,7 +278,7 @@ def _distance_means(
     return {name: math.fsum(of(head)[name] for head in heads) / len(heads) for name in sets}
 
 
-HEADS = 6
+HEADS_PER_SIDE = 6
 """Heads on each side, as in Figure 4 of Hydra Ensembles. Doubling compares heads with more similar
 importance."""
 POINTS = 200
@@ -284,7 +289,7 @@ points, and reaches `MOST_DRAWN`, the limit of a report."""
 def analyse_pca(context: AnalysisContext) -> tuple[Planes, ...]:
     """Measure principal components of the most and least important heads (Hydra Ensembles, B.2, Figure 4).
 
-    A member's remaining heads are ranked by each file of `--scores`. There are `HEADS` on each side, or half
+    A member's remaining heads are ranked by each file of `--scores`. There are `HEADS_PER_SIDE` on each side, or half
     of the member's heads if fewer are kept. Components are fitted on the ID set and all OOD sets together,
     each sample with equal weight.
 
@@ -296,10 +301,10 @@ def analyse_pca(context: AnalysisContext) -> tuple[Planes, ...]:
         labelled_ends = [
             (label, member, ends) for label in context.scores for member, ends in _ends(part, context, label)
         ]
-        groups = [Group(member, heads) for _, member, ends in labelled_ends for heads in ends]
+        groups = [HeadGroup(member, heads) for _, member, ends in labelled_ends for heads in ends]
         if not groups:
             continue
-        moments = in_every_set(context, part, groups, points=POINTS)
+        moments = gather_sets(context, part, groups, points=POINTS)
         planes = [
             plane(group.heads, {name: set_moments[i] for name, set_moments in moments.items()})
             for i, group in enumerate(groups)
@@ -316,22 +321,22 @@ def _ends(
     """Yield each member with at least two heads, and the most and least important heads by a file."""
     tower = data_tower(part.model)
     order = ranked(context.scores[label], tower)
-    for member, mask in enumerate(part.opened.header.masks):
+    for member, mask in enumerate(part.model_file.header.masks):
         remaining = [head for head in order if head.head in mask[tower].keep[head.layer]]
-        count = min(HEADS, len(remaining) // 2)
+        count = min(HEADS_PER_SIDE, len(remaining) // 2)
         if count:
             names = [HeadName(tower=head.tower, layer=head.layer, head=head.head) for head in remaining]
             yield member, (tuple(names[: -count - 1 : -1]), tuple(names[:count]))
 
 
-def ranked(scores: HeadScores, tower: str) -> list[HeadId]:
+def ranked(importance: HeadImportance, tower: str) -> list[HeadId]:
     """Return a tower's heads from the least to the most important.
 
     Heads of a greedy order come first, in the order of removal. The remaining heads follow by ascending
     importance.
     """
-    tables = scores.tables
-    removed = [removal.id for removal in scores.removals or ()]
+    tables = importance.tables
+    removed = [removal.id for removal in importance.removals or ()]
     ordered = [head for head in removal_order(tables) if head not in {*removed}]
     return [head for head in (*removed, *ordered) if head.tower == tower]
 
@@ -357,7 +362,7 @@ def plane(heads: Sequence[HeadName], moments: Mapping[str, OutputMoments]) -> Pl
         heads=tuple(heads),
         variance=(float(share[0]), float(share[1])),
         points={
-            name: tuple((_short(x), _short(y)) for x, y in set_moments.points)
+            name: tuple((_rounded(x), _rounded(y)) for x, y in set_moments.points)
             for name, set_moments in flat.items()
         },
         mahalanobis={
@@ -368,6 +373,6 @@ def plane(heads: Sequence[HeadName], moments: Mapping[str, OutputMoments]) -> Pl
     )
 
 
-def _short(value: torch.Tensor) -> float:
+def _rounded(value: torch.Tensor) -> float:
     """Round a coordinate to four digits, more than a figure shows."""
     return float(f"{float(value):.4g}")

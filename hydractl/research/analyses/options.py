@@ -67,7 +67,7 @@ NEEDS_OF_OPTIONS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedScores(NamedInputs):
+class NamedImportance(NamedInputs):
     """A head importance file with a name for tables."""
 
     name: str
@@ -75,7 +75,7 @@ class NamedScores(NamedInputs):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse `NAME=FILE`, or FILE with the stem as name.
+        """Parse `NAME=FILE`, or FILE with the stem as name: `scores` for `a/scores.json`.
 
         Raises:
             UsageError: If name or file is empty.
@@ -91,7 +91,7 @@ class NamedScores(NamedInputs):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Analysing:
+class AnalysisOptions:
     """The options `--analyse` and `--scores`."""
 
     analyse: tuple[str, ...] = setting(
@@ -103,10 +103,10 @@ class Analysing:
         panel=PANEL,
         shows_default=False,
     )
-    scores: tuple[NamedScores, ...] = setting(
+    scores: tuple[NamedImportance, ...] = setting(
         (),
         "Scores of heads, for analyses that read them.",
-        parse=NamedScores.parse,
+        parse=NamedImportance.parse,
         repeated=True,
         metavar="[NAME=]FILE",
         panel=PANEL,
@@ -125,7 +125,7 @@ class Analysing:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The analyses selected by name, which must apply."""
+        """The analyses selected by name, which must apply; in the order of `ANALYSES`."""
         return tuple(name for name in ANALYSES if name in self.analyse)
 
     @property
@@ -134,10 +134,11 @@ class Analysing:
         return tuple(ANALYSES) if ALL in self.analyse else self.named
 
     def check_given(self, needs_met: Collection[AnalysisNeeds]) -> None:
-        """Check the options of selected analyses, and that an analysis reads `--scores`.
+        """Check the options of analyses selected by name, and that an analysis uses `--scores` if given.
 
         Raises:
-            UsageError: The message names the first analysis with a missing option.
+            UsageError: If an option is missing, with the name of the first such analysis, or if no analysis
+                uses `--scores`.
         """
         for name in self.named:
             for need, example in NEEDS_OF_OPTIONS.items():
@@ -151,5 +152,5 @@ class Analysing:
             )
 
 
-NOTHING_ANALYSED = Analysing()
-ANALYSING = OptionGroup(lambda given: Analysing(**given), Option.of(Analysing))
+NO_ANALYSES = AnalysisOptions()
+ANALYSING = OptionGroup(lambda given: AnalysisOptions(**given), Option.of(AnalysisOptions))

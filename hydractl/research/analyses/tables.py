@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.registry import METRICS, needing
-from hydractl.reporting.report_values import GROUPS, Cell, Quantity, ReportTable, written
+from hydractl.reporting.report_values import GROUPS, Cell, Quantity, ReportTable, format_value
 from hydractl.reporting.sections import Section
 from hydractl.research.corruptions.report import corruption_section
 
@@ -42,7 +42,7 @@ def _table(
 
 
 def member_name(row: Row, member: int) -> str:
-    """Return the name of a row's member in tables and figures."""
+    """Return the name of a row's member: `hydra, member 0`, or `base` for a row with a single member."""
     return f"{row.name}, member {member}" if row.members > 1 else row.name
 
 
@@ -62,7 +62,7 @@ def _proposition(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
 
 
 def _terms(prunings: Sequence[Pruned]) -> tuple[Cell, ...]:
-    """Return means over corruptions, and for signed terms the number of values that are at least 0."""
+    """Return means over corruptions as cells; signed terms have a note such as `≥ 0 in 12` corruptions."""
 
     def mean(of: Callable[[Pruned], float], *, share: bool = False) -> Cell:
         values = [of(pruned) for pruned in prunings]
@@ -118,10 +118,10 @@ def _pca(report: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
     rows = []
     for row, analyses in row_analyses:
         for scores in dict.fromkeys(planes.scores for planes in analyses.pca):
-            planes_of_scores = [planes for planes in analyses.pca if planes.scores == scores]
+            planes_of_importance = [planes for planes in analyses.pca if planes.scores == scores]
             for importance, planes in (
-                ("most", [p.most for p in planes_of_scores]),
-                ("least", [p.least for p in planes_of_scores]),
+                ("most", [p.most for p in planes_of_importance]),
+                ("least", [p.least for p in planes_of_importance]),
             ):
                 heads = sorted({len(plane.heads) for plane in planes})
                 numbers = [sum(sum(plane.variance) for plane in planes) / len(planes)]
@@ -168,8 +168,10 @@ def _spread(size: EnsembleSize, quantity: Quantity) -> Cell:
     spread = of_size(size, quantity)
     if spread is None:
         return Cell()
-    ends = (written(quantity.metric, spread.low), written(quantity.metric, spread.high))
-    return Cell(written(quantity.metric, spread.mean), "" if size.measured == 1 else f"[{', '.join(ends)}]")
+    ends = (format_value(quantity.metric, spread.low), format_value(quantity.metric, spread.high))
+    return Cell(
+        format_value(quantity.metric, spread.mean), "" if size.measured == 1 else f"[{', '.join(ends)}]"
+    )
 
 
 def _mlps(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
@@ -184,7 +186,10 @@ def _mlps(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
             (
                 "merged",
                 (
-                    *(Cell(written(q.metric, pair.merged)) for q, pair in zip(columns, pairs, strict=True)),
+                    *(
+                        Cell(format_value(q.metric, pair.merged))
+                        for q, pair in zip(columns, pairs, strict=True)
+                    ),
                     Cell(f"{merging.agreement:.4f}"),
                     Cell(f"{merging.divergence:.3g}"),
                     Cell(f"{farthest:.3g}", f"in {block}"),
@@ -193,7 +198,10 @@ def _mlps(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
             (
                 "apart",
                 (
-                    *(Cell(written(q.metric, pair.apart)) for q, pair in zip(columns, pairs, strict=True)),
+                    *(
+                        Cell(format_value(q.metric, pair.apart))
+                        for q, pair in zip(columns, pairs, strict=True)
+                    ),
                     *[Cell()] * 3,
                 ),
             ),
@@ -212,7 +220,9 @@ def _heads(_: Report, row_analyses: RowAnalyses) -> Iterator[ReportTable]:
         (
             f"{row.name}, {base.kept} of {base.heads} heads by {base.scores}",
             tuple(
-                Cell(written(q.metric, (base.values if q.scope is None else base.means[q.scope])[q.name]))
+                Cell(
+                    format_value(q.metric, (base.values if q.scope is None else base.means[q.scope])[q.name])
+                )
                 for q in columns
             ),
         )

@@ -37,8 +37,8 @@ from hydractl.manifest.header import Tokenization
 from hydractl.messages import counted
 from hydractl.model_inputs import Inputs
 from hydractl.prediction.class_names import Classes, prompts_of
-from hydractl.research.baselines.laplace import cheapest_prior, exact
-from hydractl.research.baselines.options import FEWEST, BayesVlmOptions
+from hydractl.research.baselines.laplace import cheapest_prior, to_float64
+from hydractl.research.baselines.options import MIN_ITEMS, BayesVlmOptions
 from hydractl.research.baselines.rows import BaselineInputs, BaselineModel
 from hydractl.runtime import at_least_single
 
@@ -105,13 +105,16 @@ def factors(sources: Projected, candidates: Tensor, *, scale: float, contrast: i
         contrast: Pairs per batch of the contrastive loss; a divisor of N.
     """
     width, length = sources.activations.shape[1], sources.embeddings.shape[1]
-    outer, inner = exact(candidates).new_zeros(width, width), exact(candidates).new_zeros(length, length)
+    outer, inner = (
+        to_float64(candidates).new_zeros(width, width),
+        to_float64(candidates).new_zeros(length, length),
+    )
     for begin in range(0, len(candidates), contrast):
         part = sources.part(begin, begin + contrast)
-        activations = exact(part.activations)
-        others = exact(candidates[begin : begin + contrast])
+        activations = to_float64(part.activations)
+        others = to_float64(candidates[begin : begin + contrast])
         outer += activations.T @ activations
-        inner += curvature(exact(part.embeddings), others, scale)
+        inner += curvature(to_float64(part.embeddings), others, scale)
     root = math.sqrt(len(candidates))
     return outer / root, inner / root
 
@@ -125,7 +128,7 @@ def best_prior(weight: Tensor, outer: Tensor, inner: Tensor, count: float) -> fl
         inner: B, (F, F).
         count: Number of pairs to count the data for.
     """
-    squares, root = float(exact(weight).square().sum()), math.sqrt(count)
+    squares, root = float(to_float64(weight).square().sum()), math.sqrt(count)
     a, b = (torch.linalg.eigvalsh(factor).clamp(min=0) * root for factor in (outer, inner))
 
     def cost(log_prior: float) -> float:
@@ -197,7 +200,7 @@ class ProjectionTap:
             layer.register_forward_hook(self._see)
 
     def unfit(self, why: str) -> UnsupportedModelError:
-        """Return the error for a model without linear projections."""
+        """Return the error for a model without linear projections; `why` ends the message."""
         return UnsupportedModelError(
             f"{self.name}: `bayesvlm:` needs a single CLIP that compares images with texts, but {why}",
             hint="give a base or a member of CLIP from transformers, with both towers",
@@ -236,7 +239,13 @@ class ProjectionTap:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Batches of images and of captions, each with the positions of its items among the pairs."""
+    """Batches of images and of captions, each with the positions of its items among the pairs.
+
+    Attributes:
+        images: Inputs of the image tower and positions (B,).
+        captions: Inputs of the text tower and positions (B,).
+        count: Number of pairs.
+    """
 
     images: Iterator[tuple[Inputs, Tensor]]
     captions: Iterator[tuple[Inputs, Tensor]]
@@ -250,19 +259,25 @@ class BayesVlm(BaselineModel):
         priors: Prior precision of the image projection and of the text projection.
     """
 
-    doubt_outer: Tensor
-    doubt_inner: Tensor
+    covariance_outer: Tensor
+    covariance_inner: Tensor
     classes: Tensor
     class_variances: Tensor
 
     def __init__(
-        self, model: Towers, how: BayesVlmOptions, pairs: Pairs, prompts: dict[str, Tensor], *, name: str
+        self,
+        model: Towers,
+        options: BayesVlmOptions,
+        pairs: Pairs,
+        prompts: dict[str, Tensor],
+        *,
+        name: str,
     ) -> None:
         """Fit the distributions in a single pass over the pairs.
 
         Args:
             model: In evaluation mode, on the device of the run.
-            how: Options of the baseline.
+            options: Options of the baseline.
             pairs: Images with a caption each.
             prompts: Tokens of a prompt per class, (C, T).
             name: Name of the model in errors.
@@ -272,15 +287,15 @@ class BayesVlm(BaselineModel):
         """
         super().__init__(model)
         self.projection_tap = ProjectionTap(model, name=name)
-        contrast = min(how.contrast, pairs.count)
+        contrast = min(options.contrast, pairs.count)
         used = pairs.count // contrast * contrast
         sides = {VISION: pairs.images, TEXT: pairs.captions}
         projected = {side: self._all(side, batches, pairs.count) for side, batches in sides.items()}
         doubts: list[ProjectionCovariance] = []
         self.priors: list[float] = []
         for side, other_side, fixed_prior in (
-            (VISION, TEXT, how.prior_image),
-            (TEXT, VISION, how.prior_text),
+            (VISION, TEXT, options.prior_image),
+            (TEXT, VISION, options.prior_text),
         ):
             sources, layer = projected[side]
             candidates = projected[other_side][0].embeddings[:used]
@@ -288,30 +303,30 @@ class BayesVlm(BaselineModel):
                 sources.part(0, used), candidates, scale=self.projection_tap.scale, contrast=contrast
             )
             prior = (
-                best_prior(layer.weight.detach(), outer, inner, how.count)
+                best_prior(layer.weight.detach(), outer, inner, options.count)
                 if fixed_prior is None
                 else fixed_prior
             )
             self.priors.append(prior)
-            doubts.append(ProjectionCovariance.of(outer, inner, count=how.count, prior=prior))
-        self.register_buffer("doubt_outer", doubts[0].outer)
-        self.register_buffer("doubt_inner", doubts[0].inner)
+            doubts.append(ProjectionCovariance.of(outer, inner, count=options.count, prior=prior))
+        self.register_buffer("covariance_outer", doubts[0].outer)
+        self.register_buffer("covariance_inner", doubts[0].inner)
         with torch.inference_mode():
             texts, _ = self.projection_tap.checked(
                 TEXT, {key: x.to(model.device) for key, x in prompts.items()}
             )
-        self.register_buffer("classes", exact(texts.embeddings).clone())
-        self.register_buffer("class_variances", doubts[1].variances(exact(texts.activations).clone()))
+        self.register_buffer("classes", to_float64(texts.embeddings).clone())
+        self.register_buffer("class_variances", doubts[1].variances(to_float64(texts.activations).clone()))
 
     @override
     def member_logits(self, inputs: Inputs) -> Tensor:
         """Return logits (1, B, C) of images, shrunk by their variance."""
         images, _, _ = self.projection_tap.project(VISION, inputs)
-        variances = ProjectionCovariance(self.doubt_outer, self.doubt_inner).variances(
-            exact(images.activations)
+        variances = ProjectionCovariance(self.covariance_outer, self.covariance_inner).variances(
+            to_float64(images.activations)
         )
         mean, variance = similarity(
-            (exact(images.embeddings), variances), (self.classes, self.class_variances)
+            (to_float64(images.embeddings), variances), (self.classes, self.class_variances)
         )
         scale = self.projection_tap.scale / self.temperature
         logits = scale * mean * (1 + math.pi / 8 * scale**2 * variance).rsqrt()
@@ -339,13 +354,14 @@ def check(_: BayesVlmOptions, files: Sequence[OpenModel], classes: Classes | Non
     """Check that a model compares images with texts by linear projections. The call loads the weights.
 
     Raises:
-        UnsupportedModelError: If the model has no linear projections, or if there are several templates.
+        UnsupportedModelError: If the model is not a CLIP with both towers, has no linear projections, or
+            there are several templates.
     """
-    opened = files[0]
-    tokenization, _classes = text_settings(opened, classes)
-    projection_tap = ProjectionTap(model := load_any(opened), name=opened.reference)
-    for tower, reads in ((VISION, opened.header.preprocess), (TEXT, tokenization)):
-        projection_tap.checked(tower, blank_inputs(reads, 1, device=model.device))
+    model_file = files[0]
+    tokenization, _classes = text_settings(model_file, classes)
+    projection_tap = ProjectionTap(model := load_any(model_file), name=model_file.reference)
+    for tower, preprocess in ((VISION, model_file.header.preprocess), (TEXT, tokenization)):
+        projection_tap.checked(tower, blank_inputs(preprocess, 1, device=model.device))
 
 
 def build(options: BayesVlmOptions, inputs: BaselineInputs) -> tuple[Towers, dict[str, float]]:
@@ -354,9 +370,9 @@ def build(options: BayesVlmOptions, inputs: BaselineInputs) -> tuple[Towers, dic
     Returns:
         The model with distributions over its projections, and the prior precisions for the record.
     """
-    opened = inputs.files[0]
-    tokenization, classes = text_settings(opened, inputs.data.classes)
-    images = inputs.fitted_on[str(options.reads)].items
+    model_file = inputs.files[0]
+    tokenization, classes = text_settings(model_file, inputs.data.classes)
+    images = inputs.fitted_on[str(options.data_ref)].items
     captions = open_items(options.captions, tokenization, labelled=False)
     check_pairs(options, images)
     remainder = len(images) % min(options.contrast, len(images))
@@ -365,30 +381,32 @@ def build(options: BayesVlmOptions, inputs: BaselineInputs) -> tuple[Towers, dic
             f"{options.data}: the last {counted(remainder, 'pair')} are ignored, because a batch has "
             f"{options.contrast} pairs"
         )
-    progress.step(f"Fitting the projections of {opened.reference} on {counted(len(images), 'pair')}")
+    progress.step(f"Fitting the projections of {model_file.reference} on {counted(len(images), 'pair')}")
     pairs = Pairs(
-        inputs.batches(images, opened.header.preprocess), inputs.batches(captions, tokenization), len(images)
+        inputs.batches(images, model_file.header.preprocess),
+        inputs.batches(captions, tokenization),
+        len(images),
     )
-    prompts = prompts_of(opened, classes)
-    fitted = BayesVlm(inputs.models[0], options, pairs, prompts, name=opened.reference)
+    prompts = prompts_of(model_file, classes)
+    fitted = BayesVlm(inputs.models[0], options, pairs, prompts, name=model_file.reference)
     return fitted, {"prior_image": fitted.priors[0], "prior_text": fitted.priors[1]}
 
 
-def text_settings(opened: OpenModel, classes: Classes | None) -> tuple[Tokenization, Classes]:
+def text_settings(model_file: OpenModel, classes: Classes | None) -> tuple[Tokenization, Classes]:
     """Return the tokenization of a zero-shot model and the classes of the data.
 
     Raises:
         UnsupportedModelError: If the model is not zero-shot, or if there are several templates.
     """
-    prompting = opened.header.prompting
+    prompting = model_file.header.prompting
     if prompting is None or classes is None:
         raise UnsupportedModelError(
-            f"{opened.reference}: `bayesvlm:` needs a model that compares images with texts",
+            f"{model_file.reference}: `bayesvlm:` needs a model that compares images with texts",
             hint="for the last layer of a classifier use `laplace:`",
         )
     if len(classes.templates) > 1:
         raise UnsupportedModelError(
-            f"{opened.reference}: `bayesvlm:` needs one template, but there are {len(classes.templates)}",
+            f"{model_file.reference}: `bayesvlm:` needs one template, but there are {len(classes.templates)}",
             hint="give one `--template`",
         )
     return prompting.tokenization, classes
@@ -400,7 +418,7 @@ def check_pairs(options: BayesVlmOptions, images: Dataset) -> None:
     Raises:
         DataError: For a single pair.
     """
-    if len(images) < FEWEST:
+    if len(images) < MIN_ITEMS:
         raise DataError(
             f"{options.data}: at least two pairs are needed", hint="use data with thousands of pairs"
         )

@@ -44,7 +44,7 @@ LOWEST, HIGHEST = 1e-6, 1e9
 only if the optimum is a bound."""
 GRID = tuple(10 ** (8 * step / 99 - 4) for step in range(100))
 """Candidates for selection by held-out data: `logspace(-4, 4, 100)`, the grid of laplace-torch."""
-MOST_WEIGHTS = 6000
+MAX_FULL_WEIGHTS = 6000
 """Largest number of weights for `hessian=full`. The matrix has 6000 x 6000 float64 numbers (288 MB). Chosen
 by hand; doubling needs four times the memory and eight times the time of the eigendecomposition."""
 
@@ -129,7 +129,7 @@ class LastLayer(BaselineModel):
     def __init__(
         self,
         model: Towers,
-        how: LaplaceOptions,
+        options: LaplaceOptions,
         batches: Iterable[Inputs],
         *,
         held_out: Iterable[tuple[Inputs, torch.Tensor]] | None = None,
@@ -139,7 +139,7 @@ class LastLayer(BaselineModel):
 
         Args:
             model: In evaluation mode, on the device of the run.
-            how: Options of the baseline.
+            options: Options of the baseline.
             batches: Inputs of the training data.
             held_out: Held-out inputs with labels (B,) in 0..C-1 that select the prior precision. If None, the
                 option `prior` or the marginal likelihood decides.
@@ -150,48 +150,50 @@ class LastLayer(BaselineModel):
                 `full`.
         """
         super().__init__(model)
-        self.how, self.name, self.count = how, name, 0
+        self.options, self.name, self.count = options, name, 0
         self._seen: list[tuple[nn.Linear, torch.Tensor, torch.Tensor]] = []
         for layer in [module for module in model.modules() if isinstance(module, nn.Linear)]:
             layer.register_forward_hook(self._see)
         self.posterior, weights = self._fit(batches)
         self.register_buffer("drawn_weights", None)
-        prior = how.prior if held_out is None else self._best(held_out, weights)
+        prior = options.prior if held_out is None else self._best(held_out, weights)
         if prior is None:
-            prior = likeliest(self.posterior.curvatures, float(weights.square().sum()))
-        self._assume(prior, weights)
+            prior = max_likelihood_prior(self.posterior.curvatures, float(weights.square().sum()))
+        self._set_prior(prior, weights)
 
     @override
     def member_logits(self, inputs: Inputs) -> torch.Tensor:
         """Return logits (1, B, C) shrunk by their variance, or logits (S, B, C) of the drawn weights."""
         logits, features, _ = self._logits_and_features(inputs)
-        return self._doubted(logits, features)
+        return self._with_uncertainty(logits, features)
 
-    def _doubted(self, logits: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    def _with_uncertainty(self, logits: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """Return `member_logits` given the model's logits (B, C) and the features (B, D) of its last layer."""
-        features = exact(features)
+        features = to_float64(features)
         if self.drawn_weights is not None:
             return torch.einsum("bd,scd->sbc", with_bias(features), self.drawn_weights).to(logits.dtype)
         variances = self.posterior.variances(features, self.prior)
-        return (exact(logits) * (1 + math.pi / 8 * variances).rsqrt()).to(logits.dtype)[None]
+        return (to_float64(logits) * (1 + math.pi / 8 * variances).rsqrt()).to(logits.dtype)[None]
 
-    def _assume(self, prior: float, weights: torch.Tensor) -> None:
+    def _set_prior(self, prior: float, weights: torch.Tensor) -> None:
         """Set the prior precision; with `samples`, draw weights around the trained weights (C, D + 1)."""
         self.prior = prior
-        if self.how.samples is not None:
-            generator = torch.Generator().manual_seed(self.how.seed)
-            self.drawn_weights = weights + self.posterior.draws(self.how.samples, prior, generator)
+        if self.options.samples is not None:
+            generator = torch.Generator().manual_seed(self.options.seed)
+            self.drawn_weights = weights + self.posterior.draws(self.options.samples, prior, generator)
 
     def _best(self, held_out: Iterable[tuple[Inputs, torch.Tensor]], weights: torch.Tensor) -> float:
         """Return the precision in `GRID` with the lowest NLL on held-out data (the lowest of equal ones)."""
         with torch.inference_mode():
-            heard = [(*self._logits_and_features(inputs)[:2], labels) for inputs, labels in held_out]
+            held_out_outputs = [
+                (*self._logits_and_features(inputs)[:2], labels) for inputs, labels in held_out
+            ]
 
         def cost(prior: float) -> float:
-            self._assume(prior, weights)
+            self._set_prior(prior, weights)
             total = 0.0
-            for logits, features, labels in heard:
-                log_probs = exact(self._doubted(logits, features)).log_softmax(-1)
+            for logits, features, labels in held_out_outputs:
+                log_probs = to_float64(self._with_uncertainty(logits, features)).log_softmax(-1)
                 ensemble_log_probs = log_probs.logsumexp(0) - math.log(len(log_probs))
                 total -= float(
                     ensemble_log_probs.gather(-1, labels.to(ensemble_log_probs.device)[:, None]).sum()
@@ -233,27 +235,37 @@ class LastLayer(BaselineModel):
                 if not torch.allclose(layer_logits, logits, rtol=1e-2, atol=1e-3):
                     raise self._unfit("its logits have other inputs")
                 size = logits.shape[1] * (features.shape[1] + 1)
-                if self.how.hessian == FULL and size > MOST_WEIGHTS:
+                if self.options.hessian == FULL and size > MAX_FULL_WEIGHTS:
                     raise UnsupportedModelError(
                         f"{self.name}: its last layer has {size} weights, too many for `hessian={FULL}`",
                         hint="leave it out to use `kron`",
                     )
-                probs = exact(logits).softmax(-1)
-                batch_sums = self._sums(probs, exact(features))
+                probs = to_float64(logits).softmax(-1)
+                batch_sums = self._sums(probs, to_float64(features))
             sums = [old + new for old, new in zip(sums, batch_sums, strict=True)] if sums else batch_sums
             self.count += len(probs)
         if layer is None:
             raise ValueError("there are no batches")
         # clones, because autograd refuses tensors of inference mode
         sums = [factor_sum.clone() for factor_sum in sums]
-        posterior = Full(sums[0]) if self.how.hessian == FULL else Kron(sums[0], sums[1], self.count)
-        weight = exact(layer.weight.detach())
+        posterior = Full(sums[0]) if self.options.hessian == FULL else Kron(sums[0], sums[1], self.count)
+        weight = to_float64(layer.weight.detach())
         bias = cast("torch.Tensor | None", layer.bias)
-        bias = weight.new_zeros(len(weight)) if bias is None else exact(bias.detach())
+        bias = weight.new_zeros(len(weight)) if bias is None else to_float64(bias.detach())
         return posterior, torch.cat([weight, bias[:, None]], 1) / self.temperature
 
     def _sums(self, probs: torch.Tensor, features: torch.Tensor) -> list[torch.Tensor]:
-        if self.how.hessian == FULL:
+        """Return the sums of a batch for `Full` or `Kron`, float64.
+
+        Args:
+            probs: Probabilities, (B, C).
+            features: Features without the constant 1, (B, D).
+
+        Returns:
+            For `hessian=full` the Hessian (C, D + 1, C, D + 1). For `kron` the sum of L, (C, C), and of x x',
+            (D, D).
+        """
+        if self.options.hessian == FULL:
             biased_features = with_bias(features)
             across = torch.einsum("bc,bd,be->cde", probs, biased_features, biased_features)
             hessian = -torch.einsum("bc,bd,bk,be->cdke", probs, biased_features, probs, biased_features)
@@ -262,7 +274,7 @@ class LastLayer(BaselineModel):
         return [probs.sum(0).diag() - probs.T @ probs, features.T @ features]
 
 
-def likeliest(curvatures: torch.Tensor, squares: float) -> float:
+def max_likelihood_prior(curvatures: torch.Tensor, squares: float) -> float:
     """Return the prior precision that maximizes the marginal likelihood.
 
     Args:
@@ -278,13 +290,16 @@ def likeliest(curvatures: torch.Tensor, squares: float) -> float:
 
 
 def cheapest_prior(cost: Callable[[float], float]) -> float:
-    """Return the precision between `LOWEST` and `HIGHEST` with the lowest cost of its logarithm."""
+    """Return the precision between `LOWEST` and `HIGHEST` with the lowest cost.
+
+    `cost` is a function of the logarithm of the precision.
+    """
     bounds = (math.log(LOWEST), math.log(HIGHEST))
     minimum = minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": 1e-6})
     return math.exp(float(minimum.x))
 
 
-def exact(x: torch.Tensor) -> torch.Tensor:
+def to_float64(x: torch.Tensor) -> torch.Tensor:
     """Return a tensor in float64; on the CPU for MPS devices, which do not support float64."""
     return (x.cpu() if x.device.type == "mps" else x).double()
 
@@ -305,10 +320,11 @@ def _normal(*shape: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def check(options: LaplaceOptions, files: Sequence[OpenModel], _: Classes | None) -> None:
-    """Check that a model has a linear last layer. The call loads the weights.
+    """Check that a model has a single linear last layer. The call loads the weights.
 
     Raises:
-        UnsupportedModelError: If there is no linear last layer.
+        UnsupportedModelError: If the model has several members, no linear last layer, or too many weights for
+            `hessian=full`.
     """
     LastLayer(load_any(files[0]), options, [probe_inputs(files[0].header)], name=files[0].reference)
 
@@ -319,13 +335,13 @@ def build(options: LaplaceOptions, inputs: BaselineInputs) -> tuple[Towers, dict
     Returns:
         The model with a distribution over its last layer, and the prior precision for the record.
     """
-    sources, reads = inputs.fitted_on, inputs.files[0].header.preprocess
-    items = sources[str(options.reads)].items
+    sources, preprocess = inputs.fitted_on, inputs.files[0].header.preprocess
+    items = sources[str(options.data_ref)].items
     progress.step(f"Fitting the last layer of {inputs.name} on {counted(len(items), 'sample')}")
-    fitting = (batch for batch, _ in inputs.batches(items, reads))
+    fitting = (batch for batch, _ in inputs.batches(items, preprocess))
     held_out, labelled = None if options.val is None else sources[str(options.val)], None
     if held_out is not None:
-        labelled = ((x, held_out.labels[places]) for x, places in inputs.batches(held_out.items, reads))
+        labelled = ((x, held_out.labels[places]) for x, places in inputs.batches(held_out.items, preprocess))
     fitted = LastLayer(inputs.models[0], options, fitting, held_out=labelled, name=inputs.name)
     if held_out is not None:
         _report_prior(fitted.prior, inputs.name, counted(len(held_out.items), "sample"))

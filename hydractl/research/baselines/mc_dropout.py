@@ -31,33 +31,35 @@ from hydractl.training.dropout import NOT_DROPPED, dropout_layers
 class McDropout(BaselineModel):
     """A model with active dropout and a member per pass. Dropout layers are replaced in place."""
 
-    def __init__(self, model: Towers, how: McDropoutOptions, *, name: str) -> None:
+    def __init__(self, model: Towers, options: McDropoutOptions, *, name: str) -> None:
         """Replace the dropout layers that `finetune --dropout` sets by layers with seeded masks.
 
         Args:
             model: A model, which may have several members.
-            how: Options of the baseline.
+            options: Options of the baseline.
             name: Name of the model in errors.
 
         Raises:
             UnsupportedModelError: If all dropout rates are 0.
         """
         super().__init__(model)
-        self.passes = how.passes
+        self.passes = options.passes
         self.drops: list[PassDropout] = []
         for tower in model.towers:
             model.tower(tower).stack(on=False)  # the stacked layout applies no dropout
         for module, child, layer in dropout_layers(model):
-            keeps_rate = how.rate is None or child in NOT_DROPPED
-            rate = layer.p if keeps_rate or how.rate is None else how.rate
-            drop = PassDropout(rate, how.seed, place=len(self.drops), shared=isinstance(layer, SharedDropout))
+            keeps_rate = options.rate is None or child in NOT_DROPPED
+            rate = layer.p if keeps_rate or options.rate is None else options.rate
+            drop = PassDropout(
+                rate, options.seed, place=len(self.drops), shared=isinstance(layer, SharedDropout)
+            )
             module.add_module(child, drop)
             self.drops.append(drop)
         if not any(drop.rate for drop in self.drops):
             places = "no dropout layers" if not self.drops else "only dropout layers with rate 0"
             raise UnsupportedModelError(
                 f"{name}: has {places}, so every pass of `mc:` would give the same result",
-                hint=f"add `rate=`: `{how.EXAMPLE}`" if self.drops and how.rate is None else None,
+                hint=f"add `rate=`: `{options.EXAMPLE}`" if self.drops and options.rate is None else None,
             )
 
     @override
@@ -85,7 +87,7 @@ class PassDropout(nn.Module):
         self._drawn: dict[int, torch.Tensor] = {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Drop entries of x (B, ...) and scale the others by 1 / (1 - rate)."""
+        """Drop entries of x (B, ...) and scale the others by 1 / (1 - rate), also in evaluation mode."""
         if self.rate == 0:
             return x
         shape = x.shape if self.shared else x.shape[1:]
@@ -111,5 +113,5 @@ def check(options: McDropoutOptions, files: Sequence[OpenModel], _: Classes | No
 
 
 def build(options: McDropoutOptions, inputs: BaselineInputs) -> tuple[Towers, dict[str, float]]:
-    """Return the model with active dropout; nothing is fitted."""
+    """Return the model with active dropout; the dict of fitted values is empty."""
     return McDropout(inputs.models[0], options, name=inputs.name), {}

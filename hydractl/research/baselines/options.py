@@ -23,10 +23,10 @@ from hydractl.settings import (
     by_default,
     check,
     number,
+    parse_reference_options,
     required,
     setting,
     whole_number,
-    written,
 )
 
 DATA, VAL = "data", "val"
@@ -37,7 +37,7 @@ DRAWS = 20
 """Drawn weights of `laplace:` with `predictive=samples`. Chosen by hand; doubling doubles the products with
 the last layer and lowers the variance of the mean by half."""
 SEED = Setting("Of what is drawn.", parse=whole_number, low=0, high=LARGEST_SEED, option_names=("seed",))
-FEWEST = 2
+MIN_ITEMS = 2
 """Smallest number of checkpoints or pairs: a single sample has no spread."""
 
 
@@ -53,7 +53,7 @@ class BaselineOptions(CheckedSettings):
         EXAMPLE: Example for hints.
         MODULE: Module with the functions `check` and `build`.
         SEVERAL: Whether the baseline combines several models.
-        LABELLED: Whether the labels of `reads` are used.
+        LABELLED: Whether the labels of `data_ref` are used.
         TRAINS: Whether the multiply-accumulates of the training are counted.
         REFUSED_AS_MEMBER: Reason why the baseline cannot be a member of a row with several models; empty if
             it can.
@@ -71,7 +71,7 @@ class BaselineOptions(CheckedSettings):
 
     @property
     def checkpoints(self) -> int:
-        """Number of combined models."""
+        """Number of combined models; 1 in this base class."""
         return 1
 
     @property
@@ -80,7 +80,7 @@ class BaselineOptions(CheckedSettings):
         return None
 
     @property
-    def reads(self) -> DataRef | None:
+    def data_ref(self) -> DataRef | None:
         """Data to fit on (option `data`), or None."""
         data: DataRef | None = getattr(self, DATA, None)
         return data
@@ -242,7 +242,7 @@ class BayesVlmOptions(BaselineOptions):
             )
 
     @property
-    def reads(self) -> DataRef:
+    def data_ref(self) -> DataRef:
         """The images of the pairs."""
         return replace(self.data, text=None)
 
@@ -349,7 +349,7 @@ def data_of(options: Sequence[BaselineOptions]) -> dict[str, DataRef]:
     Returns:
         Data references by text.
     """
-    refs = (*(o.reads for o in options), *(o.val for o in options))
+    refs = (*(o.data_ref for o in options), *(o.val for o in options))
     return {str(ref): ref for ref in refs if ref is not None}
 
 
@@ -399,12 +399,15 @@ def is_baseline(reference: str) -> bool:
 def parse_baseline(reference: str) -> tuple[str, BaselineOptions]:
     """Split a baseline's reference into model and options.
 
+    Args:
+        reference: For example `mc:base.st::passes=10`, with the model `base.st`.
+
     Returns:
         The model (several are separated by commas) and the options.
 
     Raises:
-        UsageError: If the model is missing or has random weights, or an option is unknown, missing or out of
-            range.
+        UsageError: If the model is missing or has random weights, there is a single checkpoint for `swag`, or
+            an option is unknown, missing or out of range.
     """
     name, _, reference_text = reference.partition(":")
     kind = BASELINES[name]
@@ -413,19 +416,23 @@ def parse_baseline(reference: str) -> tuple[str, BaselineOptions]:
     if not all(models) or any(checkpoint.startswith("arch:") for checkpoint in models):
         problem = "a model with random weights cannot be used" if all(models) else "the model is missing"
         raise UsageError(f"`{reference}`: {problem}", hint=f"for example `{kind.EXAMPLE}`")
-    if kind.SEVERAL and len(models) < FEWEST:
+    if kind.SEVERAL and len(models) < MIN_ITEMS:
         raise UsageError(
             f"`{reference}`: needs more than one checkpoint", hint=f"for example `{kind.EXAMPLE}`"
         )
     long = dict.fromkeys((DATA, VAL), _data_of)
-    options: BaselineOptions = written(
-        kind, text, where=reference, called=f"{name}:", example=kind.EXAMPLE, long=long
+    options: BaselineOptions = parse_reference_options(
+        kind, text, place=reference, called=f"{name}:", example=kind.EXAMPLE, long=long
     )
     return model, options.made_of(len(models))
 
 
 def _data_of(text: str, options: Iterable[str]) -> str:
-    """Return the leading data reference of a text: up to the next option that is no key of the data."""
+    """Return the data reference at the start of a text, with its own keys.
+
+    The reference ends before the first of `options` that is no key of the data: `train/::label=a` of
+    `train/::label=a,prior=1`.
+    """
     reference = _up_to(text, options)
     source, separator, _ = split_source(reference)
     return (

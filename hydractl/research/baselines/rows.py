@@ -12,13 +12,13 @@ import torch
 from typing_extensions import override
 
 from hydractl import progress
-from hydractl.data.batches import encoded
-from hydractl.data.datasets import Dataset, Reading
+from hydractl.data.batches import eval_batches
+from hydractl.data.datasets import Dataset, ItemPreprocess
 from hydractl.evaluation.data import EvalData
 from hydractl.evaluation.options import NamedModels
 from hydractl.families.open_model import OpenModel, build_checked
 from hydractl.families.tower import OutputHead, Towers
-from hydractl.fusion.build import hollow, hydra_from_state
+from hydractl.fusion.build import hydra_from_state, placeholder_tensors
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Kind
 from hydractl.manifest.terms import ID_NAME
@@ -101,31 +101,31 @@ class BaselineInputs(NamedTuple):
         """Reference of the first model, for messages."""
         return self.files[0].reference
 
-    def batches(self, items: Dataset, how: Reading) -> Iterator[tuple[Inputs, torch.Tensor]]:
+    def batches(self, items: Dataset, preprocess: ItemPreprocess) -> Iterator[tuple[Inputs, torch.Tensor]]:
         """Yield inputs for the first model with their item indices (B,); every rank gets all batches."""
         model, size = self.models[0], self.data.inputs[ID_NAME].batch_size
         like = torch.empty(0, device=model.device, dtype=model.dtype)
-        every = encoded(items, how, batch_size=size, limit_bytes=0)
+        every = eval_batches(items, preprocess, batch_size=size, limit_bytes=0)
         label, total = f"{self.name} on {items.name}", -(-len(items) // size)
         for batch in progress.track(every, label=label, total=total):
             yield inputs_like(batch.inputs, like), batch.indices
 
 
-def without_weights(opened: OpenModel) -> Towers:
+def without_weights(model_file: OpenModel) -> Towers:
     """Build a model whose weights are NaN and use no memory."""
-    state, header = hollow(opened.checkpoint.specs), opened.header
+    state, header = placeholder_tensors(model_file.checkpoint.specs), model_file.header
     return (
-        hydra_from_state(header, state, where=opened.reference)
+        hydra_from_state(header, state, place=model_file.reference)
         if header.kind == Kind.HYDRA
-        else build_checked(opened.family, header, state, where=opened.reference)
+        else build_checked(model_file.family, header, state, place=model_file.reference)
     )
 
 
 def check_baseline(options: BaselineOptions, files: Sequence[OpenModel], classes: Classes | None) -> None:
-    """Check without data that a baseline can be made from files.
+    """Raise if a baseline cannot be made from files. No data is read.
 
     Raises:
-        UnsupportedModelError: If it cannot.
+        UnsupportedModelError: If the baseline does not support the models.
     """
     import_module(options.MODULE).check(options, files, classes)
 
@@ -147,7 +147,7 @@ def build_baseline(options: BaselineOptions, inputs: BaselineInputs) -> tuple[To
     }
     data, val = (
         None if ref is None else inputs.fitted_on[str(ref)].fingerprint
-        for ref in (options.reads, options.val)
+        for ref in (options.data_ref, options.val)
     )
     return model, Derived(kind=options.KIND, options=settings | fitted, data=data, val=val)
 
@@ -165,7 +165,7 @@ def overlaps(
     for name, content in contents.items():
         if twice := int(np.isin(tested, content).sum()):
             yield f"{twice} of {len(tested)} samples of `--data` are also in `{name}`, which a row was fitted on"
-    for data, val in dict.fromkeys((o.reads, o.val) for o in options if o.reads and o.val):
+    for data, val in dict.fromkeys((o.data_ref, o.val) for o in options if o.data_ref and o.val):
         if shared := overlap(f"val={val}", contents[str(val)], f"data={data}", contents[str(data)]):
             yield f"{shared}, so the prior is selected on data that the model was fitted on"
 

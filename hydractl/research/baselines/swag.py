@@ -28,7 +28,7 @@ from hydractl.families.tower import Contrast, Towers
 from hydractl.messages import counted, quoted
 from hydractl.model_inputs import Inputs
 from hydractl.prediction.class_names import Classes
-from hydractl.research.baselines.laplace import exact
+from hydractl.research.baselines.laplace import to_float64
 from hydractl.research.baselines.options import SwagOptions
 from hydractl.research.baselines.rows import BaselineInputs, BaselineModel, without_weights
 
@@ -51,7 +51,12 @@ class SwagMoments:
 
     @classmethod
     def of(cls, steps: Sequence[Tensor], rank: int) -> SwagMoments:
-        """Compute the moments of T checkpoints, given in the order of the training."""
+        """Compute the moments of T checkpoints.
+
+        Args:
+            steps: Values of the parameter in the order of the training.
+            rank: Number of deviations K, at least 2 for draws.
+        """
         mean = torch.zeros_like(steps[0])
         last: list[Tensor] = []
         for count, weights in enumerate(steps, start=1):
@@ -70,12 +75,12 @@ class SwagMoments:
 class Swag(BaselineModel):
     """Models with drawn weights, each a member."""
 
-    def __init__(self, models: Sequence[Towers], how: SwagOptions, *, names: Sequence[str]) -> None:
+    def __init__(self, models: Sequence[Towers], options: SwagOptions, *, names: Sequence[str]) -> None:
         """Draw weights for copies of the first model.
 
         Args:
             models: Checkpoints in the order of the training, on their device.
-            how: Options of the baseline.
+            options: Options of the baseline.
             names: Names of the checkpoints in errors.
 
         Raises:
@@ -83,8 +88,8 @@ class Swag(BaselineModel):
                 if the models are zero-shot.
         """
         check_one_training(models, names)
-        copies = [copy.deepcopy(models[0]) for _ in range(how.samples)]
-        _draw(models, copies, how, name=names[0])
+        copies = [copy.deepcopy(models[0]) for _ in range(options.samples)]
+        _draw(models, copies, options, name=names[0])
         super().__init__(copies[0])
         self.others = nn.ModuleList(copies[1:])
 
@@ -100,20 +105,20 @@ class Swag(BaselineModel):
 
 
 @torch.no_grad()
-def _draw(models: Sequence[Towers], copies: Sequence[Towers], how: SwagOptions, *, name: str) -> None:
-    rank = min(how.rank, len(models))
-    common = [_normal((rank,), sample_seed(how.seed, number)) for number in range(how.samples)]
+def _draw(models: Sequence[Towers], copies: Sequence[Towers], options: SwagOptions, *, name: str) -> None:
+    rank = min(options.rank, len(models))
+    common = [_normal((rank,), sample_seed(options.seed, number)) for number in range(options.samples)]
     targets = [list(copied.parameters()) for copied in copies]
     changed = False
     for place, weights in enumerate(zip(*(model.parameters() for model in models), strict=True)):
-        steps = [exact(weight) for weight in weights]
+        steps = [to_float64(weight) for weight in weights]
         if all(torch.equal(step, steps[0]) for step in steps[1:]):
             continue  # frozen: keep the value of the copy
         changed = True
         moments = SwagMoments.of(steps, rank)
         for number, z2 in enumerate(common):
-            z1 = _normal(steps[0].shape, sample_seed(how.seed, number, place)).to(steps[0].device)
-            targets[number][place].copy_(moments.sample(z1, z2.to(z1.device), how.scale))
+            z1 = _normal(steps[0].shape, sample_seed(options.seed, number, place)).to(steps[0].device)
+            targets[number][place].copy_(moments.sample(z1, z2.to(z1.device), options.scale))
     if not changed:
         raise UnsupportedModelError(
             f"{name}: the checkpoints of `swag:` are equal, so every sample would be equal too",
@@ -185,7 +190,7 @@ def check(_: SwagOptions, files: Sequence[OpenModel], __: Classes | None) -> Non
 
 
 def build(options: SwagOptions, inputs: BaselineInputs) -> tuple[Towers, dict[str, float]]:
-    """Return the model with drawn weights; nothing is recorded."""
+    """Return the model with drawn weights; the dict of fitted values is empty."""
     progress.step(
         f"Drawing {counted(options.samples, 'model')} around {counted(len(inputs.models), 'checkpoint')}"
     )

@@ -41,7 +41,7 @@ WIDTHS = (512, 256, 128, 1)
 """Output widths of the MLP's layers, as in the authors' code."""
 MOMENTUM, DECAY = 0.9, 5e-4
 """Momentum and weight decay of SGD, as in the authors' code."""
-WARMUP, COLD = 5, 0.1
+WARMUP, WARMUP_FACTOR = 5, 0.1
 """Epochs of warm-up, and the factor of the learning rate in the first epoch, as in the authors' code."""
 VISION, TEXT = "vision", "text"
 BACKWARD = 3
@@ -107,22 +107,22 @@ def _identity(width: int) -> nn.Linear:
     return layer
 
 
-def loss_of(logits: Tensor, right: Tensor) -> Tensor:
+def loss_of(logits: Tensor, correct: Tensor) -> Tensor:
     """Return the weighted binary cross-entropy.
 
     Args:
         logits: Logits of P(correct), (B,).
-        right: Whether each prediction is correct, (B,), boolean. Without correct predictions, wrong
+        correct: Whether each prediction is correct, (B,), boolean. Without correct predictions, wrong
             predictions have weight 0.
     """
-    share = right.float().mean()
-    weights = torch.where(right, 1.0, (1 + share / (1 - share)).log())
-    return F.binary_cross_entropy_with_logits(logits, right.float(), weights)
+    share = correct.float().mean()
+    weights = torch.where(correct, 1.0, (1 + share / (1 - share)).log())
+    return F.binary_cross_entropy_with_logits(logits, correct.float(), weights)
 
 
 def train(
-    judge: FailurePredictor,
-    how: ViluOptions,
+    predictor: FailurePredictor,
+    options: ViluOptions,
     batches: Iterable[tuple[Tensor, Tensor]],
     classes: Tensor,
     *,
@@ -131,28 +131,28 @@ def train(
     """Train the network in place.
 
     Args:
-        judge: Network to train.
-        how: Options: epochs and learning rate.
+        predictor: Network to train.
+        options: Options: epochs and learning rate.
         batches: Image embeddings (B, F) and class indices (B,), for all epochs.
         classes: Text embeddings of the classes, (C, F).
         per_epoch: Number of batches per epoch.
     """
-    optimizer = SGD(judge.parameters(), lr=how.lr, momentum=MOMENTUM, weight_decay=DECAY)
+    optimizer = SGD(predictor.parameters(), lr=options.lr, momentum=MOMENTUM, weight_decay=DECAY)
     rates = ChainedScheduler(
         [
-            LinearLR(optimizer, start_factor=COLD, end_factor=1.0, total_iters=WARMUP),
-            CosineAnnealingLR(optimizer, T_max=how.epochs),
+            LinearLR(optimizer, start_factor=WARMUP_FACTOR, end_factor=1.0, total_iters=WARMUP),
+            CosineAnnealingLR(optimizer, T_max=options.epochs),
         ]
     )
-    judge.train()
+    predictor.train()
     for step, (images, labels) in enumerate(batches, start=1):
-        right = judge.probs(images, classes).argmax(-1) == labels
+        right = predictor.probs(images, classes).argmax(-1) == labels
         optimizer.zero_grad()
-        loss_of(judge(images, classes), right).backward()
+        loss_of(predictor(images, classes), right).backward()
         optimizer.step()
         if step % per_epoch == 0:
             rates.step()
-    judge.eval()
+    predictor.eval()
 
 
 def contrast_of(model: Towers, *, name: str) -> Contrast:
@@ -175,7 +175,7 @@ class Vilu(WithConfidence):
     """A zero-shot model with a network that estimates the probability of a correct prediction.
 
     Attributes:
-        judge: The network.
+        predictor: The network.
         confidence: Estimates for the last batch, (B,), in (0, 1).
         accuracy: Share of correct predictions on the training data, over all epochs.
         classes: Text embeddings of the classes, (C, F).
@@ -183,12 +183,12 @@ class Vilu(WithConfidence):
 
     classes: Tensor
 
-    def __init__(self, model: Towers, how: ViluOptions, feed: ItemFeed, *, name: str) -> None:
+    def __init__(self, model: Towers, options: ViluOptions, feed: ItemFeed, *, name: str) -> None:
         """Train the network.
 
         Args:
             model: In evaluation mode, on the device of the run, with class embeddings.
-            how: Options of the baseline.
+            options: Options of the baseline.
             feed: Images with labels.
             name: Name of the model in errors.
 
@@ -202,42 +202,42 @@ class Vilu(WithConfidence):
         self.register_buffer("classes", answer.class_embeddings.detach().float().clone())
         self.confidence = torch.empty(0)
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(how.seed)
-            self.judge = FailurePredictor(
-                self.classes.shape[1], scale=float(answer.scale.detach()), thaw=how.thaw
+            torch.default_generator.manual_seed(options.seed)
+            self.predictor = FailurePredictor(
+                self.classes.shape[1], scale=float(answer.scale.detach()), thaw=options.thaw
             )
-        self.judge.to(model.device)
+        self.predictor.to(model.device)
         self._right = self._seen = 0
         least = min(feed.batch_size, len(feed.labels))
         per_epoch = len(feed.labels) // least
-        total = per_epoch * how.epochs
-        every = itertools.chain.from_iterable(self._epochs(how, feed, least))
+        total = per_epoch * options.epochs
+        every = itertools.chain.from_iterable(self._epochs(options, feed, least))
         batches = progress.track(self._counted(every), label=f"{name} is judged", total=total)
-        train(self.judge, how, batches, self.classes, per_epoch=per_epoch)
+        train(self.predictor, options, batches, self.classes, per_epoch=per_epoch)
         self.accuracy = self._right / self._seen
-        self.training_macs = self._macs(how, feed)
+        self.training_macs = self._macs(options, feed)
 
     @override
     def member_logits(self, inputs: Inputs) -> Tensor:
         """Return the model's own logits (1, B, C), and store the estimates in `confidence`."""
         images = self.run_tower(VISION, self.adapted(inputs))
-        self.confidence = self.judge(images[0].float(), self.classes).sigmoid()
+        self.confidence = self.predictor(images[0].float(), self.classes).sigmoid()
         return self.answered({VISION: images}) / self.temperature
 
     def _epochs(
-        self, how: ViluOptions, feed: ItemFeed, least: int
+        self, options: ViluOptions, feed: ItemFeed, least: int
     ) -> Iterator[Iterable[tuple[Tensor, Tensor]]]:
         """Yield the batches of each epoch. A smaller last batch is dropped, as in the authors' code."""
         steps = feed.steps_per_epoch
-        if how.augments:
-            for epoch in range(how.epochs):
+        if options.augments:
+            for epoch in range(options.epochs):
                 pieces = feed.steps(epoch * steps, (epoch + 1) * steps, Share(0, 1, 1))
                 yield (self._embedded(piece) for (piece,) in pieces if piece.total == least)
             return
         embedded = [self._embedded(piece) for (piece,) in feed.steps(0, steps, Share(0, 1, 1))]
         images, labels = (torch.cat(part) for part in zip(*embedded, strict=True))
         back = epoch_order(len(labels), seed=feed.seed, epoch=0).argsort()
-        for epoch in range(how.epochs):
+        for epoch in range(options.epochs):
             order = back[epoch_order(len(labels), seed=feed.seed, epoch=epoch)].to(images.device)
             yield ((images[batch], labels[batch]) for batch in order.split(least) if len(batch) == least)
 
@@ -248,24 +248,25 @@ class Vilu(WithConfidence):
         return images[0].float(), on_device(piece.labels, images.device)
 
     def _counted(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches unchanged, and count their samples and the correct predictions."""
         for images, labels in batches:
             with torch.no_grad():
-                right = self.judge.probs(images, self.classes).argmax(-1) == labels
+                right = self.predictor.probs(images, self.classes).argmax(-1) == labels
             self._right += int(right.sum())
             self._seen += len(right)
             yield images, labels
 
-    def _macs(self, how: ViluOptions, feed: ItemFeed) -> int:
+    def _macs(self, options: ViluOptions, feed: ItemFeed) -> int:
         """Return the multiply-accumulates of training the network, including the image embeddings."""
         ((piece,),) = feed.steps(0, 1, Share(0, 1, 1))
         like = torch.empty(0, device="meta", dtype=self.dtype)
         macs = macs_of(self, inputs_like(map_inputs(lambda x: x[:1], piece.inputs), like))
         width = self.classes.shape[1]
         with torch.device("meta"):
-            judge = FailurePredictor(width, scale=1.0, thaw=how.thaw)
+            judge = FailurePredictor(width, scale=1.0, thaw=options.thaw)
         judge_macs = count_macs(judge, torch.empty(1, width, device="meta"), self.classes.to("meta"))
         return BACKWARD * judge_macs * self._seen + (macs - judge_macs) * (
-            self._seen if how.augments else len(feed.labels)
+            self._seen if options.augments else len(feed.labels)
         )
 
 
@@ -284,24 +285,24 @@ def build(options: ViluOptions, inputs: BaselineInputs) -> tuple[Towers, dict[st
     Returns:
         The model with the trained network, and its accuracy on the training data for the record.
     """
-    model, opened = inputs.models[0], inputs.files[0]
-    contrast_of(model, name=opened.reference)
-    items, _, labels = inputs.fitted_on[str(options.reads)]
+    model, model_file = inputs.models[0], inputs.files[0]
+    contrast_of(model, name=model_file.reference)
+    items, _, labels = inputs.fitted_on[str(options.data_ref)]
     feed = ItemFeed.open(
         items,
         labels.tolist(),
-        opened.header.preprocess,
+        model_file.header.preprocess,
         augment=options.augments,
         batch_size=options.batch,
         seed=options.seed,
     )
     progress.step(
-        f"Training on {counted(len(items), 'sample')} to predict whether {opened.reference} is correct"
+        f"Training on {counted(len(items), 'sample')} to predict whether {model_file.reference} is correct"
     )
-    vilu = Vilu(model, options, feed, name=opened.reference)
+    vilu = Vilu(model, options, feed, name=model_file.reference)
     if vilu.accuracy in {0.0, 1.0}:
         always = "right" if vilu.accuracy else "wrong"
         progress.warn(
-            f"{options.data}: {opened.reference} is always {always} on these data, so there is nothing to learn"
+            f"{options.data}: {model_file.reference} is always {always} on these data, so there is nothing to learn"
         )
     return vilu, {"accuracy": vilu.accuracy}

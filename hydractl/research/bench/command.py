@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hydractl.cli.command import command
 from hydractl.cli.commands.run import read_back, run_plan, written
 from hydractl.cli.output import Terminal, console, line, table, written_out
-from hydractl.messages import lasting
+from hydractl.messages import duration_text
 from hydractl.progress import reporting
 from hydractl.research.bench.config import BenchConfig, CostModel, WorkEstimate, in_order, stages
 from hydractl.research.bench.rows import PLANS
@@ -41,25 +41,25 @@ def bench(config: BenchConfig, terminal: Terminal) -> None:
         text = written(stages(config, names, work), command="bench")
         pipeline = read_back(plan, text, force=config.force or config.dry_run)
         if not (terminal.as_json or terminal.quiet):
-            _say(config, names, work, measure(config, base))
+            _print_estimate(config, names, work, measure(config, base))
     run_plan(plan, text, pipeline, terminal, dry_run=config.dry_run)
 
 
 def _planned(config: BenchConfig, base: OpenModel) -> tuple[WorkEstimate, tuple[str, ...]]:
     """Estimate the work, and return it with the possible rivals, cheapest first; the data sets are closed."""
-    from hydractl.research.bench.measure import Sets, fitting, work_of
+    from hydractl.research.bench.measure import Sets, supported_rivals, work_of
 
     sets = Sets()
     work = work_of(config, base, sets)
     terms = config.terms(blocks=work.blocks, heads=work.heads)
-    return work, in_order(fitting(config, base, terms, sets), work, members=config.members)
+    return work, in_order(supported_rivals(config, base, terms, sets), work, members=config.members)
 
 
-def _say(config: BenchConfig, names: tuple[str, ...], work: WorkEstimate, pace: CostModel) -> None:
+def _print_estimate(config: BenchConfig, names: tuple[str, ...], work: WorkEstimate, pace: CostModel) -> None:
     """Print the rivals with estimated durations to stderr."""
     seconds = [pace.of(work, PLANS[name], config.members) for name in names]
     rows = [
-        [name, str(PLANS[name].trainings(config.members) or ""), lasting(time)]
+        [name, str(PLANS[name].trainings(config.members) or ""), duration_text(time)]
         for name, time in zip(names, seconds, strict=True)
     ]
     with written_out():
@@ -67,5 +67,5 @@ def _say(config: BenchConfig, names: tuple[str, ...], work: WorkEstimate, pace: 
         out.print(table(["rival", "trainings", "about"], rows))
         line(
             out,
-            f"{lasting(sum(seconds))} in total, estimated from {pace.step * 1000:.0f} ms per training step",
+            f"{duration_text(sum(seconds))} in total, estimated from {pace.step * 1000:.0f} ms per training step",
         )

@@ -26,9 +26,9 @@ from hydractl.settings import (
     by_default,
     check,
     flag,
-    made_of,
     required,
     setting,
+    typed_options,
 )
 from hydractl.stages import options as shared
 from hydractl.stages.finetune.config import RECIPE
@@ -41,7 +41,7 @@ TRAINING = (RECIPE, *Option.of(Recipe))
 
 
 def parse_rivals(text: str) -> tuple[str, ...] | None:
-    """Parse `--rivals all|NAME,...`; None for `all`.
+    """Parse `--rivals NAME,...` to the names in the given order, or `all` to None.
 
     Raises:
         UsageError: If a rival is unknown or named twice.
@@ -222,7 +222,7 @@ class BenchConfig(CommandConfig):
         names = {option.name for option in TRAINING}
         return {
             option.name: text_of(value)
-            for option, value in made_of(self) or ()
+            for option, value in typed_options(self) or ()
             if option.name in names and value != option.default
         }
 
@@ -234,12 +234,13 @@ FORWARD = 1 / 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkEstimate:
-    """Amount of work in training steps.
+    """Amount of work, with a training step as unit.
 
     Attributes:
         training: A training of a model with validation.
         from_start: A training from `--start` with validation.
-        answers: Predictions of a model on the test data, training data, validation data and pairs, by name.
+        answers: Predictions of a model on all test and OOD data (`test`), training data (`train`), validation
+            data (`val`) and pairs (`pairs`).
         blocks: Number of blocks of the model.
         heads: Number of heads of the model.
     """
@@ -281,7 +282,7 @@ def in_order(names: Iterable[str], work: WorkEstimate, *, members: int) -> tuple
 
 
 def stages(config: BenchConfig, names: Sequence[str], work: WorkEstimate) -> Iterator[StageOptions]:
-    """Yield the stages of the rivals in order, then the stages `eval` (the table) and `report` (the page)."""
+    """Yield the stages of the rivals in order, then the stages `table` (`eval`) and `page` (`report`)."""
     terms = config.terms(blocks=work.blocks, heads=work.heads)
     compared = [f"{row.name}={row.typed}" for row in config.compare]
     if config.hydra is not None:

@@ -17,7 +17,7 @@ from hydractl.errors import HydraError, UsageError
 from hydractl.evaluation.guarantees import check_stores
 from hydractl.evaluation.options import NamedModels
 from hydractl.families.open_model import OpenModel, open_model
-from hydractl.heads.masks import check_enough
+from hydractl.heads.masks import check_distinct_masks
 from hydractl.manifest.header import Kind
 from hydractl.messages import listed
 from hydractl.prediction.class_names import Classes
@@ -49,14 +49,14 @@ def base_of(config: BenchConfig) -> OpenModel:
         InputError: If the model cannot be read.
         UsageError: If the model is pruned or fused, or if classes are named for a model with stored classes.
     """
-    opened = open_model(config.model)
-    if opened.header.kind is not Kind.BASE:
+    model_file = open_model(config.model)
+    if model_file.header.kind is not Kind.BASE:
         raise UsageError(
-            f"{config.model}: is a {opened.header.kind.value}, but rivals are made from an unpruned model",
+            f"{config.model}: is a {model_file.header.kind.value}, but rivals are made from an unpruned model",
             hint="give its base, and this model with `--hydra` or `--compare`",
         )
-    config.naming.classes(opened)
-    return opened
+    config.naming.classes(model_file)
+    return model_file
 
 
 class Sets:
@@ -79,7 +79,7 @@ class Sets:
 
 
 def work_of(config: BenchConfig, base: OpenModel, sets: Sets) -> WorkEstimate:
-    """Count samples, training steps and predictions.
+    """Return the work of trainings and predictions, from the numbers of samples and training steps.
 
     Raises:
         InputError: If a data set cannot be read.
@@ -164,8 +164,10 @@ def _seconds(config: BenchConfig, steps: int, out: Path, *, trains: bool) -> flo
     return (time.monotonic() - start_time) / (1 if trains else FORWARD)
 
 
-def fitting(config: BenchConfig, base: OpenModel, terms: SharedSettings, sets: Sets) -> tuple[str, ...]:
-    """Return the supported rivals; with `all`, warn about skipped rivals with the reason.
+def supported_rivals(
+    config: BenchConfig, base: OpenModel, terms: SharedSettings, sets: Sets
+) -> tuple[str, ...]:
+    """Return the names of the supported rivals. With `all`, warns about the other rivals and the reasons.
 
     Raises:
         UsageError: If a rival in `--rivals` is not supported.
@@ -214,7 +216,7 @@ class _RivalChecker:
         for options in baselines_of(rows):
             check_baseline(options, [self.base], self._classes())
             if isinstance(options, BayesVlmOptions):
-                check_pairs(options, self.sets.open(options.reads, self.base, labelled=False))
+                check_pairs(options, self.sets.open(options.data_ref, self.base, labelled=False))
                 with reporting(SILENT):
                     open_data(options.captions, content=Content.TEXTS, labelled=False)
 
@@ -240,15 +242,19 @@ class _RivalChecker:
             recipe=self.config.recipe,
             extensions=() if method is None else (TrainingOptions(method=str(method)),),
         )
-        opened = open_student(config.extension.reference(config.model), seed=config.seed, image_options={})
-        self.sets.open(config.data, opened)
-        training = open_training(config, opened.header)
+        model_file = open_student(
+            config.extension.reference(config.model), seed=config.seed, image_options={}
+        )
+        self.sets.open(config.data, model_file)
+        training = open_training(config, model_file.header)
         training.check_base()
-        trained_names(opened, training)
+        trained_names(model_file, training)
 
     def _prunes(self, stage: StageOptions) -> None:
         try:
-            check_enough(int(str(stage["pool"])), int(str(stage["remove"])), members=self.terms.members)
+            check_distinct_masks(
+                int(str(stage["pool"])), int(str(stage["remove"])), members=self.terms.members
+            )
         except ValueError as error:
             raise UsageError(str(error), hint="use fewer `--members`, or leave the rival out") from error
 

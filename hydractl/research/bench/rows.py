@@ -57,14 +57,15 @@ class SharedSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """Stages, rows and cost of a rival.
+    """A method that `bench` compares with hydras: its stages, table rows and cost.
 
     Attributes:
         rows: Returns the rows of the table: values of `--compare` by row name. `@NAME` is the output of a
             stage.
         stages: Returns the stages of the models; empty for baselines.
         trainings: Returns the number of trainings for M members.
-        answers: Number of passes over each data set, besides trainings and a row of the table.
+        answers: Number of additional passes over each data set, by name of the data set. Trainings and the
+            predictions of the table's row are counted separately.
         starts: Whether the models are trained from `--start`.
         compares: Whether the rival is fitted on captioned images.
         named: Whether `all` excludes the rival, because few architectures support the rival.
@@ -82,7 +83,15 @@ class Rival:
 def tuned(
     terms: SharedSettings, name: str, model: str, *, times: int | None = None, **options: str
 ) -> StageOptions:
-    """Return a stage that fine-tunes a model, or `times` models with seeds 0, 1, and so on."""
+    """Return a stage that fine-tunes a model, or `times` models with seeds 0, 1, and so on.
+
+    Args:
+        terms: Shared settings.
+        name: Name of the stage and stem of the output files.
+        model: Reference of the model.
+        times: Number of models; None for a single model without a seed option.
+        options: Options of `finetune` that replace the shared options.
+    """
     training = {
         name: value for name, value in terms.training.items() if not (name == "steps" and "epochs" in options)
     }

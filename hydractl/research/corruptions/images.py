@@ -172,7 +172,7 @@ def _pixelate(image: Image.Image, share: float) -> Image.Image:
 def _jpeg(image: Image.Image, quality: int) -> Image.Image:
     file = io.BytesIO()
     image.save(file, "JPEG", quality=quality)
-    return decode(file.getvalue(), where="the image as a JPEG file")
+    return decode(file.getvalue(), place="the image as a JPEG file")
 
 
 _ON_FILES: Mapping[str, Callable[[Image.Image, Any], Image.Image]] = MappingProxyType(
@@ -296,7 +296,7 @@ def photograph(photographs: Photographs, index: int, scale: float) -> NDArray[np
         DataError: If the file cannot be read.
     """
     file = photographs.files[index]
-    picture = np.asarray(upright(decode(read_bytes(file), where=str(file))).convert("RGB"))
+    picture = np.asarray(upright(decode(read_bytes(file), place=str(file))).convert("RGB"))
     sides = [round(side * scale) for side in picture.shape[:2]]
     places = [
         np.clip((np.arange(new) + 0.5) / scale - 0.5, 0, old - 1)

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from typing_extensions import override
 
-from hydractl.data.datasets import Dataset, ImageSet, Reading, Text, TextSet, change_text, of_kind
+from hydractl.data.datasets import Dataset, ImageSet, ItemPreprocess, Text, TextSet, change_text, of_kind
 from hydractl.data.preprocess import EvalTransform, PerItem, run_steps, sample_seed
 from hydractl.data.words import WordSet
 from hydractl.errors import DataError, UsageError
@@ -87,18 +87,18 @@ def _corrupted(text: Text, corruption: Corruption, place: int) -> Text:
     return change_text(text, lambda part: corrupted_text(part, corruption, random))
 
 
-def check_photographs(corruptions: Iterable[Corruption], how: Reading) -> None:
+def check_photographs(corruptions: Iterable[Corruption], preprocess: ItemPreprocess) -> None:
     """Check that frost photographs are large enough for crops of the model's input size.
 
     Raises:
         DataError: If a photograph is too small or cannot be read.
     """
     photographs = next((c.photographs for c in corruptions if c.photographs), None)
-    if photographs is None or isinstance(how, Tokenization):
+    if photographs is None or isinstance(preprocess, Tokenization):
         return
     from hydractl.research.corruptions.images import frost_scale, photograph  # noqa: PLC0415 - loads scipy
 
-    _, height, width = how.input_size
+    _, height, width = preprocess.input_size
     scale = frost_scale(min(height, width))
     for i, file in enumerate(photographs.files):
         rows, columns, *_ = photograph(photographs, i, scale).shape

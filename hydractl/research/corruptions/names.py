@@ -107,7 +107,7 @@ class Corruption:
     photographs: Photographs | None = field(default=None, compare=False)
 
     def seeded(self, place: int) -> tuple[int, ...]:
-        """Return the seed of an item's draws, which includes the item's index in the data set."""
+        """Return the seed of an item's draws: seed, index of the corruption, severity, and index of the item."""
         return self.seed, ALL_CORRUPTIONS.index(self.name), self.severity, place
 
 
@@ -172,7 +172,9 @@ class Corruptions:
         return (f"{self.name}:{first}" if first == last else f"{self.name}:{first}-{last}") + with_
 
 
-def chosen(requests: Iterable[Corruptions], *, texts: bool, seed: int = 0) -> tuple[Corruption, ...]:
+def expand_corruptions(
+    requests: Iterable[Corruptions], *, texts: bool, seed: int = 0
+) -> tuple[Corruption, ...]:
     """Expand values of `--corrupt`, each corruption once.
 
     Args:
@@ -237,7 +239,11 @@ def scopes(measured: Iterable[tuple[str, str]]) -> dict[str, list[tuple[str, str
 
 
 def scopes_of(measured: Iterable[tuple[str, int]]) -> tuple[str, ...]:
-    """Return the names of the scopes of some corruptions at severities; see `scopes`."""
+    """Return the scopes of corruptions, for example `shift`, `shift:3`, `fog` and `fog:3`; see `scopes`.
+
+    Args:
+        measured: Pairs of corruption and severity, for example ("fog", 3).
+    """
     return tuple(scopes((name, str(severity)) for name, severity in measured))
 
 

@@ -35,7 +35,7 @@ Numbers = Mapping[str, Mapping[Quantity, Number]]
 
 
 def severities(quantities: Sequence[Quantity]) -> tuple[str, ...]:
-    """Return the severities of measured quantities."""
+    """Return the measured severities as texts, for example ("1", "3", "5"); empty without corruptions."""
     scopes = dict.fromkeys(str(q.scope) for q in quantities if q.under_shift)
     return tuple(scope.removeprefix(f"{SHIFT}:") for scope in scopes if scope.startswith(f"{SHIFT}:"))
 

@@ -29,7 +29,13 @@ _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 
 
 def corrupted_text(text: str, corruption: Corruption, random: Random) -> str:
-    """Return the corrupted text. An unchanged text keeps all spaces."""
+    """Return the corrupted text. All spaces stay if no word is dropped.
+
+    Args:
+        text: The text.
+        corruption: Name from `TEXTS` and severity, for the rates in `RATES`.
+        random: Source of the draws.
+    """
     return _BY_NAME[corruption.name](text, RATES[corruption.name][corruption.severity - 1], random)
 
 

@@ -22,12 +22,12 @@ from typing_extensions import override
 
 from hydractl import progress
 from hydractl.errors import UsageError
-from hydractl.families.base import Family, Place, place_of
+from hydractl.families.base import Family, TensorPosition, position_of
 from hydractl.families.head_slicing import TensorRole
 from hydractl.families.open_model import build_checked, in_one_dtype
 from hydractl.manifest.header import Header
 from hydractl.messages import counted
-from hydractl.metrics.per_sample import ensemble_log_probs, question_losses
+from hydractl.metrics.per_sample import ensemble_log_probs, item_losses
 from hydractl.model_inputs import Inputs, inputs_on
 from hydractl.research.methods.options import (
     BatchEnsemble,
@@ -54,7 +54,7 @@ class Site:
     """A linear layer or convolution, and the place of its weight in the library's model."""
 
     layer: nn.Linear | nn.Conv2d
-    place: Place
+    place: TensorPosition
 
 
 def sites_of(family: Family, model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, Site]:
@@ -71,23 +71,25 @@ def sites_of(family: Family, model: nn.Module, state: Mapping[str, torch.Tensor]
         for layer in model.modules()
         if isinstance(layer, nn.Linear | nn.Conv2d) and layer.weight.numel() and id(layer.weight) in names
     }
-    return {name: Site(layer=layer, place=place_of(family, name)) for name, layer in sorted(layers.items())}
+    return {
+        name: Site(layer=layer, place=position_of(family, name)) for name, layer in sorted(layers.items())
+    }
 
 
-def make(site: Site, how: nn.Module, *, trains: bool = False) -> None:
-    """Compute the weight of a layer by the parametrization `how` from its original weight.
+def parametrize_weight(site: Site, parametrization: nn.Module, *, trains: bool = False) -> None:
+    """Compute the weight of a layer by the parametrization `parametrization` from its original weight.
 
     Args:
         site: The layer.
-        how: The parametrization.
+        parametrization: The parametrization.
         trains: Whether the original weight trains too.
     """
     site.layer.weight.requires_grad = trains
-    parametrize.register_parametrization(site.layer, "weight", how)
+    parametrize.register_parametrization(site.layer, "weight", parametrization)
 
 
 @torch.no_grad()
-def realised(sites: Mapping[str, Site]) -> dict[str, torch.Tensor]:
+def computed_weights(sites: Mapping[str, Site]) -> dict[str, torch.Tensor]:
     """Return the computed weights, and the biases of their layers, by the library's names."""
     layers = {n: site.layer for n, site in sites.items() if parametrize.is_parametrized(site.layer, "weight")}
     biases = {bias_of(name): layer.bias for name, layer in layers.items()}
@@ -113,7 +115,7 @@ class AdaptedModel(TrainableModel):
 
     @override
     def tensors(self) -> list[dict[str, torch.Tensor]]:
-        computed = [realised(model_sites) for model_sites in self.sites]
+        computed = [computed_weights(model_sites) for model_sites in self.sites]
         # All members of a hydra share the computed weights.
         computed *= len(self.states) // len(computed)
         states = tuple(dict(state) | tensors for state, tensors in zip(self.states, computed, strict=True))
@@ -160,7 +162,7 @@ class Adapter(SeededTraining):
 
     trains_all = False
     inspected_batches = 0
-    """Number of batches that `look` receives before training."""
+    """Number of batches that `look` receives before training; with 0, `look` is not called."""
 
     method: TrainingMethod
 
@@ -203,7 +205,7 @@ class Adapter(SeededTraining):
                 ),
             )
         return tuple(
-            sorted(self.changes(parametrized_names, {name: place_of(family, name) for name in names}))
+            sorted(self.changes(parametrized_names, {name: position_of(family, name) for name in names}))
         )
 
     @override
@@ -236,7 +238,7 @@ class Adapter(SeededTraining):
         return self.wrap(seeded)
 
     def wrap(self, feed: ItemFeed) -> Feed:
-        """Return the feed for training, derived from the feed of the data."""
+        """Return the feed for training, derived from the feed of the data; in this base class the same feed."""
         return feed
 
     def _inspect(
@@ -251,7 +253,7 @@ class Adapter(SeededTraining):
 
         def loss(piece: Piece) -> torch.Tensor:
             logits = model(inputs_on(piece.inputs, device))
-            return question_losses(logits, on_device(piece.labels, device)).mean() * piece.weight
+            return item_losses(logits, on_device(piece.labels, device)).mean() * piece.weight
 
         pieces = (piece for step in feed.steps(0, count, Share(0, accumulate, accumulate)) for piece in step)
         weights = {name: sites[name].layer.weight for name in self.computed_names(sites, names)}
@@ -269,7 +271,7 @@ class Adapter(SeededTraining):
         """Return whether the method computes a layer's weight; by default, for linear layers of the blocks."""
         return isinstance(site.layer, nn.Linear) and site.place.layer is not None
 
-    def changes(self, parametrized_names: Collection[str], places: Mapping[str, Place]) -> set[str]:
+    def changes(self, parametrized_names: Collection[str], places: Mapping[str, TensorPosition]) -> set[str]:
         """Return the names of changed tensors; by default computed weights and classifier.
 
         Args:
@@ -279,18 +281,18 @@ class Adapter(SeededTraining):
         return {*parametrized_names, *(name for name, place in places.items() if place.part == "head")}
 
     def look(self, weights: Mapping[str, torch.Tensor], losses: Iterable[Callable[[], torch.Tensor]]) -> None:
-        """Inspect the losses of batches before training.
+        """Inspect the losses of batches before training. The base class ignores the losses.
 
         Args:
-            weights: The weights of `computed_names`.
+            weights: The weights of `computed_names`, by name.
             losses: A function per batch, which computes the loss.
         """
 
     def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
-        """Add parametrizations to a model; its outputs may change.
+        """Add parametrizations to a model; its outputs may change. The base class adds nothing.
 
         Args:
-            sites: Layers of the model.
+            sites: Layers of the model by the names of their weights.
             names: Names of trainable tensors.
             generator: Draws initial values. Jointly trained models share the generator.
         """
@@ -320,7 +322,7 @@ class LoraAdapter(Adapter):
                 projections=site.place.heads.copies if site.place.heads else 1,
                 generator=generator,
             )
-            make(site, low)
+            parametrize_weight(site, low)
 
 
 class SingularValueAdapter(Adapter):
@@ -336,7 +338,7 @@ class SingularValueAdapter(Adapter):
         ] = {}  # a decomposition takes long, and is the same each time
 
     @override
-    def changes(self, parametrized_names: Collection[str], places: Mapping[str, Place]) -> set[str]:
+    def changes(self, parametrized_names: Collection[str], places: Mapping[str, TensorPosition]) -> set[str]:
         return super().changes(parametrized_names, places) | (
             set(map(bias_of, parametrized_names)) & places.keys()
         )
@@ -354,7 +356,7 @@ class SingularValueAdapter(Adapter):
             u, s, v = self.parts[name]
             if layer.bias is not None and bias_of(name) in names:
                 layer.bias.add_(noise(layer.bias))
-            make(sites[name], Spectrum(u, s * (1 + noise(s)), v))
+            parametrize_weight(sites[name], Spectrum(u, s * (1 + noise(s)), v))
 
 
 class ObaAdapter(Adapter):
@@ -369,7 +371,7 @@ class ObaAdapter(Adapter):
         self.masks: dict[str, torch.Tensor] = {}
 
     @override
-    def changes(self, parametrized_names: Collection[str], places: Mapping[str, Place]) -> set[str]:
+    def changes(self, parametrized_names: Collection[str], places: Mapping[str, TensorPosition]) -> set[str]:
         return set(places)
 
     @override
@@ -380,7 +382,7 @@ class ObaAdapter(Adapter):
     @override
     def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
         for name in self.computed_names(sites, names):
-            make(sites[name], Masked(self.masks[name]), trains=True)
+            parametrize_weight(sites[name], Masked(self.masks[name]), trains=True)
 
 
 class BatchEnsembleAdapter(Adapter):
@@ -390,7 +392,7 @@ class BatchEnsembleAdapter(Adapter):
 
     @override
     def load(
-        self, family: Family, header: Header, state: Mapping[str, torch.Tensor], *, where: str
+        self, family: Family, header: Header, state: Mapping[str, torch.Tensor], *, place: str
     ) -> TrainableModel:
         """Build members with shared parameters."""
         shared = {
@@ -398,7 +400,7 @@ class BatchEnsembleAdapter(Adapter):
             for name, tensor in in_one_dtype(family, state, torch.float32).items()
         }
         members = [
-            build_checked(family, header, shared, where=where, dtype=torch.float32)
+            build_checked(family, header, shared, place=place, dtype=torch.float32)
             for _ in range(self.method.members)
         ]
         states = tuple(member.library_state() for member in members)
@@ -423,7 +425,7 @@ class BatchEnsembleAdapter(Adapter):
         )
 
     @override
-    def changes(self, parametrized_names: Collection[str], places: Mapping[str, Place]) -> set[str]:
+    def changes(self, parametrized_names: Collection[str], places: Mapping[str, TensorPosition]) -> set[str]:
         return set(places)
 
     @override
@@ -436,7 +438,7 @@ class BatchEnsembleAdapter(Adapter):
             )
             if layer.bias is not None and bias_of(name) in names:
                 layer.bias = nn.Parameter(layer.bias.detach().clone())
-            make(sites[name], Outer(r, s), trains=True)
+            parametrize_weight(sites[name], Outer(r, s), trains=True)
 
 
 class Jointly(nn.Module):

@@ -1,8 +1,8 @@
 """Multi-input multi-output (MIMO): a network with M images as input, and a classifier per image.
 
-Havasi et al. (2021) concatenate the images along the channel axis before the first convolution. For M copies
-of an image, this equals a convolution with the sum over the slots as weight. Files store this sum, an
-ordinary embedding.
+Havasi et al. (2021) concatenate the images along the channel axis before the first convolution. A slot is the
+input of one member's image. For M copies of an image, this equals a convolution with the sum over the slots
+as weight. Files store this sum, an ordinary embedding.
 
 Axes: M slots, B batch, D width, C channels, P side of a patch or rows of a piece, R repetitions.
 """
@@ -22,18 +22,18 @@ from typing_extensions import override
 
 from hydractl.data.preprocess import sample_seed
 from hydractl.errors import UsageError
-from hydractl.families.base import Family, Place
+from hydractl.families.base import Family, TensorPosition
 from hydractl.manifest.header import Fate, Header, Tokenization
 from hydractl.model_inputs import Inputs, map_inputs, split_inputs
-from hydractl.research.methods.adapters import Adapter, Site, make
+from hydractl.research.methods.adapters import Adapter, Site, parametrize_weight
 from hydractl.research.methods.options import Mimo
 from hydractl.training.accelerator import Share
 from hydractl.training.feeding import Feed, ItemFeed, Piece
-from hydractl.training.trainable import Together, TrainableModel
+from hydractl.training.trainable import TrainableModel, TrainingHydra
 
 
 class Slots(nn.Module):
-    """Weight of a convolution, the sum over weights of slots.
+    """Parametrization of a convolution: its weight is the sum of a weight per slot.
 
     Attributes:
         slot_weight: Weights of the slots, (M, D, C, P, P).
@@ -69,7 +69,11 @@ class Slots(nn.Module):
 
 
 def stack_images(layer: nn.Module, slots: Slots) -> None:
-    """Make a convolution with weight `slots` read the images of all slots; the argument is the first."""
+    """Make a convolution with weight `slots` add the outputs of all slots, each for its own image.
+
+    The argument of the forward pass must be the first image. Without images in `slots`, all slots read the
+    argument. Layers other than `nn.Conv2d` stay unchanged.
+    """
     if isinstance(layer, nn.Conv2d):
         vars(layer)["forward"] = partial(_stacked, layer, slots)
 
@@ -87,7 +91,7 @@ def _stacked(layer: nn.Conv2d, slots: Slots, x: torch.Tensor) -> torch.Tensor:
     return run(torch.cat([*slots.images], dim=1), slots.slot_weight.movedim(0, 1).flatten(1, 2))
 
 
-class SideBySide(Together):
+class MultiInput(TrainingHydra):
     """A hydra with different images per member in training, in a single forward pass."""
 
     @override
@@ -130,10 +134,10 @@ class MimoAdapter(Adapter):
 
     @override
     def load(
-        self, family: Family, header: Header, state: Mapping[str, torch.Tensor], *, where: str
+        self, family: Family, header: Header, state: Mapping[str, torch.Tensor], *, place: str
     ) -> TrainableModel:
-        subject = super().load(family, header, state, where=where)
-        return replace(subject, module=SideBySide(cast("Together", subject.module).hydra))
+        subject = super().load(family, header, state, place=place)
+        return replace(subject, module=MultiInput(cast("TrainingHydra", subject.module).hydra))
 
     @override
     def wrap(self, feed: ItemFeed) -> Feed:
@@ -148,7 +152,7 @@ class MimoAdapter(Adapter):
         return plain and site.place.part == "embed"
 
     @override
-    def changes(self, parametrized_names: Collection[str], places: Mapping[str, Place]) -> set[str]:
+    def changes(self, parametrized_names: Collection[str], places: Mapping[str, TensorPosition]) -> set[str]:
         return set(places)
 
     @override
@@ -156,7 +160,7 @@ class MimoAdapter(Adapter):
         for name in self.computed_names(sites, names):
             layer = sites[name].layer
             slots = Slots(layer.weight, self.members)
-            make(sites[name], slots)
+            parametrize_weight(sites[name], slots)
             stack_images(layer, slots)
 
 

@@ -19,10 +19,10 @@ from hydractl.settings import (
     by_default,
     check,
     number,
+    parse_reference_options,
     required,
     setting,
     whole_number,
-    written,
 )
 from hydractl.stages import options as shared
 from hydractl.training.recipe import SEEDS, TRAINED_PARTS, FinetuneExtension
@@ -51,11 +51,11 @@ class TrainingMethod(CheckedSettings):
 
     @property
     def models(self) -> int:
-        """Number of models per run."""
+        """Number of models that one run trains and writes."""
         return 1
 
     def reference(self, model: str) -> str:
-        """Return the reference of the model that is trained, given the argument MODEL.
+        """Return the reference of the model to train for the argument MODEL; in this base class MODEL itself.
 
         Raises:
             UsageError: If the method cannot train MODEL.
@@ -83,11 +83,11 @@ class LoraEnsemble(TrainingMethod):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingularValues(TrainingMethod):
-    """Singular value ensemble: of each matrix U S V of the blocks, S trains (Turkoglu et al. 2026).
+    """Singular value ensemble: trains S of each weight matrix U S V in the blocks (Turkoglu et al. 2026).
 
-    The biases of these layers and the classifier train too. The initial values are S (1 + e) and b + e for
-    biases, with e from N(0, spread²); negative singular values are set to zero. A run trains a single member;
-    several seeds make an ensemble.
+    U and V are fixed. The biases of these layers and the classifier train too. S starts at S (1 + e) and a
+    bias b at b + e, with e from N(0, spread²) for each entry. Negative singular values act as zero. A run
+    trains a single member; several seeds make an ensemble.
     """
 
     KIND: ClassVar = "singular-values"
@@ -123,8 +123,8 @@ class Oba(TrainingMethod):
 class BatchEnsemble(TrainingMethod):
     """BatchEnsemble: member m's weight is W o (s r'), with its own r, s and bias (Wen et al. 2020).
 
-    Members share each matrix W. Members train jointly on the mean of the losses on the same batches. W is
-    initialized from the model, r and s from N(1, spread²). A run trains all members.
+    Members share each matrix W, which trains too. Members train jointly on the mean of the losses on the same
+    batches. W is initialized from the model, r and s from N(1, spread²). A run trains all members.
     """
 
     KIND: ClassVar = "batch-ensemble"
@@ -199,24 +199,24 @@ METHODS: Mapping[str, type[TrainingMethod]] = MappingProxyType(
 
 
 def parse_method(text: str) -> TrainingMethod:
-    """Parse `NAME::option=value,...`.
+    """Parse a value of `--method`: `NAME`, or `NAME::option=value,...` as in `lora-ensemble::rank=4,alpha=8`.
 
     Raises:
-        UsageError: If the method or an option is unknown, or an option is out of range.
+        UsageError: If the method or an option is unknown, or an option is missing or out of range.
     """
     name, _, options = text.partition("::")
     if name not in METHODS:
         hint = did_you_mean(name, METHODS) or f"choose from {', '.join(METHODS)}"
         raise UsageError(f"`--method {name}`: unknown", hint=hint)
     kind = METHODS[name]
-    method: TrainingMethod = written(
-        kind, options, where=f"--method {text}", called=name, example=kind.EXAMPLE
+    method: TrainingMethod = parse_reference_options(
+        kind, options, place=f"--method {text}", called=name, example=kind.EXAMPLE
     )
     return method
 
 
 def method_reference(method: TrainingMethod) -> str:
-    """Return the text of a method with all its options, for records."""
+    """Return the text of a method with all its options, for example `lora-ensemble::rank=4,alpha=8`."""
     options = ",".join(f"{key}={number:g}" for key, number in asdict(method).items())
     return f"{method.KIND}::{options}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from hydractl.errors import UnsupportedModelError, UsageError
-from hydractl.families.registry import described_as, family_for_name
+from hydractl.families.registry import describe_architecture, family_for_name
 from hydractl.model_source import parse_arch, split_options
 from hydractl.research.methods.options import Packed
 
@@ -16,10 +16,14 @@ EMBED = "embed_dim"
 
 
 def narrow_reference(reference: str, method: Packed) -> str:
-    """Return the `arch:` reference of a member.
+    """Return the `arch:` reference of a member, for example `arch:vit_base_patch16_224::embed_dim=516`.
 
     A member has the same layers and heads. The widths of its stream and MLP are `alpha / members` times the
     given widths.
+
+    Args:
+        reference: `arch:` reference of the given architecture.
+        method: Number of members and `alpha`.
 
     Raises:
         UsageError: If the width is not divisible by the heads, the architecture has several towers, or its
@@ -38,7 +42,7 @@ def narrow_reference(reference: str, method: Packed) -> str:
             for key, value in options.items()
             if not any(key in keys for keys in (*SIZES, (EMBED,)))
         }
-        architecture = described_as(name, others).architecture
+        architecture = describe_architecture(name, others).architecture
     if len(architecture.towers) > 1:
         raise UsageError(f"`--method packed`: {name} has more than one tower and no classifier to train")
     (tower,) = architecture.towers.values()

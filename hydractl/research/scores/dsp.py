@@ -22,10 +22,10 @@ COLDEST = 1e-8
 
 
 def score_dsp(job: ScoreJob) -> Ranking:
-    """Learn a choice of K heads to keep. The budget determines K, and the importance of a head is its w.
+    """Train a gate weight w for each head to choose K heads to keep. The importance of a head is its w.
 
-    `results` has K as `kept`, and accuracy and NLL on the training data of the model with only the K heads of
-    highest w.
+    K is the number of scored heads minus the budget, the number of heads to remove. `results` has K as
+    `kept`, and accuracy and NLL on the training data of the model with only the K heads of highest w.
     """
     settings = job.set_for(DspSettings)
     total = total_heads(job.scored)

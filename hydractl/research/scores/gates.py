@@ -27,9 +27,9 @@ from hydractl.families.finite import stored_tensors
 from hydractl.families.open_model import OpenModel, open_model
 from hydractl.families.tower import Model
 from hydractl.manifest.document import Fingerprint
-from hydractl.manifest.head_mask import HeadScores
+from hydractl.manifest.head_mask import HeadImportance
 from hydractl.manifest.header import Header, samples_of
-from hydractl.metrics.per_sample import question_losses
+from hydractl.metrics.per_sample import item_losses
 from hydractl.model_inputs import Inputs, map_inputs
 from hydractl.output.publish import Digested, is_stream
 from hydractl.processes.distributed import world_size
@@ -69,7 +69,12 @@ class Gates(nn.Module, ABC):
         """Return the gates (N,), differentiable with respect to the parameters."""
 
     def begin(self, step: int, *, seed: int) -> None:
-        """Draw the noise of a step (0-based) and update schedules. The result depends on seed and step only."""
+        """Draw the noise of a step and update schedules. The base class has neither.
+
+        Args:
+            step: Number of the step, from 0.
+            seed: Seed of the run. The result depends on seed and step only.
+        """
 
 
 class GatedModel(nn.Module):
@@ -149,8 +154,9 @@ def tables(values: torch.Tensor, towers: Mapping[str, TowerHeads]) -> dict[str, 
 
 
 PIECES = 4
-"""Pieces of each batch. Results do not depend on the number of processes up to this number. Chosen by hand;
-doubling allows 8 processes, but smaller pieces use a device less."""
+"""Number of pieces of each batch, and so of processes that share the work; more processes compute pieces
+twice. Results do not depend on the number of processes. Chosen by hand; doubling lets 8 processes share the
+work, but smaller pieces use a device less."""
 CLIP = 1.0
 """Largest norm of the gradients of gates and weights together, as in the code of Li et al. Gradients of a
 relaxed selection grow without bound while it hardens."""
@@ -162,7 +168,7 @@ class GateTraining:
     """Data and state of a training of gates.
 
     Attributes:
-        feed: Opens shuffled batches of the ID data.
+        feed: Function that opens shuffled batches of the ID data.
         folder: Folder for the state of an unfinished run; None to save nothing.
         start: State to resume from; None to start from the beginning.
         keeps_weights: Whether trained weights will be saved.
@@ -189,10 +195,10 @@ def train_gates(
     bit-identical for any number of processes.
 
     Args:
-        job: Job with `training`.
+        job: Job whose `training` is a `GateTraining`.
         settings: Epochs and learning rates.
         make: Returns the initial gates, given the number of steps.
-        penalty: Term added to the loss of each batch.
+        penalty: Function from the gates to a scalar, added to the loss of each batch.
 
     Returns:
         The gated model in evaluation mode (CPU, fp32), and the head importance with metrics on the training
@@ -238,7 +244,7 @@ def train_gates(
     work = Job(
         build=build,
         feed=feed,
-        loss=lambda logits, labels: question_losses(logits.float(), labels),
+        loss=lambda logits, labels: item_losses(logits.float(), labels),
         evaluate=_measure(job),
         # one training sample, the same on every rank
         probe=map_inputs(
@@ -298,7 +304,7 @@ def _gates_of(model: nn.Module) -> Gates:
 
 
 def _measure(job: ScoreJob) -> Callable[[nn.Module], Metrics | None]:
-    """Return a function that measures a model on the job's data; a collective call of all ranks."""
+    """Return a function from a model to its metrics on the job's data. All ranks must call the function."""
 
     def measure(model: nn.Module) -> Metrics | None:
         tallies = []
@@ -312,20 +318,30 @@ def _measure(job: ScoreJob) -> Callable[[nn.Module], Metrics | None]:
 
 
 class GateRun(MethodRun):
-    """A run of `score` that trains gates. next to the output file, unless the output is a stream."""
+    """A run of `score` that trains gates.
+
+    The state of an unfinished training is stored next to the output file, unless the output is a stream.
+
+    Attributes:
+        folder: Folder of the state; None before `open_state`, and for a stream.
+        start: State to resume from; None like `folder`.
+    """
 
     folder: StateFolder | None = None
     start: Snapshot | None = None
 
-    def __init__(self, config: ScoreConfig, opened: OpenModel) -> None:
+    def __init__(self, config: ScoreConfig, model_file: OpenModel) -> None:
         """Store the configuration of `score` and the base."""
-        self.config, self.opened = config, opened
+        self.config, self.model_file = config, model_file
         self.trained = next((e.trained for e in config.extensions if isinstance(e, TrainedWeights)), None)
 
     @override
     def check(self, output: Output) -> None:
         config, trained = self.config, self.trained
-        if cast("GateSettings", config.settings).trains_weights and self.opened.header.prompting is not None:
+        if (
+            cast("GateSettings", config.settings).trains_weights
+            and self.model_file.header.prompting is not None
+        ):
             raise UsageError(
                 f"{config.model}: is a zero-shot model, whose weights cannot be trained",
                 hint="add `--training pipelined`",
@@ -338,17 +354,17 @@ class GateRun(MethodRun):
             )
         output.check(
             trained,
-            models=[self.opened],
+            models=[self.model_file],
             data=config.references.values(),
             option="--trained",
         )
 
     @override
-    def open_state(self, document: HeadScores) -> None:
+    def open_state(self, document: HeadImportance) -> None:
         out = self.config.out
         if is_stream(out):
             return
-        libraries = versions("torch", self.opened.family.library)
+        libraries = versions("torch", self.model_file.family.library)
         self.folder = StateFolder(
             out.with_name(f"{out.name}.state"),
             digest_text(json.dumps([document.to_json(), libraries])),
@@ -362,12 +378,12 @@ class GateRun(MethodRun):
         items, labels = inputs.sets.get("id"), inputs.labels
         if items is None or labels is None:
             return None
-        chosen = list(range(len(items))) if inputs.drawn is None else inputs.drawn.tolist()
+        chosen = list(range(len(items))) if inputs.sample_indices is None else inputs.sample_indices.tolist()
         feed = partial(
             ItemFeed.open,
             items.subset(chosen),
             labels[chosen].tolist(),
-            self.opened.header.preprocess,
+            self.model_file.header.preprocess,
             augment=(),
             batch_size=self.config.batch_size,
             seed=self.config.seed,
@@ -377,8 +393,10 @@ class GateRun(MethodRun):
         )
 
     @override
-    def publish(self, out: Path, scores: HeadScores, ranking: Ranking, output: Output) -> HeadScores:
-        """Write the head importance, and with `--trained` the trained weights, which the file then refers to.
+    def publish(self, out: Path, scores: HeadImportance, ranking: Ranking, output: Output) -> HeadImportance:
+        """Write the head importance, and with `--trained` also the trained weights.
+
+        The importance file then refers to the trained weights as its model.
 
         Raises:
             CheckFailed: If a trained weight exceeds the dtype.
@@ -387,7 +405,7 @@ class GateRun(MethodRun):
         if self.trained is None or ranking.weights is None:
             return super().publish(out, scores, ranking, output)
         tensors = stored_tensors(
-            self.opened.checkpoint,
+            self.model_file.checkpoint,
             ranking.weights,
             trained=ranking.weights.keys(),
             hint="lower `--weights-lr`",
@@ -405,23 +423,24 @@ class GateRun(MethodRun):
         if self.folder is not None:
             self.folder.clear()
 
-    def _header(self, scores: HeadScores) -> Header:
+    def _header(self, scores: HeadImportance) -> Header:
         """Return the header of the trained base: the base's header with a further step."""
-        config, opened, data = self.config, self.opened, scored_data(scores)
+        config, model_file, data = self.config, self.model_file, scored_data(scores)
         step = make_step(
             config,
-            family=opened.family,
+            family=model_file.family,
             options={"method": config.method, **scores.options},
-            inputs=(opened.as_input(), *data),
+            inputs=(model_file.as_input(), *data),
             seed=config.seed,
             results=scores.results,
         )
-        samples = samples_of(data, opened.header)
-        update: dict[str, object] = {"base": opened.base, "samples": samples, "made_by": step}
+        samples = samples_of(data, model_file.header)
+        update: dict[str, object] = {"base": model_file.base, "samples": samples, "made_by": step}
         if config.max_length is None:
-            return opened.header.of_other_weights(update)
+            return model_file.header.of_other_weights(update)
         # `--max-length` truncates texts in this run only. The trained model keeps the stored length.
         stored_header = (
-            opened.checkpoint.header or open_model(config.model, arch=config.arch, seed=config.seed).header
+            model_file.checkpoint.header
+            or open_model(config.model, arch=config.arch, seed=config.seed).header
         )
-        return opened.header.of_other_weights(update | {"preprocess": stored_header.preprocess})
+        return model_file.header.of_other_weights(update | {"preprocess": stored_header.preprocess})

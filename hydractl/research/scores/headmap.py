@@ -41,7 +41,7 @@ def score_headmap(job: ScoreJob) -> Ranking:
     """
     tables: dict[str, list[list[float]]] = {name: [] for name in job.scored}
     with torch.no_grad():
-        chosen = easiest(job, job.set_for(HeadmapSettings).samples)
+        chosen = lowest_loss_samples(job, job.set_for(HeadmapSettings).samples)
         layers = ((name, row) for name in job.scored for row in _located(job, name, chosen))
         for name, row in progress.track(
             layers, label="Scoring layers", total=sum(t.layers for t in job.scored.values())
@@ -50,14 +50,16 @@ def score_headmap(job: ScoreJob) -> Ranking:
     return Ranking(scores=tables)
 
 
-def easiest(job: ScoreJob, count: int) -> list[Samples | None]:
-    """Select the `count` samples with the lowest loss, as parts of this rank's batches.
+def lowest_loss_samples(job: ScoreJob, count: int) -> list[Samples | None]:
+    """Select the `count` samples with the lowest loss of all ranks; of equal samples the first.
 
-    Samples keep the batches, and the result does not depend on the number of ranks. Ties go to the first
-    sample.
+    The result does not depend on the number of ranks.
 
     Returns:
-        The selected samples of each batch; None for batches without selected samples.
+        The selected samples of each batch of this rank, in order; None for batches without selected samples.
+
+    Raises:
+        DataError: If a loss is not finite, or if there are no labels.
     """
     losses = job.team.in_order([sample_losses(job.model, samples).double() for samples in job.id_data])
     every = torch.cat(losses)

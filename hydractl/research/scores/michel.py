@@ -39,9 +39,9 @@ def score_michel(job: ScoreJob) -> Ranking:
 
     With `form` `sample`, the absolute value is taken per sample (equation 2 of the paper). With `batch`, the
     absolute value of the gradient of a batch's mean loss is averaged over batches (code of DSP and CAHP).
-    Samples then cancel each other, so the result depends on the batch size, and is not larger if batches have
-    equal sizes. The authors divide by the number of tokens, which is the same for all heads and has no
-    effect.
+    Samples then cancel each other, so the result depends on the batch size. With batches of equal size, the
+    result is at most the result with `sample`. The authors divide by the number of tokens, which is the same
+    for all heads and has no effect.
 
     Importance is then normalized by `normalize` (by layer in the authors' code) and scaled to [0, 1] over all
     heads. With `normalize` `none` the result is I_h.
@@ -49,16 +49,19 @@ def score_michel(job: ScoreJob) -> Ranking:
     With `recompute` N > 0, the N least important heads are removed and the importance is computed again,
     until `budget` heads are removed (pruning in steps in the paper, `exact_pruning` of DSP); see
     `remove_lowest`.
+
+    Raises:
+        DataError: If a gradient or loss is not finite, or if there are no labels.
     """
     settings = job.set_for(MichelSettings)
     warn_of_unlike_towers(job, settings.normalize)
 
-    def measure() -> HeadImportance:
+    def measure() -> GateImportance:
         tables, loss = gate_importance(job, settings.form)
         return (
-            HeadImportance(tables, loss)
+            GateImportance(tables, loss)
             if settings.normalize == "none"
-            else HeadImportance(min_max(normalized(tables, settings.normalize)), loss)
+            else GateImportance(min_max(normalized(tables, settings.normalize)), loss)
         )
 
     return (
@@ -68,7 +71,7 @@ def score_michel(job: ScoreJob) -> Ranking:
     )
 
 
-def gate_importance(job: ScoreJob, form: str) -> HeadImportance:
+def gate_importance(job: ScoreJob, form: str) -> GateImportance:
     """Return I_h of every remaining head, and the mean cross-entropy.
 
     Args:
@@ -87,7 +90,7 @@ def gate_importance(job: ScoreJob, form: str) -> HeadImportance:
         ]
         for name, mean in means.items()
     }
-    return HeadImportance(tables, mean_loss(job))
+    return GateImportance(tables, mean_loss(job))
 
 
 def mean_loss(job: ScoreJob) -> float:
@@ -103,7 +106,7 @@ def mean_loss(job: ScoreJob) -> float:
 
 
 def checked_loss(loss: float) -> float:
-    """Return a loss unchanged.
+    """Return a loss unchanged if it is finite.
 
     Raises:
         DataError: If the loss is not finite.
@@ -113,7 +116,7 @@ def checked_loss(loss: float) -> float:
     return loss
 
 
-class Fixed(NamedTuple):
+class FixedTower(NamedTuple):
     """Outputs of a tower with fixed inputs, and their derivatives.
 
     Attributes:
@@ -125,7 +128,7 @@ class Fixed(NamedTuple):
     tangents: torch.Tensor
 
 
-def absolute_gradients(job: ScoreJob) -> HeadImportance:
+def absolute_gradients(job: ScoreJob) -> GateImportance:
     """Return E_x |∂L(x)/∂ξ_h| over all samples x, for gates ξ = 1 on the outputs of the remaining heads.
 
     Gates (B, 1, H) per sample give the gradient of each sample's cross-entropy in a single backward pass per
@@ -138,7 +141,7 @@ def absolute_gradients(job: ScoreJob) -> HeadImportance:
         DataError: If there are no labels, or if a gradient is not finite.
     """
     job.model.requires_grad_(requires_grad=False)
-    fixed_towers: dict[str, Fixed] = {}
+    fixed_towers: dict[str, FixedTower] = {}
     batch_sums = [_of_batch(job, samples, fixed_towers) for samples in job.id_data]
     sums = torch.stack(job.team.in_order(batch_sums)).sum(dim=0)
     count = sums[-1]
@@ -149,10 +152,10 @@ def absolute_gradients(job: ScoreJob) -> HeadImportance:
         name: [[next(means) for _ in heads_left(job.model.tower(name), i)] for i in range(t.layers)]
         for name, t in job.scored.items()
     }
-    return HeadImportance(tables, checked_loss((sums[-2] / count).item()))
+    return GateImportance(tables, checked_loss((sums[-2] / count).item()))
 
 
-def _of_batch(job: ScoreJob, samples: Samples, fixed_towers: dict[str, Fixed]) -> torch.Tensor:
+def _of_batch(job: ScoreJob, samples: Samples, fixed_towers: dict[str, FixedTower]) -> torch.Tensor:
     """Return a batch's Σ|∂L/∂ξ| for all remaining heads, then the summed loss and the number of samples.
 
     Heads are in the order of towers and layers; values are float64.
@@ -190,7 +193,7 @@ def _of_batch(job: ScoreJob, samples: Samples, fixed_towers: dict[str, Fixed]) -
 
 
 def _by_fixed(
-    job: ScoreJob, outputs: dict[str, torch.Tensor], name: str, fixed: Fixed, labels: torch.Tensor
+    job: ScoreJob, outputs: dict[str, torch.Tensor], name: str, fixed: FixedTower, labels: torch.Tensor
 ) -> torch.Tensor:
     """Return Σ_b |∂L_b/∂ξ| (K,) of a tower with fixed inputs."""
     if not len(fixed.tangents):
@@ -205,7 +208,7 @@ def _by_fixed(
     return sums
 
 
-def _fixed(tower: Tower, inputs: Inputs, *, moved: bool) -> Fixed:
+def _fixed(tower: Tower, inputs: Inputs, *, moved: bool) -> FixedTower:
     """Return a tower's outputs, and with `moved` the derivative with respect to each head's gate.
 
     A gate's derivative of a layer's attention output is the head's own term. The remaining layers run on dual
@@ -229,7 +232,7 @@ def _fixed(tower: Tower, inputs: Inputs, *, moved: bool) -> Fixed:
                     )
             stream = block.join(stream, y)
         outputs = tower.finish(stream)
-    return Fixed(
+    return FixedTower(
         outputs.unsqueeze(0),
         torch.stack([torch.zeros_like(outputs) if t is None else t for t in tangents])
         if tangents
@@ -247,7 +250,7 @@ def _forward_mode() -> Iterator[None]:
         yield
 
 
-class HeadImportance(NamedTuple):
+class GateImportance(NamedTuple):
     """Importance of the remaining heads, and the mean cross-entropy.
 
     Attributes:
@@ -259,7 +262,7 @@ class HeadImportance(NamedTuple):
     loss: float
 
 
-def remove_lowest(job: ScoreJob, measure: Callable[[], HeadImportance], *, at_once: int) -> Ranking:
+def remove_lowest(job: ScoreJob, measure: Callable[[], GateImportance], *, at_once: int) -> Ranking:
     """Remove `job.budget` heads, the `at_once` least important in each step.
 
     Ties go to the lower (tower, layer, head). The objective of a removal is −(mean cross-entropy) after the
@@ -279,7 +282,7 @@ def remove_lowest(job: ScoreJob, measure: Callable[[], HeadImportance], *, at_on
     for removal in removals:
         remove_head(job.model, removal.id)
     # after the last step no scores are needed
-    importance = measure() if len(removals) < job.budget else HeadImportance({}, mean_loss(job))
+    importance = measure() if len(removals) < job.budget else GateImportance({}, mean_loss(job))
     baseline = -importance.loss if job.log.baseline is None else job.log.baseline
     job.log.begin(baseline)
     steps = range(len(removals), job.budget, at_once)
@@ -294,7 +297,7 @@ def remove_lowest(job: ScoreJob, measure: Callable[[], HeadImportance], *, at_on
         for head in lowest:
             remove_head(job.model, head)
         remaining = begin + len(lowest) < job.budget
-        importance = measure() if remaining else HeadImportance({}, mean_loss(job))
+        importance = measure() if remaining else GateImportance({}, mean_loss(job))
         for head in lowest:
             removal = Removal(tower=head.tower, layer=head.layer, head=head.head, objective=-importance.loss)
             if len(removals) >= len(

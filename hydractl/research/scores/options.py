@@ -59,7 +59,7 @@ class MichelSettings(Settings):
 
     @property
     def objective(self) -> str | None:
-        """With `recompute`, the objective is the negative loss."""
+        """With `recompute`, the objective is the negative loss; otherwise None."""
         return "-nll" if self.recompute else None
 
 

@@ -1,7 +1,7 @@
 """Objective of a model with removed heads, and without each further head.
 
-Algorithm 1 runs the whole model for each candidate. Here a candidate in layer l needs a forward pass from
-layer l only:
+Algorithm 1 runs the whole model for each candidate, a head that may be removed next. Here a candidate in
+layer l needs a forward pass from layer l only:
 
 - The stream that enters each layer is computed once per batch for all candidates, and may be stored until the
   next evaluation.
@@ -9,10 +9,11 @@ layer l only:
 - The last block computes only the tokens that the readout uses.
 - Removed heads are sliced from the weights, not masked.
 
-Candidates of the same layer run in a common batch.
+Candidates of the same layer run in a common batch. Traits are predictions of all samples on scales on which
+the effects of heads nearly add up, see `traits_of`.
 
 Axes: k candidates in one pass, K candidates, B batch, N rows of a tower, C classes, D features, F outputs of
-a tower, S numbers of a candidate's traits.
+a tower, S traits of a candidate.
 """
 
 from __future__ import annotations
@@ -30,8 +31,14 @@ from hydractl.errors import DataError
 from hydractl.families.attention import HeadGroup
 from hydractl.families.tower import Model
 from hydractl.manifest.head_mask import HeadId
-from hydractl.model_inputs import Inputs, batch_of, without_absent
-from hydractl.scoring.circuit.outcomes import SCORE, Outcomes, Yardstick, guessed, outcomes_read
+from hydractl.model_inputs import Inputs, batch_of, mask_absent_words
+from hydractl.scoring.circuit.outcomes import (
+    SCORE,
+    ObjectiveEvaluator,
+    Outcomes,
+    outcomes_from_traits,
+    outcomes_read,
+)
 from hydractl.scoring.circuit.tower import MemoryBudget, Streams, compile_joins, heads_of, with_all_heads
 from hydractl.scoring.job import ScoreJob
 from hydractl.scoring.objective import parse_objective
@@ -78,12 +85,12 @@ class ResumedPasses:
     """
 
     def __init__(self, model: Model, room: MemoryBudget, answer: Answer) -> None:
-        """Wrap a model with all heads.
+        """Store a model. No head is removed yet.
 
         Args:
-            model: The model. Its attention modules change.
+            model: The model with all heads. The other methods remove and restore heads of the model in place.
             room: Memory budget for streams and candidates.
-            answer: Function from outputs of towers to answers.
+            answer: Function from outputs of towers to logits, see `Answer`.
         """
         self.model, self.room, self._answer = model, room, answer
         self._groups = {
@@ -132,13 +139,13 @@ class ResumedPasses:
         }
 
     def answers(self, batch: CircuitBatch, picks: Picks, *, around: bool = False) -> Iterator[Tensor]:
-        """Yield the answers for a batch without each of the given heads, in order.
+        """Yield the logits (k, B, C) for a batch after a change of each given head alone, in order.
 
         Args:
             batch: The batch.
-            picks: Heads, each removed alone.
-            around: Whether heads are restored alone instead. The answers of the unchanged model then follow
-                at the end.
+            picks: Heads to change. Without `around`, each is removed alone and must be in the model.
+            around: Whether `picks` may also contain removed heads, which are restored alone. The logits (1,
+                B, C) of the unchanged model then follow at the end.
         """
         tower_inputs = self.model.routed(batch.inputs)
         if len(tower_inputs) == 1:
@@ -149,7 +156,9 @@ class ResumedPasses:
         ablated: dict[str, list[Tensor]] = {}
         full_outputs: dict[str, Tensor] = {}
         for name in picks:
-            outputs_of_tower = self._outputs_held(batch, name, tower_inputs[name], picks, around=around)
+            outputs_of_tower = self._cached_tower_outputs(
+                batch, name, tower_inputs[name], picks, around=around
+            )
             *ablated[name], full_outputs[name] = outputs_of_tower
         last = self._answer(full_outputs)
         at_once = self.room.answers(last.numel())
@@ -162,21 +171,22 @@ class ResumedPasses:
     def answers_after(
         self, batch: CircuitBatch, heads: Mapping[HeadId, HeadGroup], fixed: dict[str, Tensor]
     ) -> Tensor:
-        """Return the answers (1, B, C) for one batch after a change of several heads.
+        """Return the logits (1, B, C) for one batch after a change of several heads together.
 
-        The stream that enters the layer of the change is stored.
+        Heads of the model are removed, and removed heads are restored. The model itself stays the same. The
+        stream that enters the layer of the change is stored.
 
         Args:
             batch: The batch.
-            heads: Changed heads, each with a group of that head only. The heads of a tower are in the same
-                layer.
+            heads: Changed heads, each with a group of that head only; empty for no change. The heads of a
+                tower are in the same layer.
             fixed: Cache of the outputs of towers with the same inputs in each batch; changed in place.
         """
         outputs: dict[str, Tensor] = {}
         for name, inputs in self.model.routed(batch.inputs).items():
             changed = {head: group for head, group in heads.items() if head.tower == name}
             if not changed:
-                (outputs[name],) = self._outputs_held(batch, name, inputs, self._picks(()))
+                (outputs[name],) = self._cached_tower_outputs(batch, name, inputs, self._picks(()))
             elif name in fixed:
                 outputs[name] = fixed[name]
             else:
@@ -206,12 +216,13 @@ class ResumedPasses:
                 y = y + group.head_term(heads_of(block, group, entering, queries), 0)
         return tower.resume(block.join(stream, y), layer + 1)
 
-    def _outputs_held(
+    def _cached_tower_outputs(
         self, batch: CircuitBatch, name: str, inputs: Inputs, picks: Picks, *, around: bool = False
     ) -> list[Tensor]:
-        """Return the outputs (k, N, F) of a tower without each pick.
+        """Return the outputs (k, N, F) of a tower after a change of each head in `picks`; see `answers`.
 
-        The outputs (1, N, F) of the unchanged tower are the last.
+        The outputs (1, N, F) of the unchanged tower are the last. Outputs of towers with the same inputs in
+        each batch are stored until the next change.
         """
         key = name, picks[name], around
         if key in self._held:
@@ -224,7 +235,7 @@ class ResumedPasses:
     def _outputs(
         self, batch: CircuitBatch, name: str, inputs: Inputs, picks: Picks, *, around: bool, whole: bool
     ) -> Iterator[Tensor]:
-        """Yield the outputs (k, N, F) of a tower without each pick.
+        """Yield the outputs (k, N, F) of a tower after a change of each head in `picks` alone; see `answers`.
 
         With `whole`, the outputs (1, N, F) of the unchanged tower follow at the end.
         """
@@ -244,7 +255,7 @@ class ResumedPasses:
             yield tower.finish(entered.leaving).unsqueeze(0)
 
     def _key(self, batch: CircuitBatch, name: str) -> tuple[str, str, int] | None:
-        """Return the key of a tower's streams, or None if each batch has the same inputs."""
+        """Return the key of a tower's streams, or None if the tower has the same inputs in each batch."""
         return None if name in self.model.answer.fixed else (name, batch.role, batch.number)
 
 
@@ -265,17 +276,19 @@ class Circuit(ResumedPasses):
         if job.compiles is not None:
             compile_joins(job.model, name=job.compiles)
         settings = job.set_for(CircuitSettings)
-        self.yardstick = Yardstick(parse_objective(settings.objective), settings.ood_score, job.features)
+        self.evaluator = ObjectiveEvaluator(
+            parse_objective(settings.objective), settings.ood_score, job.features
+        )
         room = MemoryBudget(
             job.model.device,
             job.max_memory,
             keeps_streams=keeps_streams,
             holds_features=job.features is not None,
         )
-        super().__init__(job.model, room, lambda outputs: self.yardstick.answers(job.model, outputs))
+        super().__init__(job.model, room, lambda outputs: self.evaluator.answers(job.model, outputs))
         self.team, self._scored = job.team, tuple(job.scored)
         self.data = {"id": job.id_data, "ood": job.ood_data if settings.needs_ood else ()}
-        self._measures = (self.yardstick.outcomes, self.yardstick.traits)[: 1 + keeps_streams]
+        self._measures = (self.evaluator.outcomes, self.evaluator.traits)[: 1 + keeps_streams]
         self._layout: list[tuple[str, str, int]] = []
         """Role, name and number of samples of the traits, in order."""
         self._whole: tuple[Tensor, Tensor] | None = None
@@ -287,7 +300,7 @@ class Circuit(ResumedPasses):
             samples = max(self.passes().values())
             self._at_once = room.candidates_held(FEATURE_BYTES * job.features.width * samples)
 
-    def check_room(self) -> None:
+    def check_memory(self) -> None:
         """Raise if the memory budget is too small for the first batches, before the search starts.
 
         Raises:
@@ -329,13 +342,16 @@ class Circuit(ResumedPasses):
         return float(self.evaluate()[0])
 
     def evaluate(self) -> tuple[Tensor, Tensor]:
-        """Return the objective (1,) and the traits (1, S) of the current circuit."""
+        """Return the objective (1,) and the traits (1, S) of the current circuit.
+
+        S is 0 if traits are not measured.
+        """
         if self._whole is None:
             self._whole = self._measured(lambda batch: [self.answers_after(batch, {}, {})])
         return self._whole
 
     def changed(self, heads: Sequence[HeadId]) -> tuple[Tensor, Tensor]:
-        """Return the objective (1,) and the traits (1, S) after `change`.
+        """Return the objective (1,) and the traits (1, S) that the circuit would have after `change(heads)`.
 
         The circuit itself stays the same.
         """
@@ -350,7 +366,7 @@ class Circuit(ResumedPasses):
             self._toggle(later)
 
     def candidate_values(self) -> dict[HeadId, float]:
-        """Return the objective without each remaining head."""
+        """Return the objective without each remaining head, by head."""
         heads = self.candidates()
         return dict(zip(heads, self.without(heads)[0].tolist(), strict=True))
 
@@ -367,8 +383,11 @@ class Circuit(ResumedPasses):
         values, traits = map(torch.cat, zip(*measured, strict=True))
         return values, traits
 
-    def around(self, heads: Sequence[HeadId]) -> tuple[Tensor, dict[HeadId, Tensor]]:
-        """Return the traits of the circuit (1, S), and the traits after a change of each head by itself."""
+    def traits_around(self, heads: Sequence[HeadId]) -> tuple[Tensor, dict[HeadId, Tensor]]:
+        """Return the traits (1, S) of the circuit, and those after a change of each head alone, by head.
+
+        Heads of the circuit are removed, and removed heads are restored. The circuit itself stays the same.
+        """
         circuit_traits, after = torch.empty(0), dict[HeadId, Tensor]()
         for share in self._shares(heads):
             picks = self._picks(share)
@@ -383,15 +402,24 @@ class Circuit(ResumedPasses):
         return circuit_traits, after
 
     def expected(self, traits: Tensor) -> list[float]:
-        """Return the objectives predicted from the traits (K, S) of candidates."""
+        """Return the objective of each candidate, computed from its predicted traits.
+
+        Args:
+            traits: Predicted traits, shape (K, S).
+        """
         roles: dict[str, dict[str, Tensor]] = {role: {} for role in self.data}
         sizes = [size for *_, size in self._layout]
         for (role, name, _), part in zip(self._layout, traits.split(sizes, dim=-1), strict=True):
             roles[role][name] = part
-        return self.yardstick.values(guessed(Outcomes(**roles), self.yardstick.ood_score)).tolist()
+        return self.evaluator.values(
+            outcomes_from_traits(Outcomes(**roles), self.evaluator.ood_score)
+        ).tolist()
 
     def passes(self) -> dict[str, int]:
-        """Return the number of inputs of each tower in a pass over the data of all processes."""
+        """Return the number of inputs of each tower in a pass over the data of all processes.
+
+        For a tower with the same inputs in each batch, the number is the size of these inputs.
+        """
         counts = dict.fromkeys(self.left, 0)
         for data in self.data.values():
             routed = (self.model.routed(inputs) for inputs, _ in data)
@@ -402,7 +430,7 @@ class Circuit(ResumedPasses):
         return counts
 
     def _without(self, picks: Picks, *, around: bool = False) -> tuple[Tensor, Tensor]:
-        """Return objective and traits of candidates in one pass over the data; see `answers`."""
+        """Return objective (K,) and traits (K, S) after a change of each head in `picks`; see `answers`."""
         return self._measured(lambda batch: self.answers(batch, picks, around=around))
 
     def _shares(self, heads: Sequence[HeadId]) -> list[Sequence[HeadId]]:
@@ -418,8 +446,8 @@ class Circuit(ResumedPasses):
         outcomes: dict[str, dict[str, Tensor]] = {}
         traits: dict[tuple[str, str], Tensor] = {}
         for role, data in self.data.items():
-            read = outcomes_read(self.yardstick.objective, labelled=role == "id")
-            names = (self.yardstick.names(labelled=role == "id"), read)[: len(self._measures)]
+            read = outcomes_read(self.evaluator.objective, labelled=role == "id")
+            names = (self.evaluator.names(labelled=role == "id"), read)[: len(self._measures)]
             local: dict[tuple[int, str], list[Tensor]] = {
                 (i, n): [] for i, ns in enumerate(names) for n in ns
             }
@@ -428,7 +456,7 @@ class Circuit(ResumedPasses):
                 parts = [
                     [measure(answers, batch.labels) for measure in self._measures]
                     for answers in (
-                        without_absent(_finite(answers), batch.inputs)
+                        mask_absent_words(_finite(answers), batch.inputs)
                         for answers in self.room.grouped(answers_of(batch))
                     )
                 ]
@@ -438,12 +466,12 @@ class Circuit(ResumedPasses):
             every = {key: torch.cat(batches, dim=-1) for key, batches in gathered.items() if batches}
             outcomes[role] = {name: x for (kind, name), x in every.items() if kind == 0}
             traits |= {(role, name): x for (kind, name), x in every.items() if kind == 1}
-        fitted = self.yardstick.fitted(Outcomes(**outcomes))
-        if self.yardstick.features is not None:
+        fitted = self.evaluator.fitted(Outcomes(**outcomes))
+        if self.evaluator.features is not None:
             # A fitted score is its own trait.
             traits |= {(role, SCORE): of_role[SCORE].float() for role, of_role in fitted._asdict().items()}
         self._layout = [(*key, x.shape[-1]) for key, x in traits.items()]
-        values = self.yardstick.values(fitted)
+        values = self.evaluator.values(fitted)
         return values, torch.cat([*traits.values()], dim=-1) if traits else values.new_empty(len(values), 0)
 
 

@@ -21,9 +21,9 @@ from hydractl.prediction.feature_ood import FeatureExtractor
 from hydractl.scoring.objective import TERMS, Objective
 
 HITS, NLL, CONFIDENCE, SCORE = "hits", "nll", "confidence", "score"
-PLAIN = 3
+SINGLE_LABEL_AXES = 3
 """Number of axes of logits for samples with one label."""
-SMALLEST = 1e-15
+MIN_PROBABILITY = 1e-15
 """Distance of a probability from 0 and 1 in log odds, which would otherwise be infinite. Chosen by hand,
 slightly above the float64 rounding of 1; doubling it changes only extreme probabilities."""
 
@@ -31,12 +31,13 @@ slightly above the float64 rounding of 1; doubling it changes only extreme proba
 class Outcomes(NamedTuple):
     """Predictions of K candidates, reduced to the values of an objective.
 
-    `hits` (boolean), `nll` and `confidence` (float64) have shape (K, N). `score` (float64) has shape (K, N)
-    or (K, N').
+    All tensors have shape (K, N), or (K, N') for OOD data. `hits` (boolean) is whether the prediction is
+    correct, `confidence` (float64) the largest probability, `nll` (float64) in nats, and `score` (float64)
+    the OOD score.
 
     Attributes:
         id: Tensors of ID data by name.
-        ood: Tensors of OOD data by name.
+        ood: Tensors of OOD data by name: only `score`.
     """
 
     id: Mapping[str, torch.Tensor]
@@ -45,7 +46,7 @@ class Outcomes(NamedTuple):
 
 def outcomes_read(objective: Objective, *, labelled: bool) -> tuple[str, ...]:
     """Return the names of the outcomes that an objective uses of ID data (`labelled`) or OOD data."""
-    answers = [name for name in (HITS, CONFIDENCE, NLL) if labelled and name in objective.reads]
+    answers = [name for name in (HITS, CONFIDENCE, NLL) if labelled and name in objective.outcome_names]
     return (*answers, *((SCORE,) if objective.needs_ood else ()))
 
 
@@ -93,8 +94,8 @@ def traits_of(
     traits: dict[str, torch.Tensor] = {}
     if CONFIDENCE in names or (SCORE in names and ood_score == MSP):
         traits = dict.fromkeys((CONFIDENCE, SCORE), _odds(exact, exact.argmax(dim=-1, keepdim=True)))
-        if exact.ndim > PLAIN:
-            traits[SCORE] = traits[SCORE].sigmoid().nanmean(-1).logit(eps=SMALLEST)
+        if exact.ndim > SINGLE_LABEL_AXES:
+            traits[SCORE] = traits[SCORE].sigmoid().nanmean(-1).logit(eps=MIN_PROBABILITY)
     if SCORE in names and ood_score != MSP:
         traits[SCORE] = _of_logits(ood_score, exact)
     if labels is not None:
@@ -112,12 +113,12 @@ def _of_samples(name: str, values: torch.Tensor, logits: torch.Tensor) -> torch.
 
     The OOD score is averaged over labels or words instead.
     """
-    if values.ndim < PLAIN:
+    if values.ndim < SINGLE_LABEL_AXES:
         return values
     return values.nanmean(-1) if name == SCORE else values[:, ~logits[0, ..., 0].isnan()]
 
 
-def guessed(traits: Outcomes, ood_score: str) -> Outcomes:
+def outcomes_from_traits(traits: Outcomes, ood_score: str) -> Outcomes:
     """Return the outcomes for traits; the inverse of `traits_of`."""
     undo: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         HITS: lambda x: x > 0,
@@ -140,7 +141,7 @@ def _odds(logits: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return logits.gather(-1, at).squeeze(-1) - other_classes
 
 
-def values_of(objective: Objective, outcomes: Outcomes) -> torch.Tensor:
+def objective_values(objective: Objective, outcomes: Outcomes) -> torch.Tensor:
     """Return the objective of K candidates, shape (K,), float64, on the CPU; higher is better."""
     sample = dict(outcomes.id)
     if objective.needs_ood:
@@ -156,7 +157,7 @@ def first_best(values: Sequence[float]) -> int:
 
 FEATURES, LABELS = "features", "labels"
 """Names of the tensors for the fit in addition to the energy, of shape (K, D, N) and (K, N)."""
-LEAST = 4
+MIN_CLASS_SAMPLES = 4
 """Minimum number of samples of the largest class. Each half needs two of them for a variance within
 classes."""
 
@@ -168,21 +169,21 @@ def check_halves(labels: Tensor) -> None:
         labels: Shape (N,), or (N, Q) for several labels.
 
     Raises:
-        DataError: If labels have two axes, or no class has `LEAST` samples.
+        DataError: If labels have two axes, or no class has `MIN_CLASS_SAMPLES` samples.
     """
     if labels.ndim > 1:
         raise DataError(
             f"`--ood-score {ENERGY_DENSITY}`: compares features of classes, but samples may have several labels",
             hint="use an OOD score of logits, such as `--ood-score energy`",
         )
-    if not len(labels) or int(labels.bincount().max()) < LEAST:
+    if not len(labels) or int(labels.bincount().max()) < MIN_CLASS_SAMPLES:
         raise DataError(
-            f"`{ENERGY_DENSITY}` is fitted on each half of the labelled data, but no class has {LEAST} samples",
+            f"`{ENERGY_DENSITY}` is fitted on each half of the labelled data, but no class has {MIN_CLASS_SAMPLES} samples",
             hint="give more data to `--data`, or use an OOD score of logits, such as `--ood-score energy`",
         )
 
 
-def halves(labels: Tensor) -> Tensor:
+def second_half_mask(labels: Tensor) -> Tensor:
     """Return whether each of N samples is in the second half, shape (N,): every other sample of each class."""
     order = labels.argsort(stable=True)
     by_class = labels[order]
@@ -191,8 +192,8 @@ def halves(labels: Tensor) -> Tensor:
     return ranks % 2 == 1
 
 
-def to_fit_on(features: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
-    """Return the tensors for `with_density` by name.
+def density_inputs(features: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
+    """Return the tensors for `with_density`: `features` (K, D, N), and `labels` (K, N) for ID data.
 
     Args:
         features: Features of candidates, shape (K, N, D).
@@ -228,7 +229,7 @@ def _scores(
 ) -> tuple[Tensor, Tensor]:
     """Return the scores of one candidate, shapes (N,) and (N',), float64."""
     scores, ood_scores = torch.zeros_like(energies), torch.zeros_like(ood_energies)
-    second = halves(labels)
+    second = second_half_mask(labels)
     for held_out in (second, ~second):
         try:
             fitted = _fit(features, energies, labels, held_out)
@@ -257,7 +258,7 @@ def _as_logits(energies: Tensor) -> Tensor:
     return -energies.unsqueeze(1)
 
 
-class Yardstick(NamedTuple):
+class ObjectiveEvaluator(NamedTuple):
     """Objective, its OOD score, and the feature extractor of the model.
 
     Attributes:
@@ -287,7 +288,7 @@ class Yardstick(NamedTuple):
         return answers if self.features is None else answers[..., : -self.features.width]
 
     def names(self, *, labelled: bool) -> tuple[str, ...]:
-        """Return the names of the tensors of `outcomes`."""
+        """Return the names of the tensors of `outcomes`, for ID data (`labelled`) or OOD data."""
         fitted_on = () if self.features is None else (FEATURES, LABELS) if labelled else (FEATURES,)
         return (*outcomes_read(self.objective, labelled=labelled), *fitted_on)
 
@@ -295,7 +296,7 @@ class Yardstick(NamedTuple):
         """Return the outcomes of answers, each (k, B), and the tensors for the fit of the OOD score."""
         outcomes = outcomes_of(self.logits(answers), labels, self.objective, self.ood_score)
         if self.features is not None:
-            outcomes |= to_fit_on(answers[..., -self.features.width :], labels)
+            outcomes |= density_inputs(answers[..., -self.features.width :], labels)
         return outcomes
 
     def traits(self, answers: torch.Tensor, labels: torch.Tensor | None) -> dict[str, torch.Tensor]:
@@ -307,5 +308,5 @@ class Yardstick(NamedTuple):
         return outcomes if self.features is None else with_density(outcomes)
 
     def values(self, outcomes: Outcomes) -> torch.Tensor:
-        """Return the objective (k,) of fitted outcomes, see `values_of`."""
-        return values_of(self.objective, outcomes)
+        """Return the objective (k,) of fitted outcomes, see `objective_values`."""
+        return objective_values(self.objective, outcomes)

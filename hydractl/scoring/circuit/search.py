@@ -39,7 +39,7 @@ def score_circuit(job: ScoreJob) -> Ranking:
         start = search.restart(len(recorded))
         for removal in recorded[:start]:
             search.circuit.remove(removal.id)
-        search.circuit.check_room()
+        search.circuit.check_memory()
         baseline = search.circuit.value() if job.log.baseline is None else job.log.baseline
         job.log.begin(baseline)
         removals = list(recorded)
@@ -104,36 +104,39 @@ class Exact:
         """
 
     def results(self) -> Mapping[str, OptionValue]:
-        """Return further results for the scores file."""
+        """Return further results for the scores file by name; empty in an exact search."""
         return {}
 
 
 def best_of(values: Mapping[HeadId, float]) -> tuple[HeadId, float]:
-    """Return the first head with the highest value, and the value."""
+    """Return the first head with the highest value, and the value.
+
+    `values` must have at least one head.
+    """
     return max(values.items(), key=lambda pair: pair[1])
 
 
 Effects: TypeAlias = dict[HeadId, Tensor]
 """Change of the traits (1, S) by the removal of each head, or by the restoration of a removed head."""
-SPENT = "spent"
+WORK_KEY = "spent"
 """Key of the counts of evaluations and work in the journal."""
-RECHECK = 24
+FULL_EVALUATION_INTERVAL = 24
 """Number of removals between evaluations of all heads; an interrupted run resumes from the last one. Chosen
 by hand; 48 halves their cost and lets predictions become older."""
-DOUBT = 0.5
+MIN_EXPECTED_GAIN = 0.5
 """Minimum expected gain of an evaluation per unit of cost, relative to the initial spread of the heads'
 objectives. Chosen on digits and texts; at 1 the search is up to 1.2 times as fast and about as good
 (`benchmarks/results/search.md`). At 0 every head is evaluated."""
-AT_ONCE = 4
+EVALUATION_BATCH = 4
 """Number of heads that are evaluated together before expected gains are computed again. Chosen by hand; 8
 evaluates more heads than necessary in fewer passes."""
-LAST = 0.05
+LAST_LAYER_COST = 0.05
 """Cost of a candidate in the last layer of a tower, in layers. The last layer computes few tokens. Chosen by
 hand; doubling it makes other layers relatively cheaper."""
-CHEAP = 1 / 3
+CHEAP_WORK_FRACTION = 1 / 3
 """Fraction of the exact search's work below which swaps without expected gain are tried too. Chosen on digits
 and texts; 2/3 would include searches on texts, which cost about half of an exact search."""
-GROWTH = 1.5
+ERROR_GROWTH_EXPONENT = 1.5
 """Exponent of the growth of the squared prediction error with the steps since an evaluation. Chosen by hand;
 at 3, heads without a recent evaluation are evaluated again sooner."""
 FIRST_GUESS = 1 / 3
@@ -151,11 +154,11 @@ class Lazy(Exact):
     The search stores how the last evaluation of each head changed the traits of all samples (see
     `traits_of`), and predicts the objective without a head by the same change from the current traits. The
     errors of these predictions are learned by layer and by the number of steps since the evaluation. A head
-    is evaluated while the expected improvement over the best new value, divided by the cost, exceeds `DOUBT`
+    is evaluated while the expected improvement over the best new value, divided by the cost, exceeds `MIN_EXPECTED_GAIN`
     times the initial spread of the heads' objectives.
 
     Minoux's search is exact because the values of a submodular objective only decrease. The values here can
-    also increase: this search is a heuristic, except with `DOUBT` 0. The first removal and each `RECHECK`-th
+    also increase: this search is a heuristic, except with `MIN_EXPECTED_GAIN` 0. The first removal and each `FULL_EVALUATION_INTERVAL`-th
     one evaluate all heads without stored changes; an interrupted run resumes there. Finally the search tries
     swaps of heads (see `Swaps`).
 
@@ -174,7 +177,7 @@ class Lazy(Exact):
         self.effects: Effects = {}
         self.since: dict[HeadId, int] = {}
         self.swapped = 0
-        self.doubt = DeviationBound(0.0)
+        self.error_statistics = DeviationBound(0.0)
         self.now: Tensor | None = None
         self._next: Effects = {}
         self.sizes = self.circuit.passes()
@@ -185,7 +188,7 @@ class Lazy(Exact):
     def restart(self, recorded: int) -> int:
         # Swaps need the stored streams of the last removal.
         last = recorded - 1 if recorded == self.budget else recorded
-        return last - last % RECHECK
+        return last - last % FULL_EVALUATION_INTERVAL
 
     @override
     def best(self, step: int) -> tuple[HeadId, float]:
@@ -193,7 +196,7 @@ class Lazy(Exact):
         self.exact_evaluations += len(heads)
         self.exact_work += self.full_pass + self._after(heads)
         self.work += self.full_pass
-        if step % RECHECK == 0:
+        if step % FULL_EVALUATION_INTERVAL == 0:
             self.effects, self.now = {}, None
             if step:
                 self.circuit.forget()
@@ -202,7 +205,7 @@ class Lazy(Exact):
             evaluated = self._search(circuit_traits, heads, step)
         else:
             evaluated = self._evaluate(heads)
-            self.doubt = DeviationBound(pstdev(value for value, _ in evaluated.values()))
+            self.error_statistics = DeviationBound(pstdev(value for value, _ in evaluated.values()))
         self.since |= dict.fromkeys(evaluated, step)
         self.effects |= {head: traits - circuit_traits for head, (_, traits) in evaluated.items()}
         best, value = best_of({head: evaluated[head][0] for head in heads if head in evaluated})
@@ -226,24 +229,26 @@ class Lazy(Exact):
             evaluated |= self._evaluate([head for head in heads if head in chosen], trails=True)
             bar = max(value for value, _ in evaluated.values())
             worth = {
-                head: promise(expected[head], self.doubt.deviation(head, step - self.since[head]), bar)
+                head: expected_improvement(
+                    expected[head], self.error_statistics.deviation(head, step - self.since[head]), bar
+                )
                 / costs[head]
                 for head in heads
                 if head not in evaluated
             }
-            least = DOUBT * self.doubt.spread
+            least = MIN_EXPECTED_GAIN * self.error_statistics.spread
             chosen = {
                 head
-                for head in sorted(worth, key=lambda h: -worth[h])[:AT_ONCE]
+                for head in sorted(worth, key=lambda h: -worth[h])[:EVALUATION_BATCH]
                 if worth[head] > least or not least
             }
         for head, (value, _) in evaluated.items():
-            self.doubt.learn(head, step - self.since[head], value - expected[head])
+            self.error_statistics.learn(head, step - self.since[head], value - expected[head])
         return evaluated
 
     def _cost(self, head: HeadId) -> float:
         """Return the cost of a candidate relative to a pass over all data."""
-        layers = self.depths[head.tower] - 1 - head.layer + LAST
+        layers = self.depths[head.tower] - 1 - head.layer + LAST_LAYER_COST
         return layers * self.sizes[head.tower] / self.full_pass
 
     def _evaluate(
@@ -261,15 +266,15 @@ class Lazy(Exact):
         self.now = self._next.get(head)
 
     def value_after(self, heads: Sequence[HeadId]) -> tuple[float, Tensor]:
-        """Return objective and traits of the circuit after a change of some heads."""
+        """Return the objective and the traits (1, S) that the circuit would have after `change(heads)`."""
         self.evaluations += 1
         self.work += self._after(lowest_of(heads).values())
         value, traits = self.circuit.changed(heads)
         return float(value), traits
 
-    def look_around(self, heads: Sequence[HeadId]) -> tuple[Tensor, Effects]:
-        """Return the traits of the circuit, and the change of the traits by each head alone."""
-        circuit_traits, after = self.circuit.around(heads)
+    def measure_effects(self, heads: Sequence[HeadId]) -> tuple[Tensor, Effects]:
+        """Return the traits (1, S) of the circuit, and the change of the traits by each head alone."""
+        circuit_traits, after = self.circuit.traits_around(heads)
         self.work += self.full_pass
         self._count(heads)
         return circuit_traits, {head: traits - circuit_traits for head, traits in after.items()}
@@ -286,11 +291,14 @@ class Lazy(Exact):
 
     @property
     def is_cheap(self) -> bool:
-        """Whether the search has done less than `CHEAP` of the exact search's work."""
-        return self.work < CHEAP * self.exact_work
+        """Whether the search has done less than `CHEAP_WORK_FRACTION` of the exact search's work."""
+        return self.work < CHEAP_WORK_FRACTION * self.exact_work
 
     def _in_order(self, removals: Sequence[Removal], first: int) -> list[Removal]:
-        """Return the removals with the objective after each one.
+        """Return the removals with the objective after each removal.
+
+        The circuit has the same heads before and after the call, but heads are restored and removed in
+        between.
 
         Args:
             removals: Removals in order.
@@ -316,14 +324,14 @@ class Lazy(Exact):
 
     @override
     def memory(self) -> Memory:
-        return {SPENT: (self.evaluations, self.work, self.exact_evaluations, self.exact_work)}
+        return {WORK_KEY: (self.evaluations, self.work, self.exact_evaluations, self.exact_work)}
 
     @override
     def recall(self, memory: Memory) -> None:
-        spent = memory.get(SPENT, ())
+        spent = memory.get(WORK_KEY, ())
         if len(spent) != 4:
             raise ManifestError(
-                f"the journal of the interrupted run has {len(spent)} values of `{SPENT}`, not 4",
+                f"the journal of the interrupted run has {len(spent)} values of `{WORK_KEY}`, not 4",
                 hint="add `--force` to discard it and start again",
             )
         self.evaluations, self.work, self.exact_evaluations, self.exact_work = spent
@@ -354,7 +362,7 @@ class DeviationBound:
         """Add the error of a prediction made `steps` removals after the evaluation of a head."""
         layer = head.tower, head.layer
         total, count = self._error_counts.get(layer, (0.0, 0))
-        self._error_counts[layer] = (total + error**2 / steps**GROWTH, count + 1)
+        self._error_counts[layer] = (total + error**2 / steps**ERROR_GROWTH_EXPONENT, count + 1)
 
     def deviation(self, head: HeadId, steps: int) -> float:
         """Return the standard deviation of the prediction error of a head after `steps` removals."""
@@ -364,10 +372,10 @@ class DeviationBound:
         common = (total + WEIGHT_OF_GUESS * guess) / (count + WEIGHT_OF_GUESS)
         head_errors, times = self._error_counts.get((head.tower, head.layer), (0.0, 0))
         variance = (head_errors + WEIGHT_OF_OTHERS * common) / (times + WEIGHT_OF_OTHERS)
-        return math.sqrt(variance * steps**GROWTH)
+        return math.sqrt(variance * steps**ERROR_GROWTH_EXPONENT)
 
 
-def promise(expected: float, deviation: float, bar: float) -> float:
+def expected_improvement(expected: float, deviation: float, bar: float) -> float:
     """Return the expected improvement E[max(0, v - bar)] of a normally distributed value v.
 
     Args:
@@ -381,13 +389,13 @@ def promise(expected: float, deviation: float, bar: float) -> float:
     return (expected - bar) * _NORMAL.cdf(z) + deviation * _NORMAL.pdf(z)
 
 
-WIDTH = 12
+SWAP_CANDIDATES = 12
 """Number of removed heads, and of kept heads, that are paired for swaps. Chosen by hand; 24 gives four times
 the number of pairs, with lower expected gain."""
-PATIENCE = 1 / 2
+SWAP_PATIENCE = 1 / 2
 """Number of successive failed swaps after which trials end, relative to the number of removals. Chosen on
 digits and texts; 1 evaluates up to twice the number of failing swaps."""
-FAR = 1 / 4
+REMEASURE_AFTER_SWAPS = 1 / 4
 """Number of swaps after which effects are measured again, relative to the number of removals. Chosen by hand;
 at 1/2 predictions rest on older effects."""
 
@@ -413,7 +421,7 @@ class Swaps:
     is divided between both effects.
 
     Swaps without expected gain are evaluated only while the search is cheap. If no swap is left, or
-    `PATIENCE` is exhausted, the effects of the most promising heads are measured again, provided that `FAR`
+    `SWAP_PATIENCE` is exhausted, the effects of the most promising heads are measured again, provided that `REMEASURE_AFTER_SWAPS`
     swaps were made since the last measurement; otherwise the search ends.
 
     In the order of removals, the restored head is deleted and the removed head is last.
@@ -445,7 +453,7 @@ class Swaps:
 
     def run(self, trials: int) -> None:
         """Evaluate at most `trials` swaps, and make those with a higher objective."""
-        several, far = (share * len(self.removals) for share in (PATIENCE, FAR))
+        several, far = (share * len(self.removals) for share in (SWAP_PATIENCE, REMEASURE_AFTER_SWAPS))
         swaps_before = -far
         while self.made - swaps_before >= far and len(self.tried) < trials:
             swaps_before, in_vain = self.made, 0
@@ -454,16 +462,16 @@ class Swaps:
                 if self.effects
                 else self.circuit.heads()
             )
-            self.now, self.effects = self.search.look_around(heads)
+            self.now, self.effects = self.search.measure_effects(heads)
             while in_vain < several and len(self.tried) < trials and (swap := self._promising()):
                 in_vain = 0 if self._try(swap) else in_vain + 1
 
     def _best(self) -> list[list[HeadId]]:
-        """Return the `WIDTH` most promising removed heads, and the `WIDTH` most promising kept heads."""
+        """Return the `SWAP_CANDIDATES` most promising removed heads, and the `SWAP_CANDIDATES` most promising kept heads."""
         removed, heads = self.removed, list(self.effects)
         values = dict(zip(heads, self._expected([[head] for head in heads]), strict=True))
         groups = ([head for head in heads if (head in removed) == went] for went in (True, False))
-        return [sorted(group, key=lambda head: -values[head])[:WIDTH] for group in groups]
+        return [sorted(group, key=lambda head: -values[head])[:SWAP_CANDIDATES] for group in groups]
 
     def _promising(self) -> Swap | None:
         """Return the most promising untried swap, or None.

@@ -1,7 +1,8 @@
 """Outputs of a tower without each of some heads, at the cost of the layers from the head's layer on.
 
 The part of a block after its heads is compiled once for all equal blocks. The streams that enter blocks are
-cached between evaluations. `MemoryBudget` limits the number of candidates that run together.
+cached between evaluations. `MemoryBudget` limits the number of candidates that run together. A candidate is a
+head whose removal is tried.
 
 Axes: k candidates, B or N batch, T tokens, H heads, K head width, D width, F outputs of a tower.
 """
@@ -67,10 +68,10 @@ class Streams:
     def entering(self, key: Key | None, tower: Tower, inputs: Inputs) -> Iterator[LayerInput]:
         """Yield and cache the input of each block; without a key nothing is cached."""
         if key is None or not self.room:
-            yield from entering(tower, inputs)
+            yield from iterate_layer_inputs(tower, inputs)
             return
         cached = self._known.setdefault(key, [])
-        for layer, entered in enumerate(entering(tower, inputs, tuple(cached))):
+        for layer, entered in enumerate(iterate_layer_inputs(tower, inputs, tuple(cached))):
             if layer == len(cached) and self._fits(key, entered.size):
                 cached.append(entered)
             yield entered
@@ -115,7 +116,7 @@ class Streams:
                 del cached[head.layer :]
                 if full and key in known_without:
                     ablation, number = known_without[key]
-                    cached.extend(ablation.trail(number))
+                    cached.extend(ablation.later_inputs_without(number))
         self._count()
 
     def cut(self, tower: str, layer: int) -> None:
@@ -186,14 +187,18 @@ class LayerInput(NamedTuple):
         return sum(x.untyped_storage().nbytes() for x in tensors)
 
 
-def entering(tower: Tower, inputs: Inputs, cached: Sequence[LayerInput] = ()) -> Iterator[LayerInput]:
+def iterate_layer_inputs(
+    tower: Tower, inputs: Inputs, cached: Sequence[LayerInput] = ()
+) -> Iterator[LayerInput]:
     """Yield the input of each block; cached inputs come first."""
     yield from cached
     if len(cached) < len(tower.blocks):
-        yield from following(tower, cached[-1].leaving if cached else tower.embed(inputs), len(cached))
+        yield from iterate_layer_inputs_from(
+            tower, cached[-1].leaving if cached else tower.embed(inputs), len(cached)
+        )
 
 
-def following(tower: Tower, stream: Stream, layer: int) -> Iterator[LayerInput]:
+def iterate_layer_inputs_from(tower: Tower, stream: Stream, layer: int) -> Iterator[LayerInput]:
     """Yield the input of each block from `layer` on.
 
     The input of the last block contains only tokens that the readout uses.
@@ -252,31 +257,31 @@ class Ablation(NamedTuple):
 
     Attributes:
         outputs: Shape (k, N, F).
-        entered: Input of the layer.
+        layer_input: Input of the layer.
         positions: Positions of the heads among the remaining heads of the layer.
         attention_outputs: Attention outputs of the layer without each head, shape (k B, T, D).
         later: Inputs of the following blocks, shape (k B, ...); empty if not requested.
     """
 
     outputs: torch.Tensor
-    entered: LayerInput
+    layer_input: LayerInput
     positions: Sequence[int]
     attention_outputs: torch.Tensor
     later: list[LayerInput]
 
-    def trail(self, number: int) -> list[LayerInput]:
+    def later_inputs_without(self, number: int) -> list[LayerInput]:
         """Return copies of the inputs of the layer and all later blocks without head number `number`."""
-        size = len(self.entered.y)
+        size = len(self.layer_input.y)
         rows = slice(number * size, (number + 1) * size)
-        others = [i for i in range(self.entered.z.shape[-2]) if i != self.positions[number]]
-        first = self.entered._replace(
-            z=self.entered.z[..., others, :], y=self.attention_outputs[rows].clone()
+        others = [i for i in range(self.layer_input.z.shape[-2]) if i != self.positions[number]]
+        first = self.layer_input._replace(
+            z=self.layer_input.z[..., others, :], y=self.attention_outputs[rows].clone()
         )
         return [first, *(entered.rows(rows) for entered in self.later)]
 
     @property
     def size(self) -> int:
-        """Number of bytes of all trails."""
+        """Number of bytes of the attention outputs and of the inputs of later blocks."""
         return self.attention_outputs.numel() * self.attention_outputs.element_size() + sum(
             entered.size for entered in self.later
         )
@@ -309,7 +314,7 @@ def iterate_ablations(
     def ablate(heads: Sequence[int], *, trails: bool) -> Ablation:
         attention_outputs = torch.cat([entered.without(head) for head in heads])
         joined = block.join(stream.tile(len(heads)), attention_outputs)
-        later = list(following(tower, joined, layer + 1)) if trails else []
+        later = list(iterate_layer_inputs_from(tower, joined, layer + 1)) if trails else []
         outputs = tower.finish(later[-1].leaving) if later else tower.resume(joined, layer + 1)
         return Ablation(
             outputs.reshape(len(heads), -1, *outputs.shape[1:]), entered, heads, attention_outputs, later
@@ -379,7 +384,7 @@ doubling it needs more memory."""
 DEVICE_SHARE = 0.5
 """Fraction of the free memory of an accelerator that may be used. Chosen by hand; doubling it leaves no
 memory for other programs."""
-KEPT_BYTES = 1 << 30
+CACHE_BYTES_WITHOUT_LIMIT = 1 << 30
 """Bytes of streams that are cached on a CPU without a memory limit. Chosen by hand; doubling it caches more
 blocks of large models."""
 ANSWER_ELEMENTS = 1 << 16
@@ -387,7 +392,7 @@ ANSWER_ELEMENTS = 1 << 16
 calls."""
 OUTCOME_BYTES = 32
 """Bytes per logit: four float64 numbers for softmax and scores."""
-LOSS = 1.25
+ALLOCATOR_OVERHEAD = 1.25
 """Upper bound of allocated bytes per requested byte. Chosen by hand; doubling it halves the candidates that
 run together under a memory limit."""
 
@@ -416,13 +421,15 @@ class MemoryBudget:
                 and the rest is divided.
         """
         self.limit, self.device = limit, device
-        self.features = KEPT_BYTES if limit is None else limit // 2
+        self.features = CACHE_BYTES_WITHOUT_LIMIT if limit is None else limit // 2
         available = limit - self.features if limit is not None and holds_features else limit
         if limit is None and device.type == "cuda":
             available = int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
         self.available = available
         self.bound = available // 2 if keeps_streams and available is not None else available
-        self.kept = 0 if not keeps_streams else KEPT_BYTES if available is None else available // 3
+        self.kept = (
+            0 if not keeps_streams else CACHE_BYTES_WITHOUT_LIMIT if available is None else available // 3
+        )
         self._fits: dict[Hashable, int] = {}
         self._least = 0.0
 
@@ -435,7 +442,8 @@ class MemoryBudget:
             key: Everything that determines the need of memory.
             stream: Attention output of the layer for one candidate.
             before: Number of bytes already in use.
-            run_one: Runs a candidate and returns the answers; called to measure the need of memory.
+            run_one: Runs a candidate and returns the outputs of the tower; called to measure the need of
+                memory.
         """
         elements = STREAM_ELEMENTS if self.device.type == "cpu" else DEVICE_ELEMENTS
         filling = max(1, elements // max(1, stream.numel()))
@@ -444,9 +452,9 @@ class MemoryBudget:
         if key not in self._fits:
             with Peak() as peak:
                 answers = run_one()
-            need = LOSS * (peak.highest + OUTCOME_BYTES * answers.numel())
-            self._fits[key] = max(0, int((self.bound - LOSS * before) // need))
-            self._least = LOSS * before + need
+            need = ALLOCATOR_OVERHEAD * (peak.highest + OUTCOME_BYTES * answers.numel())
+            self._fits[key] = max(0, int((self.bound - ALLOCATOR_OVERHEAD * before) // need))
+            self._least = ALLOCATOR_OVERHEAD * before + need
         return min(filling, self._fits[key])
 
     def refused(self) -> UsageError:

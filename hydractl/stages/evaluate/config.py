@@ -385,7 +385,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
 
     @property
     def fitted(self) -> tuple[str, ...]:
-        """Feature-based OOD scores."""
+        """The feature-based scores among the OOD scores."""
         return tuple(score for score in self.scores if ood_scores.is_fitted(score))
 
     @property
@@ -433,12 +433,12 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
 
     @property
     def others(self) -> tuple[DataRef | None, ...]:
-        """All data sets except `data`."""
+        """All data sets except `data`; None for options that are not given."""
         return (*(d.ref for d in self.ood + self.ood_val), self.temperature_data, self.fit, self.val)
 
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:
-        """Names of the OOD sets of each mean. Empty groups are left out."""
+        """Names of the OOD sets in each group: `near`, `far` and `all`. Empty groups are left out."""
         groups = {"near": self.near, "far": self.far, "all": self.ood}
         return {group: tuple(d.name for d in sets) for group, sets in groups.items() if sets}
 

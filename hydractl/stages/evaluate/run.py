@@ -18,7 +18,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, UsageError
 from hydractl.evaluation import caveats
 from hydractl.evaluation.cost import check_training_is_recorded, count_sizes, measure_latencies
-from hydractl.evaluation.data import EvalData, check_alike, check_metrics, check_one_question
+from hydractl.evaluation.data import EvalData, check_metrics, check_one_question, check_same_task_and_classes
 from hydractl.evaluation.guarantees import (
     check_stores,
     fit_label_thresholds,
@@ -27,7 +27,7 @@ from hydractl.evaluation.guarantees import (
     measure_sets,
     set_values,
     stored_guarantees,
-    why_lapses,
+    why_invalid,
     write_copy,
 )
 from hydractl.evaluation.options import THRESHOLD_OPTION, NamedModels, risk_text
@@ -49,12 +49,12 @@ from hydractl.manifest.guarantees import Examples, SetNumbers
 from hydractl.manifest.header import FittedScores, Header, samples_of
 from hydractl.manifest.report import Report, Row, StoredScores
 from hydractl.manifest.terms import ID_NAME, Temperature
-from hydractl.metrics.compute import Measurement, RowNumbers, answered, means, measure_all
+from hydractl.metrics.compute import Measurement, RowNumbers, means, measure_all, sample_values
 from hydractl.metrics.metric_spec import WHERE_PRESENT, MetricNeeds
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, MSP, SCORES, VERSION, default_score, definition_of
 from hydractl.metrics.per_sample import StoredPredictions
 from hydractl.metrics.registry import FIT, METRICS, TEMPERATURE, VAL, needing
-from hydractl.metrics.resampling import Resampling, present
+from hydractl.metrics.resampling import Resampling, without_nan
 from hydractl.metrics.selective import fewest
 from hydractl.output.publish import is_stream
 from hydractl.prediction.answers import load_predictors, write_predictions
@@ -136,6 +136,7 @@ def run_eval(config: EvalConfig) -> EvalReport:
 
     Raises:
         InputError: If a model or a data set cannot be used, or the models have different classes.
+        UsageError: If an option does not fit the models or the data.
         OutputExists: If an output already exists.
         Interrupted: If another process of the run ended unexpectedly.
     """
@@ -147,21 +148,21 @@ def run_eval(config: EvalConfig) -> EvalReport:
             config, [config.out, config.save_predictions, config.store], writes=team.leads
         ) as output,
     ):
-        original, opened = config, _open_models(config, output)
-        measurers = [m for extension in config.extensions if (m := extension.begin(config, opened))]
-        config = _with_default_score(config, opened)
-        run = _open_data(config, opened, measurers, device, team)
+        original, model_files = config, _open_models(config, output)
+        measurers = [m for extension in config.extensions if (m := extension.begin(config, model_files))]
+        config = _with_default_score(config, model_files)
+        run = _open_data(config, model_files, measurers, device, team)
         # A threshold on default scores uses the last of them: `energy+density` if all models store it.
         results = Results(threshold_score=config.scores[-1 if original.ood_score is None else 0])
         for measurer in measurers:
             measurer.open_data(run)
-        for named, models in zip(run.named, run.opened, strict=True):
+        for named, models in zip(run.named, run.model_files, strict=True):
             progress.step(f"Evaluating {named.name}")
             _measure_row(config, run, measurers, results, named, models)
         if results.loaded:
             _measure_time(config, run, results)
         if not team.leads:
-            document = Report.from_json(team.broadcast(""), where="the report of rank 0")
+            document = Report.from_json(team.broadcast(""), place="the report of rank 0")
         else:
             document = _document(config, run, results, measurers, config_digest(original))
             _write(original, config, run, results, document, output)
@@ -172,18 +173,18 @@ def run_eval(config: EvalConfig) -> EvalReport:
 
 def _open_models(config: EvalConfig, output: Output) -> list[list[OpenModel]]:
     """Open the models of each row. Check options and models before data are opened."""
-    opened = [
+    model_files = [
         [
             open_reader(m, arch=config.arch if row == 0 else None, max_length=config.max_length)
             for m in named.models
         ]
         for row, named in enumerate(config.rows)
     ]
-    models = [*chain.from_iterable(opened)]
+    models = [*chain.from_iterable(model_files)]
     _check_outputs(config, models, output)
-    check_alike(models, names_classes=bool(config.naming.names))
+    check_same_task_and_classes(models, names_classes=bool(config.naming.names))
     _check_task(config, models[0])
-    return opened
+    return model_files
 
 
 def _check_outputs(config: EvalConfig, models: Sequence[OpenModel], output: Output) -> None:
@@ -222,14 +223,16 @@ def _check_task(config: EvalConfig, first: OpenModel) -> None:
     check_one_question(options, first)
 
 
-def _with_default_score(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> EvalConfig:
+def _with_default_score(config: EvalConfig, model_files: Sequence[Sequence[OpenModel]]) -> EvalConfig:
     """Add `energy+density` to the OOD scores if no scores are given and all models store it."""
     is_settled = config.ood_score is not None or config.fit is not None or config.naming != NOTHING_NAMED
     derived = any(row.is_derived for row in config.rows)
-    all_store = all(default_score(model.header) == ENERGY_DENSITY for model in chain.from_iterable(opened))
+    all_store = all(
+        default_score(model.header) == ENERGY_DENSITY for model in chain.from_iterable(model_files)
+    )
     if not (is_settled or derived) and all_store and config.uses_scores:
         return replace(config, ood_score=(MSP, ENERGY_DENSITY))
-    has_one_question = opened[0][0].header.architecture.task.has_one_question
+    has_one_question = model_files[0][0].header.architecture.task.has_one_question
     if config.scores == (MSP,) and config.ood_score is None and config.ood and has_one_question:
         progress.step(f"the only OOD score is `{MSP}`; `--fit TRAIN --val VAL` adds `{ENERGY_DENSITY}`")
     return config
@@ -237,20 +240,22 @@ def _with_default_score(config: EvalConfig, opened: Sequence[Sequence[OpenModel]
 
 def _open_data(
     config: EvalConfig,
-    opened: Sequence[Sequence[OpenModel]],
+    model_files: Sequence[Sequence[OpenModel]],
     measurers: Sequence[RowMeasurer],
     device: torch.device,
     team: ProcessGroup,
 ) -> Evaluation:
     """Open the data. Check that data, models and options fit together before a model is loaded."""
-    first, models = opened[0][0], [*chain.from_iterable(opened)]
+    first, models = model_files[0][0], [*chain.from_iterable(model_files)]
     stored_scores = config.fitted if config.fit is None else ()
     explicit = config.chosen if config.metrics else ()
-    check_fitted_scores(stored_scores, opened)
-    check_training_is_recorded(config.rows, opened, config.metrics or (), config.fail_if)
+    check_fitted_scores(stored_scores, model_files)
+    check_training_is_recorded(config.rows, model_files, config.metrics or (), config.fail_if)
     unfair = []
     if config.temperature_data is None:
-        unfair = [*caveats.of_temperatures([row.name for row in config.rows], opened, config.chosen)]
+        unfair = [
+            *caveats.temperature_warnings([row.name for row in config.rows], model_files, config.chosen)
+        ]
     for caveat in unfair:
         progress.warn(caveat)
     config.check_conditions([scope for measurer in measurers for scope in measurer.scopes], config.scores)
@@ -284,7 +289,7 @@ def _open_data(
     file = next((path for path in written if not is_stream(path)), None)
     run = Evaluation(
         named=config.rows,
-        opened=opened,
+        model_files=model_files,
         data=data,
         measurement=Measurement(
             config.chosen,
@@ -306,13 +311,13 @@ def _open_data(
         has_sets=has_sets,
         has_queries=data.queries is not None,
     )
-    run.warn((*data.skipped, *caveats.of_data(run.measurement, data.identities, config.guaranteed)))
-    caveats.check_apart(run.measurement, data.identities)
+    run.warn((*data.skipped, *caveats.data_warnings(run.measurement, data.identities, config.guaranteed)))
+    caveats.check_validation_is_not_test(run.measurement, data.identities)
     if config.set_options.rule:
-        caveats.check_enough(config.set_options.rule, data.labels, data.class_names)
+        caveats.check_set_sample_count(config.set_options.rule, data.labels, data.class_names)
     if config.store:
         check_stores(first, data.classes)
-    check_fitted_scores(stored_scores, opened, data.classes)
+    check_fitted_scores(stored_scores, model_files, data.classes)
     return run
 
 
@@ -322,52 +327,52 @@ def _measure_row(
     measurers: Sequence[RowMeasurer],
     results: Results,
     named: NamedModels,
-    opened: Sequence[OpenModel],
+    model_files: Sequence[OpenModel],
 ) -> None:
     """Measure a row. Without latency, its models are freed before the next row is loaded."""
     data, measurement = run.data, run.measurement
     dtype = None if config.dtype is None else torch_dtype(config.dtype)
     predictors: Sequence[Predictor] = load_predictors(
-        opened,
+        model_files,
         device=run.device,
         dtype=dtype,
         classes=data.classes,
         hint="use `--device cpu`, or `--no-latency` to keep only one row in memory",
     )
     for measurer in measurers:
-        predictors = measurer.derive(run, named, predictors, opened)
+        predictors = measurer.derive(run, named, predictors, model_files)
     without_scores = predictors
     if config.fitted:
         fit_on = data.fit_on(standardized=config.standardized_on is not None)
         predictors = [
             with_ood_scores(predictor, model, config.fitted, fit_on, run.team)
-            for predictor, model in zip(predictors, opened, strict=True)
+            for predictor, model in zip(predictors, model_files, strict=True)
         ]
-    scaling = scaling_of(run, named.name, predictors, opened, config.given_temperature)
+    scaling = scaling_of(run, named.name, predictors, model_files, config.given_temperature)
     predictions = {
         name: scaling(responses)
         for name in (*measurement.tested, *measurement.ood_val, *(VAL,) * bool(measurement.ood_val))
         if (responses := run.predict(predictors, data.inputs[name])) is not None
     }
-    header = header_of(run, opened, scaling)
-    loaded = LoadedRow(named, opened, without_scores, predictions, scaling, header)
+    header = header_of(run, model_files, scaling)
+    loaded = LoadedRow(named, model_files, without_scores, predictions, scaling, header)
     additions = [measurer.measure(run, loaded) for measurer in measurers]
     if not run.team.leads:
         return
     ood = {name: predictions[name] for name in measurement.ood}
     numbers = measure_all(predictions[ID_NAME], data.labels, ood, header, measurement, queries=data.queries)
     row = _row(config, run, results, loaded, numbers)
-    values = scaling.values(stored_temperatures(opened)) | set_values(config.chosen, row.sets)
+    values = scaling.values(stored_temperatures(model_files)) | set_values(config.chosen, row.sets)
     row = row.model_copy(
         update={
-            "values": numbers.values | values | count_sizes(predictors, config.chosen, opened),
+            "values": numbers.values | values | count_sizes(predictors, config.chosen, model_files),
             "difference": results.first and results.first.difference(numbers),
         }
     )
     row = reduce(lambda row, add: add(row), filter(None, additions), row)
-    run.warn(caveats.of_row(measurement, row, opened, data.identities, config.guaranteed))
+    run.warn(caveats.row_warnings(measurement, row, model_files, data.identities, config.guaranteed))
     if config.curves or config.keep_examples:
-        answers = present(answered(predictions[ID_NAME], data.labels))
+        answers = without_nan(sample_values(predictions[ID_NAME], data.labels))
         if config.curves:
             first = results.rows[0] if results.rows else None
             row = with_curves(row, loaded, answers, data.labels, measurement, first)
@@ -394,20 +399,20 @@ def _row(
     config: EvalConfig, run: Evaluation, results: Results, loaded: LoadedRow, numbers: RowNumbers
 ) -> Row:
     """Return the row of the report: numbers from predictions and headers, thresholds and prediction sets."""
-    opened, tested, labels = loaded.opened, loaded.predictions[ID_NAME], run.data.labels
+    model_files, tested, labels = loaded.model_files, loaded.predictions[ID_NAME], run.data.labels
     by_score, best = best_on_validation(run.measurement, loaded.predictions)
-    stored = stored_temperatures(opened)
+    stored = stored_temperatures(model_files)
     by_label = fit_label_thresholds(tested, labels) if config.label_thresholds else ()
     threshold = None
     if config.risk is not None:
-        several = opened[0].header.architecture.task.by_label
+        several = model_files[0].header.architecture.task.by_label
         thresholds = by_label or loaded.header.label_thresholds
         threshold = fit_threshold(
             tested, labels, results.threshold_score, config.risk, by_label=thresholds if several else None
         )
     return Row(
         name=loaded.named.name,
-        models=tuple(fingerprint_of(m) for m in opened),
+        models=tuple(fingerprint_of(m) for m in model_files),
         stored_temperatures=tuple(t.common for t in stored) if {*stored} != {Temperature()} else (),
         members=tested.shape[0],
         values=numbers.values,
@@ -420,10 +425,10 @@ def _row(
         mean_intervals=numbers.mean_intervals,
         ood_val=by_score,
         best_score=best,
-        tuned_on_ood=caveats.tuned_on_ood(opened),
+        tuned_on_ood=caveats.tuned_on_ood(model_files),
         stored_scores=tuple(
             StoredScores(data=model.header.fitted.data)
-            for model in opened
+            for model in model_files
             if config.fit is None and config.fitted and model.header.fitted is not None
         ),
         sets=_sets(config, run, loaded),
@@ -439,12 +444,12 @@ def _sets(config: EvalConfig, run: Evaluation, loaded: LoadedRow) -> SetNumbers 
     predictions, labels, data = loaded.predictions[ID_NAME], run.data.labels, run.data.fingerprints[ID_NAME]
     if config.set_options.rule is not None:
         sets = fit_sets(predictions, labels, data, config.set_options.rule)
-    elif len(loaded.opened) != 1 or loaded.named.is_derived:
+    elif len(loaded.model_files) != 1 or loaded.named.is_derived:
         return None
-    elif (stored := loaded.opened[0].header.prediction_sets) is not None:
-        temperature = loaded.scaling.on_top_of(stored_temperatures(loaded.opened))
+    elif (stored := loaded.model_files[0].header.prediction_sets) is not None:
+        temperature = loaded.scaling.on_top_of(stored_temperatures(loaded.model_files))
         shortened = config.max_length is not None
-        why = why_lapses(loaded.opened[0], temperature, shortened=shortened, classes=run.data.classes)
+        why = why_invalid(loaded.model_files[0], temperature, shortened=shortened, classes=run.data.classes)
         if why:
             progress.warn(
                 f"{loaded.named.name}: its prediction sets are not measured: they are not valid for {why}"
@@ -473,7 +478,7 @@ def _document(
     measurers: Sequence[RowMeasurer],
     digest: str,
 ) -> Report:
-    rows, libraries = results.rows, {model.family.library for model in chain.from_iterable(run.opened)}
+    rows, libraries = results.rows, {model.family.library for model in chain.from_iterable(run.model_files)}
     # Some metrics exist only for certain rows and OOD sets. They count as measured if any row has them.
     measured = {*config.chosen} - {*needing(config.chosen, *WHERE_PRESENT, MetricNeeds.OOD)}
     values = [values for row in rows for values in (row.values, *row.ood.values())]
@@ -542,12 +547,12 @@ def _write(
         document: The report.
         output: Outputs of the command.
     """
-    opened, header = run.opened[0][0], run.opened[0][0].header
+    model_file, header = run.model_files[0][0], run.model_files[0][0].header
     if original.store is not None:
         header = _header_of_copy(original, run, results)
     with output.publish() as begin:
         if original.store is not None:
-            write_copy(begin(original.store, header), opened.checkpoint, header, results.scores)
+            write_copy(begin(original.store, header), model_file.checkpoint, header, results.scores)
         if original.save_predictions is not None:
             write_predictions(
                 begin(original.save_predictions),
@@ -561,7 +566,7 @@ def _write(
 
 def _header_of_copy(config: EvalConfig, run: Evaluation, results: Results) -> Header:
     """Return the header of the copy for `--store`. `config` has the options as the user gave them."""
-    opened, row, data = run.opened[0][0], results.rows[0], run.data.identities
+    model_file, row, data = run.model_files[0][0], results.rows[0], run.data.identities
     # `sources_of_stored` reads the inputs of the step in this order.
     roles = (
         ID_NAME,
@@ -570,10 +575,10 @@ def _header_of_copy(config: EvalConfig, run: Evaluation, results: Results) -> He
         *(VAL,) * (config.standardized_on is not None),
     )
     inputs = [data[role].as_input() for role in roles]
-    temperature = row.scale.rounded() if TEMPERATURE in row.values else opened.header.scale
+    temperature = row.scale.rounded() if TEMPERATURE in row.values else model_file.header.scale
     step = make_step(
         config,
-        family=opened.family,
+        family=model_file.family,
         options={
             "temperature": config.given_temperature,
             "threshold_for": risk_text(config.threshold_for),
@@ -585,12 +590,12 @@ def _header_of_copy(config: EvalConfig, run: Evaluation, results: Results) -> He
             "fitted": config.fitted if config.fit is not None else None,
             "max_length": config.max_length,
         },
-        inputs=[opened.as_input(), *inputs],
+        inputs=[model_file.as_input(), *inputs],
         results={"temperature": temperature.common}
         | ({} if row.threshold is None else {"coverage": row.threshold.coverage}),
     )
     changes = stored_guarantees(
-        opened,
+        model_file,
         row,
         temperature,
         shortened=config.max_length is not None,
@@ -603,5 +608,5 @@ def _header_of_copy(config: EvalConfig, run: Evaluation, results: Results) -> He
             temperature=results.scores.temperature,
             version=VERSION,
         )
-    changes |= {"base": opened.base, "samples": samples_of(inputs, opened.header), "made_by": step}
-    return opened.header.model_copy(update=temperature.fields | changes)
+    changes |= {"base": model_file.base, "samples": samples_of(inputs, model_file.header), "made_by": step}
+    return model_file.header.model_copy(update=temperature.fields | changes)

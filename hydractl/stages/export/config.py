@@ -106,7 +106,7 @@ class ExportConfig(CheckedSettings, CommandConfig):
 
     @property
     def script(self) -> Path:
-        """Path of the Python script for running the exported model."""
+        """Path of the Python script for running the exported model, for example `model.onnx.py`."""
         return self.out.with_name(f"{self.out.name}.py")
 
     @override

@@ -31,9 +31,9 @@ from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Header, Preprocess, Tokenization
 from hydractl.manifest.report import Report
 from hydractl.manifest.terms import ID_NAME
-from hydractl.metrics.ood_scores import means_the_same
+from hydractl.metrics.ood_scores import has_same_definition
 from hydractl.metrics.selective import HALF
-from hydractl.prediction.class_names import Classes, settle, with_class_names
+from hydractl.prediction.class_names import Classes, set_classes, with_class_names
 from hydractl.prediction.feature_ood import WithDefaultScore
 from hydractl.prediction.open_inputs import labels_of, open_reader, open_sets
 from hydractl.processes.distributed import require_one_process
@@ -80,6 +80,7 @@ def run_export(config: ExportConfig) -> ExportReport:
 
     Raises:
         UnsupportedModelError: If the model cannot be exported, or a library is missing or too old.
+        UsageError: If a zero-shot model has no class names, or an option does not fit the model.
         CheckFailed: If the exported model differs from the original by more than `tolerance`.
         OutputExists: If an output already exists.
     """
@@ -90,52 +91,56 @@ def run_export(config: ExportConfig) -> ExportReport:
     if config.form == ONNX:
         formats.onnx_libraries()
     with Output.claim(config, [config.out, config.report]) as output:
-        opened = open_reader(config.model, arch=config.arch, seed=config.seed, reads=config.data is not None)
-        _check(config, opened, output)
-        classes = config.naming.classes(opened)
-        if classes is None and opened.header.prompting is not None:
+        model_file = open_reader(
+            config.model, arch=config.arch, seed=config.seed, reads_data=config.data is not None
+        )
+        _check(config, model_file, output)
+        classes = config.naming.classes(model_file)
+        if classes is None and model_file.header.prompting is not None:
             raise UsageError(
-                f"{opened.reference}: has no class names yet, and an exported model takes images only",
+                f"{model_file.reference}: has no class names yet, and an exported model takes images only",
                 hint='name them: `--classes cat,dog --template "A photo of a {label}."`',
             )
         trial = None
         if config.data is not None:
-            sets = open_sets(opened, {ID_NAME: config.data, OOD: config.ood}, workers=config.num_workers)
-            labels, _ = labels_of(opened, sets[ID_NAME], classes)
-            trial = Trial(opened=opened, sets=sets, labels=labels, batch_size=config.batch_size)
-        progress.step(f"Tracing {opened.reference}")
-        source = _load(config, opened, classes)
+            sets = open_sets(model_file, {ID_NAME: config.data, OOD: config.ood}, workers=config.num_workers)
+            labels, _ = labels_of(model_file, sets[ID_NAME], classes)
+            trial = Trial(model_file=model_file, sets=sets, labels=labels, batch_size=config.batch_size)
+        progress.step(f"Tracing {model_file.reference}")
+        source = _load(config, model_file, classes)
         header, threshold = _guarantees(
-            config, opened, with_class_names(opened.header, classes), source.module
+            config, model_file, with_class_names(model_file.header, classes), source.module
         )
-        metadata = _metadata(config, opened, source.module, header, threshold)
-        traced, document = formats.traced(source, where=opened.reference), None
+        metadata = _metadata(config, model_file, source.module, header, threshold)
+        traced, document = formats.traced(source, place=model_file.reference), None
         if config.form == ONNX:
             progress.step("Converting to an ONNX graph")
-            document = formats.onnx(traced, source, where=opened.reference)
-            content = formats.onnx_bytes(document, metadata, where=opened.reference)
+            document = formats.onnx(traced, source, place=model_file.reference)
+            content = formats.onnx_bytes(document, metadata, place=model_file.reference)
             program = formats.run_onnx(content)
         else:
             content = formats.pt2(traced, metadata)
             program = formats.run_pt2(content)
         progress.step("Comparing the exported model with the original")
         differences = random_differences(
-            program, source.module, opened.header, tolerance=config.tolerance, seed=config.seed
+            program, source.module, model_file.header, tolerance=config.tolerance, seed=config.seed
         )
         report = None
         if trial is not None:
             kind, pixels = config.form.removeprefix("."), config.with_preprocess
-            responses = {"model": trial.responses(source.module.model, name=opened.reference)}
+            responses = {"model": trial.responses(source.module.model, name=model_file.reference)}
             responses[kind] = trial.responses(Runner(program), name=kind, pixels=pixels)
             differences[DATA] = furthest(responses[kind], responses["model"])
             if not pixels:
                 require_near(differences[DATA], config.tolerance, inputs_name=DATA)
-            if (how := config.quantize) is not None:
+            if (preprocess := config.quantize) is not None:
                 progress.step("Quantizing the ONNX model")
-                content = formats.onnx_bytes(formats.quantized(document), metadata, where=opened.reference)
+                content = formats.onnx_bytes(
+                    formats.quantized(document), metadata, place=model_file.reference
+                )
                 program = formats.run_onnx(content)
-                responses[how] = trial.responses(Runner(program), name=how, pixels=pixels)
-                differences[QUANTIZED] = furthest(responses[how], responses["model"])
+                responses[preprocess] = trial.responses(Runner(program), name=preprocess, pixels=pixels)
+                differences[QUANTIZED] = furthest(responses[preprocess], responses["model"])
             report = trial.report(responses, _options(config))
         progress.step(f"Writing {config.out}")
         script_text = script(
@@ -148,7 +153,7 @@ def run_export(config: ExportConfig) -> ExportReport:
         written = {config.out: content, config.script: script_text}
         if config.report is not None and report is not None:
             written[config.report] = report.to_json().encode()
-        _publish(config, opened, written, output)
+        _publish(config, model_file, written, output)
         answers = program(source.example)
         return ExportReport(
             paths=tuple(written),
@@ -175,20 +180,23 @@ def _export_folder(config: ExportConfig) -> ExportReport:
         OutputError: If the folder cannot be written.
     """
     with Output.claim(config, [config.out]) as output:
-        opened = open_reader(config.model, arch=config.arch)
-        output.check(config.out, models=[opened], files=[config.naming.file], folders=True)
+        model_file = open_reader(config.model, arch=config.arch)
+        output.check(config.out, models=[model_file], files=[config.naming.file], folders=True)
         step = make_step(
             config,
-            family=opened.family,
+            family=model_file.family,
             options={
                 "format": "folder",
                 "classes": config.naming.names or None,
                 "templates": config.naming.templates or None,
             },
-            inputs=[opened.as_input()],
+            inputs=[model_file.as_input()],
         )
-        named, checkpoint = with_class_names(opened.header, config.naming.classes(opened)), opened.checkpoint
-        header = named.model_copy(update={"base": opened.base, "made_by": step})
+        named, checkpoint = (
+            with_class_names(model_file.header, config.naming.classes(model_file)),
+            model_file.checkpoint,
+        )
+        header = named.model_copy(update={"base": model_file.base, "made_by": step})
         with output.publish() as begin:
             write_checkpoint(
                 begin(config.out, header),
@@ -207,51 +215,57 @@ def _export_folder(config: ExportConfig) -> ExportReport:
     )
 
 
-def _check(config: ExportConfig, opened: OpenModel, output: Output) -> None:
+def _check(config: ExportConfig, model_file: OpenModel, output: Output) -> None:
     """Check that outputs can be written, and that the model can take pixels if required."""
     for path, option in ((config.out, "-o"), (config.script, "-o"), (config.report, "--report")):
         output.check(
             path,
-            models=[opened],
+            models=[model_file],
             data=[config.data, config.ood],
             files=[config.naming.file],
             option=option,
             sidecars=config.if_changed,
         )
-    how = opened.header.preprocess
-    if config.with_preprocess and isinstance(how, Tokenization):
+    preprocess = model_file.header.preprocess
+    if config.with_preprocess and isinstance(preprocess, Tokenization):
         raise UsageError(
-            f"`--with-preprocess` is for images, but {opened.reference} reads texts", hint="leave it out"
+            f"`--with-preprocess` is for images, but {model_file.reference} reads texts", hint="leave it out"
         )
-    if config.with_preprocess and isinstance(how, Preprocess) and how.interpolation not in FILTERS:
+    if (
+        config.with_preprocess
+        and isinstance(preprocess, Preprocess)
+        and preprocess.interpolation not in FILTERS
+    ):
         raise UnsupportedModelError(
-            f"{opened.reference}: its preprocessing resizes by `{how.interpolation}`, which cannot be exported exactly",
+            f"{model_file.reference}: its preprocessing resizes by `{preprocess.interpolation}`, which cannot be exported exactly",
             hint="leave out `--with-preprocess`",
         )
 
 
-def _load(config: ExportConfig, opened: OpenModel, classes: Classes | None) -> Source:
+def _load(config: ExportConfig, model_file: OpenModel, classes: Classes | None) -> Source:
     """Load the model, without the text tower if the classes are known."""
-    how = opened.header.preprocess
-    model = load_any(opened, dtype=torch.float32)
-    settle(model, opened, classes)
+    preprocess = model_file.header.preprocess
+    model = load_any(model_file, dtype=torch.float32)
+    set_classes(model, model_file, classes)
     if classes is not None:
         for name in model.towers.keys() - {"vision"}:
             del model.towers[name]
-    pixels, example = None, samples(opened.header, batch=EXAMPLES, seed=config.seed)
+    pixels, example = None, samples(model_file.header, batch=EXAMPLES, seed=config.seed)
     axes: tuple[str, ...] = ("batch",)
-    if isinstance(how, Tokenization):
+    if isinstance(preprocess, Tokenization):
         # with padding to a fixed length, the length is constant
-        axes = ("batch", "length") if how.padding == "longest" else ("batch",)
+        axes = ("batch", "length") if preprocess.padding == "longest" else ("batch",)
     elif config.with_preprocess:
-        pixels, axes = Pixels(how), ("batch", "height", "width")
-        example = {IMAGES: pictures(how, size=(1.5, 1.25), batch=EXAMPLES, seed=config.seed)}
-    module = ExportModule(WithDefaultScore.stored(model, opened, classes), pixels)
-    return Source(module, example, axes, most=how.max_length if isinstance(how, Tokenization) else None)
+        pixels, axes = Pixels(preprocess), ("batch", "height", "width")
+        example = {IMAGES: pictures(preprocess, size=(1.5, 1.25), batch=EXAMPLES, seed=config.seed)}
+    module = ExportModule(WithDefaultScore.stored(model, model_file, classes), pixels)
+    return Source(
+        module, example, axes, most=preprocess.max_length if isinstance(preprocess, Tokenization) else None
+    )
 
 
 def _guarantees(
-    config: ExportConfig, opened: OpenModel, header: Header, module: ExportModule
+    config: ExportConfig, model_file: OpenModel, header: Header, module: ExportModule
 ) -> tuple[Header, Threshold | None]:
     """Remove guarantees that do not hold for the exported model, with a warning.
 
@@ -260,11 +274,11 @@ def _guarantees(
     """
     threshold = header.threshold
     if threshold is not None and (reason := _unfit(config, threshold, module, header)):
-        progress.warn(f"{opened.reference}: its threshold is not exported: {reason}")
+        progress.warn(f"{model_file.reference}: its threshold is not exported: {reason}")
         threshold = None
     if config.quantize is not None and header.prediction_sets is not None:
         progress.warn(
-            f"{opened.reference}: its prediction sets are not exported: they do not hold for the quantized model"
+            f"{model_file.reference}: its prediction sets are not exported: they do not hold for the quantized model"
         )
         header = header.model_copy(update={"prediction_sets": None})
     return header, threshold
@@ -279,15 +293,15 @@ def _unfit(config: ExportConfig, threshold: Threshold, module: ExportModule, hea
     if threshold.score != (score := module.with_score.score):
         return f"it is for `{threshold.score}`, but the exported model computes `{score}`"
     earlier = f"it is for an earlier definition of `{score}`"
-    return None if means_the_same(score, threshold.version) else earlier
+    return None if has_same_definition(score, threshold.version) else earlier
 
 
-def _publish(config: ExportConfig, opened: OpenModel, written: dict[Path, bytes], output: Output) -> None:
+def _publish(config: ExportConfig, model_file: OpenModel, written: dict[Path, bytes], output: Output) -> None:
     """Write all files, with provenance sidecars if `--if-changed` needs them."""
     step = sidecar_step(
         config,
         config.out,
-        opened=opened,
+        model_file=model_file,
         options=_options(config),
         seed=config.seed,
         libraries=formats.LIBRARIES if config.form == ONNX else (),
@@ -298,14 +312,18 @@ def _publish(config: ExportConfig, opened: OpenModel, written: dict[Path, bytes]
 
 
 def _metadata(
-    config: ExportConfig, opened: OpenModel, module: ExportModule, header: Header, threshold: Threshold | None
+    config: ExportConfig,
+    model_file: OpenModel,
+    module: ExportModule,
+    header: Header,
+    threshold: Threshold | None,
 ) -> dict[str, str]:
     """Return the metadata of the file: JSON texts by key."""
     step = make_step(
         config,
-        family=opened.family,
+        family=model_file.family,
         options=_options(config),
-        inputs=[opened.as_input()],
+        inputs=[model_file.as_input()],
         seed=config.seed,
     )
     fields = {

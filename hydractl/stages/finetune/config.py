@@ -206,7 +206,12 @@ class FinetuneConfig(CommandConfig):
 
     @override
     def outputs(self) -> tuple[Path, ...]:
-        """Return the path of each output model."""
+        """Return the path of each output model. With several models, `{i}` in the name becomes 0, 1, ...
+
+        Raises:
+            UsageError: If the name of several models has no `{i}`, the name of a single model has `{i}`, or
+                there are too many models.
+        """
         models = self.extension.models
         if models == 1 and "{i}" in self.out.name:
             raise UsageError(

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 from hydractl.checkpoint import write_tensors
-from hydractl.data.batches import check_reads
+from hydractl.data.batches import check_readable_by
 from hydractl.data.labels import check_training_labels
 from hydractl.data.open_dataset import open_items
 from hydractl.errors import CheckFailed, HubError, HydraError, InputError, UsageError
-from hydractl.families.finite import check_finite, check_weights
+from hydractl.families.finite import check_finite, check_finite_weights
 from hydractl.families.open_model import check_tensors
 from hydractl.fusion.build import stored_specs
 from hydractl.manifest.header import Header, InputFile, Kind, samples_of
@@ -47,7 +47,7 @@ from hydractl.training.plan import (
     check_layers,
     check_members,
     open_student,
-    reading_of,
+    run_preprocessing,
     trained_names,
     training_labels,
     validation_labels,
@@ -122,9 +122,9 @@ def run_finetune(config: FinetuneConfig) -> FinetuneReport:
         inputs = work.inputs()
         follow_leader("claim")
         # check before training, because training cannot repair NaN or infinite weights
-        check_finite(work.initial_tensors(), where=config.model)
+        check_finite(work.initial_tensors(), place=config.model)
         for teacher in work.teachers:
-            check_weights(teacher)
+            check_finite_weights(teacher)
         folder = _state_folder(config, work, inputs)
         start = Snapshot() if folder is None else folder.resumed(force=config.force, others=config.if_changed)
         with (
@@ -203,7 +203,7 @@ def prepare(config: FinetuneConfig, output: Output) -> TrainingPlan:
     """
     recipe = config.recipe
     pick_device(config.device)
-    opened = open_student(
+    model_file = open_student(
         config.extension.reference(config.model),
         arch=config.arch,
         seed=config.seed,
@@ -211,32 +211,36 @@ def prepare(config: FinetuneConfig, output: Output) -> TrainingPlan:
     )
     teachers = open_teachers(config.teacher)
     data = [config.data, config.val]
-    output.check(*config.outputs(), models=[opened, *teachers], data=data, folders=True)
-    check_reads(opened.header.preprocess, model=config.model)
-    warn_assumed(opened)
+    output.check(*config.outputs(), models=[model_file, *teachers], data=data, folders=True)
+    check_readable_by(model_file.header.preprocess, model=config.model)
+    warn_assumed(model_file)
     open_set = partial(open_items, workers=config.num_workers, skip_bad=config.skip_bad)
-    dataset = open_set(config.data, opened.header.preprocess)
+    dataset = open_set(config.data, model_file.header.preprocess)
     check_training_labels(dataset, "--data")
-    how = reading_of(opened, recipe, recipe_name=config.recipe_name, max_length=config.max_length)
+    preprocess = run_preprocessing(
+        model_file, recipe, recipe_name=config.recipe_name, max_length=config.max_length
+    )
     request = ClassifierRequest(
         number=config.num_classes, pooling=config.pooling, seed=config.seed, head_seed=config.head_seed
     )
-    opened = fit_classifier(opened, dataset, recipe, request)
-    dataset, how = by_words(opened, dataset, how)
-    check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
-    check_members(opened, how, own_batches=config.has_own_batches, repulsion=config.repulsion is not None)
-    training = open_training(config, opened.header)
+    model_file = fit_classifier(model_file, dataset, recipe, request)
+    dataset, preprocess = by_words(model_file, dataset, preprocess)
+    check_tensors(config.model, model_file.checkpoint.specs, stored_specs(model_file))
+    check_members(
+        model_file, preprocess, own_batches=config.has_own_batches, repulsion=config.repulsion is not None
+    )
+    training = open_training(config, model_file.header)
     training.check(dataset.task, dataset.name)
-    names = trained_names(opened, training)
-    check_layers(opened, recipe, recipe_name=config.recipe_name)
-    labels, opened, how = training_labels(opened, dataset, how)
-    validation = open_set(config.val, how)
-    val_labels = validation_labels(opened, validation, dataset)
-    check_teachers(teachers, opened.header, how)
-    by_label = opened.header.architecture.task.by_label
+    names = trained_names(model_file, training)
+    check_layers(model_file, recipe, recipe_name=config.recipe_name)
+    labels, model_file, preprocess = training_labels(model_file, dataset, preprocess)
+    validation = open_set(config.val, preprocess)
+    val_labels = validation_labels(model_file, validation, dataset)
+    check_teachers(teachers, model_file.header, preprocess)
+    by_label = model_file.header.architecture.task.by_label
     work = TrainingPlan(
-        opened=opened,
-        how=how,
+        model_file=model_file,
+        preprocess=preprocess,
         training=training,
         names=names,
         train=dataset,
@@ -246,7 +250,7 @@ def prepare(config: FinetuneConfig, output: Output) -> TrainingPlan:
         teachers=teachers,
         repulsion=None if config.repulsion is None else Repulsion(config.repulsion, config.seed),
         zeroes_head=bool(recipe.reset_head) and config.head_seed is None,
-        mixing=Mixing.of(recipe, how, classes=2 if by_label else opened.header.num_classes),
+        mixing=Mixing.of(recipe, preprocess, classes=2 if by_label else model_file.header.num_classes),
     )
     work.announce()
     return work
@@ -281,7 +285,7 @@ def _state_folder(
     if config.state is None:
         return None
     options = config.options()
-    libraries = {"hydractl": __version__, **versions("torch", work.opened.family.library)}
+    libraries = {"hydractl": __version__, **versions("torch", work.model_file.family.library)}
     depends_on = {
         "options": options,
         "seed": config.seed,
@@ -330,7 +334,7 @@ def _trained_header(
     """Return the header of the outputs: the header of the input with an additional step."""
     step = make_step(
         config,
-        family=work.opened.family,
+        family=work.model_file.family,
         options=config.options(),
         inputs=inputs,
         seed=config.seed,
@@ -347,5 +351,5 @@ def _trained_header(
     )
     samples = samples_of(inputs, work.header, *(teacher.header for teacher in work.teachers))
     return work.header.of_other_weights(
-        {"base": work.opened.base, "assumed": False, "samples": samples, "made_by": step}
+        {"base": work.model_file.base, "assumed": False, "samples": samples, "made_by": step}
     )

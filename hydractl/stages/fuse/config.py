@@ -92,14 +92,14 @@ class Measuring(shared.WithTemperature, CheckedSettings):
             UsageError: If options for running models are given without data.
         """
         measuring = cls(**options)
-        how = [
+        preprocess = [
             f"`{long_option(name)}`"
             for name in ("max_length", "batch_size", "num_workers", "device")
             if name in options
         ]
-        if how and not measuring.refs:
+        if preprocess and not measuring.refs:
             raise UsageError(
-                f"{' and '.join(how)}: no effect, because no model runs on data",
+                f"{' and '.join(preprocess)}: no effect, because no model runs on data",
                 hint="add `--data DATA`, `--temperature DATA` or `--fit TRAIN --val VAL`, or leave it out",
             )
         return measuring
@@ -229,7 +229,7 @@ class FuseConfig(CommandConfig):
 
     @property
     def mlps(self) -> Literal["merge", "keep"]:
-        """Fate of different MLPs."""
+        """Whether MLPs that differ are averaged (`merge`) or stored for each member (`keep`)."""
         return self.mlp or ("merge" if self.merge_trunk is None else "keep")
 
     @property

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hydractl import progress
 from hydractl.checkpoint import digest_together, spec_of, tensor_bytes, write_checkpoint
-from hydractl.families.finite import check_weights, warn_refusing
+from hydractl.families.finite import check_finite_weights, warn_refusing
 from hydractl.families.open_model import OpenModel, check_tensors, open_model
 from hydractl.families.registry import expected_specs
 from hydractl.fusion.build import Gap, verify
@@ -30,7 +30,7 @@ from hydractl.output.publish import is_stream
 from hydractl.prediction.answers import Execution
 from hydractl.prediction.class_names import Naming, with_classes
 from hydractl.prediction.feature_ood import Scores
-from hydractl.prediction.merge_trunk import DensityFitter, Measured, MergeEvaluator
+from hydractl.prediction.merge_trunk import DensityFitter, MergeEvaluator, MergeMeasurement
 from hydractl.processes.distributed import ProcessGroup, require_one_process, start_team
 from hydractl.progress import stage
 from hydractl.provenance.output import Output, make_step
@@ -50,7 +50,7 @@ class FuseReport(TemperatureFields):
         members: Number of members.
         layers: Number of blocks over all towers.
         trunk: Number of blocks that are computed once for all members.
-        merge_trunk: Block of each tower before which different tensors are averaged.
+        merge_trunk: Number of merged blocks of each tower, in which different tensors are averaged.
         tensors: Number of tensors with each fate.
         stored_bytes: Size of the tensors with each fate, in bytes.
         members_bytes: Size of the separate members, in bytes.
@@ -69,7 +69,7 @@ class FuseReport(TemperatureFields):
     stored_bytes: dict[str, int]
     members_bytes: int
     gap: Gap | None
-    measured: Measured | None
+    measured: MergeMeasurement | None
     ood_scores: tuple[str, ...]
     ood_scores_bytes: int
 
@@ -81,11 +81,20 @@ class FuseReport(TemperatureFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """Contents of the output: fused tensors, temperature and OOD scores, with their measurements and data."""
+    """Contents of the output.
+
+    Attributes:
+        fusion: Source of the fused tensors.
+        temperature: Temperature to store.
+        measured: Effect of merging; None without data to measure on.
+        scores: Tensors of the OOD score; None without `--fit`.
+        fitted: Header entry of the OOD score; None without `--fit`.
+        sources: Provenance entries of the data sets.
+    """
 
     fusion: Fusion
     temperature: Temperature
-    measured: Measured | None = None
+    measured: MergeMeasurement | None = None
     scores: Scores | None = None
     fitted: FittedScores | None = None
     sources: tuple[InputFile, ...] = ()
@@ -138,7 +147,7 @@ def run_fuse(config: FuseConfig) -> FuseReport:
         gap = None
         if config.verify and team.leads:
             progress.step("Comparing hydra and members on a random batch")
-            gap = verify(contents.fusion, seed=config.seed, where=str(config.out))
+            gap = verify(contents.fusion, seed=config.seed, place=str(config.out))
         if team.leads:
             _write(config, contents, hashing, output)
         team.broadcast("")  # the other processes end only after the output exists
@@ -201,9 +210,9 @@ def _plan(config: FuseConfig, members: Sequence[OpenModel], merge_trunk: int) ->
     if config.auto and not merge_trunk:
         progress.warn("members keep different heads in block 0, so no block is merged")
     fusion = Fusion(members, mlp=config.mlps, merge_trunk=merge_trunk, own_from=config.own_from)
-    check_weights(members[0])
+    check_finite_weights(members[0])
     for member in members[1:]:  # equal tensors were already checked in the first member
-        check_weights(member, [name for name, identical in fusion.same.items() if not identical])
+        check_finite_weights(member, [name for name, identical in fusion.same.items() if not identical])
     return fusion
 
 
@@ -255,7 +264,7 @@ def _warn_of_no_effect(config: FuseConfig, fusion: Fusion) -> None:
     elif config.mlp == "merge" and not fusion.averages:
         before = "" if config.own_from is None else f" before block {config.own_from}"
         progress.warn(f"`--mlp merge` averages nothing, because MLPs are equal{before}")
-    if fusion.own_from is not None and not fusion.owns_more:
+    if fusion.own_from is not None and not fusion.separates_equal:
         progress.warn(
             f"`--own-from {fusion.own_from}` has no effect: all tensors from that block on differ between members anyway"
         )

@@ -23,10 +23,10 @@ from hydractl.settings import (
     check,
     configured,
     flag,
-    made_of,
     options_of,
     required,
     setting,
+    typed_options,
 )
 from hydractl.stages import options as shared
 
@@ -36,13 +36,13 @@ OWN_TOKENIZER = "`--tokenizer` has no effect: the folder `{config.folder}` has i
 
 
 def name_of(source: str) -> str:
-    """Return the name of a file without folder and suffix."""
+    """Return the name of a file without folder and suffix: `best` for `run/best.pth.tar`."""
     name = Path(source).name
     return ENDINGS.sub("", name) or name
 
 
 def parse_rename(text: str) -> tuple[tuple[str, str], ...]:
-    """Parse `OLD=NEW`.
+    """Parse `OLD=NEW`, and return a tuple with one pair (OLD, NEW). Dots at both ends are removed.
 
     Raises:
         UsageError: If a part is missing.
@@ -105,7 +105,7 @@ class ImportConfig(CommandConfig):
         metavar="PATH",
         role=Role.CONTENT,
         excludes=(
-            Constraint("way_out", message=OWN_TOKENIZER, hint="{config.way_out}"),
+            Constraint("ambiguity_hint", message=OWN_TOKENIZER, hint="{config.ambiguity_hint}"),
             Constraint("folder", message=OWN_TOKENIZER, hint="leave out `--tokenizer`"),
         ),
     )
@@ -170,7 +170,7 @@ class ImportConfig(CommandConfig):
 
     def one_by_one(self) -> Iterator[ImportConfig]:
         """Yield a separate configuration for each file."""
-        option_values, outputs = made_of(self), self.output_files()
+        option_values, outputs = typed_options(self), self.output_files()
         for source, out in zip(self.sources, outputs, strict=True):
             if option_values is None:
                 yield replace(self, sources=(source,), out=out)
@@ -180,7 +180,7 @@ class ImportConfig(CommandConfig):
                 yield configured(ImportConfig, values_by_name | {"sources": [source], "out": out})
 
     @property
-    def way_out(self) -> str | None:
+    def ambiguity_hint(self) -> str | None:
         """Hint if `--arch` may be a folder or an architecture; None if the option is clear."""
         from hydractl.families.registry import ambiguity_hint  # noqa: PLC0415 - `--help` loads no pydantic
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from hydractl import progress
 from hydractl.checkpoint import write_tensors
 from hydractl.errors import CheckpointError, UsageError
-from hydractl.families.base import Described
+from hydractl.families.base import ModelDescription
 from hydractl.families.finite import check_finite
 from hydractl.families.registry import FAMILIES, base_header
 from hydractl.heads.budget import total_heads
 from hydractl.importing.architecture import describe, resolve, with_preprocessing
 from hydractl.importing.tensor_names import MatchedTensors, OtherClassesError, match_tensors
-from hydractl.importing.weights import Weights, read_weights, renamed, weight_files
+from hydractl.importing.weights import Weights, read_weights, rename_tensors, weight_files
 from hydractl.manifest.header import Header, InputFile, Tokenization
 from hydractl.messages import counted, quoted
 from hydractl.model_source import folder_files, parse_arch
@@ -31,7 +31,21 @@ SETS_HEADS = {"num_heads", "embed_dim"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportReport:
-    """Result of `import`; see `Weights` and `MatchedTensors` for some of the fields."""
+    """Result of `import`.
+
+    Attributes:
+        path: Written file.
+        architecture: Name of the architecture.
+        num_classes: Number of classes; 0 for a zero-shot model.
+        heads: Number of attention heads.
+        tensors: Number of tensors.
+        parameters: Number of elements of all tensors.
+        size_bytes: Size of the tensors in bytes.
+        wrapper: Keys above the state dict; see `Weights`.
+        prefix: Prefix stripped from tensor names.
+        left_out: Names of ignored tensors.
+        converted: Library that converted the names; None without conversion.
+    """
 
     path: Path
     architecture: str
@@ -74,6 +88,7 @@ def run_import(config: ImportConfig) -> ImportReport:
         CheckpointError: If the file does not contain weights, cannot be read without running code, or does
             not fit the architecture.
         UnsupportedModelError: If heads of the architecture cannot be pruned.
+        UsageError: If an option contradicts the file or another option.
         OutputExists: If the output already exists.
     """
     require_one_process("import")
@@ -85,12 +100,12 @@ def run_import(config: ImportConfig) -> ImportReport:
         output.check(config.out, files=[*files, *_files_beside(config), label_file], folders=True)
         progress.step(f"Reading {config.source}")
         weights = read_weights(files, ema=config.ema, key=config.weights_key)
-        weights = renamed(weights, config.rename, where=config.source)
+        weights = rename_tensors(weights, config.rename, place=config.source)
         image_options = config.images.options()
         resolved = resolve(
             config.arch,
             weights.metadata,
-            where=config.source,
+            place=config.source,
             image_options=image_options,
             sets_classes=config.num_classes is not None or config.labels is not None,
         )
@@ -103,10 +118,10 @@ def run_import(config: ImportConfig) -> ImportReport:
             tokenizer=config.tokenizer,
             pooling=config.pooling,
         )
-        header = with_preprocessing(base_header(described), resolved, image_options, where=config.source)
+        header = with_preprocessing(base_header(described), resolved, image_options, place=config.source)
         header = _labelled(header, labels)
         fitted = _match(config, weights, header, described)
-        check_finite(fitted.tensors, where=config.source)
+        check_finite(fitted.tensors, place=config.source)
         _report(config, weights, fitted, header)
         step = make_step(
             config,
@@ -163,7 +178,9 @@ def _labelled(header: Header, labels: tuple[str, ...]) -> Header:
     return header.model_copy(update={"labels": labels}) if labels else header
 
 
-def _match(config: ImportConfig, weights: Weights, header: Header, described: Described) -> MatchedTensors:
+def _match(
+    config: ImportConfig, weights: Weights, header: Header, described: ModelDescription
+) -> MatchedTensors:
     if config.head_seed is not None and header.prompting is not None:
         raise UsageError(
             f"`--head-seed`: `{header.architecture.name}` has no classifier", hint="leave it out"
@@ -172,7 +189,7 @@ def _match(config: ImportConfig, weights: Weights, header: Header, described: De
         return match_tensors(
             weights.tensors,
             header,
-            where=config.source,
+            place=config.source,
             new_classifier=bool(described.lacks) or config.head_seed is not None,
             may_add_classifier=config.num_classes is not None or config.labels is not None,
             seed=config.head_seed or 0,

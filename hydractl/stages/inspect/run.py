@@ -10,7 +10,7 @@ from hydractl import progress
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
 from hydractl.manifest.document import Document
-from hydractl.manifest.header import InputFile, Step, steps_to
+from hydractl.manifest.header import InputFile, Step, lineage_steps
 from hydractl.messages import counted, quoted
 from hydractl.model_source import HUB_ID, Located, locate
 from hydractl.progress import stage
@@ -24,7 +24,14 @@ JSON = ".json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentReport:
-    """A JSON file of hydractl. `kind`: `scores`, `head-mask`, `report` or `training-state` (a folder)."""
+    """Content of a JSON file of hydractl, or of the state file in the folder of a training run.
+
+    Attributes:
+        file: Path as typed.
+        kind: `scores`, `head-mask`, `report` or `training-state`.
+        document: The parsed file.
+        paths: Written files: always empty.
+    """
 
     file: str
     kind: str
@@ -42,15 +49,15 @@ def run_inspect(config: InspectConfig) -> CheckpointReport | DocumentReport:
         InputError: If the file is neither, or cannot be read.
         UsageError: If `--tensors` is given for a JSON file.
     """
-    opened, located = _open_local(config.file)
-    if isinstance(opened, Checkpoint):
-        return describe_checkpoint(config.file, opened, located, lists_tensors=config.tensors)
+    document, located = _open_local(config.file)
+    if isinstance(document, Checkpoint):
+        return describe_checkpoint(config.file, document, located, lists_tensors=config.tensors)
     if config.tensors:
         raise UsageError(
-            f"{config.file}: is a {opened.kind_of_file} file; `--tensors` is for checkpoints",
+            f"{config.file}: is a {document.kind_of_file} file; `--tensors` is for checkpoints",
             hint="leave it out",
         )
-    return DocumentReport(file=config.file, kind=opened.kind_of_file, document=opened)
+    return DocumentReport(file=config.file, kind=document.kind_of_file, document=document)
 
 
 def _open_local(file: str) -> tuple[Checkpoint | Document, Located]:
@@ -130,7 +137,7 @@ def run_lineage(config: InspectConfig) -> LineageReport:
             f"{config.file}: has no lineage",
             hint="files that hydractl writes have one: use `hydractl import` or `hydractl finetune`",
         )
-    recorded = tuple(source for step in steps_to(header.made_by) for source in step.inputs)
+    recorded = tuple(source for step in lineage_steps(header.made_by) for source in step.inputs)
     verified = tuple(
         _verified(file, recorded) for file in progress.track(config.of, label="files", total=len(config.of))
     )

@@ -26,7 +26,9 @@ NO_THRESHOLD = inf
 
 
 def parse_threshold(text: str) -> float | Path:
-    """Parse a number, `none`, or the path of a report. A path like a number must be written as `./2`.
+    """Parse a number, `none`, or the path of a report. Return infinity for `none`.
+
+    A path ends in `.json` or contains a slash. A path like a number must be written as `./2`.
 
     Raises:
         UsageError: If the text is neither.

@@ -14,7 +14,7 @@ import torch
 
 from hydractl import progress
 from hydractl.data.batches import BatchShare
-from hydractl.data.open_dataset import lenient, open_items
+from hydractl.data.open_dataset import accept_unreadable, open_items
 from hydractl.data.reference import LINES, DataRef, image_path
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, InputError, UsageError
@@ -30,7 +30,7 @@ from hydractl.prediction.answers import answer_blocks, load_predictors, window
 from hydractl.prediction.class_names import Classes, with_class_names
 from hydractl.prediction.feature_ood import FitOn, Predictor, check_threshold, with_ood_scores
 from hydractl.prediction.inference import PreparedData
-from hydractl.prediction.open_inputs import digests, labels_of, open_reader, warn
+from hydractl.prediction.open_inputs import digests, labels_of, open_reader, warn_before_run
 from hydractl.prediction.sources import Source, lines, open_sources
 from hydractl.prediction.writers import (
     ACCEPTED,
@@ -90,8 +90,9 @@ def run_predict(config: PredictConfig) -> PredictReport:
     The first process writes. The output has the same bytes for any number of processes.
 
     Raises:
-        InputError: If the model or an input cannot be used, or all images are unreadable. In the last case
-            the output exists.
+        InputError: If the model or an input cannot be used.
+        DataError: If all images are unreadable. The output exists in this case.
+        UsageError: If an option does not fit the model, or a zero-shot model has no class names.
         OutputExists: If the output already exists, or another command is writing it.
         Interrupted: If another process of the run ended unexpectedly.
     """
@@ -100,22 +101,24 @@ def run_predict(config: PredictConfig) -> PredictReport:
         start_team(device) as team,
         Output.claim(config, [config.out], writes=team.leads) as output,
     ):
-        opened = open_reader(config.model, arch=config.arch, max_length=config.max_length)
-        _check_outputs(config, opened, output)
-        warn(opened)
-        decisions = _decide(config, opened)
+        model_file = open_reader(config.model, arch=config.arch, max_length=config.max_length)
+        _check_outputs(config, model_file, output)
+        warn_before_run(model_file)
+        decisions = _decide(config, model_file)
         formatter = decisions.formatter
-        fit = _training_data(config, opened, decisions, team)
+        fit = _training_data(config, model_file, decisions, team)
         sources = open_sources(
             [reference for reference in config.data if reference != LINES],
-            opened.header.preprocess,
+            model_file.header.preprocess,
             workers=config.num_workers,
             skip_bad=config.skip_bad,
         )
         options = {"ood_score": formatter.score, "threshold": formatter.below, "top_k": config.top_k}
-        made_by = sidecar_step(config, config.out, opened=opened, options=options) if team.leads else None
-        predictor = _load(config, opened, decisions, fit, device, team)
-        blocks = _blocks(predictor, formatter, sources or _lines(config, opened), config.batch_size, team)
+        made_by = (
+            sidecar_step(config, config.out, model_file=model_file, options=options) if team.leads else None
+        )
+        predictor = _load(config, model_file, decisions, fit, device, team)
+        blocks = _blocks(predictor, formatter, sources or _lines(config, model_file), config.batch_size, team)
         if not team.leads:
             deque(blocks, maxlen=0)
         labels: Counter[str] = Counter()
@@ -146,11 +149,11 @@ def run_predict(config: PredictConfig) -> PredictReport:
         )
 
 
-def _check_outputs(config: PredictConfig, opened: OpenModel, output: Output) -> None:
+def _check_outputs(config: PredictConfig, model_file: OpenModel, output: Output) -> None:
     references = [reference for reference in config.data if reference != LINES]
     output.check(
         config.out,
-        models=[opened],
+        models=[model_file],
         data=[DataRef.parse(reference) for reference in references if image_path(reference) is None],
         files=[
             config.naming.file,
@@ -161,7 +164,7 @@ def _check_outputs(config: PredictConfig, opened: OpenModel, output: Output) -> 
     )
 
 
-class Decisions(NamedTuple):
+class PredictSettings(NamedTuple):
     """Settings derived from the options and the header of the model.
 
     Attributes:
@@ -178,7 +181,7 @@ class Decisions(NamedTuple):
     reason: str | None
 
 
-def _decide(config: PredictConfig, opened: OpenModel) -> Decisions:
+def _decide(config: PredictConfig, model_file: OpenModel) -> PredictSettings:
     """Choose classes, OOD score, threshold and prediction sets.
 
     Raises:
@@ -186,13 +189,15 @@ def _decide(config: PredictConfig, opened: OpenModel) -> Decisions:
             for another OOD score than `--ood-score`.
         InputError: If a report has no threshold, or belongs to another model.
     """
-    header = opened.header
-    classes = config.naming.classes(opened)
+    header = model_file.header
+    classes = config.naming.classes(model_file)
     names = classes.names if classes else header.class_names
     if not names:
-        raise UsageError(f"{opened.reference}: has no class names yet", hint="give them: `--classes cat,dog`")
+        raise UsageError(
+            f"{model_file.reference}: has no class names yet", hint="give them: `--classes cat,dog`"
+        )
     if header.architecture.task.by_word:
-        progress.step(f"{opened.reference}: {tag_scheme(names)}")
+        progress.step(f"{model_file.reference}: {tag_scheme(names)}")
     stored = header.prompting and classes and (header.labels, header.prompting.templates)
     others_asked = stored and stored != (classes and (classes.names, classes.templates))
     stored_fits = {
@@ -203,7 +208,7 @@ def _decide(config: PredictConfig, opened: OpenModel) -> Decisions:
     lapsed = next((subject for subject, fit in stored_fits.items() if fit is not None), None)
     if lapsed and (others_asked or config.max_length is not None):
         progress.warn(
-            f"{opened.reference}: its {lapsed} valid only for the {'classes' if others_asked else 'length of texts'} "
+            f"{model_file.reference}: its {lapsed} valid only for the {'classes' if others_asked else 'length of texts'} "
             "that it stores, and not applied"
         )
         header = with_class_names(header, classes).model_copy(
@@ -211,21 +216,21 @@ def _decide(config: PredictConfig, opened: OpenModel) -> Decisions:
         )
     report = None
     if isinstance(config.threshold, Path):
-        report = Report.from_json(read_text(config.threshold), where=str(config.threshold))
-    threshold = header.threshold if report is None else _reported(report, str(config.threshold), opened)
-    score, below = _bound(config, opened, header, threshold)
-    _check_fitted(config, opened.reference, header, score)
+        report = Report.from_json(read_text(config.threshold), place=str(config.threshold))
+    threshold = header.threshold if report is None else _reported(report, str(config.threshold), model_file)
+    score, below = _bound(config, model_file, header, threshold)
+    _check_fitted(config, model_file.reference, header, score)
     reason = None
     if below is None and not isinstance(config.threshold, float):
         reason = (
-            f"{opened.reference}: `{ACCEPTED}` is null: {threshold.summary}"
+            f"{model_file.reference}: `{ACCEPTED}` is null: {threshold.summary}"
             if threshold
-            else f"{opened.reference}: stores no threshold, so predictions have no column `accepted`; `hydractl eval "
-            f"{shlex.quote(opened.reference)} --data HELD_OUT --threshold-for 'risk<=0.05' --store PATH` stores one"
+            else f"{model_file.reference}: stores no threshold, so predictions have no column `accepted`; `hydractl eval "
+            f"{shlex.quote(model_file.reference)} --data HELD_OUT --threshold-for 'risk<=0.05' --store PATH` stores one"
         )
         (progress.warn if threshold else progress.step)(reason)
     formatter = LineFormatter(
-        header=opened.header,
+        header=model_file.header,
         names=names,
         top_k=config.top_k,
         score=score,
@@ -234,7 +239,7 @@ def _decide(config: PredictConfig, opened: OpenModel) -> Decisions:
         sets=header.prediction_sets,
         skips_bad=config.skip_bad,
     )
-    return Decisions(formatter, classes, report, reason)
+    return PredictSettings(formatter, classes, report, reason)
 
 
 def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) -> None:
@@ -269,7 +274,7 @@ def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) 
 
 
 def _bound(
-    config: PredictConfig, opened: OpenModel, header: Header, threshold: Threshold | None
+    config: PredictConfig, model_file: OpenModel, header: Header, threshold: Threshold | None
 ) -> tuple[str, float | None]:
     """Return the OOD score of the lines, and its threshold if any.
 
@@ -287,20 +292,20 @@ def _bound(
             f"`--ood-score {config.ood_score}`: the threshold is for `{threshold.score}`",
             hint="leave it out, or add `--threshold X` or `--threshold none`",
         )
-    check_threshold(threshold, where=opened.reference if bound is None else str(bound))
+    check_threshold(threshold, place=model_file.reference if bound is None else str(bound))
     return threshold.score, threshold.below
 
 
-def _reported(report: Report, path: str, opened: OpenModel) -> Threshold:
+def _reported(report: Report, path: str, model_file: OpenModel) -> Threshold:
     """Return the threshold for a model in a report."""
-    digest = opened.checkpoint.digest
-    row = report.row_of(digest, digest_weights(opened.checkpoint, opened.header))
+    digest = model_file.checkpoint.digest
+    row = report.row_of(digest, digest_weights(model_file.checkpoint, model_file.header))
     of_fit = row is not None and row.threshold is not None and is_fitted(row.threshold.score)
     # a copy of the model may store a score from another fit
     if row is None or (of_fit and row.models[0].sha256 != digest):
         raise InputError(
-            f"{path}: is not a report of {opened.reference}, or the model has changed since",
-            hint=f"`hydractl eval {shlex.quote(opened.reference)} --data HELD_OUT --threshold-for 'risk<=0.05' -o report.json` "
+            f"{path}: is not a report of {model_file.reference}, or the model has changed since",
+            hint=f"`hydractl eval {shlex.quote(model_file.reference)} --data HELD_OUT --threshold-for 'risk<=0.05' -o report.json` "
             "writes a report of it",
         )
     if row.threshold is None:
@@ -308,22 +313,22 @@ def _reported(report: Report, path: str, opened: OpenModel) -> Threshold:
             f"{path}: has no threshold for `{row.name}`",
             hint="`hydractl eval ... --threshold-for 'risk<=0.01'`",
         )
-    stored = opened.header.scale
+    stored = model_file.header.scale
     if not stored.is_close(row.scale):
         raise InputError(
-            f"{path}: its threshold is for the temperature {row.scale}, but {opened.reference} stores {stored}",
+            f"{path}: its threshold is for the temperature {row.scale}, but {model_file.reference} stores {stored}",
             hint="store both together: `hydractl eval ... --store PATH`",
         )
-    if row.label_thresholds and row.label_thresholds != opened.header.label_thresholds:
+    if row.label_thresholds and row.label_thresholds != model_file.header.label_thresholds:
         raise InputError(
-            f"{path}: its threshold is for label thresholds that {opened.reference} does not store",
+            f"{path}: its threshold is for label thresholds that {model_file.reference} does not store",
             hint="store both together: `hydractl eval ... --store PATH`",
         )
     return row.threshold
 
 
 def _training_data(
-    config: PredictConfig, opened: OpenModel, decisions: Decisions, team: ProcessGroup
+    config: PredictConfig, model_file: OpenModel, decisions: PredictSettings, team: ProcessGroup
 ) -> FitOn | None:
     """Open the data of `--fit`, or return None without this option.
 
@@ -333,9 +338,9 @@ def _training_data(
     """
     if config.fit is None:
         return None
-    items = open_items(config.fit, opened.header.preprocess, workers=config.num_workers)
+    items = open_items(config.fit, model_file.header.preprocess, workers=config.num_workers)
     labels, _ = labels_of(
-        opened, items, decisions.classes, option="--fit", hint="give labelled training data"
+        model_file, items, decisions.classes, option="--fit", hint="give labelled training data"
     )
     if decisions.report is not None:
         sha256, fitted = items.fingerprint(digests(items, team)), decisions.report.data.get(FIT)
@@ -350,23 +355,25 @@ def _training_data(
                 f"`{fitted.reference}`, but `--fit {items.name}` has other samples",
                 hint="give the same data with `--fit`",
             )
-    deal = BatchShare(team.rank, team.world)
-    inputs = PreparedData(items, batch_size=config.batch_size, limit_bytes=0, name=FIT, deal=deal)
+    batch_share = BatchShare(team.rank, team.world)
+    inputs = PreparedData(
+        items, batch_size=config.batch_size, limit_bytes=0, name=FIT, batch_share=batch_share
+    )
     return FitOn(inputs, labels)
 
 
 def _load(
     config: PredictConfig,
-    opened: OpenModel,
-    decisions: Decisions,
+    model_file: OpenModel,
+    decisions: PredictSettings,
     fit: FitOn | None,
     device: torch.device,
     team: ProcessGroup,
 ) -> Predictor:
     dtype = torch_dtype(config.dtype) if config.dtype else None
-    (predictor,) = load_predictors([opened], device=device, dtype=dtype, classes=decisions.classes)
+    (predictor,) = load_predictors([model_file], device=device, dtype=dtype, classes=decisions.classes)
     score = decisions.formatter.score
-    return with_ood_scores(predictor, opened, [score] if is_fitted(score) else [], fit, team)
+    return with_ood_scores(predictor, model_file, [score] if is_fitted(score) else [], fit, team)
 
 
 def _blocks(
@@ -386,12 +393,12 @@ def _blocks(
     deque(ticks, maxlen=0)
 
 
-def _lines(config: PredictConfig, opened: OpenModel) -> Iterator[Source]:
+def _lines(config: PredictConfig, model_file: OpenModel) -> Iterator[Source]:
     items = None
     crew = WorkerPool.of(config.num_workers, images=0)
-    how, size = opened.header.preprocess, window(config.batch_size)
-    for items in lines(how, size=size, crew=crew, null=config.null):
-        yield Source(None, lenient(items) if config.skip_bad else items)
+    preprocess, size = model_file.header.preprocess, window(config.batch_size)
+    for items in lines(preprocess, size=size, workers=crew, null=config.null):
+        yield Source(None, accept_unreadable(items) if config.skip_bad else items)
     if items is None:
         raise DataError("standard input: has no lines")
 

@@ -124,7 +124,10 @@ class DiverseConfig(CheckedSettings):
 
 
 def amount_of(options: dict[str, Any]) -> HeadBudget | None:
-    """Return the budget from `--keep`, `--remove` or `--keep-fraction`; None without one or with `auto`.
+    """Return the budget from `--keep`, `--remove` or `--keep-fraction`.
+
+    Returns:
+        None without these options, or with `--keep auto`.
 
     Raises:
         UsageError: If two options are given, or a value is out of range.
@@ -140,7 +143,10 @@ def amount_of(options: dict[str, Any]) -> HeadBudget | None:
 
 
 def mask_path(path: Path) -> Path | None:
-    """Return the path of a member's head mask file; None for a stream or a folder."""
+    """Return the path of a member's head mask file, for example `a.mask.json` for `a.st`.
+
+    None for a stream or a folder.
+    """
     return None if is_stream(path) or is_folder(path) else path.parent / f"{path.stem}.mask.json"
 
 
@@ -298,7 +304,7 @@ class PruneConfig(CommandConfig):
             ),
         ),
         only_with=Constraint(
-            "rules.many",
+            "rules.has_members",
             message="`--strategy {config.strategy}` makes one member per scores file; leave out `--members`",
             hint="for several members from one file use `--strategy sample`, `diverse` or `clusters`",
         ),

@@ -9,13 +9,13 @@ from pathlib import Path
 from hydractl import progress
 from hydractl.checkpoint import write_checkpoint
 from hydractl.errors import CheckpointError
-from hydractl.families.finite import check_weights, warn_temperature
+from hydractl.families.finite import check_finite_weights, warn_temperature
 from hydractl.families.open_model import OpenModel, check_tensors, open_model
 from hydractl.families.registry import expected_specs
 from hydractl.families.tower import TOLERANCE
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import Sampling, total_kept
-from hydractl.manifest.head_mask import HeadScores, Mask
+from hydractl.manifest.head_mask import HeadImportance, Mask
 from hydractl.manifest.header import Header, Kind, samples_of
 from hydractl.messages import quoted
 from hydractl.prediction.answers import Execution
@@ -23,8 +23,8 @@ from hydractl.prediction.open_inputs import warn_of_folder
 from hydractl.processes.distributed import ProcessGroup, require_one_process, start_team
 from hydractl.progress import stage
 from hydractl.provenance.output import Output, make_step
-from hydractl.pruning.diverse import DiverseChoice, DiverseReport, choose, open_validation, yardstick_for
-from hydractl.pruning.masks import Chosen, choose_masks, read_masks, read_scores
+from hydractl.pruning.diverse import DiverseChoice, DiverseReport, choose, evaluator_for, open_validation
+from hydractl.pruning.masks import SelectedMasks, choose_masks, read_importance, read_masks
 from hydractl.pruning.members import Member, Size, size_of, stored_specs, verify_members
 from hydractl.pruning.strategies import Strategy
 from hydractl.runtime import torch_dtype
@@ -33,7 +33,16 @@ from hydractl.stages.prune.config import NEEDS_POOL, PruneConfig, mask_path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedMember:
-    """A written member."""
+    """A written member.
+
+    Attributes:
+        path: The member.
+        mask_path: File of its head mask; None if the member is a stream or a folder.
+        heads_kept: Number of remaining heads.
+        heads_removed: Number of removed heads.
+        size: Cost of the member.
+        largest_difference: Largest difference of logits from the masked base; None without verification.
+    """
 
     path: Path
     mask_path: Path | None
@@ -86,18 +95,18 @@ def run_prune(config: PruneConfig) -> PruneReport:
     if config.diverse is None:
         require_one_process("prune")
     with start_team() as team, Output.claim(config, config.outputs(), writes=team.leads) as output:
-        opened = _open_base(config, output)
-        choice = read_masks(config.masks, opened) if config.masks else _choose(config, opened, team)
+        model_file = _open_base(config, output)
+        choice = read_masks(config.masks, model_file) if config.masks else _choose(config, model_file, team)
         if config.diverse is None:  # `diverse` already checks weights before it runs candidates
-            check_weights(opened)
-        specs = opened.checkpoint.specs
+            check_finite_weights(model_file)
+        specs = model_file.checkpoint.specs
         members = [
             Member(
-                opened=opened,
+                model_file=model_file,
                 mask=mask,
                 path=path,
                 sources=sources,
-                specs=stored_specs(opened, mask.towers, specs, config.dtype),
+                specs=stored_specs(model_file, mask.towers, specs, config.dtype),
             )
             for mask, path, sources in zip(choice.masks, config.outputs(), choice.sources, strict=True)
         ]
@@ -115,7 +124,7 @@ def run_prune(config: PruneConfig) -> PruneReport:
                 mask_path=mask_path(member.path),
                 heads_kept=total_kept(member.mask.towers),
                 heads_removed=total_heads(member.mask.towers) - total_kept(member.mask.towers),
-                size=size_of(opened, member.mask.towers, member.specs),
+                size=size_of(model_file, member.mask.towers, member.specs),
                 largest_difference=difference,
             )
             for member, difference in zip(members, differences, strict=True)
@@ -125,8 +134,8 @@ def run_prune(config: PruneConfig) -> PruneReport:
         team.broadcast("")  # the other processes end only after the outputs exist
     return PruneReport(
         model=config.model,
-        heads=total_heads(opened.header.architecture.towers),
-        base=size_of(opened, opened.header.masks[0], specs),
+        heads=total_heads(model_file.header.architecture.towers),
+        base=size_of(model_file, model_file.header.masks[0], specs),
         members=tuple(written),
         found=choice.remarks,
         diverse=choice.diverse,
@@ -134,34 +143,36 @@ def run_prune(config: PruneConfig) -> PruneReport:
 
 
 def _open_base(config: PruneConfig, output: Output) -> OpenModel:
-    opened = open_model(config.model, arch=config.arch)
-    if opened.header.kind != Kind.BASE:
+    model_file = open_model(config.model, arch=config.arch)
+    if model_file.header.kind != Kind.BASE:
         raise CheckpointError(
-            f"{config.model}: is a {opened.header.kind}, but `prune` needs a base",
+            f"{config.model}: is a {model_file.header.kind}, but `prune` needs a base",
             hint="prune its base",
         )
-    check_tensors(config.model, opened.checkpoint.specs, expected_specs(opened.family, opened.header))
+    check_tensors(
+        config.model, model_file.checkpoint.specs, expected_specs(model_file.family, model_file.header)
+    )
     if config.dtype is not None:
         torch_dtype(config.dtype)  # raises an error for unknown names
     diverse = config.diverse
     output.check(
         *config.output_files(),
-        models=[opened],
+        models=[model_file],
         data=[diverse.data, diverse.ood] if diverse else [],
         files=[*config.scores, *config.masks, diverse.naming.file if diverse else None],
         folders=True,
     )
-    warn_temperature(opened)
-    warn_of_folder(opened)
-    return opened
+    warn_temperature(model_file)
+    warn_of_folder(model_file)
+    return model_file
 
 
-def _choose(config: PruneConfig, opened: OpenModel, team: ProcessGroup) -> Chosen:
+def _choose(config: PruneConfig, model_file: OpenModel, team: ProcessGroup) -> SelectedMasks:
     """Select the heads of all members by scores or at random."""
-    scores = [(path, read_scores(path, opened)) for path in config.scores]
+    scores = [(path, read_importance(path, model_file)) for path in config.scores]
     diverse, budget, count = config.diverse, config.budget, config.members
 
-    def compare(scores_of_file: HeadScores, draws: Sequence[Mask]) -> DiverseChoice:
+    def compare(scores_of_file: HeadImportance, draws: Sequence[Mask]) -> DiverseChoice:
         if diverse is None:
             raise ValueError("`diverse` requires data")
         execution = Execution(
@@ -172,9 +183,9 @@ def _choose(config: PruneConfig, opened: OpenModel, team: ProcessGroup) -> Chose
             team=team,
         )
         data = open_validation(
-            opened,
+            model_file,
             {"id": diverse.data, "ood": diverse.ood},
-            yardstick_for(scores_of_file, has_ood=diverse.ood is not None),
+            evaluator_for(scores_of_file, has_ood=diverse.ood is not None),
             naming=diverse.naming,
             candidates=len(draws),
             execution=execution,
@@ -182,7 +193,7 @@ def _choose(config: PruneConfig, opened: OpenModel, team: ProcessGroup) -> Chose
         return choose(draws, data, members=config.members, diversity=diverse.diversity)
 
     return choose_masks(
-        opened,
+        model_file,
         scores,
         _strategy(config, [scores_of_file for _, scores_of_file in scores]),
         budget=budget and replace(budget, whole_groups=config.whole_groups),
@@ -196,7 +207,7 @@ def _choose(config: PruneConfig, opened: OpenModel, team: ProcessGroup) -> Chose
     )
 
 
-def _strategy(config: PruneConfig, scores: Sequence[HeadScores]) -> Strategy:
+def _strategy(config: PruneConfig, scores: Sequence[HeadImportance]) -> Strategy:
     """Return the given strategy, or the strategy implied by other options and the scores."""
     if config.strategy is not None:
         return config.strategy
@@ -222,28 +233,28 @@ def _write(config: PruneConfig, members: Sequence[Member], output: Output) -> No
 
 
 def _header(config: PruneConfig, member: Member, *, number: int) -> Header:
-    opened, mask = member.opened, member.mask
+    model_file, mask = member.model_file, member.mask
     # the origin in a mask file may have been edited, so it is not copied
     origin = None if config.masks else mask.origin
     step = make_step(
         config,
-        family=opened.family,
+        family=model_file.family,
         options={
             "strategy": origin.strategy if origin else "mask",
             "dtype": config.dtype,
             **(dict(origin.budget.items()) if origin else {}),
             "member": number,
         },
-        inputs=[opened.as_input(), *member.sources],
+        inputs=[model_file.as_input(), *member.sources],
         seed=origin.seed if origin else None,
         results={"verified": config.verify, "tolerance": TOLERANCE} if config.verify else {},
     )
-    return opened.header.of_other_weights(
+    return model_file.header.of_other_weights(
         {
             "kind": Kind.MEMBER,
             "masks": (mask.towers,),
-            "base": opened.header.base or opened.checkpoint.digest,
-            "samples": samples_of((), opened.header, mask),
+            "base": model_file.header.base or model_file.checkpoint.digest,
+            "samples": samples_of((), model_file.header, mask),
             "made_by": step,
         }
     )

@@ -36,10 +36,14 @@ would look like an option."""
 def check_repository(name: str, *, option: str = "") -> None:
     """Check that a name is a valid `org/name` of the Hub.
 
+    Args:
+        name: The name.
+        option: Text before the name in messages, for example `--base-model `.
+
     Raises:
         UsageError: If it is not valid, with the reason from the Hub's client.
     """
-    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415 - the Hub's client loads when it is asked
+    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415 - the Hub's client is slow to load
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # noqa: PLC0415 - documented, not listed
 
     reason = "" if "/" in name else ": it has no owner"

@@ -9,7 +9,7 @@ from hydractl.checkpoint import ScratchFolder
 from hydractl.errors import UsageError
 from hydractl.families.open_model import check_tensors, open_model
 from hydractl.fusion.build import stored_specs
-from hydractl.hub.repository import Target, push, require_token, settled
+from hydractl.hub.repository import Target, push, require_token, resolve_contents
 from hydractl.hub.upload import CARD, Publication, usual_message
 from hydractl.processes.distributed import require_one_process
 from hydractl.progress import stage
@@ -41,10 +41,10 @@ class PushReport:
         files: Files of the model.
         deleted: Deleted files of a previous model.
         card: Text of the card. Edits on the Hub are included, except in a dry run.
-        commit: Commit with the files; None in a dry run.
-        url: URL of the commit.
+        commit: Commit with the files, or the latest commit if nothing changed; None in a dry run.
+        url: URL of the commit; None in a dry run.
         pull_request: URL of the pull request; None if there is no pull request.
-        unchanged: Whether the repository was already up to date. Then there is no commit.
+        unchanged: Whether the repository was already up to date. Then there is no new commit.
     """
 
     repository: str
@@ -59,7 +59,7 @@ class PushReport:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """URL of the pull request or the commit."""
+        """URL of the pull request, else of the commit; empty in a dry run or if nothing changed."""
         address = self.pull_request or self.url
         return () if address is None or self.unchanged else (address,)
 
@@ -70,16 +70,17 @@ def run_push(config: PushConfig) -> PushReport:
 
     Raises:
         InputError: If the model or the report cannot be used. The Hub is not contacted.
+        UsageError: If the model has random weights.
         HubError: If the push fails. The branch is unchanged.
     """
     require_one_process("push")
-    opened = open_model(config.model, arch=config.arch)
-    if opened.is_random:
+    model_file = open_model(config.model, arch=config.arch)
+    if model_file.is_random:
         raise UsageError(
             f"`{config.model}`: has random weights",
             hint="train it with `finetune` first",
         )
-    check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
+    check_tensors(config.model, model_file.checkpoint.specs, stored_specs(model_file))
     if not config.dry_run:
         require_token()
     if config.license is None:
@@ -93,16 +94,16 @@ def run_push(config: PushConfig) -> PushReport:
         max_shard_size=config.max_shard_size,
     )
     scratch = ScratchFolder()
-    files = publication.files(opened.checkpoint, opened.header, scratch=scratch, where=config.model)
+    files = publication.files(model_file.checkpoint, model_file.header, scratch=scratch, place=config.model)
     target = Target(
         name=config.repository,
         revision=config.revision,
         private=config.private,
         create_pr=config.create_pr,
-        message=config.commit_message or usual_message(opened.header),
+        message=config.commit_message or usual_message(model_file.header),
     )
     pushed = None if config.dry_run else push(files, target)
-    written = settled(files, lambda _: None) if pushed is None else pushed.files
+    written = resolve_contents(files, lambda _: None) if pushed is None else pushed.files
     card = written[CARD]
     return PushReport(
         repository=config.repository,

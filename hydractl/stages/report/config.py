@@ -86,5 +86,5 @@ class ReportConfig(CheckedSettings, CommandConfig):
 
     @property
     def form(self) -> str:
-        """Format of the page."""
+        """Format of the page: `.html`, or `.md` for other outputs."""
         return PAGE if self.out is not None and self.out.suffix.lower() == PAGE else TEXT

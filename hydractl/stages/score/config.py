@@ -36,7 +36,7 @@ from hydractl.training.run_log import check_log
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import OptionValue
-    from hydractl.manifest.head_mask import HeadScores
+    from hydractl.manifest.head_mask import HeadImportance
 
 READING = Constraint("entry.needs_data", option="method", why="it reads no data")
 LOGGING = Constraint("logs_figures", option="method", why="it has no steps to log", hint="leave it out")
@@ -166,7 +166,7 @@ class ScoreConfig(CommandConfig):
 
     @property
     def logs_figures(self) -> bool:
-        """Whether the method trains, or removes head after head."""
+        """Whether the method has figures for a run log: it trains, or removes one head after another."""
         return self.entry.method_run is not None or self.settings.budget_means == BudgetMeaning.REMOVALS
 
     @property
@@ -177,10 +177,18 @@ class ScoreConfig(CommandConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreReport:
-    """Result of `score`. `default_budget` is True if the method needs a budget but none was given."""
+    """Result of `score`.
+
+    Attributes:
+        path: Scores file.
+        scores: Content of the scores file.
+        resumed_from: Number of removals read from the journal of an interrupted run.
+        default_budget: Whether the method needs a budget but none was given.
+        trained: Model that a training method wrote too, or None.
+    """
 
     path: Path
-    scores: HeadScores
+    scores: HeadImportance
     resumed_from: int
     default_budget: bool
     trained: Path | None = None

@@ -10,7 +10,7 @@ from hydractl.errors import CheckFailed
 from hydractl.families.open_model import OpenModel
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, HeadBudget, total_heads
 from hydractl.manifest.document import Fingerprint, OptionValue
-from hydractl.manifest.head_mask import HeadScores
+from hydractl.manifest.head_mask import HeadImportance
 from hydractl.manifest.header import SampledFile, samples_of
 from hydractl.messages import counted
 from hydractl.plugins import load
@@ -55,20 +55,22 @@ def run_score(config: ScoreConfig) -> ScoreReport:
         start_team(device) as team,
         Output.claim(config, [config.out], writes=team.leads) as output,
     ):
-        opened = open_base(
+        model_file = open_base(
             config.model, entry, arch=config.arch, seed=config.seed, max_length=config.max_length
         )
-        method_run: MethodRun = load(entry.method_run)(config, opened) if entry.method_run else MethodRun()
+        method_run: MethodRun = (
+            load(entry.method_run)(config, model_file) if entry.method_run else MethodRun()
+        )
         # only in the first process, because the output may already exist when other processes arrive here
         if team.leads:
             output.check(
                 config.out,
-                models=[opened],
+                models=[model_file],
                 data=config.references.values(),
                 files=[config.naming.file],
             )
             method_run.check(output)
-        inputs = _open_inputs(config, opened)
+        inputs = _open_inputs(config, model_file)
         document = _describe(config, inputs, data_files(inputs, team))
         journal = open_journal(
             config.out,
@@ -107,7 +109,7 @@ def run_score(config: ScoreConfig) -> ScoreReport:
                 if team.leads:
                     method_run.clear_state()
                 raise
-        step = make_step(config, family=opened.family, options={}, inputs=(), results=ranking.results)
+        step = make_step(config, family=model_file.family, options={}, inputs=(), results=ranking.results)
         made_by = step.model_dump(include={"results", "versions", "config_digest", "argv"})
         scores = document.model_copy(update=ranking.recorded() | made_by)
         if team.leads:
@@ -124,30 +126,30 @@ def run_score(config: ScoreConfig) -> ScoreReport:
     )
 
 
-def _open_inputs(config: ScoreConfig, opened: OpenModel) -> ScoreInputs:
-    scored = scored_towers(opened, config.towers)
+def _open_inputs(config: ScoreConfig, model_file: OpenModel) -> ScoreInputs:
+    scored = scored_towers(model_file, config.towers)
     budget = config.budget or HeadBudget(keep_fraction=COMMON_KEEP_FRACTION)
-    removals, keep = quota_of(budget, scored).removals, budget.kept_a_layer(scored)
+    removals, keep = quota_of(budget, scored).removals, budget.mean_kept_per_layer(scored)
     means = config.settings.budget_means
     check_budget(config.method, means, config.budget, scored, keep=keep, removals=removals)
-    sets = open_sets(opened, config.references, workers=config.num_workers)
+    sets = open_sets(model_file, config.references, workers=config.num_workers)
     data = sets.get("id")
-    classes = config.naming.classes(opened, data=data.class_names if data else ())
+    classes = config.naming.classes(model_file, data=data.class_names if data else ())
     return ScoreInputs(
-        opened=opened,
+        model_file=model_file,
         scored=scored,
         keep=keep,
         removals=removals,
         sets=sets,
         classes=classes,
-        labels=None if data is None else labels_of(opened, data, classes)[0],
-        drawn=drawn_indices(data, config.limit, seed=config.seed),
+        labels=None if data is None else labels_of(model_file, data, classes)[0],
+        sample_indices=drawn_indices(data, config.limit, seed=config.seed),
     )
 
 
-def _describe(config: ScoreConfig, inputs: ScoreInputs, files: Mapping[str, SampledFile]) -> HeadScores:
+def _describe(config: ScoreConfig, inputs: ScoreInputs, files: Mapping[str, SampledFile]) -> HeadImportance:
     """Return the scores file without importances, with all values that determine importances."""
-    means, reads, classes = config.settings.budget_means, config.entry.needs_data, inputs.classes
+    means, reads_data, classes = config.settings.budget_means, config.entry.needs_data, inputs.classes
     counts_kept = means == BudgetMeaning.KEPT or (means == BudgetMeaning.CHOICE and config.budget is not None)
     options: dict[str, OptionValue] = {
         **config.settings.options(),
@@ -155,21 +157,21 @@ def _describe(config: ScoreConfig, inputs: ScoreInputs, files: Mapping[str, Samp
         "keep": inputs.keep if means == BudgetMeaning.KEEP else None,
         "kept": total_heads(inputs.scored) - inputs.removals if counts_kept else None,
         "seed": config.seed if config.entry.seeded or config.limit is not None else None,
-        "batch_size": config.batch_size if reads else None,
-        "limit": config.limit if reads else None,
-        "dtype": config.dtype if reads else None,
-        "max_length": config.max_length if reads else None,
+        "batch_size": config.batch_size if reads_data else None,
+        "limit": config.limit if reads_data else None,
+        "dtype": config.dtype if reads_data else None,
+        "max_length": config.max_length if reads_data else None,
         "towers": config.towers or None,
         "classes": None if classes is None else classes.names,
         "templates": None if classes is None else classes.templates,
     }
-    opened = inputs.opened
-    return HeadScores(
+    model_file = inputs.model_file
+    return HeadImportance(
         method=config.method,
         objective=config.settings.objective,
         options={name: option for name, option in options.items() if option is not None},
-        model=Fingerprint(reference=opened.as_input().name, sha256=opened.checkpoint.digest),
-        architecture=opened.header.architecture.name,
+        model=Fingerprint(reference=model_file.as_input().name, sha256=model_file.checkpoint.digest),
+        architecture=model_file.header.architecture.name,
         data={
             role: Fingerprint(
                 reference=config.references[role], sha256=file.sha256, count=inputs.sets[role].total

@@ -51,11 +51,11 @@ def test_a_pair_has_two_segments(tokenizer):
 
 
 def test_the_base_reads_every_text(tokenizer, tmp_path):
-    how = open_model(
+    preprocess = open_model(
         TEXT.format(size=len(inputs.vocabulary()), path=tmp_path / "tokenizer.json")
     ).header.preprocess
     longest = {
-        ref: encode_texts(open_data(ref, content=Content.TEXTS).texts, how)["input_ids"].shape[1]
+        ref: encode_texts(open_data(ref, content=Content.TEXTS).texts, preprocess)["input_ids"].shape[1]
         for ref in (
             "reviews::split=train,limit=500",
             "reviews::domain=restaurants,limit=200",
@@ -63,8 +63,8 @@ def test_the_base_reads_every_text(tokenizer, tmp_path):
         )
     }
 
-    assert (how.vocab_size, how.pad_id) == (tokenizer.get_vocab_size(), 0)
-    assert sorted(longest.values())[1] < how.max_length == longest["manual::limit=50"] == 64
+    assert (preprocess.vocab_size, preprocess.pad_id) == (tokenizer.get_vocab_size(), 0)
+    assert sorted(longest.values())[1] < preprocess.max_length == longest["manual::limit=50"] == 64
 
 
 def test_three_clips_differ_in_their_seed_and_are_there_whole_or_not_at_all(monkeypatch, tmp_path):

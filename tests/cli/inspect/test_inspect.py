@@ -266,7 +266,7 @@ def test_many_labels_are_shortened():
 def test_what_a_text_model_takes(tokenizer, text):
     from hydractl.cli.commands.look import _preprocess
 
-    how = Tokenization(tokenizer=tokenizer, max_length=16, pad_id=0, vocab_size=90)
-    found = _preprocess(how, 5 if tokenizer else None)
+    preprocess = Tokenization(tokenizer=tokenizer, max_length=16, pad_id=0, vocab_size=90)
+    found = _preprocess(preprocess, 5 if tokenizer else None)
 
     assert found == f"{text}, at most 16 tokens per text; input_ids, attention_mask"

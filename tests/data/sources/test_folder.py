@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, features
 
-from hydractl.data.batches import encoded
+from hydractl.data.batches import eval_batches
 from hydractl.data.decoding import FORMATS
 from hydractl.data.open_dataset import open_data, open_items
 from hydractl.data.reference import IMAGE_SUFFIXES
@@ -68,7 +68,7 @@ def test_classes_and_limit(folder):
     assert spread.labels == (0, 1)
 
 
-def test_each_file_that_is_no_image_is_said(folder, heard):
+def test_each_file_that_is_no_image_is_said(folder, progress_log):
     """Files added by operating systems are ignored. A FIFO is not opened."""
     (folder / "notes.txt").write_text("x")
     for name in ("Thumbs.db", "desktop.ini", ".DS_Store"):
@@ -81,13 +81,13 @@ def test_each_file_that_is_no_image_is_said(folder, heard):
     images = open_data(str(folder))
 
     assert len(images) == 5
-    assert heard.warnings == [
+    assert progress_log.warnings == [
         f"{folder}: skipped files that are not images (3): `notes.txt`, `ant/page.eps`, `bee/pipe`"
     ]
 
 
 @pytest.mark.parametrize("name", ["a.jfif", "b.jpe", "c.pgm", "d.HEIC", "e", "f.apng", "g.txt"])
-def test_images_are_detected_by_content(tmp_path, picture, name, heard):
+def test_images_are_detected_by_content(tmp_path, picture, name, progress_log):
     """File names have no influence."""
     form = {".jfif": "JPEG", ".jpe": "JPEG", ".pgm": "PPM"}.get(Path(name).suffix, "PNG")
     for folder in ("ant", "bee"):
@@ -99,7 +99,7 @@ def test_images_are_detected_by_content(tmp_path, picture, name, heard):
 
     assert (len(images), images.labels) == (3, (0, 0, 1))
     assert [images.image(i).size for i in range(3)] == [(8, 8)] * 3
-    assert not heard.warnings
+    assert not progress_log.warnings
 
 
 def test_suffixes_of_images_are_those_of_pillow():
@@ -111,12 +111,12 @@ def test_suffixes_of_images_are_those_of_pillow():
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_image_is_refused_by_its_decoded_size_before_it_is_decoded(tmp_path, monkeypatch, workers):
     Image.new("RGB", (300, 200)).save(tmp_path / "a.png")
-    how = Preprocess(input_size=(3, 8, 8), mean=(0.5,) * 3, std=(0.5,) * 3)
+    preprocess = Preprocess(input_size=(3, 8, 8), mean=(0.5,) * 3, std=(0.5,) * 3)
     size = 300 * 200 * 3
 
     def read(limit):
-        items = open_items(f"{tmp_path}::max-item={limit}", how, labelled=False, workers=workers)
-        return next(iter(encoded(items, how, batch_size=1, limit_bytes=0))).inputs.shape
+        items = open_items(f"{tmp_path}::max-item={limit}", preprocess, labelled=False, workers=workers)
+        return next(iter(eval_batches(items, preprocess, batch_size=1, limit_bytes=0))).inputs.shape
 
     assert read(size) == (1, 3, 8, 8)
     with pytest.raises(
@@ -228,7 +228,7 @@ def nested(folder, picture):
     return folder
 
 
-def test_images_below_a_class_are_those_of_torchvision(nested, heard):
+def test_images_below_a_class_are_those_of_torchvision(nested, progress_log):
     from torchvision.datasets import ImageFolder
 
     images = open_data(str(nested))
@@ -237,7 +237,7 @@ def test_images_below_a_class_are_those_of_torchvision(nested, heard):
     theirs = ImageFolder(str(nested))
     assert [(images.key(i), images.labels[i]) for i in range(len(images))] == theirs.samples
     assert list(images.class_names) == theirs.classes
-    assert heard.warnings == [f"{nested}: skipped files that are not images (1): `bee/a/notes.md`"]
+    assert progress_log.warnings == [f"{nested}: skipped files that are not images (1): `bee/a/notes.md`"]
 
 
 def test_a_folder_holds_the_same_images_with_and_without_labels(nested):

@@ -15,13 +15,13 @@ from hydractl.manifest.head_mask import TowerHeads
 from hydractl.manifest.header import Architecture
 from hydractl.progress import reporting
 from hydractl.tasks import MULTI_LABEL
-from support.heard import Heard
+from support.progress_log import ProgressLog
 
 NAMES, SETS = ("broken", "late"), ((0,), (), (0, 1))
 
 
 def read(cells, names=None, separator=None):
-    return read_labels(cells, names=names, where="t: column `labels`", separator=separator)
+    return read_labels(cells, names=names, place="t: column `labels`", separator=separator)
 
 
 def write(path, cells):
@@ -254,9 +254,9 @@ def test_names_with_separators_are_names(names):
 @pytest.mark.parametrize("name", ["alarm|other", "alarm;other"])
 def test_a_name_that_may_be_several_labels_gives_a_warning_until_the_separator_is_named(name):
     def warnings_of(names, separator=None):
-        with reporting(heard := Heard()):
+        with reporting(progress_log := ProgressLog()):
             read(names, separator=separator)
-        return heard.warnings
+        return progress_log.warnings
 
     (warning,) = warnings_of(["alarm", name])
     assert f"reads `{name}` as one name" in warning

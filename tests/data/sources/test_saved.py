@@ -113,7 +113,7 @@ def listed(tmp_path, picture):
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-def test_images_with_metadata(listed, suffix, heard, tmp_path):
+def test_images_with_metadata(listed, suffix, progress_log, tmp_path):
     root, rows = listed
     write(root / "one" / f"metadata.{suffix}", rows)
     files = {"all": f"{glob.escape(str(root / 'one'))}/**"}
@@ -126,19 +126,19 @@ def test_images_with_metadata(listed, suffix, heard, tmp_path):
     assert [found.class_names[label] for label in found.labels] == [row["label"] for row in theirs]
     for i, row in enumerate(theirs):
         assert np.array_equal(np.asarray(found.image(i)), np.asarray(row["image"]))
-    assert not heard.warnings
+    assert not progress_log.warnings
     assert open_data(f"{root}::split=one").fingerprint() == found.fingerprint()
     with pytest.raises(DataError, match="has no column `mood`"):
         open_data(f"{root / 'one'}::label=mood")
     assert open_data(str(root / "one"), labelled=False).key(0) == f"{root}/one/a/test9.png"
 
 
-def test_an_image_that_no_metadata_name_is_said(listed, heard):
+def test_an_image_that_no_metadata_name_is_said(listed, progress_log):
     root, rows = listed
     write(root / "one" / "metadata.jsonl", rows[1:])
 
     assert len(open_data(str(root / "one"))) == 2
-    assert heard.warnings == [
+    assert progress_log.warnings == [
         f"{root}/one: skipped 1 image that the metadata does not list: `{root}/one/a/test9.png`"
     ]
 
@@ -188,8 +188,8 @@ def test_several_splits_with_metadata(listed):
         open_data(f"{root}::split=one")
 
 
-def test_metadata_of_one_class_alone_make_no_split_of_it(folder, heard):
+def test_metadata_of_one_class_alone_make_no_split_of_it(folder, progress_log):
     (folder / "ant" / "metadata.csv").write_text("file_name,label\n0.png,x\n")
 
     assert open_data(str(folder)).class_names == ("ant", "bee")
-    assert heard.warnings == [f"{folder}: skipped files that are not images (1): `ant/metadata.csv`"]
+    assert progress_log.warnings == [f"{folder}: skipped files that are not images (1): `ant/metadata.csv`"]

@@ -95,11 +95,11 @@ def test_numbers_sort_as_numbers(here):
         assert (images.class_names, images.labels) == (("2", "10"), (1, 0))
 
 
-def test_withheld_labels_are_said(here, heard):
+def test_withheld_labels_are_said(here, progress_log):
     images = open_data(str(write(here / "t.jsonl", [{"img": "img/0.png", "label": -1}])))
 
     assert images.labels is None
-    assert heard.warnings == [
+    assert progress_log.warnings == [
         f"{here}/t.jsonl: column `label`: every label is -1, so the items are unlabelled"
     ]
 
@@ -254,18 +254,18 @@ def test_notes_of_datasets_in_a_file_that_are_none(tmp_path, note):
         open_data(str(tmp_path / "t.parquet"), content=Content.TEXTS)
 
 
-def test_label_outside_the_declared_classes(heard):
+def test_label_outside_the_declared_classes(progress_log):
     with pytest.raises(DataError, match=r"t: row 1 has label 2, out of range 0\.\.1"):
-        read_labels([0, 2], names=("a", "b"), where="t")
+        read_labels([0, 2], names=("a", "b"), place="t")
     with pytest.raises(
         DataError, match=("t: row 0 has the label 'a', but must have an index into 2 class names")
     ):
-        read_labels(["a"], names=("a", "b"), where="t")
+        read_labels(["a"], names=("a", "b"), place="t")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_rows_whose_image_is_missing_are_left_out_where_that_is_wanted(here, heard, suffix, workers):
+def test_rows_whose_image_is_missing_are_left_out_where_that_is_wanted(here, progress_log, suffix, workers):
     rows = [ROWS[0], {"image": "img/none.png", "label": "cat"}, ROWS[1], {"image": "", "label": "ant"}]
     path = str(write(here / f"t.{suffix}", rows))
 
@@ -273,11 +273,11 @@ def test_rows_whose_image_is_missing_are_left_out_where_that_is_wanted(here, hea
 
     assert [found.key(i) for i in range(len(found))] == [0, 2]
     assert found.labels == (1, 0)
-    assert len(heard.warnings) == 1
-    assert heard.warnings[0].startswith(
+    assert len(progress_log.warnings) == 1
+    assert progress_log.warnings[0].startswith(
         f"t.{suffix}: skipped 2 of 4 images, which are unreadable; the first is "
     )
-    assert heard.warnings[0].endswith("row 1 has the path `img/none.png`, which does not exist")
+    assert progress_log.warnings[0].endswith("row 1 has the path `img/none.png`, which does not exist")
     with pytest.raises(DataError, match=r"row 1 has the path `img/none\.png`, which does not exist"):
         open_items(path, GREY, workers=workers)
 

@@ -37,13 +37,13 @@ def write(tmp_path, *columns, **cells):
 
 @pytest.mark.parametrize("pairs", [None, True])
 @pytest.mark.parametrize("names", PAIRS)
-def test_usual_columns_are_pairs(tmp_path, heard, names, pairs):
+def test_usual_columns_are_pairs(tmp_path, progress_log, names, pairs):
     first, second = names.split("+")
     path = write(tmp_path, second, first, label="very good", id="b 7")
     items = open_data(f"{path}::label=label", content=Content.TEXTS, pairs=pairs)
     assert {*items.texts} == {(f"a {first}", f"a {second}")}
     assert items.class_names == ("very good",)
-    assert any(f"`{first}`, `{second}`" in message for message in heard.steps)
+    assert any(f"`{first}`, `{second}`" in message for message in progress_log.steps)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_usual_columns_are_pairs(tmp_path, heard, names, pairs):
         (("sentence", "b", "c"), ["sentence+b", "sentence+c"]),
     ],
 )
-def test_a_model_of_pairs_ignores_no_second_text(tmp_path, heard, columns, options):
+def test_a_model_of_pairs_ignores_no_second_text(tmp_path, progress_log, columns, options):
     path = write(tmp_path, *columns, label="very good", id="7", url="http://x")
     with pytest.raises(DataError, match="may hold pairs") as caught:
         open_data(str(path), content=Content.TEXTS, pairs=True)
@@ -62,9 +62,9 @@ def test_a_model_of_pairs_ignores_no_second_text(tmp_path, heard, columns, optio
         pair = tuple(f"a {name}" for name in option.split("+"))
         assert open_data(f"{path}::text={option}", content=Content.TEXTS, pairs=True).texts == (pair,) * 3
     assert "id" not in caught.value.hint.split("::", 1)[1].replace("hydractl", "")
-    heard.steps.clear()
+    progress_log.steps.clear()
     assert open_data(str(path), content=Content.TEXTS).texts[0] == f"a {columns[0]}"
-    assert any(f"no other (`{columns[1]}`" in message for message in heard.steps)
+    assert any(f"no other (`{columns[1]}`" in message for message in progress_log.steps)
     single = write(tmp_path, columns[0], label="very good", id="7")
     assert open_data(str(single), content=Content.TEXTS, pairs=True).texts[0] == f"a {columns[0]}"
 
@@ -83,13 +83,13 @@ def test_several_pairs_are_a_choice(tmp_path, columns, options):
     assert all(f"`{path}::text={option}`" in caught.value.hint for option in options)
 
 
-def test_a_model_of_single_texts_prefers_single_texts(tmp_path, heard):
+def test_a_model_of_single_texts_prefers_single_texts(tmp_path, progress_log):
     path = write(tmp_path, "query", "document")
     assert open_data(str(path), content=Content.TEXTS, pairs=False).texts[0] == "a document"
-    heard.warnings.clear()
+    progress_log.warnings.clear()
     path = write(tmp_path, "question", "answer")
     assert open_data(str(path), content=Content.TEXTS, pairs=False).texts[0] == (
         "a question",
         "a answer",
     )
-    assert any("trained on single texts" in message for message in heard.warnings)
+    assert any("trained on single texts" in message for message in progress_log.warnings)

@@ -14,7 +14,7 @@ from PIL import Image
 from hydractl.data.batches import batches
 from hydractl.data.datasets import Content
 from hydractl.data.decoding import FORMATS
-from hydractl.data.open_dataset import crewed, open_data
+from hydractl.data.open_dataset import open_data, with_workers
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.sources.webdataset import expanded
 from hydractl.errors import DataError, UsageError
@@ -113,7 +113,7 @@ def image_bytes(image, form):
     ("name", "form"),
     [*(("1.HEIC", form) for form in FORMATS), *((name, "PNG") for name in ("1", "1.v2.jpg", "./a/1.x"))],
 )
-def test_images_are_detected_by_content(tmp_path, picture, heard, name, form):
+def test_images_are_detected_by_content(tmp_path, picture, progress_log, name, form):
     """Members have an unknown suffix, no suffix, or a second dot in the name."""
     data = image_bytes(picture(1), form)
     label = f"{name.rpartition('/')[0]}/1.cls".lstrip("/")
@@ -127,10 +127,10 @@ def test_images_are_detected_by_content(tmp_path, picture, heard, name, form):
     assert (len(items), items.class_names, items.labels) == (2, ("ant", "cat"), (1, 0))
     expected = Image.open(io.BytesIO(data)).convert("RGB")
     assert items.image(0).convert("RGB").tobytes() == expected.tobytes()
-    assert not heard.warnings
+    assert not progress_log.warnings
 
 
-def test_every_skipped_member_is_listed(tmp_path, encoded, heard):
+def test_every_skipped_member_is_listed(tmp_path, encoded, progress_log):
     """Hidden members and files added by operating systems are ignored, like in folders."""
     write(
         tmp_path / "set" / "a.tar",
@@ -153,20 +153,20 @@ def test_every_skipped_member_is_listed(tmp_path, encoded, heard):
     items = open_data(f"{tmp_path}/set/a.tar")
 
     assert len(items) == 3
-    assert heard.warnings == [f"{tmp_path}/set/a.tar: {members}"]
-    heard.warnings.clear()
+    assert progress_log.warnings == [f"{tmp_path}/set/a.tar: {members}"]
+    progress_log.warnings.clear()
     (tmp_path / "set" / "0.png").write_bytes(encoded(1))
     (tmp_path / "set" / ".DS_Store").write_bytes(b"x")
     (tmp_path / "set" / "val").mkdir()
     assert len(open_data(f"{tmp_path}/set/")) == 3
     beside = f"{tmp_path}/set/: skipped entries beside the shards (2): `0.png`, `val`"
-    assert heard.warnings == [beside, f"{tmp_path}/set/: {members}"]
+    assert progress_log.warnings == [beside, f"{tmp_path}/set/: {members}"]
 
 
 def test_workers_read_shards_themselves(shards):
     items = open_data(f"{shards}/")
     alone, apart = (
-        list(batches(crewed(items, count), EVAL, batch_size=2, indices=[4, 0, 3])) for count in (0, 2)
+        list(batches(with_workers(items, count), EVAL, batch_size=2, indices=[4, 0, 3])) for count in (0, 2)
     )
 
     assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(alone, apart, strict=True))

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import CheckpointError, UnsupportedModelError
-from hydractl.families.base import place_of
+from hydractl.families.base import position_of
 from hydractl.families.open_model import load_model, open_model
 from hydractl.families.openclip.family import clip_tokenizer, describe, refusal, registered, timm_name
 from hydractl.families.registry import family_for_config
@@ -75,11 +75,11 @@ def edit(folder: Path, **changes: object) -> None:
 
 
 def check_is(sample: Sample, reference: object) -> Header:
-    opened = open_model(str(reference))
+    model_file = open_model(str(reference))
     inputs = sample.inputs()
     with torch.inference_mode():
-        assert largest_difference(load_model(opened)(inputs), sample.library()(inputs)) <= 1e-5
-    return opened.header
+        assert largest_difference(load_model(model_file)(inputs), sample.library()(inputs)) <= 1e-5
+    return model_file.header
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -148,8 +148,8 @@ def test_a_text_tower_named_as_of_old_is_read(tmp_path):
     folder = save(sample, tmp_path / "m")
     path = folder / "open_clip_model.safetensors"
     save_file({k.removeprefix("text."): v for k, v in load_file(path).items()}, path)
-    opened = open_model(str(folder))
-    assert opened.checkpoint.tensors().keys() == sample.state.keys()
+    model_file = open_model(str(folder))
+    assert model_file.checkpoint.tensors().keys() == sample.state.keys()
     check_is(sample, folder)
 
 
@@ -178,11 +178,11 @@ def test_zero_shot_logits_are_open_clip_s(tmp_path):
     image = torch.nn.functional.normalize(library.encode_image(transform(picture)[None]), dim=-1)
     expected = library.logit_scale.exp() * image @ classes
 
-    opened = open_model(str(folder))
-    model = load_model(opened)
+    model_file = open_model(str(folder))
+    model = load_model(model_file)
     texts = [t.format(name) for name in names for t in templates]
-    settle_classes(model, encode_texts(texts, opened.header.prompting.tokenization), templates=2)
-    found = model(eval_transform(opened.header.preprocess)(picture)[None])
+    settle_classes(model, encode_texts(texts, model_file.header.prompting.tokenization), templates=2)
+    found = model(eval_transform(model_file.header.preprocess)(picture)[None])
 
     assert largest_difference(found, expected) <= 1e-5
 
@@ -255,7 +255,7 @@ def test_an_image_tower_of_timm_s_is_read_with_timm_s_families(name, family, hea
     assert described.preprocess.input_size[1] == open_clip.get_model_config(name)["vision_cfg"]["image_size"]
     assert describe(architecture.name, architecture.config) == described
     folder_config = {"model_cfg": dict(architecture.config)}
-    assert family_for_config(folder_config, where="m").name == family
+    assert family_for_config(folder_config, place="m").name == family
 
 
 @pytest.mark.parametrize("variant", [PLAIN, CUSTOM], ids=str)
@@ -263,7 +263,7 @@ def test_a_name_with_options_opens_with_random_weights(variant):
     options = "" if variant is PLAIN else ",custom_text=true"
     one, other, third = (open_model(f"arch:{TINY}{options}", seed=seed) for seed in (1, 1, 2))
     assert one.header.architecture.family == one.family.name == variant.family
-    states = [opened.checkpoint.tensors() for opened in (one, other, third)]
+    states = [model_file.checkpoint.tensors() for model_file in (one, other, third)]
     assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
     assert any(not torch.equal(states[0][k], states[2][k]) for k in states[0])
 
@@ -349,7 +349,7 @@ def test_every_tensor_has_a_place(variant):
     sample = base(variant)
     pruned = sample.pruned((), (), ())
     for name, tensor in sample.state.items():
-        place = place_of(sample.family, name)
+        place = position_of(sample.family, name)
         vision = name.startswith(("visual.", "logit_"))
         assert place.tower == ("vision" if vision else "text")
         assert (place.layer is not None) == (".resblocks." in name or ".blocks." in name)
@@ -438,8 +438,8 @@ def test_other_ways_of_cleaning(clean):
 def test_texts_travel_inside_the_checkpoint(tmp_path, length):
     options = READABLE.options | {"text.context_length": length, "text.layers": 1}
     described = describe(READABLE.arch, options)
-    how = described.prompting.tokenization
-    assert (how.names, how.padding, how.pad_id, how.max_length) == (
+    preprocess = described.prompting.tokenization
+    assert (preprocess.names, preprocess.padding, preprocess.pad_id, preprocess.max_length) == (
         ("attention_mask",),
         "max_length",
         0,
@@ -447,7 +447,7 @@ def test_texts_travel_inside_the_checkpoint(tmp_path, length):
     )
     texts = [t for t in TEXTS if t.strip()]
     assert torch.equal(
-        encode_texts(texts, how)["input_ids"], open_clip.tokenize(texts, context_length=length)
+        encode_texts(texts, preprocess)["input_ids"], open_clip.tokenize(texts, context_length=length)
     )
 
 
@@ -469,8 +469,8 @@ def test_a_folder_s_own_tokenizer_is_used_where_the_configuration_names_one(tmp_
     )
     texts = ["the cat sat", " on  a\nmat", "the " * 40]
     expected = open_clip.get_tokenizer(f"local-dir:{folder}")(texts)
-    how = open_model(str(folder)).header.prompting.tokenization
-    assert torch.equal(encode_texts(texts, how)["input_ids"], expected)
+    preprocess = open_model(str(folder)).header.prompting.tokenization
+    assert torch.equal(encode_texts(texts, preprocess)["input_ids"], expected)
     assert (3 in expected) != strip
 
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
-from hydractl.families.base import place_of
+from hydractl.families.base import position_of
 from hydractl.families.open_model import load_model, open_model
 from hydractl.families.registry import family_for_config, family_for_name
 from hydractl.families.timm.models import TIMM_EVA, TIMM_VIT
@@ -46,7 +46,7 @@ KEEP = ((0, 2, 3), (), (1,))
 )
 def test_the_class_of_a_model_decides_which_family_reads_it(name, family):
     assert family_for_name(name) is family
-    assert family_for_config({"architecture": name, "num_classes": 3}, where="m") is family
+    assert family_for_config({"architecture": name, "num_classes": 3}, place="m") is family
 
 
 def test_described_is_what_was_asked_for():
@@ -100,7 +100,7 @@ def test_what_cannot_be_covered_is_refused_with_the_reason(name, options, reason
 
 
 def test_every_tensor_has_a_place():
-    places = {n: place_of(TIMM_EVA, n) for n in base(EVA["dinov3-qkv-bias"]).state}
+    places = {n: position_of(TIMM_EVA, n) for n in base(EVA["dinov3-qkv-bias"]).state}
     assert {n for n, p in places.items() if p.heads is not None and p.layer == 2} == {
         f"blocks.2.attn.{n}" for n in ("qkv.weight", "q_bias", "v_bias", "proj.weight")
     }
@@ -108,8 +108,8 @@ def test_every_tensor_has_a_place():
     assert parts["patch_embed.proj.weight"] == parts["reg_token"] == parts["cls_token"] == "embed"
     assert parts["blocks.0.gamma_1"] == parts["blocks.0.norm1.weight"] == "norm"
     assert parts["head.weight"] == "head"
-    assert place_of(TIMM_EVA, "rope.freqs").part == "embed"
-    apart = {n for n in base(EVA["qkv-apart"]).state if place_of(TIMM_EVA, n).heads is not None}
+    assert position_of(TIMM_EVA, "rope.freqs").part == "embed"
+    apart = {n for n in base(EVA["qkv-apart"]).state if position_of(TIMM_EVA, n).heads is not None}
     assert {
         f"blocks.0.attn.{n}" for n in ("q_proj.weight", "q_proj.bias", "k_proj.weight", "v_proj.bias")
     } < apart
@@ -194,10 +194,10 @@ def saved(folder, name):
 @torch.inference_mode()
 def test_a_folder_of_timm_is_read(tmp_path, name):
     sample, library = saved(tmp_path, name)
-    opened = open_model(str(tmp_path))
-    assert opened.family is TIMM_EVA
-    assert opened.header.labels == tuple("abcdefg")
-    assert largest_difference(load_model(opened)(sample.inputs()), library(sample.inputs())) <= 1e-5
+    model_file = open_model(str(tmp_path))
+    assert model_file.family is TIMM_EVA
+    assert model_file.header.labels == tuple("abcdefg")
+    assert largest_difference(load_model(model_file)(sample.inputs()), library(sample.inputs())) <= 1e-5
 
 
 def as_eva02(state):

@@ -195,26 +195,28 @@ def check_answers(folder):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         library = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    opened = open_model(str(folder))
-    how = opened.header.preprocess
+    model_file = open_model(str(folder))
+    preprocess = model_file.header.preprocess
     try:
         transform = create_transform(**resolve_data_config(model=library))
         expected = torch.stack([transform(picture) for picture in PICTURES])
         with torch.inference_mode():
             logits = library(expected)
     except AssertionError:  # timm's default size, which the model does not accept
-        assert how.input_size == (3, 32, 32)
-        transform = create_transform(**resolve_data_config({"input_size": how.input_size}, model=library))
+        assert preprocess.input_size == (3, 32, 32)
+        transform = create_transform(
+            **resolve_data_config({"input_size": preprocess.input_size}, model=library)
+        )
         expected = torch.stack([transform(picture) for picture in PICTURES])
         logits = library(expected).detach()
-    inputs = torch.stack([eval_transform(how)(picture) for picture in PICTURES])
+    inputs = torch.stack([eval_transform(preprocess)(picture) for picture in PICTURES])
     assert largest_difference(inputs, expected) <= 1e-6
-    logits = over_classes(logits, multi_label=opened.header.architecture.task.by_label)
+    logits = over_classes(logits, multi_label=model_file.header.architecture.task.by_label)
     with torch.inference_mode():
-        assert largest_difference(load_model(opened)(inputs), logits) <= 1e-5
+        assert largest_difference(load_model(model_file)(inputs), logits) <= 1e-5
     names = library.pretrained_cfg.get("label_names")
     table = CustomDatasetInfo(names) if names else None
-    assert opened.header.labels == tuple(table.index_to_label_name(i) for i in range(5) if table)
+    assert model_file.header.labels == tuple(table.index_to_label_name(i) for i in range(5) if table)
 
 
 @pytest.mark.parametrize(

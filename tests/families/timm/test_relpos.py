@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.base import place_of
+from hydractl.families.base import position_of
 from hydractl.families.open_model import load_model, open_model
 from hydractl.families.registry import family_for_config, family_for_name
 from hydractl.families.timm.models import TIMM_BEIT, TIMM_RELPOS
@@ -44,7 +44,7 @@ shared = pytest.mark.parametrize(("variant", "name", "axis"), SHARED.values(), i
 )
 def test_the_class_of_a_model_decides_which_family_reads_it(name, family):
     assert family_for_name(name) is family
-    assert family_for_config({"architecture": name, "num_classes": 3}, where="m") is family
+    assert family_for_config({"architecture": name, "num_classes": 3}, place="m") is family
 
 
 def test_a_width_that_heads_do_not_fill_is_refused():
@@ -66,7 +66,7 @@ def test_a_layer_s_own_biases_are_cut_with_their_heads(variant, name, axis):
     member = sample.pruned(*KEEP)
     for layer, kept in enumerate(KEEP):
         full = f"blocks.{layer}.{name}"
-        place = place_of(sample.family, full)
+        place = position_of(sample.family, full)
         assert place.heads.one_entry
         assert (place.layer, place.part, place.heads.axis) == (layer, "attention", axis)
         assert torch.equal(
@@ -139,6 +139,6 @@ def test_a_folder_with_the_names_of_beit_s_authors_is_read(tmp_path):
     save_for_hf(library, tmp_path, model_args=arguments, safe_serialization=True)
     index = {f"blocks.{i}.attn.relative_position_index": torch.zeros(5, 5).long() for i in range(3)}
     save_file(sample.state | index, tmp_path / "model.safetensors")
-    opened = open_model(str(tmp_path))
-    assert opened.family is TIMM_BEIT
-    assert largest_difference(load_model(opened)(sample.inputs()), library(sample.inputs())) <= 1e-5
+    model_file = open_model(str(tmp_path))
+    assert model_file.family is TIMM_BEIT
+    assert largest_difference(load_model(model_file)(sample.inputs()), library(sample.inputs())) <= 1e-5

@@ -66,9 +66,9 @@ def test_a_near_name_is_offered():
 
 def test_every_tensor_has_a_place():
     """Every tensor has a part, and a layer if the tensor is in a block."""
-    from hydractl.families.base import place_of
+    from hydractl.families.base import position_of
 
-    places = {n: place_of(TIMM_VIT, n) for n in base(variant("distilled")).state}
+    places = {n: position_of(TIMM_VIT, n) for n in base(variant("distilled")).state}
     assert places["blocks.2.attn.qkv.weight"].heads is not None
     assert (places["blocks.2.attn.qkv.weight"].layer, places["blocks.2.attn.qkv.weight"].part) == (
         2,
@@ -83,12 +83,12 @@ def test_every_tensor_has_a_place():
 
 
 def test_names_that_begin_alike_are_not_confused():
-    from hydractl.families.base import place_of
+    from hydractl.families.base import position_of
 
-    assert place_of(TIMM_VIT, "blocks.10.attn.qkv.weight").layer == 10
-    assert place_of(TIMM_VIT, "blocks.x.attn.qkv.weight").part == "embed"
-    assert place_of(TIMM_VIT, "norm_pre.weight").part == "embed"
-    assert place_of(TIMM_VIT, "blocks.0.attn.qkv.weight_extra").heads is None
+    assert position_of(TIMM_VIT, "blocks.10.attn.qkv.weight").layer == 10
+    assert position_of(TIMM_VIT, "blocks.x.attn.qkv.weight").part == "embed"
+    assert position_of(TIMM_VIT, "norm_pre.weight").part == "embed"
+    assert position_of(TIMM_VIT, "blocks.0.attn.qkv.weight_extra").heads is None
 
 
 def test_families_are_found_by_name_and_by_config():
@@ -96,12 +96,12 @@ def test_families_are_found_by_name_and_by_config():
     unknown = base(PLAIN).header.architecture.model_copy(update={"family": "rwkv"})
     with pytest.raises(UnsupportedModelError, match="family `rwkv` is unknown in this version"):
         family_of(unknown)
-    assert family_for_config({"architecture": "x", "num_classes": 3}, where="m") is TIMM_VIT
+    assert family_for_config({"architecture": "x", "num_classes": 3}, place="m") is TIMM_VIT
     with pytest.raises(UnsupportedModelError, match="m: models of type `gpt_bigcode` are not supported"):
-        family_for_config({"model_type": "gpt_bigcode"}, where="m")
+        family_for_config({"model_type": "gpt_bigcode"}, place="m")
     for config in ({"architectures": ["BertForSequenceClassification"]}, {}):
         with pytest.raises(UnsupportedModelError, match=r"m: config\.json has neither `model_type`"):
-            family_for_config(config, where="m")
+            family_for_config(config, place="m")
     assert all(name == family.name for name, family in FAMILIES.items())
 
 

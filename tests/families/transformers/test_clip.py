@@ -27,9 +27,9 @@ def test_an_option_of_no_configuration_is_refused(option):
 def test_texts_are_as_long_as_there_are_positions(name, longest):
     """AltCLIP's positions start after the id of the padding token."""
     sample = base(named(name))
-    how = sample.header.prompting.tokenization
-    assert how.max_length == longest
-    ids = torch.full((1, longest), how.pad_id + 1)
+    preprocess = sample.header.prompting.tokenization
+    assert preprocess.max_length == longest
+    ids = torch.full((1, longest), preprocess.pad_id + 1)
     texts = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     images = sample.inputs(batch=1)["pixel_values"]
     assert sample.model()({"pixel_values": images} | texts).isfinite().all()

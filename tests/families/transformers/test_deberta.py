@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.families.base import place_of
+from hydractl.families.base import position_of
 from hydractl.families.registry import FAMILIES, family_for_name
 from hydractl.families.tower import largest_difference
 from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.scoring.settings import TaylorSettings
-from hydractl.scoring.weight_scores import score_taylor
+from hydractl.scoring.weight_importance import score_taylor
 from support.builders import base, perturbed
 from support.variants import VARIANTS, Variant
 
@@ -63,7 +63,7 @@ def test_a_convolution_in_the_only_layer_reads_neighbours():
         DEBERTA.name, "one-layer", "deberta-v2", OURS["convolution"].options | {"num_hidden_layers": 1}
     )
     sample = base(variant)
-    assert sample.model().tower().reads is None
+    assert sample.model().tower().read_tokens is None
     with torch.inference_mode():
         inputs = sample.inputs(dtype=DOUBLE)
         assert largest_difference(sample.model(DOUBLE)(inputs), sample.library(DOUBLE)(inputs)) <= 1e-10
@@ -72,7 +72,7 @@ def test_a_convolution_in_the_only_layer_reads_neighbours():
 def test_the_convolution_and_the_relative_positions_are_outside_the_blocks():
     names = [n for n in base(OURS["convolution"]).state if ".conv." in n or ".rel_embeddings." in n]
     assert len(names) == 5
-    assert {(place_of(DEBERTA, n).part, place_of(DEBERTA, n).layer) for n in names} == {("embed", None)}
+    assert {(position_of(DEBERTA, n).part, position_of(DEBERTA, n).layer) for n in names} == {("embed", None)}
 
 
 @pytest.mark.parametrize("name", ["v3", "own-projections", "absolute"])

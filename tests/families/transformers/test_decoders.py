@@ -18,7 +18,7 @@ from hydractl.families.tower import largest_difference
 from hydractl.families.transformers.hf_models import REFUSED
 from hydractl.heads.budget import HeadBudget
 from hydractl.heads.masks import full_mask
-from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerHeads, TowerScores
+from hydractl.manifest.head_mask import HeadImportance, HeadMask, TowerHeads, TowerImportance
 from hydractl.pruning.strategies import Strategy
 from hydractl.scoring.methods import METHODS
 from hydractl.stages.finetune.config import FinetuneConfig
@@ -156,7 +156,7 @@ def test_scores_are_those_of_the_model_with_its_keys_written_out(tmp_path, metho
                 model=str(tmp_path / name), out=tmp_path / f"{name}.json", method=method, **needs, **more
             )
         )
-        tables.append(torch.tensor(HeadScores.read(tmp_path / f"{name}.json").tables["text"]))
+        tables.append(torch.tensor(HeadImportance.read(tmp_path / f"{name}.json").tables["text"]))
     shared, own = tables
     assert shared.shape == (3, 4)
     assert torch.allclose(shared, own, rtol=1e-3, atol=1e-6)
@@ -250,10 +250,10 @@ def test_a_language_model_is_a_backbone(tmp_path, options):
     with pytest.raises(UnsupportedModelError, match="which is not a classifier"):
         open_model(str(tmp_path / "m"))
 
-    opened = open_model(str(tmp_path / "m"), backbone=True)
+    model_file = open_model(str(tmp_path / "m"), backbone=True)
 
-    assert opened.header.architecture.config["pad_token_id"] == (0 if options.get("pads", True) else 3)
-    found = with_classifier(opened, 3).checkpoint.tensors()
+    assert model_file.header.architecture.config["pad_token_id"] == (0 if options.get("pads", True) else 3)
+    found = with_classifier(model_file, 3).checkpoint.tensors()
     kept = {name: x for name, x in stored.items() if name != "lm_head.weight"}
     kept = {name if name.startswith("model.") else f"model.{name}": x for name, x in kept.items()}
     assert {*found} == {*kept, "score.weight"}
@@ -297,9 +297,9 @@ def scored(tmp_path):
     """
     model = base(LLAMA).save(tmp_path / "base.st")
     run_score(ScoreConfig(model=str(model), out=tmp_path / "s.json", method="random"))
-    scores = HeadScores.read(tmp_path / "s.json")
+    scores = HeadImportance.read(tmp_path / "s.json")
     table = ((0.9, 0.0, 0.5, 0.5), (0.1, 0.2, 0.8, 0.0), (0.3, 0.9, 0.9, 0.2))
-    changed = scores.model_copy(update={"towers": {"text": TowerScores(scores=table)}})
+    changed = scores.model_copy(update={"towers": {"text": TowerImportance(scores=table)}})
     (tmp_path / "s.json").write_text(changed.to_json())
     return {"model": str(model), "scores": (tmp_path / "s.json",), "whole_groups": True}
 

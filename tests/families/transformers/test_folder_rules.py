@@ -208,17 +208,17 @@ def check_answers(folder):
     tokens = transformers.AutoTokenizer.from_pretrained(folder)
     with torch.inference_mode():
         rows = [model(**tokens(text, return_tensors="pt", truncation=True)).logits for text in TEXTS]
-        opened = open_model(str(folder))
-        found = load_model(opened)(encode_texts(TEXTS, opened.header.preprocess))
+        model_file = open_model(str(folder))
+        found = load_model(model_file)(encode_texts(TEXTS, model_file.header.preprocess))
     assert (
         largest_difference(
-            found, over_classes(torch.cat(rows), multi_label=opened.header.architecture.task.by_label)
+            found, over_classes(torch.cat(rows), multi_label=model_file.header.architecture.task.by_label)
         )
         <= 1e-5
     )
     labels = tuple(model.config.id2label[i] for i in range(model.config.num_labels))
     of_one_logit = {("score",): ("not score", "score"), ("1",): ("0", "1")}
-    assert opened.header.labels == (() if labels[0] == "LABEL_0" else of_one_logit.get(labels, labels))
+    assert model_file.header.labels == (() if labels[0] == "LABEL_0" else of_one_logit.get(labels, labels))
 
 
 POOLING = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
@@ -242,9 +242,9 @@ def test_a_folder_of_sentence_transformers(tmp_path, modules, pooling, reason, p
         with pytest.raises(HydraError, match=reason):
             open_model(str(tmp_path), backbone=True)
         return
-    opened = open_model(str(tmp_path), backbone=True)
-    assert (opened.pools or "own") == pools
-    assert bool(opened.notes) == ("Normalize" in modules)
+    model_file = open_model(str(tmp_path), backbone=True)
+    assert (model_file.pools or "own") == pools
+    assert bool(model_file.notes) == ("Normalize" in modules)
 
 
 def encoder(folder, modules, pooling):
@@ -261,10 +261,10 @@ def test_texts_are_cut_and_lowercased_as_sentence_transformers_does(tmp_path):
     encoder(tmp_path, SENTENCE, {"pooling_mode": "mean"})
     write("sentence_bert_config.json", {"max_seq_length": 4, "do_lower_case": True})(tmp_path)
     tokens = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    how = open_model(str(tmp_path), backbone=True).header.preprocess
+    preprocess = open_model(str(tmp_path), backbone=True).header.preprocess
     text = "The CAT sat on a mat"
     expected = tokens(text.lower(), truncation=True, max_length=4)["input_ids"]
-    assert encode_texts([text], how)["input_ids"].tolist() == [expected]
+    assert encode_texts([text], preprocess)["input_ids"].tolist() == [expected]
     write("config_sentence_transformers.json", {"default_prompt_name": "query"})(tmp_path)
     assert "`query`" in open_model(str(tmp_path), backbone=True).notes[0]
     write("sentence_bert_config.json", {"max_seq_length": "long"})(tmp_path)

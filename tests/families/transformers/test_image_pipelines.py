@@ -123,14 +123,14 @@ def test_predict_gives_the_probabilities_of_the_pipeline(kind, converts, picture
     paths = sorted(map(str, pictures.iterdir()))
     assert sorted(predicted) == paths
 
-    opened = [
+    open_images = [
         Image.open(io.BytesIO(Path(path).read_bytes())) for path in paths
     ]  # the pipeline leaves files open
     assert main(["export", str(folder), "-o", f"{tmp_path}/export/", "-q"]) == 0
     for source in (folder, tmp_path / "export"):
         ask = transformers.pipeline("image-classification", model=str(source), top_k=5)
-        for path, answer in zip(paths, ask(opened), strict=True):
+        for path, answer in zip(paths, ask(open_images), strict=True):
             assert {a["label"]: a["score"] for a in answer} == pytest.approx(predicted[path], abs=1e-5), path
-    for items in (paths, opened):
+    for items in (paths, open_images):
         for path, row in zip(paths, hydractl.load(folder).predict(items).probabilities.tolist(), strict=True):
             assert row == pytest.approx([predicted[path][name] for name in "abcde"], abs=1e-5), path

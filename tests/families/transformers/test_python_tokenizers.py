@@ -44,15 +44,15 @@ def save_model(name, folder, **settings):
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def check_tokens(how, folder, *, max_length):
+def check_tokens(preprocess, folder, *, max_length):
     """Compare with the library for single texts. Truncation is on the side in the tokenizer's settings."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for text in TEXTS:
         parts = [text] if isinstance(text, str) else text
-        found = encode_texts([text], how.model_copy(update={"max_length": max_length}))
+        found = encode_texts([text], preprocess.model_copy(update={"max_length": max_length}))
         expected = tokenizer(*parts, truncation=True, max_length=max_length, return_tensors="pt")
         assert torch.equal(found["input_ids"], expected["input_ids"])
-    assert how.pad_id == tokenizer.pad_token_id
+    assert preprocess.pad_id == tokenizer.pad_token_id
 
 
 @pytest.mark.parametrize("name", WORDS)
@@ -94,13 +94,13 @@ def test_siglip_is_read_with_sentencepiece_also_beside_a_tokenizer_json(tmp_path
     )  # fmt: skip
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [ADDED]}))
 
-    how = open_model(str(tmp_path)).header.prompting.tokenization
+    preprocess = open_model(str(tmp_path)).header.prompting.tokenization
 
     texts = ["A photo of a Cat!", "a cat", "the dog", ""]
     expected = AutoTokenizer.from_pretrained(tmp_path)(
         texts, padding="max_length", return_tensors="pt", max_length=20
     )
-    assert torch.equal(encode_texts(texts, how)["input_ids"], expected["input_ids"])
+    assert torch.equal(encode_texts(texts, preprocess)["input_ids"], expected["input_ids"])
 
 
 def test_without_sentencepiece_the_package_is_named(tmp_path, monkeypatch):
@@ -167,9 +167,9 @@ def test_a_tokenizer_that_splits_special_tokens_is_refused(tmp_path):
     ],
 )  # fmt: skip
 def test_a_header_with_another_tokenizer_is_one_error(stored, message):
-    how = Tokenization(
+    preprocess = Tokenization(
         tokenizer=json.dumps(stored, separators=(",", ":")), max_length=9, pad_id=0, vocab_size=30
     )
 
     with pytest.raises(InputError, match=message):
-        require_tokenizer(how, model="m.st")
+        require_tokenizer(preprocess, model="m.st")

@@ -8,7 +8,7 @@ import transformers
 from safetensors.torch import load_file
 
 from hydractl.errors import UnsupportedModelError, UsageError
-from hydractl.families.base import name_in_memory, place_of
+from hydractl.families.base import name_in_memory, position_of
 from hydractl.families.open_model import load_model, open_model
 from hydractl.families.registry import FAMILIES, family_for_name
 from hydractl.families.tower import blank_inputs, largest_difference
@@ -39,22 +39,22 @@ def test_a_saved_folder_is_the_model(tmp_path, variant, options):
     sample = save_text_model(variant, tmp_path / "m", **options)
     assert (len(list((tmp_path / "m").glob("*.safetensors"))) > 1) == bool(options)
 
-    opened = open_model(str(tmp_path / "m"))
+    model_file = open_model(str(tmp_path / "m"))
 
-    header = opened.header
+    header = model_file.header
     assert header.architecture.family == variant.family
     assert header.architecture.towers == sample.header.architecture.towers
-    how = header.preprocess
-    assert isinstance(how, Tokenization)
-    assert how.tokenizer is not None
+    preprocess = header.preprocess
+    assert isinstance(preprocess, Tokenization)
+    assert preprocess.tokenizer is not None
     listed = transformers.AutoTokenizer.from_pretrained(tmp_path / "m").model_input_names
-    assert how.names == tuple(name for name in sample.header.preprocess.names if name in listed)
-    assert (how.pad_id, how.max_length) == (0, sample.header.preprocess.max_length)
+    assert preprocess.names == tuple(name for name in sample.header.preprocess.names if name in listed)
+    assert (preprocess.pad_id, preprocess.max_length) == (0, sample.header.preprocess.max_length)
     inputs = sample.inputs()
     multi_label = header.architecture.task.by_label
     assert multi_label == sample.header.architecture.task.by_label
     expected = over_classes(sample.library()(inputs), multi_label=multi_label)
-    assert largest_difference(load_model(opened)(inputs), expected) <= 1e-5
+    assert largest_difference(load_model(model_file)(inputs), expected) <= 1e-5
 
 
 @every_family
@@ -63,10 +63,13 @@ def test_names_on_disk_tell_the_parts(tmp_path, variant):
     sample = save_text_model(variant, tmp_path)
     family = sample.family
     found = {
-        place_of(family, name_in_memory(family, name)) for name in load_file(tmp_path / "model.safetensors")
+        position_of(family, name_in_memory(family, name))
+        for name in load_file(tmp_path / "model.safetensors")
     }
     parts = {(place.part, place.layer) for place in found}
-    assert parts == {(place.part, place.layer) for place in (place_of(family, name) for name in sample.state)}
+    assert parts == {
+        (place.part, place.layer) for place in (position_of(family, name) for name in sample.state)
+    }
 
 
 @every_family
@@ -145,7 +148,7 @@ def test_a_refused_configuration_says_why(name, options, reason):
 def test_every_tensor_has_a_place(variant):
     """Blocks have heads, MLP and norms; outside are embedding, readout and classifier."""
     sample = base(variant)
-    places = {name: place_of(sample.family, name) for name in sample.state}
+    places = {name: position_of(sample.family, name) for name in sample.state}
     assert {p.part for p in places.values()} >= {"embed", "head", "attention", "mlp", "norm"}
     assert all((p.layer is None) == (p.part in {"embed", "readout", "head"}) for p in places.values())
     inside = {name: name.partition(".")[2].lower() for name in places if places[name].layer is not None}
@@ -201,7 +204,7 @@ def test_a_hydra_of_members_that_differ_in_one_part(tmp_path, variant, part):
     sample = base(variant)
     samples = [
         sample.pruned((0, 2, 3), (1,), (0, 1)).tuned(
-            i, only=lambda n: place_of(sample.family, n).part == part
+            i, only=lambda n: position_of(sample.family, n).part == part
         )
         for i in range(3)
     ]

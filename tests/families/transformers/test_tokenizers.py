@@ -74,8 +74,8 @@ def test_a_vocabulary_is_enough(tmp_path):
     base(bert).library().save_pretrained(tmp_path)
     (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
 
-    how = open_model(str(tmp_path)).header.preprocess
-    assert encode_texts(["the cat"], how)["input_ids"].tolist() == [[2, 4, 5, 3]]
+    preprocess = open_model(str(tmp_path)).header.preprocess
+    assert encode_texts(["the cat"], preprocess)["input_ids"].tolist() == [[2, 4, 5, 3]]
 
 
 def test_half_a_vocabulary_is_not(tmp_path):
@@ -115,10 +115,14 @@ def test_batches_are_answered_as_the_library_answers_one_text_at_a_time(tmp_path
         change_tokenizer(
             tmp_path, padding_side="left", truncation_side="left", model_input_names=["input_ids", *names]
         )
-        opened, tokenizer = open_model(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)
-        how = opened.header.preprocess.model_copy(update={"max_length": 9})
-        assert (how.padding_side, how.truncation_side, how.names) == ("right", "left", names)
-        written = json.loads(files_of(opened.header)["tokenizer_config.json"])
+        model_file, tokenizer = open_model(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)
+        preprocess = model_file.header.preprocess.model_copy(update={"max_length": 9})
+        assert (preprocess.padding_side, preprocess.truncation_side, preprocess.names) == (
+            "right",
+            "left",
+            names,
+        )
+        written = json.loads(files_of(model_file.header)["tokenizer_config.json"])
         assert (written["padding_side"], written["model_input_names"]) == ("right", ["input_ids", *names])
         limits = {"truncation": True, "max_length": 9, "return_tensors": "pt"}
         expected = torch.cat(
@@ -127,8 +131,8 @@ def test_batches_are_answered_as_the_library_answers_one_text_at_a_time(tmp_path
                 for text in SENTENCES
             ]
         )
-        expected = over_classes(expected, multi_label=opened.header.architecture.task.by_label)
-        model, tokens = load_model(opened), tokenize(SENTENCES, how)
+        expected = over_classes(expected, multi_label=model_file.header.architecture.task.by_label)
+        model, tokens = load_model(model_file), tokenize(SENTENCES, preprocess)
         for batch_size in (1, 4, 64):
             for batch in TokenBatches.of(tokens, indices=range(len(tokens)), batch_size=batch_size):
                 assert largest_difference(model(batch.inputs), expected[batch.indices]) <= 1e-5
@@ -141,21 +145,21 @@ def test_texts_of_one_length_are_padded_where_the_tokenizer_pads(tmp_path, liste
     names = ["input_ids", *(["attention_mask"] if listed else [])]
     change_tokenizer(tmp_path, padding_side="left", model_input_names=names)
 
-    how = open_model(str(tmp_path)).header.prompting.tokenization
+    preprocess = open_model(str(tmp_path)).header.prompting.tokenization
 
-    found = encode_texts(["the cat", "mat"], how)
+    found = encode_texts(["the cat", "mat"], preprocess)
     expected = AutoTokenizer.from_pretrained(tmp_path)(
-        ["the cat", "mat"], padding="max_length", max_length=how.max_length, return_tensors="pt"
+        ["the cat", "mat"], padding="max_length", max_length=preprocess.max_length, return_tensors="pt"
     )
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
 def test_sides_travel_and_the_usual_ones_are_not_written(tmp_path):
-    how = Tokenization(max_length=4, pad_id=0, vocab_size=9, padding="max_length")
-    left = how.model_copy(update={"padding_side": "left", "truncation_side": "left"})
+    preprocess = Tokenization(max_length=4, pad_id=0, vocab_size=9, padding="max_length")
+    left = preprocess.model_copy(update={"padding_side": "left", "truncation_side": "left"})
 
-    assert not {"padding_side", "truncation_side"} & json.loads(how.model_dump_json()).keys()
+    assert not {"padding_side", "truncation_side"} & json.loads(preprocess.model_dump_json()).keys()
     assert Tokenization.model_validate_json(left.model_dump_json()) == left
 
 

@@ -58,14 +58,14 @@ def test_a_folder_of_the_library_s_is_its_model(tmp_path, variant, options):
     shards = sorted(tmp_path.glob("*.safetensors"))
     assert (len(shards) > 1) == bool(options)
 
-    opened = open_model(str(tmp_path))
+    model_file = open_model(str(tmp_path))
 
-    header = opened.header
+    header = model_file.header
     assert header.architecture == sample.header.architecture
     assert header.labels == LABELS
     assert (header.preprocess.mean, header.preprocess.crop_mode) == ((0.4,), "squash")
     images = sample.inputs()
-    assert largest_difference(load_model(opened)(images), library(images)) <= 1e-5
+    assert largest_difference(load_model(model_file)(images), library(images)) <= 1e-5
 
 
 @pytest.mark.spread(cases=7)
@@ -73,8 +73,8 @@ def test_a_folder_of_the_library_s_is_its_model(tmp_path, variant, options):
 @torch.inference_mode()
 def test_a_checkpoint_of_ours_is_the_same_model(tmp_path, variant):
     sample = base(variant)
-    opened = open_model(str(sample.save(tmp_path / "base.st")))
-    model = load_model(opened)
+    model_file = open_model(str(sample.save(tmp_path / "base.st")))
+    model = load_model(model_file)
     assert all(torch.equal(t, sample.state[name]) for name, t in model.library_state().items())
     assert largest_difference(model(sample.inputs()), sample.model()(sample.inputs())) <= 1e-6
 
@@ -104,10 +104,10 @@ def test_names_on_disk_are_not_those_in_memory(tmp_path, name):
 def test_images_of_another_size_than_the_model_was_made_for(tmp_path, name):
     """DINOv2 is published this way: trained with 518 pixels, used with 224."""
     _, library = saved(tmp_path, named(name), size=(12, 16))
-    opened = open_model(str(tmp_path))
-    assert opened.header.preprocess.input_size == (1, 12, 16)
+    model_file = open_model(str(tmp_path))
+    assert model_file.header.preprocess.input_size == (1, 12, 16)
     images = torch.randn(2, 1, 12, 16)
-    assert largest_difference(load_model(opened)(images), library(images)) <= 1e-5
+    assert largest_difference(load_model(model_file)(images), library(images)) <= 1e-5
 
 
 @pytest.mark.parametrize(
@@ -132,11 +132,11 @@ def test_heads_may_be_of_a_width_of_their_own(tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(
         json.dumps({"size": 8, "image_mean": 0.5, "image_std": 0.5})
     )
-    opened = open_model(str(tmp_path))
-    tower = opened.header.architecture.towers["vision"]
+    model_file = open_model(str(tmp_path))
+    tower = model_file.header.architecture.towers["vision"]
     assert (tower.num_heads, tower.head_dim) == (3, 8)
     images = torch.randn(2, 1, 8, 8)
-    assert largest_difference(load_model(opened)(images), library(images).logits) <= 1e-5
+    assert largest_difference(load_model(model_file)(images), library(images).logits) <= 1e-5
 
 
 def test_weights_beside_the_classifier_are_left_out(tmp_path):
@@ -163,7 +163,7 @@ def test_weights_beside_the_classifier_are_left_out(tmp_path):
 )
 def test_the_class_that_was_trained_tells_families_apart(model_type, trained, family):
     config = {"model_type": model_type, "architectures": [trained]}
-    assert family_for_config(config, where="x").name == family
+    assert family_for_config(config, place="x").name == family
 
 
 @every_variant

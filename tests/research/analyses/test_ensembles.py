@@ -16,7 +16,7 @@ from hydractl.metrics.compute import Measurement
 from hydractl.metrics.resampling import Resampling
 from hydractl.prediction import inference
 from hydractl.processes.distributed import ProcessGroup
-from hydractl.research.analyses.context import AnalysisContext, ModelOfRow, ask, measured
+from hydractl.research.analyses.context import AnalysisContext, ModelOfRow, measure_ensemble, predict_sets
 from hydractl.research.analyses.ensembles import compare_answers
 from hydractl.scoring.circuit.tower import Peak
 
@@ -69,7 +69,7 @@ def subject():
 
 def answers(seed):
     model = Model(seed)
-    return ask(
+    return predict_sets(
         subject(),
         ModelOfRow(SimpleNamespace(reference="m", header=SimpleNamespace(preprocess=None)), model, 0),
         model,
@@ -98,5 +98,5 @@ def test_memory_holds_a_part_of_what_is_said(monkeypatch):
     with Peak() as peak:
         first, second = answers(0), answers(10_000)
         compare_answers(first[ID_NAME], second[ID_NAME])
-        measured(subject(), first)
+        measure_ensemble(subject(), first)
     assert peak.highest < SAID / 2

@@ -81,9 +81,9 @@ def said(sample, reference):
         block.attn.proj.register_forward_pre_hook(
             lambda _, args: found.append(args[0][:, 0].unflatten(-1, (4, 8)))
         )
-    how = eval_transform(sample.header.preprocess)
+    preprocess = eval_transform(sample.header.preprocess)
     with torch.inference_mode():
-        library(torch.stack([how(items.image(i)) for i in range(len(items))]))
+        library(torch.stack([preprocess(items.image(i)) for i in range(len(items))]))
     return [z.double().numpy() for z in found]
 
 
@@ -152,9 +152,9 @@ def test_planes_are_scikit_learns_of_the_most_and_least_important_heads_that_sta
 
 def test_ensembles_of_members_are_by_hand_and_all_of_them_are_the_row(here, rows):
     sizes = rows["hydra"].analyses.members
-    items, how = open_data(DATA), eval_transform(base().header.preprocess)
+    items, preprocess = open_data(DATA), eval_transform(base().header.preprocess)
     images, labels = (
-        torch.stack([how(items.image(i)) for i in range(len(items))]),
+        torch.stack([preprocess(items.image(i)) for i in range(len(items))]),
         torch.tensor(items.labels),
     )
     with torch.inference_mode():
@@ -201,8 +201,8 @@ def test_taylor_scores_are_of_timms_gradients(name, member, rows):
     (found,) = (each for each in rows[name].analyses.taylor if each.member == member)
     keep = ((0, 1, 2, 3),) * 3 if name == "base" else KEEPS[member]
     library, items = base().masked(*keep).library(), open_data(DATA)
-    how = eval_transform(base().header.preprocess)
-    images = torch.stack([how(items.image(i)) for i in range(len(items))])
+    preprocess = eval_transform(base().header.preprocess)
+    images = torch.stack([preprocess(items.image(i)) for i in range(len(items))])
     torch.nn.functional.cross_entropy(library(images), torch.tensor(items.labels)).backward()
     for layer, block in enumerate(library.blocks):
         weight = block.attn.qkv.weight
@@ -303,8 +303,8 @@ def test_both_towers_and_texts_are_pruned_and_compared(kind, tmp_path, capsys):
 
 
 def _reader(folder):
-    opened = open_model(reviews.arch(folder))
-    return Sample(opened.header, perturbed(opened.checkpoint.tensors(), seed=7, scale=2.0))
+    model_file = open_model(reviews.arch(folder))
+    return Sample(model_file.header, perturbed(model_file.checkpoint.tensors(), seed=7, scale=2.0))
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,14 @@ DOUBLE = torch.float64
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory):
+def model_file(tmp_path_factory):
     return open_model(str(base(SMALL).save(tmp_path_factory.mktemp("small") / "base.st")))
 
 
-def moved(opened, member):
+def moved(model_file, member):
     """Return the model in float64, and the step to a member's weights."""
     model = base(SMALL).model(DOUBLE)
-    return model, steps(opened, model, member.header.masks[0], member.state, name="member")
+    return model, steps(model_file, model, member.header.masks[0], member.state, name="member")
 
 
 def removed(state):
@@ -41,9 +41,9 @@ def removed(state):
     return places
 
 
-def test_slope_curvature_and_probes_are_those_of_the_whole_hessian(opened):
+def test_slope_curvature_and_probes_are_those_of_the_whole_hessian(model_file):
     sample = base(SMALL)
-    model, moves = moved(opened, sample.pruned((1,), (0, 1)))
+    model, moves = moved(model_file, sample.pruned((1,), (0, 1)))
     terms = ExpansionTerms(model=model, moves=moves, seed=5)
     inputs, labels = sample.inputs(batch=6, dtype=DOUBLE), torch.tensor([0, 1, 2, 2, 1, 0])
     for weight, _ in moves:
@@ -59,7 +59,7 @@ def test_slope_curvature_and_probes_are_those_of_the_whole_hessian(opened):
         return F.cross_entropy(functional_call(library, own, (inputs,)), labels, reduction="sum")
 
     with sdpa_kernel(SDPBackend.MATH):
-        found = terms.of_batch(inputs, labels)
+        found = terms.term_sums(inputs, labels)
         slope = torch.autograd.functional.jacobian(loss, here)
         hessian = torch.autograd.functional.hessian(loss, here)
 
@@ -74,9 +74,9 @@ def test_slope_curvature_and_probes_are_those_of_the_whole_hessian(opened):
     torch.testing.assert_close(found, torch.stack(expected).double())
 
 
-def test_a_trained_member_moves_all_that_training_changed(opened):
+def test_a_trained_member_moves_all_that_training_changed(model_file):
     member = base(SMALL).pruned((0, 1), (1,)).tuned(3)
-    model, moves = moved(opened, member)
+    model, moves = moved(model_file, member)
     by_id = {id(weight): move for weight, move in moves}
     for name, weight in model.library_state().items():
         move = by_id[id(weight)]
@@ -98,8 +98,8 @@ def test_signs_are_of_weights_that_move_and_repeat():
     assert all(torch.equal(a[0], b[0]) for a, b in zip(signs, again, strict=True))
 
 
-def test_another_classifier_is_no_step(opened):
+def test_another_classifier_is_no_step(model_file):
     other = base(SMALL)
     state = dict(other.state) | {"head.weight": torch.zeros(4, 8)}
     with pytest.raises(InputError, match=r"`head\.weight` has another shape"):
-        steps(opened, other.model(), other.header.masks[0], state, name="member")
+        steps(model_file, other.model(), other.header.masks[0], state, name="member")

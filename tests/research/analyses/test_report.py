@@ -36,7 +36,7 @@ def drawn(report):
 
 
 def test_every_analysis_is_drawn_and_survives_its_file(report, drawn):
-    again = Report.from_json(report.to_json(), where="a")
+    again = Report.from_json(report.to_json(), place="a")
     assert again == report
     assert [*drawn] == FIGURES
     assert not [*analysis_figures(Compared.of({"a.json": seeded(0)}))]
@@ -118,7 +118,7 @@ def test_of_several_reports_the_first_is_drawn_and_all_are_told(report):
 
 def test_the_golden_file_is_read_for_ever_and_dumped_byte_for_byte():
     text = (Path(__file__).parents[2] / "golden" / "report-analyses-1.json").read_text(encoding="utf-8")
-    report = Report.from_json(text, where="golden")
+    report = Report.from_json(text, place="golden")
     assert report.to_json() == text
     found = report.rows[0].analyses
     assert found.model_fields_set == set(type(found).model_fields)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hydractl.data.batches import encoded
+from hydractl.data.batches import eval_batches
 from hydractl.data.open_dataset import open_items
 from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import encode_texts
@@ -32,9 +32,9 @@ from hydractl.research.baselines.options import BayesVlmOptions
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from support.builders import base
-from support.heard import Heard
 from support.pairs import pair
 from support.predictions import SavedPredictions
+from support.progress_log import ProgressLog
 
 N, P, Q, F = 12, 5, 4, 3
 SCALE = math.exp(1.2)
@@ -153,15 +153,20 @@ def clip(tmp_path_factory):
 
 def asked(sample, source):
     """Return images (N, ...), tokens of captions and prompts, and digit images (B, ...)."""
-    how = sample.header.prompting.tokenization
-    reads = sample.header.preprocess
+    tokenization = sample.header.prompting.tokenization
+    preprocess = sample.header.preprocess
     images, digits = (
-        torch.cat([b.inputs for b in encoded(open_items(ref, reads, labelled=False), reads, batch_size=4)])
+        torch.cat(
+            [
+                b.inputs
+                for b in eval_batches(open_items(ref, preprocess, labelled=False), preprocess, batch_size=4)
+            ]
+        )
         for ref in (source, "digits::classes=0-4,limit=20")
     )
     prompts = NAMED.templates[0]
     texts = [prompts.replace("{label}", name) for name in NAMED.names]
-    return images, encode_texts(list(CAPTIONS), how), encode_texts(texts, how), digits
+    return images, encode_texts(list(CAPTIONS), tokenization), encode_texts(texts, tokenization), digits
 
 
 def made(sample, source, **options):
@@ -170,8 +175,8 @@ def made(sample, source, **options):
     settle_classes(model, prompts, templates=1)
     count = len(images)
     sides = [iter([(x, torch.arange(count))]) for x in (images, captions)]
-    how = BayesVlmOptions(data=DataRef.parse("p.jsonl::text=caption"), **options)
-    return BayesVlm(model, how, Pairs(*sides, count), prompts, name="it")
+    preprocess = BayesVlmOptions(data=DataRef.parse("p.jsonl::text=caption"), **options)
+    return BayesVlm(model, preprocess, Pairs(*sides, count), prompts, name="it")
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +264,7 @@ def test_what_is_left_of_pairs_is_said(clip):
     given = {"data": DataRef.parse("digits::classes=0-4,limit=5"), "naming": NAMED, "latency": False}
     config = EvalConfig(model=str(path), compare=(row,), bootstrap=0, device="cpu", **given)
 
-    run_eval(config, ear := Heard())
+    run_eval(config, ear := ProgressLog())
 
     assert any("the last 2 pairs are ignored, because a batch has 3 pairs" in said for said in ear.warnings)
 

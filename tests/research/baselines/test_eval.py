@@ -17,8 +17,8 @@ from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base
-from support.heard import Heard
 from support.predictions import SavedPredictions
+from support.progress_log import ProgressLog
 
 ID = DataRef.parse("digits::split=test,classes=0-6,limit=120")
 TRAIN = "digits::split=train,classes=0-6,limit=90"
@@ -88,7 +88,7 @@ def test_a_report_says_what_was_made_of_a_model(found):
     assert document.row_of(own.models[0].sha256) == own
     others = document.model_copy(update={"rows": document.rows[1:]})
     assert others.row_of(own.models[0].sha256).name == "plain"
-    assert Report.from_json(document.to_json(), where="it") == document
+    assert Report.from_json(document.to_json(), place="it") == document
 
 
 @pytest.mark.more
@@ -119,7 +119,7 @@ def test_equal_rivals_say_the_same_whatever_the_batches(model, found):
 
 
 def test_being_tested_on_what_a_row_is_made_with_is_told(model):
-    document = run_eval(config(model, f"laplace:{model}::data={ID}"), ear := Heard()).document
+    document = run_eval(config(model, f"laplace:{model}::data={ID}"), ear := ProgressLog()).document
 
     said = f"120 of 120 samples of `--data` are also in `{ID}`, which a row was fitted on"
     assert document.warnings == (said,)
@@ -129,9 +129,9 @@ def test_being_tested_on_what_a_row_is_made_with_is_told(model):
 def test_held_out_data_choose_a_prior(model, found):
     """The report records data and prior; the same prior as an option gives the same row."""
     held = "digits::split=val,classes=0-6,limit=60"
-    chosen = run_eval(config(model, f"laplace:{{}}::val={held},data={TRAIN}"), ear := Heard()).document.rows[
-        1
-    ]
+    chosen = run_eval(
+        config(model, f"laplace:{{}}::val={held},data={TRAIN}"), ear := ProgressLog()
+    ).document.rows[1]
     (made,) = chosen.derived
 
     assert (made.val.reference, made.val.count, made.data.count) == (str(DataRef.parse(held)), 60, 90)
@@ -145,7 +145,7 @@ def test_held_out_data_choose_a_prior(model, found):
 
 def test_a_prior_that_is_chosen_where_the_layer_was_fitted_is_told(model):
     text = f"laplace:{{}}::val={TRAIN},data={TRAIN}"
-    ear = Heard()
+    ear = ProgressLog()
     document = run_eval(config(model, text), ear).document
 
     own = DataRef.parse(TRAIN)
@@ -351,7 +351,7 @@ def test_a_rival_that_cannot_be_made_is_refused_before_a_row_is_measured(model, 
     run_fuse(FuseConfig(models=(str(model), str(model)), out=model.parent / "h.st", verify=False, force=True))
 
     for path in (model, model.parent / "h.st"):
-        ear = Heard()
+        ear = ProgressLog()
         with pytest.raises(UnsupportedModelError, match=r"(base|h)\.st: "):
             run_eval(config(model, MC, f"late={late.replace('{}', str(path))}"), ear)
         assert not [step for step in ear.steps if step.startswith("Evaluating")]
@@ -383,7 +383,7 @@ def test_what_files_cannot_be_made_into_is_said_before_a_row_is_measured(
     for name, heads in (("less", (0, 2)), ("other", (1, 2))):
         base().pruned(heads, (0,), (1,)).save(tmp_path / f"{name}.st")
     monkeypatch.chdir(tmp_path)
-    ear = Heard()
+    ear = ProgressLog()
     with pytest.raises(UnsupportedModelError, match=said):
         run_eval(config(model, MC, late), ear)
     assert not [step for step in ear.steps if step.startswith("Evaluating")]

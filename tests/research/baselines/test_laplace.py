@@ -14,12 +14,12 @@ from hydractl.errors import UnsupportedModelError
 from hydractl.evaluation.options import NamedModels
 from hydractl.fusion.hydra import Hydra
 from hydractl.model_inputs import map_inputs
-from hydractl.research.baselines.laplace import GRID, Full, Kron, LastLayer, likeliest, with_bias
+from hydractl.research.baselines.laplace import GRID, Full, Kron, LastLayer, max_likelihood_prior, with_bias
 from hydractl.research.baselines.options import LaplaceOptions
 from hydractl.stages.evaluate.config import EvalConfig, SetOptions
 from hydractl.stages.evaluate.run import run_eval
 from support.builders import base
-from support.heard import Heard
+from support.progress_log import ProgressLog
 from support.variants import TINY, Variant
 
 N, D, C = 30, 4, 3
@@ -69,7 +69,9 @@ def test_numbers_are_those_of_laplace_torch(hessian):
     torch.testing.assert_close(
         found.variances(table(3, D, 0.75), 2.5), torch.tensor(variances).double(), rtol=1e-6, atol=0
     )
-    assert likeliest(found.curvatures, float(WEIGHTS.square().sum())) == pytest.approx(prior, rel=1e-4)
+    assert max_likelihood_prior(found.curvatures, float(WEIGHTS.square().sum())) == pytest.approx(
+        prior, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("hessian", ["full", "kron"])
@@ -166,10 +168,13 @@ def test_held_out_data_choose_the_prior_of_the_lowest_nll(unsure, hessian):
 def test_a_chosen_prior_is_the_best_of_those_that_could_be_given(unsure):
     """With draws, the seeds are equal."""
     sample, inputs, labels = unsure
-    how = laplace(predictive="samples", samples=5, seed=3)
-    made = LastLayer(sample.model(), how, batches(sample), held_out=held_out(inputs, labels), name="it")
+    preprocess = laplace(predictive="samples", samples=5, seed=3)
+    made = LastLayer(
+        sample.model(), preprocess, batches(sample), held_out=held_out(inputs, labels), name="it"
+    )
     given = [
-        LastLayer(sample.model(), replace(how, prior=prior), batches(sample), name="it") for prior in GRID
+        LastLayer(sample.model(), replace(preprocess, prior=prior), batches(sample), name="it")
+        for prior in GRID
     ]
     with torch.no_grad():
         costs = [nll(each.member_logits(inputs), labels) for each in given]
@@ -216,8 +221,8 @@ def test_probit_makes_logits_less_sure_by_their_variance(fitted):
 
 def test_samples_are_members_around_the_model():
     sample = base()
-    how = laplace(predictive="samples", samples=256, seed=4)
-    made = LastLayer(sample.model(), how, batches(sample), name="it")
+    preprocess = laplace(predictive="samples", samples=256, seed=4)
+    made = LastLayer(sample.model(), preprocess, batches(sample), name="it")
     asked = sample.inputs(batch=4)
     with torch.no_grad():
         found = made.member_logits(asked)
@@ -230,7 +235,7 @@ def test_samples_are_members_around_the_model():
     torch.testing.assert_close(found, each, rtol=1e-4, atol=1e-4)
     deviations = made.posterior.variances(features, made.prior).sqrt()
     assert ((found.mean(0) - logits).abs() < 5 * deviations / 16).all()
-    again = LastLayer(sample.model(), how, batches(sample), name="it")
+    again = LastLayer(sample.model(), preprocess, batches(sample), name="it")
     assert torch.equal(again.drawn_weights, made.drawn_weights)
 
 
@@ -263,7 +268,7 @@ def test_what_has_no_linear_last_layer_is_refused():
 
 
 def test_a_large_layer_is_not_for_full(monkeypatch):
-    monkeypatch.setattr("hydractl.research.baselines.laplace.MOST_WEIGHTS", 230)
+    monkeypatch.setattr("hydractl.research.baselines.laplace.MAX_FULL_WEIGHTS", 230)
 
     with pytest.raises(UnsupportedModelError, match="231 weights"):
         LastLayer(base().model(), laplace(hessian="full"), batches(base()), name="it")
@@ -275,12 +280,12 @@ def test_its_prediction_sets_are_fitted_and_never_those_of_its_model(tmp_path):
         "model": str(tmp_path / "base.st"), "data": DataRef.parse("digits::split=val,classes=0-6"), "latency": False,
         "bootstrap": 0, "device": "cpu", "metrics": ("accuracy",), "set_options": SetOptions(sets=0.8),
     }  # fmt: skip
-    run_eval(EvalConfig(**given, store=tmp_path / "one.st"), Heard())
+    run_eval(EvalConfig(**given, store=tmp_path / "one.st"), ProgressLog())
     row = NamedModels.parse(f"laplace=laplace:{tmp_path / 'one.st'}::data=digits::split=train,classes=0-6")
 
-    fitted = run_eval(EvalConfig(**given, compare=(row,)), Heard()).document.rows[1]
+    fitted = run_eval(EvalConfig(**given, compare=(row,)), ProgressLog()).document.rows[1]
     plain = run_eval(
-        EvalConfig(**given | {"set_options": SetOptions()}, compare=(row,)), Heard()
+        EvalConfig(**given | {"set_options": SetOptions()}, compare=(row,)), ProgressLog()
     ).document.rows[1]
 
     assert fitted.sets.is_fitted_here

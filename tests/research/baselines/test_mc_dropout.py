@@ -18,10 +18,10 @@ from support.variants import TINY, Variant
 SOME = {**TINY, "proj_drop_rate": 0.3}
 
 
-def thinned(model=None, **how):
+def thinned(model=None, **preprocess):
     return McDropout(
         base().model() if model is None else model,
-        McDropoutOptions(**{"passes": 3, "rate": 0.2, **how}),
+        McDropoutOptions(**{"passes": 3, "rate": 0.2, **preprocess}),
         name="it",
     )
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from hydractl.data.batches import encoded
+from hydractl.data.batches import eval_batches
 from hydractl.data.open_dataset import open_items
 from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import encode_texts
@@ -27,9 +27,9 @@ from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.training.feeding import ItemFeed
 from support.builders import base
-from support.heard import Heard
 from support.pairs import pair
 from support.predictions import SavedPredictions
+from support.progress_log import ProgressLog
 
 F, C, SCALE = 6, 4, 30.0
 DATA, FOREIGN = "digits::classes=0-4,limit=40", "noise::limit=12,size=8"
@@ -40,7 +40,7 @@ def drawn(*shape, seed=0):
     return unit(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)))
 
 
-def how(**options):
+def preprocess(**options):
     return ViluOptions(data=DataRef.parse(DATA), **options)
 
 
@@ -152,7 +152,7 @@ def test_training_is_the_authors(thaw):
     t, it = drawn(C, F, seed=1), judge(thaw=thaw)
     expected = authors(it.state_dict(), batches, t, epochs=9, lr=0.05, thaw=thaw)
 
-    train(it, how(epochs=9, lr=0.05), batches * 9, t, per_epoch=2)
+    train(it, preprocess(epochs=9, lr=0.05), batches * 9, t, per_epoch=2)
 
     for name, tensor in it.state_dict().items():
         torch.testing.assert_close(tensor.double(), expected[name].detach(), rtol=1e-5, atol=1e-6, msg=name)
@@ -165,7 +165,7 @@ def test_projections_wait_and_only_decay():
     batches = [(drawn(16, F, seed=3), torch.arange(16) % C)] * 4
     it = judge(thaw=4)
 
-    train(it, how(epochs=4, lr=0.05), batches, drawn(C, F, seed=1), per_epoch=1)
+    train(it, preprocess(epochs=4, lr=0.05), batches, drawn(C, F, seed=1), per_epoch=1)
 
     weight = it.state_dict()["project_images.weight"]
     torch.testing.assert_close(weight, weight[0, 0] * torch.eye(F))
@@ -180,14 +180,14 @@ def clip(tmp_path_factory):
 
 
 def labelled(sample, ref=DATA):
-    reads = sample.header.preprocess
-    items = open_items(DataRef.parse(ref), reads)
-    return items, torch.cat([b.inputs for b in encoded(items, reads, batch_size=64)])
+    preprocess = sample.header.preprocess
+    items = open_items(DataRef.parse(ref), preprocess)
+    return items, torch.cat([b.inputs for b in eval_batches(items, preprocess, batch_size=64)])
 
 
 def made(sample, **options):
     """Return the model with its trained network, for named classes."""
-    model, asked = sample.model(), how(**{"epochs": 4, "batch": 16, "lr": 0.05} | options)
+    model, asked = sample.model(), preprocess(**{"epochs": 4, "batch": 16, "lr": 0.05} | options)
     texts = [NAMED.templates[0].replace("{label}", name) for name in NAMED.names]
     settle_classes(model, encode_texts(texts, sample.header.prompting.tokenization), templates=1)
     items, _ = labelled(sample)
@@ -237,7 +237,7 @@ def test_it_learns_on_embeddings_of_the_library_s_clip(clip):
     labels = torch.tensor(items.labels)
     orders = [torch.randperm(40, generator=torch.Generator().manual_seed(s)) for s in seeds(10)]
     batches = [(v[own], labels[own]) for order in orders for own in order.split(16) if len(own) == 16]
-    train(it, how(epochs=10, lr=0.5), batches, t, per_epoch=2)
+    train(it, preprocess(epochs=10, lr=0.5), batches, t, per_epoch=2)
 
     model = made(sample, augment="none", epochs=10, lr=0.5)
 
@@ -268,7 +268,7 @@ def evaluated(path, row, **options):
         "model": str(path), "data": DataRef.parse(DATA), "far": (NamedData.parse(f"noise={FOREIGN}"),), "naming": NAMED, "latency": False,
         "bootstrap": 0, "device": "cpu", "compare": (NamedModels.parse(row),),
     }  # fmt: skip
-    return run_eval(EvalConfig(**given | options), Heard()).document
+    return run_eval(EvalConfig(**given | options), ProgressLog()).document
 
 
 def test_as_a_row_its_confidence_is_what_calibration_and_ood_read(clip, tmp_path):
@@ -392,7 +392,7 @@ def test_what_cannot_be_judged_is_refused(clip, tmp_path):
 
 def test_a_model_that_is_always_wrong_teaches_nothing_and_that_is_said(clip):
     _, path = clip
-    ear = Heard()
+    ear = ProgressLog()
     found = run_eval(EvalConfig(
         model=str(path), data=DataRef.parse(DATA), naming=NAMED, latency=False, bootstrap=0, device="cpu",
         compare=(NamedModels.parse(f"x=vilu:{path}::epochs=1,augment=none,data=digits::classes=0-4,limit=1"),),

@@ -236,8 +236,8 @@ def others(whole):
         + ",".join(f"vision.{key}={value}" for key, value in TOWER.items()),
     }
     for name, reference in made.items():
-        opened = open_model(reference)  # keeps the temporary file alive
-        shutil.copy(opened.checkpoint.paths[0], whole / f"{name}.st")
+        model_file = open_model(reference)  # keeps the temporary file alive
+        shutil.copy(model_file.checkpoint.paths[0], whole / f"{name}.st")
     pair("clip", whole).save(whole / "clip.st")
     bert = open_model(arch(whole))
     header = bert.header.model_copy(update={"preprocess": tokenization()})

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hydractl.data.batches import BatchShare, encoded
+from hydractl.data.batches import BatchShare, eval_batches
 from hydractl.data.datasets import TextSet
 from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform, sample_seed
@@ -28,7 +28,14 @@ from hydractl.research.corruptions.images import (
     strengths,
 )
 from hydractl.research.corruptions.measure import with_corruption
-from hydractl.research.corruptions.names import ALL, IMAGES, TEXTS, Corruption, Corruptions, chosen
+from hydractl.research.corruptions.names import (
+    ALL,
+    IMAGES,
+    TEXTS,
+    Corruption,
+    Corruptions,
+    expand_corruptions,
+)
 from hydractl.research.corruptions.texts import NEIGHBOURS, RATES, corrupted_text
 from support.builders import base
 
@@ -146,7 +153,7 @@ def scaled(whole, scale):
 def test_frost_of_photographs_is_theirs(photographs, side, scale, severity):
     """The reference is the code of `make_cifar_c.py`, `make_tinyimagenet_c.py` and `make_imagenet_c.py`."""
     c = {32: CIFAR, 64: TINY, 224: IMAGENET}[side]["frost"][severity - 1]
-    (corruption,) = chosen([Corruptions.parse(f"frost:{severity}={photographs}")], texts=False)
+    (corruption,) = expand_corruptions([Corruptions.parse(f"frost:{severity}={photographs}")], texts=False)
     image = Image.fromarray(picture(side))
     for seed in range(3):
         theirs = np.random.default_rng(seed)
@@ -168,7 +175,7 @@ def test_frost_of_photographs_is_theirs(photographs, side, scale, severity):
 
 def test_photographs_are_for_all_frost_and_for_nothing_else(photographs):
     one = Corruptions.parse(f"frost:3={photographs}")
-    found = chosen([Corruptions.parse(ALL), one], texts=False)
+    found = expand_corruptions([Corruptions.parse(ALL), one], texts=False)
 
     assert len(found) == 75
     assert {each.name for each in found if each.photographs} == {"frost"}
@@ -177,8 +184,8 @@ def test_photographs_are_for_all_frost_and_for_nothing_else(photographs):
         f"frost{i}.{'png' if i < 4 else 'jpg'}" for i in range(1, 6)
     ]
     assert str(one) == f"frost:3={photographs.name}"
-    assert not any(each.photographs for each in chosen([Corruptions.parse("frost")], texts=False))
-    grey = corrupted(Image.fromarray(picture(8)[..., 0]), chosen([one], texts=False)[0], random())
+    assert not any(each.photographs for each in expand_corruptions([Corruptions.parse("frost")], texts=False))
+    grey = corrupted(Image.fromarray(picture(8)[..., 0]), expand_corruptions([one], texts=False)[0], random())
     assert (grey.mode, grey.size) == ("L", (8, 8))
 
 
@@ -195,12 +202,12 @@ def test_photographs_that_cannot_be_are_refused(photographs, tmp_path):
     Image.new("RGB", (300, 300)).save(tmp_path / "other" / "a.png")
     two = [Corruptions.parse(f"frost={folder}") for folder in (photographs, tmp_path / "other")]
     with pytest.raises(UsageError, match="names 2 folders"):
-        chosen(two, texts=False)
+        expand_corruptions(two, texts=False)
 
 
-def inputs(items, **how):
+def inputs(items, **preprocess):
     found = {}
-    for batch in encoded(items, base().header.preprocess, limit_bytes=0, **how):
+    for batch in eval_batches(items, base().header.preprocess, limit_bytes=0, **preprocess):
         found |= dict(zip(batch.indices.tolist(), batch.inputs, strict=True))
     return found
 
@@ -213,7 +220,7 @@ def test_draws_hang_on_the_sample_alone():
 
     once = inputs(items, batch_size=4)
     again = inputs(items, batch_size=1, indices=range(8, -1, -1))
-    own = inputs(items, batch_size=2, deal=BatchShare(1, 2))
+    own = inputs(items, batch_size=2, batch_share=BatchShare(1, 2))
 
     assert len({tuple(x.flatten().tolist()) for x in once.values()}) == 9
     for place, found in own.items():
@@ -227,9 +234,9 @@ def test_draws_hang_on_the_sample_alone():
 
 
 def test_images_are_corrupted_after_the_crop_and_before_normalisation():
-    items, how = open_data("digits::limit=3"), base().header.preprocess
+    items, preprocess = open_data("digits::limit=3"), base().header.preprocess
     corruption = Corruption("jpeg", 3)
-    transform = eval_transform(how)
+    transform = eval_transform(preprocess)
     image = items.image(2)
     for step in transform.steps:
         image = step(image)
@@ -326,8 +333,8 @@ def test_several_in_one_option_are_told_apart():
 
 def test_all_are_those_that_the_model_reads():
     asked = [Corruptions.parse(text) for text in ("snow:2", "all:2", "snow:1-2")]
-    assert [c.name for c in chosen(asked, texts=False)].count("snow") == 2
-    assert len(chosen(asked, texts=False)) == len(IMAGES) + 1
-    assert [c.name for c in chosen(asked[1:2], texts=True)] == [*TEXTS]
+    assert [c.name for c in expand_corruptions(asked, texts=False)].count("snow") == 2
+    assert len(expand_corruptions(asked, texts=False)) == len(IMAGES) + 1
+    assert [c.name for c in expand_corruptions(asked[1:2], texts=True)] == [*TEXTS]
     with pytest.raises(UsageError, match="`--corrupt snow:2` is for images, but the model reads texts"):
-        chosen(asked, texts=True)
+        expand_corruptions(asked, texts=True)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from hydractl.cli.app import main
 from hydractl.cli.commands import measure as eval_command
-from hydractl.data.batches import encoded
+from hydractl.data.batches import eval_batches
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import ManifestError, UsageError
@@ -58,7 +58,7 @@ def report(here):
 def samples_by_hand(here, corruption, seeds=(0, 1)):
     """Return each sample's accuracy and NLL for the ensemble of the models, (N,) each."""
     items = open_data(DATA) if corruption is None else with_corruption(open_data(DATA), corruption)
-    batches = encoded(items, base().header.preprocess, batch_size=7)
+    batches = eval_batches(items, base().header.preprocess, batch_size=7)
     batch = [(b.inputs, torch.tensor(items.labels)[b.indices]) for b in batches]
     images, labels = (torch.cat(parts) for parts in zip(*batch, strict=True))
     with torch.inference_mode():
@@ -278,7 +278,7 @@ def test_a_report_has_numbers_that_are_defined(report):
         row = report.rows[1].model_copy(update={"shift": shift.model_copy(update=changes)})
         broken = report.model_copy(update={"rows": (report.rows[0], row)})
         with pytest.raises(ManifestError, match=message):
-            Report.from_json(broken.to_json(), where="r.json")
+            Report.from_json(broken.to_json(), place="r.json")
 
 
 def test_texts(tmp_path):

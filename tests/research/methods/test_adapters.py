@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.families.base import place_of
+from hydractl.families.base import position_of
 from hydractl.families.head_slicing import TensorRole
 from hydractl.research.methods.adapters import (
     ORIGINAL,
@@ -15,7 +15,7 @@ from hydractl.research.methods.adapters import (
     LowRank,
     Outer,
     Spectrum,
-    realised,
+    computed_weights,
     sites_of,
 )
 from hydractl.research.methods.options import (
@@ -59,7 +59,7 @@ def made(sample, method, *, noise=0.3, seed=0):
     with torch.no_grad():
         for _, parameter in trained(model):
             parameter.add_(noise * torch.randn(parameter.shape, generator=generator))
-    return model, dict(state) | realised(sites), told
+    return model, dict(state) | computed_weights(sites), told
 
 
 def trained(model):
@@ -67,7 +67,7 @@ def trained(model):
 
 
 def of_attention(sample, name):
-    heads = place_of(sample.family, name).heads
+    heads = position_of(sample.family, name).heads
     return heads is not None and heads.role in {TensorRole.INPUT, TensorRole.OUTPUT}
 
 
@@ -98,11 +98,11 @@ def test_lora_changes_attention_and_the_classifier_by_so_low_a_rank(sample):
 
     assert others == set(told)
     assert {name for name in others if not of_attention(sample, name)} == {
-        name for name in sample.state if place_of(sample.family, name).part == "head"
+        name for name in sample.state if position_of(sample.family, name).part == "head"
     }
     for name in filter(lambda n: of_attention(sample, n), others):
         change = state[name].detach() - sample.state[name]
-        parts = change.chunk(place_of(sample.family, name).heads.copies)
+        parts = change.chunk(position_of(sample.family, name).heads.copies)
         assert [torch.linalg.matrix_rank(part, rtol=1e-4) for part in parts] == [2] * len(parts)
         assert torch.linalg.matrix_rank(change, rtol=1e-4) == 2 * len(parts)
 
@@ -118,7 +118,7 @@ def test_a_method_begins_where_the_model_is(sample):
 def test_what_a_lora_trains_is_what_its_pairs_and_the_classifier_hold(sample):
     model, _, told = made(sample, LoraEnsemble(rank=3))
     width, layers = 32, 3
-    heads = sum(sample.state[n].numel() for n in told if place_of(sample.family, n).part == "head")
+    heads = sum(sample.state[n].numel() for n in told if position_of(sample.family, n).part == "head")
 
     assert sum(p.numel() for _, p in trained(model)) == layers * 4 * 3 * 2 * width + heads
     assert all(PARAMETRIZED in name or "head" in name or "classifier" in name for name, _ in trained(model))
@@ -161,7 +161,7 @@ def test_what_slots_see_images_with_decays():
 
 def test_singular_vectors_stay(sample):
     _, state, told = made(sample, SingularValues())
-    matrices = [n for n in told if n.endswith("weight") and place_of(sample.family, n).layer is not None]
+    matrices = [n for n in told if n.endswith("weight") and position_of(sample.family, n).layer is not None]
 
     assert len(matrices) >= 3 * 4
     for name in matrices:
@@ -224,7 +224,7 @@ def test_singular_values_below_zero_count_as_zero():
 def test_pruned_weights_are_zero_in_all_layers_together(sample):
     """The share of kept weights holds for all layers together, also after training."""
     _, state, told = made(sample, Oba(keep=0.4))
-    matrices = [n for n in told if n.endswith("weight") and place_of(sample.family, n).layer is not None]
+    matrices = [n for n in told if n.endswith("weight") and position_of(sample.family, n).layer is not None]
     kept = {n: state[n].count_nonzero().item() / state[n].numel() for n in matrices if state[n].ndim == 2}
     total = sum(state[n].numel() for n in kept)
 

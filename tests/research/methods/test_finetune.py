@@ -11,7 +11,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
 from hydractl.errors import OutputExists, UsageError
 from hydractl.evaluation.options import NamedModels
-from hydractl.families.base import place_of
+from hydractl.families.base import position_of
 from hydractl.families.open_model import load_model, open_model
 from hydractl.families.tower import blank_inputs
 from hydractl.metrics.cost import count_macs
@@ -24,7 +24,7 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.training.recipe import Recipe
 from support.builders import base
-from support.heard import Cut
+from support.progress_log import InterruptedProgress
 
 TRAIN = "digits::split=train,classes=0-6,limit=32"
 VAL = "digits::split=val,classes=0-6,limit=24"
@@ -63,17 +63,17 @@ def model(tmp_path_factory):
 @pytest.mark.parametrize("method", ONE_MODEL)
 def test_the_model_that_is_written_is_the_one_that_was_measured(tmp_path, model, method):
     report = run_finetune(config(tmp_path / "out.st", model, method))
-    opened = open_model(str(tmp_path / "out.st"))
-    step = opened.header.made_by
+    model_file = open_model(str(tmp_path / "out.st"))
+    step = model_file.header.made_by
 
     assert Checkpoint.open(tmp_path / "out.st").specs == Checkpoint.open(model).specs
     assert step.options["method"].startswith(method)
     assert step.results["trained_parameters"] == report.trained_parameters
     held = tensors(model)
     own = {n for n, t in tensors(tmp_path / "out.st").items() if not torch.equal(t, held[n])}
-    of_blocks = {n for n in own if place_of(opened.family, n).layer is not None}
+    of_blocks = {n for n in own if position_of(model_file.family, n).layer is not None}
     assert of_blocks
-    assert {place_of(opened.family, n).part for n in own - of_blocks} == {"head"}
+    assert {position_of(model_file.family, n).part for n in own - of_blocks} == {"head"}
     assert evaluated(tmp_path / "out.st")["nll"].value == pytest.approx(report.nll, abs=1e-5)
 
 
@@ -83,7 +83,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, model, method):
     run_finetune(config(tmp_path / "whole.st", model, method))
     asked = config(tmp_path / "cut.st", model, method, save_every=1)
     with pytest.raises(KeyboardInterrupt):
-        run_finetune(asked, Cut(after=2))
+        run_finetune(asked, InterruptedProgress(after=2))
     report = run_finetune(asked)
 
     assert report.resumed_from
@@ -93,7 +93,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, model, method):
 def test_the_state_of_a_run_by_another_method_is_not_gone_on_with(tmp_path, model):
     asked = config(tmp_path / "cut.st", model, "lora-ensemble", save_every=1)
     with pytest.raises(KeyboardInterrupt):
-        run_finetune(asked, Cut(after=2))
+        run_finetune(asked, InterruptedProgress(after=2))
 
     for other in ("lora-ensemble::rank=3", "singular-values", None):
         with pytest.raises(OutputExists, match="an unfinished run with other options"):
@@ -147,17 +147,19 @@ def test_a_run_says_what_training_the_weights_took(tmp_path, model):
     """3 epochs of 32 samples and a batch of 20, with three forward passes per step."""
     recipe = replace(RECIPE, epochs=None, steps=7, batch_size=20)
     report = run_finetune(config(tmp_path / "out.st", model, "lora-ensemble", recipe=recipe))
-    opened = open_model(str(tmp_path / "out.st"))
-    macs = count_macs(load_model(opened), blank_inputs(opened.header.preprocess, 1, device="cpu"))
+    model_file = open_model(str(tmp_path / "out.st"))
+    macs = count_macs(load_model(model_file), blank_inputs(model_file.header.preprocess, 1, device="cpu"))
 
-    assert report.training_macs == opened.header.made_by.results["training_macs"] == 3 * (3 * 32 + 20) * macs
+    assert (
+        report.training_macs == model_file.header.made_by.results["training_macs"] == 3 * (3 * 32 + 20) * macs
+    )
 
 
 def test_members_of_a_batch_ensemble_differ_by_an_outer_product_and_biases(tmp_path, model):
     """Members share all other tensors exactly, and all outputs appear together."""
     asked = config(tmp_path / "be-{i}.st", model, "batch-ensemble::members=3", save_every=1)
     with pytest.raises(KeyboardInterrupt):
-        run_finetune(asked, Cut(after=2))
+        run_finetune(asked, InterruptedProgress(after=2))
     assert not [*tmp_path.glob("*.st")]
     report = run_finetune(asked)
     run_finetune(config(tmp_path / "again-{i}.st", model, "batch-ensemble::members=3"))
@@ -216,7 +218,7 @@ def test_members_that_see_images_side_by_side_are_a_hydra_of_one_pass(tmp_path, 
     recipe = replace(RECIPE, epochs=None, steps=5, batch_size=20)
     asked = config(tmp_path / "out.st", copies, "mimo::repeat=2", save_every=1, recipe=recipe)
     with pytest.raises(KeyboardInterrupt):
-        run_finetune(asked, Cut(after=2))
+        run_finetune(asked, InterruptedProgress(after=2))
     report = run_finetune(asked)
     run_finetune(config(tmp_path / "whole.st", copies, "mimo::repeat=2", recipe=recipe))
     header, row = open_model(str(tmp_path / "out.st")).header, evaluated(tmp_path / "out.st")

@@ -13,8 +13,8 @@ from hydractl.data.datasets import Content
 from hydractl.data.open_dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.families.base import Place
-from hydractl.research.methods.adapters import Site, make
+from hydractl.families.base import TensorPosition
+from hydractl.research.methods.adapters import Site, parametrize_weight
 from hydractl.research.methods.mimo import MimoFeed, Slots, stack_images
 from hydractl.research.methods.options import Mimo
 from hydractl.training.accelerator import Share
@@ -30,7 +30,7 @@ def layer():
     conv = nn.Conv2d(2, 7, 3, stride=2, padding=1)
     plain = conv.weight.detach().clone()
     slots = Slots(conv.weight, 3)
-    make(Site(layer=conv, place=None), slots)
+    parametrize_weight(Site(layer=conv, place=None), slots)
     stack_images(conv, slots)
     return conv, slots, plain
 
@@ -73,9 +73,9 @@ def test_a_model_that_changes_images_first_is_refused(layer):
 
 def test_rows_of_a_batch_as_torch_uncertainty_deals_them():
     """Each slot gets every image R times; a share of rows is equal in all slots, and labels match images."""
-    how = base().header.preprocess
+    preprocess = base().header.preprocess
     items = open_data(DataRef.parse("digits::classes=0-6,limit=40"), content=Content.IMAGES)
-    feed = ItemFeed.open(items, list(range(40)), how, augment=(), batch_size=16, seed=3)
+    feed = ItemFeed.open(items, list(range(40)), preprocess, augment=(), batch_size=16, seed=3)
     slots = MimoFeed(feed=feed, slots=3, repeat=4, rho=0.25)
     share = Share(0, 2, 2)
     steps, plain = [*slots.steps(1, 3, share)], [*feed.steps(1, 3, share)]
@@ -106,9 +106,9 @@ def test_only_plain_convolutions_of_the_embedding_see_several_images():
     class Standardised(nn.Conv2d):
         pass
 
-    place = Place(tower="vision", layer=None, part="embed")
+    place = TensorPosition(tower="vision", layer=None, part="embed")
     kinds = [nn.Conv2d(2, 4, 2), Standardised(2, 4, 2), nn.Conv2d(2, 4, 2, groups=2), nn.Linear(2, 4)]
     sites = {f"{i}.weight": Site(layer=layer, place=place) for i, layer in enumerate(kinds)}
-    sites["blocks"] = Site(layer=kinds[0], place=Place(tower="vision", layer=0, part="mlp"))
+    sites["blocks"] = Site(layer=kinds[0], place=TensorPosition(tower="vision", layer=0, part="mlp"))
 
     assert adapter_of(Mimo(), base().header).computed_names(sites, [*sites]) == ["0.weight"]

@@ -11,15 +11,15 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, OutputExists, UsageError
 from hydractl.families.open_model import load_model, open_model
 from hydractl.heads.budget import HeadBudget
-from hydractl.manifest.head_mask import HeadScores
+from hydractl.manifest.head_mask import HeadImportance
 from hydractl.manifest.header import Kind
 from hydractl.progress import Silent
 from hydractl.research.scores.options import TrainedWeights
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from support.builders import base
-from support.heard import cut_between_names
 from support.pairs import pair
+from support.progress_log import cut_between_names
 from support.variants import variant
 
 DIGITS = "digits::classes=0-6,limit=40"
@@ -44,7 +44,7 @@ class Pressed(Silent):
 def test_scores_that_are_learned_say_how(model, tmp_path):
     report = run_score(config(model, tmp_path / "s.json"))
 
-    found = HeadScores.read(tmp_path / "s.json")
+    found = HeadImportance.read(tmp_path / "s.json")
     assert found == report.scores
     assert found.options == {
         "training": "pipelined", "epochs": 2, "gate_lr": 0.1, "penalty": 0.0015, "seed": 0, "batch_size": 16,
@@ -95,19 +95,19 @@ def test_joint_training_writes_a_base_that_the_scores_are_of(model, tmp_path):
     report = run_score(config(model, out, given=JOINT, trained=trained))
 
     assert report.paths == (out, trained)
-    opened = open_model(str(trained))
+    model_file = open_model(str(trained))
     before = Checkpoint.open(Path(model))
-    assert opened.header.kind == Kind.BASE
-    assert opened.header.base == before.digest
-    assert report.scores.model.sha256 == opened.checkpoint.digest
-    step = opened.header.made_by
+    assert model_file.header.kind == Kind.BASE
+    assert model_file.header.base == before.digest
+    assert report.scores.model.sha256 == model_file.checkpoint.digest
+    step = model_file.header.made_by
     assert (step.command, step.options["method"], step.options["weights_lr"]) == ("score", "l0", 2e-5)
     assert step.inputs[0].name == "base.st"
     assert step.results == report.scores.results
-    assert opened.checkpoint.specs == before.specs
-    changed = [n for n in before.specs if not torch.equal(before.tensor(n), opened.checkpoint.tensor(n))]
+    assert model_file.checkpoint.specs == before.specs
+    changed = [n for n in before.specs if not torch.equal(before.tensor(n), model_file.checkpoint.tensor(n))]
     assert changed
-    assert load_model(opened)(torch.zeros(1, 1, 8, 8)).isfinite().all()
+    assert load_model(model_file)(torch.zeros(1, 1, 8, 8)).isfinite().all()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["s.json", "trained.st"]
 
 

@@ -16,7 +16,7 @@ from hydractl.research.scores.options import DspSettings, L0Settings
 from hydractl.scoring.job import Samples, ScoreJob
 from support.builders import base
 from support.gates import COUNT, Rows, planted, training_job
-from support.heard import Heard
+from support.progress_log import ProgressLog
 from support.variants import VARIANTS, Variant
 
 SHORT = {"epochs": 2}
@@ -113,19 +113,19 @@ def test_the_weights_that_come_back_are_the_gated_model_once_cut():
 @each_method
 def test_weights_that_nobody_keeps_are_warned_of(score, settings):
     for keeps in (False, True):
-        with reporting(heard := Heard()):
+        with reporting(progress_log := ProgressLog()):
             score(job(settings(training="joint", epochs=1), keeps_weights=keeps))
-        assert [("--trained" in w) for w in heard.warnings] == [True] * (not keeps)
+        assert [("--trained" in w) for w in progress_log.warnings] == [True] * (not keeps)
 
 
 @pytest.mark.spread(cases=2)
 @each_method
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_training_that_is_not_in_the_dtype_asked_for_is_told(score, settings, dtype, heard):
+def test_training_that_is_not_in_the_dtype_asked_for_is_told(score, settings, dtype, progress_log):
     asked = job(settings(**SHORT))
     asked.model.to(dtype)
     found = score(asked)
-    assert [("fp16" in w) for w in heard.warnings] == [True] * (dtype == torch.float16)
+    assert [("fp16" in w) for w in progress_log.warnings] == [True] * (dtype == torch.float16)
     if dtype == torch.float16:  # equals fp32 training from the rounded weights
         asked.model.to(torch.float32)
         assert score(asked) == found

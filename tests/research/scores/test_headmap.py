@@ -7,7 +7,7 @@ from hydractl.errors import DataError, UsageError
 from hydractl.heads.masks import best_mask_per_layer, removal_order
 from hydractl.manifest.head_mask import TowerShape
 from hydractl.model_inputs import map_inputs
-from hydractl.research.scores.headmap import easiest, score_headmap
+from hydractl.research.scores.headmap import lowest_loss_samples, score_headmap
 from hydractl.research.scores.options import HeadmapSettings
 from hydractl.scoring.job import Samples
 from hydractl.scoring.settings import BudgetMeaning
@@ -94,7 +94,7 @@ def test_the_easiest_samples_are_chosen_and_the_first_of_equal_ones():
     inputs, labels = torch.cat([inputs, inputs]), torch.cat([labels, labels])
     losses = slopes.losses(library_for(sample), inputs, labels)[:9]
 
-    chosen = easiest(job_for(sample, (inputs, labels), batch=9), 5)
+    chosen = lowest_loss_samples(job_for(sample, (inputs, labels), batch=9), 5)
 
     order = sorted(range(9), key=lambda i: losses[i].item())
     first, second = sorted(order[:3]), sorted(order[:2])
@@ -106,7 +106,10 @@ def test_the_easiest_samples_are_chosen_and_the_first_of_equal_ones():
 def test_batches_without_a_chosen_sample_are_left_out_and_few_samples_are_all():
     sample = base(variant("class-token"))
 
-    one, every = easiest(job_for(sample, batch=3), 1), easiest(job_for(sample, batch=3), 64)
+    one, every = (
+        lowest_loss_samples(job_for(sample, batch=3), 1),
+        lowest_loss_samples(job_for(sample, batch=3), 64),
+    )
 
     assert sum(x is not None for x in one) == 1
     assert [len(x.labels) for x in every] == [3, 3, 3, 1]

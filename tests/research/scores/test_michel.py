@@ -12,7 +12,7 @@ from hydractl.scoring.job import Samples
 from hydractl.scoring.settings import BudgetMeaning
 from support import naive, slopes
 from support.builders import base
-from support.jobs import Killed, changed, job_for, labelled, library_for, together
+from support.jobs import InterruptedLog, changed, job_for, labelled, library_for, together
 from support.variants import VARIANTS, variant
 
 FORMS = ("sample", "batch")
@@ -202,12 +202,12 @@ def test_pruning_in_steps_is_scoring_anew_without_what_is_gone(kind, form, recom
 def test_going_on_after_an_interruption_changes_nothing(after):
     sample, settings = base(variant("class-token")), MichelSettings(recompute=3)
     whole = score_michel(job_for(sample, settings=settings, budget=8))
-    first = Killed(after=after)
+    first = InterruptedLog(after=after)
     with pytest.raises(KeyboardInterrupt):
         score_michel(job_for(sample, settings=settings, budget=8, log=first))
     assert len(first.seen) == after
 
-    second = Killed(first.seen, first.baseline)
+    second = InterruptedLog(first.seen, first.baseline)
     resumed = score_michel(job_for(sample, settings=settings, budget=8, log=second))
 
     assert resumed == whole
@@ -240,16 +240,16 @@ def test_the_number_of_processes_changes_no_bit(settings, world):
     ("normalize", "towers", "warned"),
     [("none", (), True), ("none", ("vision",), False), ("layer", (), False), ("tower", (), False)],
 )
-def test_towers_that_cannot_be_compared_are_named_with_both_ways_out(normalize, towers, warned, heard):
+def test_towers_that_cannot_be_compared_are_named_with_both_ways_out(normalize, towers, warned, progress_log):
     sample = base(variant("transformers-clip-plain"))
 
     score_michel(job_for(sample, towers=towers, settings=MichelSettings(normalize=normalize)))
 
-    assert bool(heard.warnings) == warned
+    assert bool(progress_log.warnings) == warned
     if warned:
-        assert "text and vision" in heard.warnings[0]
-        assert "`--normalize tower`" in heard.warnings[0]
-        assert "`--towers vision`" in heard.warnings[0]
+        assert "text and vision" in progress_log.warnings[0]
+        assert "`--normalize tower`" in progress_log.warnings[0]
+        assert "`--towers vision`" in progress_log.warnings[0]
 
 
 @pytest.mark.parametrize("form", FORMS)

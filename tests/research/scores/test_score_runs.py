@@ -8,11 +8,11 @@ import pytest
 
 from hydractl.errors import UsageError
 from hydractl.heads.budget import HeadBudget
-from hydractl.manifest.head_mask import HeadScores
+from hydractl.manifest.head_mask import HeadImportance
 from hydractl.scoring.journal import JournalFile
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
-from support.heard import Stopped
+from support.progress_log import InterruptedLoop
 
 DIGITS = "digits::classes=0-6,limit=40"
 
@@ -33,7 +33,7 @@ def test_a_file_says_what_was_set(model, tmp_path, method, given, recorded):
     for name in ("a.json", "b.json"):
         run_score(config(model, tmp_path / name, method, given=given))
 
-    found = HeadScores.read(tmp_path / "a.json")
+    found = HeadImportance.read(tmp_path / "a.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     assert recorded.items() <= found.options.items()
     assert [len(row) for row in found.towers["vision"].scores] == [4, 4, 4]
@@ -46,7 +46,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(model, tmp_path, method, gi
     whole, out = tmp_path / "whole.json", tmp_path / "s.json"
     run_score(config(model, whole, method, given=given))
     with pytest.raises(KeyboardInterrupt):
-        run_score(config(model, out, method, given=given), Stopped(2))
+        run_score(config(model, out, method, given=given), InterruptedLoop(2))
     assert len(json.loads((tmp_path / "s.json.journal").read_text())["removals"]) == lines
 
     report = run_score(config(model, out, method, given=given))
@@ -61,7 +61,7 @@ def test_a_step_that_was_cut_off_is_done_again(model, tmp_path):
     whole, out, journal = tmp_path / "whole.json", tmp_path / "s.json", tmp_path / "s.json.journal"
     run_score(config(model, whole, "michel", given={"recompute": 2}))
     with pytest.raises(KeyboardInterrupt):
-        run_score(config(model, out, "michel", given={"recompute": 2}), Stopped(2))
+        run_score(config(model, out, "michel", given={"recompute": 2}), InterruptedLoop(2))
     stored = JournalFile.read(journal)
     journal.write_text(stored.model_copy(update={"removals": stored.removals[:-1]}).sealed().to_json())
 

@@ -179,31 +179,31 @@ def test_permuting_the_heads_of_a_layer_permutes_the_answer():
     assert {frozenset(places[h] for h in c) for c in numbers(moved)} == set(map(frozenset, numbers(found)))
 
 
-def test_few_heads_lower_the_perplexity(heard):
+def test_few_heads_lower_the_perplexity(progress_log):
     sample = base(VIT)
 
     ranking = score_cahp(job_for(sample, settings=CahpSettings(perplexity=50)))
 
     assert ranking.results["perplexity"] == pytest.approx(11 / 3)
-    assert heard.warnings == ["12 heads are too few for a perplexity of 50; using 3.67"]
+    assert progress_log.warnings == ["12 heads are too few for a perplexity of 50; using 3.67"]
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-def test_groups_that_hang_on_rounding_are_told_of(hangs, monkeypatch, heard):
-    monkeypatch.setattr("hydractl.scoring.cahp.hangs_on_rounding", lambda *_, **__: hangs)
+def test_groups_that_hang_on_rounding_are_told_of(hangs, monkeypatch, progress_log):
+    monkeypatch.setattr("hydractl.scoring.cahp.depends_on_rounding", lambda *_, **__: hangs)
 
     score_cahp(job_for(base(VIT), settings=NONE))
 
     said = "heads lie between groups: distances that differ by 0.2%"
-    assert [warning.startswith(said) for warning in heard.warnings] == [True] * hangs
+    assert [warning.startswith(said) for warning in progress_log.warnings] == [True] * hangs
 
 
-def test_single_samples_are_told_of(heard):
+def test_single_samples_are_told_of(progress_log):
     sample = base(VIT)
 
     score_cahp(job_for(sample, count=5, labels=torch.tensor([0, 0, 1, 1, 4]), settings=NONE, budget=4))
 
-    assert heard.warnings == [
+    assert progress_log.warnings == [
         (
             "1 of 3 classes have a single sample, so their variance is set to 1e-6 and the distances between heads are "
             "too large"

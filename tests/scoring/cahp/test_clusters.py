@@ -11,9 +11,9 @@ from sklearn.metrics import pairwise_distances
 
 from hydractl.scoring.cahp import (
     Clustering,
+    depends_on_rounding,
     find_knee,
     group_points,
-    hangs_on_rounding,
     mean_simplified_silhouette,
     silhouettes,
 )
@@ -91,9 +91,9 @@ def test_rounding_changes_no_group(seed):
 def test_groups_that_hang_on_rounding_are_known():
     """Three distant families do not depend on rounding. Two groups of equidistant points do."""
     families = apart(scattered(30, 0) + 100 * torch.arange(3).repeat_interleave(10)[:, None])
-    assert not hangs_on_rounding(families, group_points(families, 3, seed=0), seed=0)
+    assert not depends_on_rounding(families, group_points(families, 3, seed=0), seed=0)
     alike = 1 - torch.eye(30, dtype=DOUBLE)
-    assert hangs_on_rounding(alike, group_points(alike, 2, seed=0), seed=0)
+    assert depends_on_rounding(alike, group_points(alike, 2, seed=0), seed=0)
 
 
 def test_points_on_one_spot_leave_no_group_empty():

@@ -10,7 +10,7 @@ from hydractl.scoring.circuit.search import score_circuit
 from hydractl.scoring.settings import CircuitSettings
 from support import naive
 from support.builders import base
-from support.circuits import Interrupted, data_for, job_for, removed
+from support.circuits import InterruptedLog, data_for, job_for, removed
 from support.jobs import library_for
 from support.variants import READERS, VARIANTS, variant
 
@@ -129,7 +129,7 @@ def test_of_equal_candidates_the_first_goes():
 def test_going_on_after_an_interruption_changes_nothing(after):
     sample = base(variant("class-token"))
     whole = score_circuit(job_for(sample, data_for(sample), budget=6))
-    first = Interrupted(after=after)
+    first = InterruptedLog(after=after)
     with pytest.raises(KeyboardInterrupt):
         score_circuit(job_for(sample, data_for(sample), budget=6, log=first))
 

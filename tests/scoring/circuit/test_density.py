@@ -248,7 +248,7 @@ def test_features_that_are_all_the_same_tell_nothing_apart():
 def test_halves_have_every_other_sample_of_each_class():
     labels = torch.tensor([2, 0, 2, 2, 0, 5, 2, 0])
 
-    assert density.halves(labels).tolist() == [False, False, True, False, True, False, True, False]
+    assert density.second_half_mask(labels).tolist() == [False, False, True, False, True, False, True, False]
 
 
 def test_a_limit_with_no_room_for_one_candidate_is_refused():

@@ -12,11 +12,18 @@ from hydractl.manifest.head_mask import HeadId, Removal
 from hydractl.scoring.circuit import search
 from hydractl.scoring.circuit import tower as circuit_memory
 from hydractl.scoring.circuit.ablation import Circuit
-from hydractl.scoring.circuit.search import DeviationBound, Lazy, Swap, Swaps, promise, score_circuit
+from hydractl.scoring.circuit.search import (
+    DeviationBound,
+    Lazy,
+    Swap,
+    Swaps,
+    expected_improvement,
+    score_circuit,
+)
 from hydractl.scoring.settings import CircuitSettings
 from support import naive
 from support.builders import base
-from support.circuits import Interrupted, data_for, job_for, lazy_constants, removed
+from support.circuits import InterruptedLog, data_for, job_for, lazy_constants, removed
 from support.jobs import library_for, together
 from support.variants import variant
 
@@ -64,7 +71,7 @@ def test_valuing_every_head_is_exact(name, objective, every_head):
 @pytest.mark.parametrize("kept", [0, 20_000, 1 << 30])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_is_recorded_is_true_of_the_circuit(monkeypatch, name, kept):
-    monkeypatch.setattr(circuit_memory, "KEPT_BYTES", kept)
+    monkeypatch.setattr(circuit_memory, "CACHE_BYTES_WITHOUT_LIMIT", kept)
     sample = base(variant(name))
     data = data_for(sample, count=24, others=20)
 
@@ -85,7 +92,7 @@ def test_going_on_after_an_interruption_changes_nothing(objective, after):
     data = data_for(sample)
     settings = {"objective": objective, "recheck": 3}
     whole = run(sample, data, **settings)
-    first = Interrupted(after=after)
+    first = InterruptedLog(after=after)
     with pytest.raises(KeyboardInterrupt):
         run(sample, data, log=first, **settings)
 
@@ -100,7 +107,7 @@ def test_what_the_journal_says_counts():
     sample = base(variant("class-token"))
     data = data_for(sample, count=24, others=20)
     others = [Removal(tower="vision", layer=layer, head=3, objective=0.5) for layer in (2, 0)]
-    log = Interrupted(others, 0.25, {"spent": (1.0, 2.0, 3.0, 4.0)})
+    log = InterruptedLog(others, 0.25, {"spent": (1.0, 2.0, 3.0, 4.0)})
 
     ranking = run(sample, data, budget=5, log=log, swaps=0)
 
@@ -117,12 +124,12 @@ def test_what_the_journal_says_counts():
 def test_a_damaged_memory_is_refused(memory):
     sample = base(variant("class-token"))
     data = data_for(sample, count=8, others=8)
-    first = Interrupted(after=2)
+    first = InterruptedLog(after=2)
     with pytest.raises(KeyboardInterrupt):
         run(sample, data, log=first)
 
     with pytest.raises(ManifestError, match="values of `spent`, not 4"):
-        run(sample, data, log=Interrupted(first.seen, first.baseline, memory))
+        run(sample, data, log=InterruptedLog(first.seen, first.baseline, memory))
 
 
 def test_the_same_twice():
@@ -136,11 +143,11 @@ def test_the_same_twice():
 @pytest.mark.parametrize("kept", [100_000, 1 << 30])
 @pytest.mark.parametrize("world", [2, 3])
 def test_several_processes_find_the_same_bits(monkeypatch, world, kept):
-    monkeypatch.setattr(circuit_memory, "KEPT_BYTES", kept)
+    monkeypatch.setattr(circuit_memory, "CACHE_BYTES_WITHOUT_LIMIT", kept)
     sample = base(variant("class-token"))
     data = data_for(sample)
     settings = CircuitSettings(search="lazy")
-    monkeypatch.setattr(search, "RECHECK", 3)
+    monkeypatch.setattr(search, "FULL_EVALUATION_INTERVAL", 3)
     alone = score_circuit(job_for(sample, data, budget=5, settings=settings))
 
     def work(team):
@@ -170,7 +177,7 @@ def poor(sample, data, objective):
         value = naive.objective(library, objective, data)
         tower = next(iter(sample.header.architecture.towers))
         removals.append(Removal(tower=tower, layer=layer, head=head, objective=value))
-    return Interrupted(removals, 0.25, {"spent": (1.0, 2.0, 3.0, 4.0)})
+    return InterruptedLog(removals, 0.25, {"spent": (1.0, 2.0, 3.0, 4.0)})
 
 
 @pytest.mark.spread(cases=2)
@@ -223,8 +230,10 @@ def test_no_more_swaps_are_tried_than_wanted(monkeypatch, swaps):
     ids=["in-vain", "one", "several", "few", "default", "nothing-promises", "nothing-more-promises"],
 )
 def test_swaps_end_where_half_as_many_as_go_were_in_vain(monkeypatch, swaps, worth, promising, tries, looks):
-    looked, look = [], Circuit.around
-    monkeypatch.setattr(Circuit, "around", lambda self, heads: looked.append(heads) or look(self, heads))
+    looked, look = [], Circuit.traits_around
+    monkeypatch.setattr(
+        Circuit, "traits_around", lambda self, heads: looked.append(heads) or look(self, heads)
+    )
 
     def tried(self, swap):
         made = len(self.tried) in worth
@@ -253,7 +262,7 @@ def test_swaps_end_where_half_as_many_as_go_were_in_vain(monkeypatch, swaps, wor
 @pytest.mark.parametrize(("cheap", "tries"), [(0, 0), (9, 3)], ids=["dear", "cheap"])
 def test_what_promises_nothing_is_tried_where_the_search_was_cheap(monkeypatch, cheap, tries):
     tried = []
-    monkeypatch.setattr(search, "CHEAP", cheap)
+    monkeypatch.setattr(search, "CHEAP_WORK_FRACTION", cheap)
     monkeypatch.setattr(Swaps, "_expected", lambda self, changes: [self.value] * len(changes))
     monkeypatch.setattr(
         Swaps, "_try", lambda self, swap: tried.append(swap) or self.tried.add(self.removed ^ {*swap})
@@ -273,10 +282,12 @@ def test_a_search_is_cheap_up_to_a_third_of_the_exact_ones_work(begun):
 
 
 def test_further_looks_are_at_the_heads_that_promise_most(monkeypatch):
-    monkeypatch.setattr(search, "WIDTH", 4)
-    monkeypatch.setattr(search, "FAR", 1 / 6)
-    looked, look = [], Circuit.around
-    monkeypatch.setattr(Circuit, "around", lambda self, heads: looked.append(len(heads)) or look(self, heads))
+    monkeypatch.setattr(search, "SWAP_CANDIDATES", 4)
+    monkeypatch.setattr(search, "REMEASURE_AFTER_SWAPS", 1 / 6)
+    looked, look = [], Circuit.traits_around
+    monkeypatch.setattr(
+        Circuit, "traits_around", lambda self, heads: looked.append(len(heads)) or look(self, heads)
+    )
     sample = base(variant("class-token"))
     data = data_for(sample, count=24, others=20)
 
@@ -296,7 +307,7 @@ def begun():
         value = search.circuit.value()
         removals = [Removal(tower="vision", layer=layer, head=1, objective=value) for layer in (0, 1, 2)]
         found = Swaps(search, removals)
-        found.now, found.effects = search.look_around(search.circuit.heads())
+        found.now, found.effects = search.measure_effects(search.circuit.heads())
         yield found
 
 
@@ -335,8 +346,8 @@ def test_a_look_around_sees_each_change(name):
         circuit.change(gone)
         before = circuit.value()
         every = circuit.heads()
-        now, after = circuit.around(every)
-        _, some = circuit.around(every[::5])
+        now, after = circuit.traits_around(every)
+        _, some = circuit.traits_around(every[::5])
 
         assert list(after) == every == sorted({*circuit.candidates(), *gone}, key=every.index)
         assert list(some) == every[::5]
@@ -357,7 +368,7 @@ def same_traits(found, expected):
 @pytest.mark.parametrize("kept", [0, 1 << 30])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_trial_sees_what_a_change_makes(monkeypatch, name, kept):
-    monkeypatch.setattr(circuit_memory, "KEPT_BYTES", kept)
+    monkeypatch.setattr(circuit_memory, "CACHE_BYTES_WITHOUT_LIMIT", kept)
     sample = base(variant(name))
     settings = CircuitSettings(search="lazy", objective="nll")
     circuit = Circuit(job_for(sample, data_for(sample, count=24), settings=settings), keeps_streams=True)
@@ -381,7 +392,7 @@ def test_a_trial_sees_what_a_change_makes(monkeypatch, name, kept):
 @pytest.mark.parametrize("kept", [0, 1 << 30])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_enters_a_layer_is_computed_once_for_all_trials(monkeypatch, name, kept):
-    monkeypatch.setattr(circuit_memory, "KEPT_BYTES", kept)
+    monkeypatch.setattr(circuit_memory, "CACHE_BYTES_WITHOUT_LIMIT", kept)
     sample = base(variant(name))
     circuit = Circuit(job_for(sample, data_for(sample, count=24, others=20)), keeps_streams=True)
     tower = next(name for name in circuit.left if name not in circuit.model.answer.fixed)
@@ -431,10 +442,15 @@ def test_doubt_grows_with_time_and_with_what_was_missed():
 
 
 def test_what_is_hardly_possible_promises_little():
-    assert promise(0.9, 0.0, 0.8) == pytest.approx(0.1)
-    assert promise(0.7, 0.0, 0.8) == 0
-    assert promise(0.8, 0.1, 0.8) == pytest.approx(0.1 / (2 * math.pi) ** 0.5)
-    assert promise(0.5, 0.1, 0.8) < 1e-3 < promise(0.7, 0.1, 0.8) < promise(0.7, 0.2, 0.8)
+    assert expected_improvement(0.9, 0.0, 0.8) == pytest.approx(0.1)
+    assert expected_improvement(0.7, 0.0, 0.8) == 0
+    assert expected_improvement(0.8, 0.1, 0.8) == pytest.approx(0.1 / (2 * math.pi) ** 0.5)
+    assert (
+        expected_improvement(0.5, 0.1, 0.8)
+        < 1e-3
+        < expected_improvement(0.7, 0.1, 0.8)
+        < expected_improvement(0.7, 0.2, 0.8)
+    )
 
 
 def test_every_head_can_go():

@@ -57,7 +57,7 @@ def test_no_more_is_taken_than_is_given(monkeypatch, name, search, times):
     data = data_for(sample)
     settings = CircuitSettings(search=search)
     monkeypatch.setattr(circuit_memory, "STREAM_ELEMENTS", 1)
-    monkeypatch.setattr(circuit_memory, "KEPT_BYTES", 0)
+    monkeypatch.setattr(circuit_memory, "CACHE_BYTES_WITHOUT_LIMIT", 0)
     limit = times * 4 * peak_of(job_for(sample, data, budget=3, settings=settings))
     monkeypatch.setattr(circuit_memory, "STREAM_ELEMENTS", 1 << 40)
 

@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.metrics.ood_scores import OF_ONE
-from hydractl.scoring.circuit.outcomes import Outcomes, guessed, outcomes_of, traits_of, values_of
+from hydractl.scoring.circuit.outcomes import (
+    Outcomes,
+    objective_values,
+    outcomes_from_traits,
+    outcomes_of,
+    traits_of,
+)
 from hydractl.scoring.objective import parse_objective
 
 EVERYTHING = parse_objective("acc+ood-nll-ece-fpr95")
@@ -27,7 +33,7 @@ def both(objective, ood_score, seed=0):
         Outcomes(of(logits, labels, objective, ood_score), of(others, None, objective, ood_score))
         for of in (outcomes_of, traits_of)
     )
-    return outcomes, guessed(traits, ood_score)
+    return outcomes, outcomes_from_traits(traits, ood_score)
 
 
 @given(st.integers(0, 10_000), st.sampled_from(OF_ONE))
@@ -44,7 +50,7 @@ def test_nll_is_minus_the_cross_entropy_of_torch():
     logits, labels = answers(3)
     objective = parse_objective("nll")
 
-    values = values_of(objective, Outcomes(outcomes_of(logits, labels, objective, "msp"), {}))
+    values = objective_values(objective, Outcomes(outcomes_of(logits, labels, objective, "msp"), {}))
 
     assert values.tolist() == pytest.approx(
         [-F.cross_entropy(each, labels).item() for each in logits], abs=1e-12
@@ -58,7 +64,7 @@ def test_a_sum_is_the_sum(seed):
 
     def value(text):
         objective = parse_objective(text)
-        return values_of(
+        return objective_values(
             objective,
             Outcomes(
                 outcomes_of(logits, labels, objective, "msp"), outcomes_of(others, None, objective, "msp")

@@ -9,23 +9,23 @@ import pytest
 
 from hydractl.data.datasets import DIGEST
 from hydractl.data.reference import DataRef
-from hydractl.evaluation.caveats import of_data, of_row, tuned_on_ood
+from hydractl.evaluation.caveats import data_warnings, row_warnings, tuned_on_ood
 from hydractl.evaluation.options import NamedData, NamedModels
 from hydractl.families.open_model import open_model
 from hydractl.manifest.document import Fingerprint
-from hydractl.manifest.head_mask import HeadScores, TowerScores
+from hydractl.manifest.head_mask import HeadImportance, TowerImportance
 from hydractl.manifest.header import InputFile, Step
 from hydractl.manifest.report import Report, Row
 from hydractl.metrics.compute import Measurement
 from hydractl.metrics.resampling import Resampling
 from hydractl.prediction.open_inputs import Identity
-from hydractl.provenance.output import scores_step
+from hydractl.provenance.output import importance_step
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base, sha
-from support.heard import Heard
+from support.progress_log import ProgressLog
 
 ID = DataRef.parse("digits::split=test,classes=0-6")
 NEAR = (
@@ -52,7 +52,7 @@ def config(folder, **changes):
 def test_a_report_holds_the_warnings_that_were_said(folder):
     heldout = DataRef.parse("digits::split=test,classes=0-6,limit=60")
 
-    document = run_eval(config(folder, near=NEAR, temperature=heldout), ear := Heard()).document
+    document = run_eval(config(folder, near=NEAR, temperature=heldout), ear := ProgressLog()).document
 
     few = "with 40 samples, FPR95 depends on the 3 hardest samples; use at least 100"
     assert document.warnings == (
@@ -62,7 +62,7 @@ def test_a_report_holds_the_warnings_that_were_said(folder):
         f"`few`: {few}",
     )
     assert [said for said in ear.warnings if said in document.warnings] == list(document.warnings)
-    assert Report.from_json(document.to_json(), where="it") == document
+    assert Report.from_json(document.to_json(), place="it") == document
 
 
 def test_nothing_is_said_of_data_that_are_as_they_should_be(folder):
@@ -83,7 +83,7 @@ def test_small_id_sets_have_coarse_rates(folder):
     assert run_eval(config(folder, data=small, near=NEAR[1:2], metrics=("auroc",))).document.warnings == ()
 
 
-def made(command, *inputs, **options):
+def lineage_step(command, *inputs, **options):
     files = [InputFile(name=name, sha256=sha(name), made_by=step) for name, step in inputs]
     return Step(command=command, options=options, inputs=tuple(files))
 
@@ -96,26 +96,30 @@ def measurement(*ood):
     return Measurement(("auroc",), ("msp",), Resampling(resamples=4), {"all": ood})
 
 
-def row_of(*steps):
+def warnings_of_row(*steps):
     models = [SimpleNamespace(header=base().header.model_copy(update={"made_by": step})) for step in steps]
     data = {name: identity(name, [i, i + 10]) for i, name in enumerate(("id", "few", "many", "temperature"))}
     row = Row(name="Hydra", models=(), members=1, values={})
-    return list(of_row(measurement("few", "many"), row, models, data)), tuned_on_ood(models)
+    return list(row_warnings(measurement("few", "many"), row, models, data)), tuned_on_ood(models)
 
 
 def test_what_a_model_was_made_with_is_told(folder):
     """Training steps anywhere in the lineage of any model of the row count. Data of `eval --store` do not."""
-    scored = made("score", ("few", None), objective="avg")
-    member = made("prune", ("base.st", made("finetune", ("id", None))), ("scores.json", scored))
+    scored = lineage_step("score", ("few", None), objective="avg")
+    member = lineage_step(
+        "prune", ("base.st", lineage_step("finetune", ("id", None))), ("scores.json", scored)
+    )
 
-    said, tuned = row_of(made("fuse", ("other.st", None)), made("fuse", ("member.st", member)))
+    said, tuned = warnings_of_row(
+        lineage_step("fuse", ("other.st", None)), lineage_step("fuse", ("member.st", member))
+    )
 
     assert said == [
         "Hydra: `hydractl finetune` used 2 of 2 samples of `--data`, so results on new data may be worse",
         "Hydra: `hydractl score` used 2 of 2 samples of `few`, so results on new data may be worse",
     ]
     assert tuned
-    assert row_of(made("eval", ("id", None)), made("finetune", ("train", None), ("temperature", None)), None) == (
+    assert warnings_of_row(lineage_step("eval", ("id", None)), lineage_step("finetune", ("train", None), ("temperature", None)), None) == (
         [],
         False,
     )  # fmt: skip
@@ -130,7 +134,7 @@ def test_what_is_stored_is_not_tested_on_what_it_was_found_on(folder):
     def store(model, name, **given):
         run_eval(config(folder, model=str(folder / model), store=folder / name, **(asked | given)))
 
-    def said(model):
+    def relevant_warnings(model):
         run = config(folder, model=str(folder / model), data=tested, name="m", **asked)
         return [line for line in run_eval(run).document.warnings if "eval" in line or "was fitted on" in line]
 
@@ -145,18 +149,26 @@ def test_what_is_stored_is_not_tested_on_what_it_was_found_on(folder):
     calibrated = [
         "m: its temperature was fitted on 110 of 110 samples of `--data`: calibration errors will be too low"
     ]
-    assert said("warm.st") == said("warmer.st") == said("fused.st") == calibrated
-    assert said("choosy.st") == [
+    assert (
+        relevant_warnings("warm.st")
+        == relevant_warnings("warmer.st")
+        == relevant_warnings("fused.st")
+        == calibrated
+    )
+    assert relevant_warnings("choosy.st") == [
         "m: its threshold was fitted on 110 of 110 samples of `--data`: its error rate will be too low"
     ]
-    assert [said(f"{name}.st") for name in ("both", "given", "dropped", "member")] == [[]] * 4
+    assert [relevant_warnings(f"{name}.st") for name in ("both", "given", "dropped", "member")] == [[]] * 4
 
 
 @pytest.mark.parametrize(
     ("objective", "tuned"), [("acc", False), ("0.5*acc+0.5*auroc", True), ("of later days", False)]
 )
 def test_objectives_that_rank_ood_samples_mark_a_row(folder, objective, tuned):
-    assert row_of(made("prune", ("scores", made("score", objective=objective))))[1] == tuned
+    assert (
+        warnings_of_row(lineage_step("prune", ("scores", lineage_step("score", objective=objective))))[1]
+        == tuned
+    )
 
 
 def test_scores_say_what_they_are_of(folder):
@@ -164,18 +176,18 @@ def test_scores_say_what_they_are_of(folder):
         "ood": Fingerprint(reference="birds/::limit=5", sha256=sha("birds")),
         "id": Fingerprint(reference="/home/me/val", sha256=sha("val")),
     }
-    scores = HeadScores(
+    scores = HeadImportance(
         method="circuit",
         objective="avg",
         options={},
         model=Fingerprint(reference="base.st", sha256=sha("base")),
         architecture="vit",
         data=data,
-        towers={"vit": TowerScores(scores=((1.0,),))},
+        towers={"vit": TowerImportance(scores=((1.0,),))},
         tool="it",
     )
 
-    step = scores_step(scores, open_model(str(folder / "member.st")))
+    step = importance_step(scores, open_model(str(folder / "member.st")))
 
     assert step.options == {"method": "circuit", "objective": "avg"}
     assert [(file.name, file.sha256) for file in step.inputs] == [
@@ -219,6 +231,6 @@ def test_what_is_shared_is_counted_where_it_would_be_told():
     """A sample of the ID set that appears twice among three OOD samples counts twice."""
     data = {"id": identity("id", [1, 4]), "few": identity("few", [1, 1, 2])}
 
-    said = list(of_data(measurement("few"), data))
+    said = list(data_warnings(measurement("few"), data))
 
     assert said == ["2 of 3 samples of `few` are also in `--data`, so OOD metrics on it are too low"]

@@ -16,7 +16,7 @@ from hydractl.errors import DataError
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from support.builders import base
-from support.heard import Heard
+from support.progress_log import ProgressLog
 from support.variants import PLAIN
 
 COUNT = 11
@@ -24,7 +24,7 @@ NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse"
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory):
+def image_folder(tmp_path_factory):
     """Folder of images, classes predicted for the images, and the model with class names and without."""
     folder = tmp_path_factory.mktemp("work")
     images = open_data("digits::split=test,limit=200")
@@ -46,59 +46,61 @@ def work(tmp_path_factory):
     return SimpleNamespace(folder=folder, classes=classes)
 
 
-def table(work, path, names):
+def table(image_folder, path, names):
     """Write a CSV table of the images with these class names."""
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(["image", "label"])
-        rows.writerows([work.folder / f"{i}.png", names[c]] for i, c in enumerate(work.classes))
+        rows.writerows(
+            [image_folder.folder / f"{i}.png", names[c]] for i, c in enumerate(image_folder.classes)
+        )
     return path
 
 
-def accuracy(work, model, data, progress=None):
+def accuracy(image_folder, model, data, progress=None):
     config = EvalConfig(
-        model=str(work.folder / model), data=DataRef.parse(str(data)), latency=False, bootstrap=0, device="cpu",
+        model=str(image_folder.folder / model), data=DataRef.parse(str(data)), latency=False, bootstrap=0, device="cpu",
         batch_size=64, metrics=("acc",),
     )  # fmt: skip
-    return run_eval(config, progress or Heard()).document.rows[0].values["accuracy"].value
+    return run_eval(config, progress or ProgressLog()).document.rows[0].values["accuracy"].value
 
 
 @pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("model", ["nameless.st", "named.st"])
 @pytest.mark.parametrize("form", ["LABEL_{}", "{}.0", "{}"])
-def test_placeholders_are_the_models_classes_by_their_numbers(work, tmp_path, model, form):
-    path = table(work, tmp_path / "t.csv", [form.format(i) for i in range(COUNT)])
-    assert accuracy(work, model, path) == 1
+def test_placeholders_are_the_models_classes_by_their_numbers(image_folder, tmp_path, model, form):
+    path = table(image_folder, tmp_path / "t.csv", [form.format(i) for i in range(COUNT)])
+    assert accuracy(image_folder, model, path) == 1
 
 
-def test_names_are_compared_without_blanks_and_capitals(work, tmp_path):
-    path = table(work, tmp_path / "t.csv", [f" {name.title()} " for name in NAMES])
-    assert accuracy(work, "named.st", path) == 1
+def test_names_are_compared_without_blanks_and_capitals(image_folder, tmp_path):
+    path = table(image_folder, tmp_path / "t.csv", [f" {name.title()} " for name in NAMES])
+    assert accuracy(image_folder, "named.st", path) == 1
 
 
-def test_names_of_which_some_match_are_refused_until_they_are_mapped(work, tmp_path):
+def test_names_of_which_some_match_are_refused_until_they_are_mapped(image_folder, tmp_path):
     names = ["plane", "car", *NAMES[2:]]
-    path = table(work, tmp_path / "t.csv", names)
+    path = table(image_folder, tmp_path / "t.csv", names)
     for options in ("", "::map=plane:airplane", "::classes-by=position"):
         with pytest.raises(DataError) as caught:
-            accuracy(work, "named.st", f"{path}{options}")
+            accuracy(image_folder, "named.st", f"{path}{options}")
         assert caught.value.exit_code == 3
         assert options == "::classes-by=position" or "`car`" in caught.value.message
-    assert accuracy(work, "named.st", f"{path}::map=plane:airplane,car:automobile") == 1
+    assert accuracy(image_folder, "named.st", f"{path}::map=plane:airplane,car:automobile") == 1
 
 
-def test_names_that_do_not_match_are_refused_unless_order_is_insisted_on(work, tmp_path):
-    path = table(work, tmp_path / "t.csv", [f"n{i:02}" for i in range(COUNT)])
+def test_names_that_do_not_match_are_refused_unless_order_is_insisted_on(image_folder, tmp_path):
+    path = table(image_folder, tmp_path / "t.csv", [f"n{i:02}" for i in range(COUNT)])
     with pytest.raises(DataError, match="no class name is in the model"):
-        accuracy(work, "named.st", path)
-    assert accuracy(work, "named.st", f"{path}::classes-by=position") == 1
+        accuracy(image_folder, "named.st", path)
+    assert accuracy(image_folder, "named.st", f"{path}::classes-by=position") == 1
 
 
 @pytest.mark.parametrize("by", ["number", "alphabet"])
-def test_classes_that_have_two_orders_are_taken_in_either(work, tmp_path, by):
+def test_classes_that_have_two_orders_are_taken_in_either(image_folder, tmp_path, by):
     names = [f"class{i}" for i in range(COUNT)]
-    path = table(work, tmp_path / "t.csv", names if by == "number" else sorted(names))
-    heard = Heard()
-    assert (accuracy(work, "nameless.st", path, heard) == 1) == (by == "number")
-    assert sum(f"`::classes-by={by}`" in warning for warning in heard.warnings) == 1
-    assert accuracy(work, "nameless.st", f"{path}::classes-by={by}") == 1
+    path = table(image_folder, tmp_path / "t.csv", names if by == "number" else sorted(names))
+    progress_log = ProgressLog()
+    assert (accuracy(image_folder, "nameless.st", path, progress_log) == 1) == (by == "number")
+    assert sum(f"`::classes-by={by}`" in warning for warning in progress_log.warnings) == 1
+    assert accuracy(image_folder, "nameless.st", f"{path}::classes-by={by}") == 1

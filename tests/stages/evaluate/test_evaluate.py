@@ -24,9 +24,9 @@ from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base
-from support.heard import Heard
 from support.pictures import digits_folder, unreadable
 from support.predictions import SavedPredictions
+from support.progress_log import ProgressLog
 from support.variants import TINY, Variant
 
 ID = DataRef.parse("digits::split=test,classes=0-6,limit=70")
@@ -75,7 +75,7 @@ def test_one_sample_says_that_its_intervals_tell_nothing(models):
         ),
         ({"bootstrap": 0}, []),
     ):
-        run_eval(config(models / "base.st", **({"data": one} | changes)), ear := Heard())
+        run_eval(config(models / "base.st", **({"data": one} | changes)), ear := ProgressLog())
         assert [w for w in ear.warnings if said in w] == warned
 
 
@@ -229,7 +229,7 @@ def test_two_runs_give_the_same_bytes(models, tmp_path):
 def test_a_report_holds_no_path_and_reads_back(models, full):
     text = (models / "report.json").read_text()
 
-    assert Report.from_json(text, where="report") == full
+    assert Report.from_json(text, place="report") == full
     assert str(models) not in text
 
 
@@ -298,7 +298,7 @@ def test_images_that_cannot_be_read_are_left_out_and_counted(models, tmp_path):
 
     with pytest.raises(DataError, match=r"000-none\.png: is not an image"):
         run_eval(config(models / "base.st", **changes))
-    found = run_eval(config(models / "base.st", skip_bad=True, **changes), ear := Heard()).document
+    found = run_eval(config(models / "base.st", skip_bad=True, **changes), ear := ProgressLog()).document
 
     assert numbers(found.rows[0].values) == numbers(clean.rows[0].values)
     assert found.data == clean.data
@@ -459,7 +459,7 @@ def test_either_both_outputs_appear_or_none(models, tmp_path, monkeypatch):
 def test_the_golden_report_reads_and_writes_back():
     text = GOLDEN.read_text()
 
-    assert Report.from_json(text, where="golden").to_json() == text
+    assert Report.from_json(text, place="golden").to_json() == text
 
 
 @pytest.mark.parametrize(
@@ -479,7 +479,7 @@ def test_reports_that_contradict_themselves_are_refused(change, message):
     change(raw)
 
     with pytest.raises(InputError, match=message):
-        Report.from_json(json.dumps(raw), where="report")
+        Report.from_json(json.dumps(raw), place="report")
 
 
 def test_the_hydra_of_the_table_is_a_hydra(models):

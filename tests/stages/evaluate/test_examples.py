@@ -23,7 +23,7 @@ QUICK = ("--no-latency", "--device", "cpu", "--bootstrap", "0", "-q")
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory):
+def report_folder(tmp_path_factory):
     """Folder with reports of single models and of a pair, with examples and without, and saved predictions."""
     folder = tmp_path_factory.mktemp("examples")
     for seed in (0, 1):
@@ -41,9 +41,9 @@ def here(tmp_path_factory):
     return folder
 
 
-def test_they_are_the_most_disagreed_on_and_the_surest_mistakes(here):
-    found = Report.read(here / "pair.json").examples
-    saved = SavedPredictions.load(here / "pair.p.st")
+def test_they_are_the_most_disagreed_on_and_the_surest_mistakes(report_folder):
+    found = Report.read(report_folder / "pair.json").examples
+    saved = SavedPredictions.load(report_folder / "pair.p.st")
     log_probs, labels = saved.log_probs["pair"]["id"].double().numpy(), saved.labels["id"].numpy()
     members = np.exp(log_probs)
     mean = members.mean(0)
@@ -73,18 +73,18 @@ def test_they_are_the_most_disagreed_on_and_the_surest_mistakes(here):
             assert np.abs(np.asarray(shown, int) - np.asarray(held, int)).mean() < 8
 
 
-def test_of_one_model_there_are_mistakes_alone_and_no_number_changes(here):
-    plain, kept = (Report.read(here / f"{name}.json") for name in ("plain", "one"))
+def test_of_one_model_there_are_mistakes_alone_and_no_number_changes(report_folder):
+    plain, kept = (Report.read(report_folder / f"{name}.json") for name in ("plain", "one"))
 
     assert plain.examples is None
     assert (len(kept.examples.disagreements), len(kept.examples.mistakes)) == (0, 5)
     assert all((e.disagreement, len(e.votes)) == (None, 1) for e in kept.examples.mistakes)
     assert kept.rows == plain.rows
-    assert "examples" not in (here / "plain.json").read_text()
+    assert "examples" not in (report_folder / "plain.json").read_text()
 
 
-def test_accuracy_by_class_is_of_the_same_classes_in_every_row(here):
-    saved, report = SavedPredictions.load(here / "p.st"), Report.read(here / "plain.json")
+def test_accuracy_by_class_is_of_the_same_classes_in_every_row(report_folder):
+    saved, report = SavedPredictions.load(report_folder / "p.st"), Report.read(report_folder / "plain.json")
     labels = saved.labels["id"]
 
     shown = [[c.index for c in row.by_class.classes] for row in report.rows]
@@ -181,8 +181,8 @@ def test_of_texts_the_texts_are_kept(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_kept_is_refused(here, capsys, options, said, hint):
-    assert main(["eval", str(here / "m0.st"), "--data", DATA, "--keep-examples", *options]) == 2
+def test_what_cannot_be_kept_is_refused(report_folder, capsys, options, said, hint):
+    assert main(["eval", str(report_folder / "m0.st"), "--data", DATA, "--keep-examples", *options]) == 2
 
     err = capsys.readouterr().err
     assert said in err

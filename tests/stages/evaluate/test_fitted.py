@@ -42,7 +42,7 @@ def config(model, **changes):
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory):
+def report_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fitted")
     for seed in (0, 1):
         base(seed=seed).save(folder / f"m{seed}.st")
@@ -57,8 +57,8 @@ def here(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def report(here):
-    return Report.read(here / "r.json")
+def report(report_folder):
+    return Report.read(report_folder / "r.json")
 
 
 def features(seed, reference):
@@ -73,7 +73,7 @@ def features(seed, reference):
     return found.double().numpy(), torch.tensor(items.labels)
 
 
-def shrunk_relative(known, labels, asked, *, power=0.5):
+def relative_mahalanobis(known, labels, asked, *, power=0.5):
     """Return relative Mahalanobis scores (N,), computed with explicit inverses.
 
     The shrinkage alpha is (D / (D + N - C)) ** power.
@@ -93,11 +93,11 @@ def shrunk_relative(known, labels, asked, *, power=0.5):
     return torch.tensor(nearest - squared(u - x.mean(0), x - x.mean(0)))
 
 
-def by_hand(seed, reference):
+def reference_scores(seed, reference):
     """Return the OOD scores (N,) of one model by name, computed with scikit-learn and numpy."""
     known, labels = features(seed, FIT)
     asked, _ = features(seed, reference)
-    relative = shrunk_relative(known, labels, asked)
+    relative = relative_mahalanobis(known, labels, asked)
     unit = [torch.nn.functional.normalize(torch.tensor(x), dim=1).numpy() for x in (known, asked)]
     plane = PCA(31).fit(known)  # layer norm leaves one of 32 directions without variance
     known, asked = plane.transform(known), plane.transform(asked)
@@ -120,30 +120,30 @@ def auroc(inside, outside):
 
 @pytest.mark.spread(cases=1)
 @pytest.mark.parametrize(("row", "seeds"), [("m0", (0,)), ("pair", (0, 1))])
-def test_the_scores_are_those_of_the_librarys_features(row, seeds, here, report):
+def test_the_scores_are_those_of_the_librarys_features(row, seeds, report_folder, report):
     """A row of two models has the mean of their scores. The temperature does not change these scores."""
-    saved = SavedPredictions.load(here / "p.st").said[row]
+    saved = SavedPredictions.load(report_folder / "p.st").said[row]
     for name, reference in (("id", DATA), ("others", NEAR), ("val", VAL), ("nines", OOD_VAL)):
-        own = [by_hand(seed, reference) for seed in seeds]
+        own = [reference_scores(seed, reference) for seed in seeds]
         for score in (OLD, f"knn:k={K}", "relative-mahalanobis"):
             expected = sum(each[score] for each in own) / len(own)
             torch.testing.assert_close(saved[name].scores[score], expected, rtol=1e-3, atol=1e-4)
 
 
-def test_a_fit_on_held_out_data_and_another_alpha_would_be_seen(here, report):
+def test_a_fit_on_held_out_data_and_another_alpha_would_be_seen(report_folder, report):
     """The comparison above is sharp enough to detect a fit on `--val` and a wrong shrinkage."""
-    saved = SavedPredictions.load(here / "p.st").said["m0"]["others"].scores["relative-mahalanobis"]
+    saved = SavedPredictions.load(report_folder / "p.st").said["m0"]["others"].scores["relative-mahalanobis"]
     strangers, _ = features(0, NEAR)
     for fault in (
-        shrunk_relative(*features(0, VAL), strangers),
-        shrunk_relative(*features(0, FIT), strangers, power=1),
+        relative_mahalanobis(*features(0, VAL), strangers),
+        relative_mahalanobis(*features(0, FIT), strangers, power=1),
     ):
         assert not torch.allclose(saved, fault, rtol=1e-2, atol=1e-2)
 
 
-def test_the_numbers_follow_from_the_scores(here, report):
+def test_the_numbers_follow_from_the_scores(report_folder, report):
     for row in report.rows:
-        saved = SavedPredictions.load(here / "p.st").said[row.name]
+        saved = SavedPredictions.load(report_folder / "p.st").said[row.name]
         for score in FEATURES:
             found = row.ood["others"][f"auroc@{score}"]
             expected = auroc(saved["id"].scores[score], saved["others"].scores[score])
@@ -151,20 +151,20 @@ def test_the_numbers_follow_from_the_scores(here, report):
             assert found.low < found.high
 
 
-def test_the_best_score_is_that_of_validation(here, report, capsys):
+def test_the_best_score_is_that_of_validation(report_folder, report, capsys):
     for row in report.rows:
         assert row.ood_val.keys() == {"nines"}
         found = {score: row.ood_val["nines"][f"auroc@{score}"].value for score in FEATURES}
         found["msp"] = row.ood_val["nines"]["auroc"].value
         assert found[row.best_score] == max(found.values())
-        saved = SavedPredictions.load(here / "p.st").said[row.name]
+        saved = SavedPredictions.load(report_folder / "p.st").said[row.name]
         assert found[f"knn:k={K}"] == pytest.approx(
             auroc(*(saved[name].scores[f"knn:k={K}"] for name in ("val", "nines")))
         )
     assert report.ood_val == ("nines",)
     assert {"fit", "val", "nines"} <= report.data.keys()
 
-    assert main(["inspect", str(here / "r.json")]) == 0
+    assert main(["inspect", str(report_folder / "r.json")]) == 0
     best = report.rows[0].best_score
     assert f"m0: best on validation OOD (nines), by AUROC: {best} " in capsys.readouterr().out
 
@@ -174,23 +174,23 @@ def test_a_report_must_name_the_best_score(report):
         row = report.rows[0].model_copy(update=changes)
         broken = report.model_copy(update={"rows": (row, *report.rows[1:])})
         with pytest.raises(ManifestError, match=next(iter(changes))):
-            Report.from_json(broken.to_json(), where="r.json")
+            Report.from_json(broken.to_json(), place="r.json")
 
 
-def test_features_cost_no_pass(here, monkeypatch):
+def test_features_cost_no_pass(report_folder, monkeypatch):
     """Each sample passes through the model once; only the samples of `--fit` are additional."""
     rows, run = [], Tower.forward
     monkeypatch.setattr(Tower, "forward", lambda self, x: rows.append(len(x)) or run(self, x))
 
-    run_eval(config(here / "m0.st", metrics=("auroc",)))
+    run_eval(config(report_folder / "m0.st", metrics=("auroc",)))
 
     assert sum(rows) == 90 + 40 + 30 + 30  # `--fit`, `--data`, `--near`, `--val`
 
 
-def test_a_covariance_of_too_few_samples_is_told(here, capsys):
+def test_a_covariance_of_too_few_samples_is_told(report_folder, capsys):
     few = FIT.replace("90", "30")
 
-    assert main(["eval", f"{here}/m0.st", "--data", DATA, "--near", NEAR, "--ood-score", "mahalanobis:alpha=0", "--fit", few,
+    assert main(["eval", f"{report_folder}/m0.st", "--data", DATA, "--near", NEAR, "--ood-score", "mahalanobis:alpha=0", "--fit", few,
                  "--no-latency", "--bootstrap", "0"]) == 0  # fmt: skip
 
     assert "30 samples to fit `mahalanobis:alpha=0` on are too few for 32 features" in capsys.readouterr().err
@@ -221,18 +221,18 @@ def test_what_cannot_be_is_refused(changes, message, hint):
     assert hint is None or hint in refusal.value.hint
 
 
-def test_a_score_is_never_chosen_on_what_is_tested(here):
+def test_a_score_is_never_chosen_on_what_is_tested(report_folder):
     for changes in ({"val": DATA, "ood_val": OOD_VAL}, {"val": VAL, "ood_val": NEAR}):
         given = {
             "val": DataRef.parse(changes["val"]),
             "ood_val": (NamedData.parse(f"v={changes['ood_val']}"),),
         }
         with pytest.raises(DataError, match="are also the test data"):
-            run_eval(config(here / "m0.st", **given))
+            run_eval(config(report_folder / "m0.st", **given))
 
 
-def test_data_to_fit_on_has_the_classes_of_the_data(here):
+def test_data_to_fit_on_has_the_classes_of_the_data(report_folder):
     with pytest.raises(DataError, match=r"`--fit digits.*its class `7` is not in `--data`"):
-        run_eval(config(here / "m0.st", fit=DataRef.parse("digits::split=train,limit=90")))
+        run_eval(config(report_folder / "m0.st", fit=DataRef.parse("digits::split=train,limit=90")))
     with pytest.raises(DataError, match="no labels"):
-        run_eval(config(here / "m0.st", fit=DataRef.parse("noise::limit=9")))
+        run_eval(config(report_folder / "m0.st", fit=DataRef.parse("noise::limit=9")))

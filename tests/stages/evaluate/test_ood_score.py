@@ -34,7 +34,7 @@ def config(model, **changes):
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory):
+def report_folder(tmp_path_factory):
     """Two models with logits far from 0, and a report with all scores at a temperature."""
     folder = tmp_path_factory.mktemp("scores")
     for seed in (0, 1):
@@ -51,19 +51,21 @@ def here(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def report(here):
-    return Report.read(here / "r.json")
+def report(report_folder):
+    return Report.read(report_folder / "r.json")
 
 
-def logits_of(here, reference):
+def logits_of(report_folder, reference):
     """Return the logits (M, N, C) of both models divided by the temperature."""
     items, preprocess = open_data(reference), base().header.preprocess
     images = torch.stack([eval_transform(preprocess)(items.image(i)) for i in range(len(items))])
     with torch.inference_mode():
-        return torch.stack([load(here / f"m{i}.st")(images) for i in range(2)]).double() / TEMPERATURE
+        return (
+            torch.stack([load(report_folder / f"m{i}.st")(images) for i in range(2)]).double() / TEMPERATURE
+        )
 
 
-def by_hand(z):
+def reference_scores(z):
     """Return each score (N,) of logits (M, N, C)."""
     p = z.softmax(-1)
     entropies = -p.xlogy(p).sum(-1)
@@ -79,11 +81,11 @@ def by_hand(z):
     }
 
 
-def test_every_number_is_scikit_learns_of_scores_by_hand(here, report):
-    own = by_hand(logits_of(here, DATA))
+def test_every_number_is_scikit_learns_of_scores_by_hand(report_folder, report):
+    own = reference_scores(logits_of(report_folder, DATA))
     seen = set()
     for name, reference in (("others", NEAR), ("noise", FAR)):
-        for score, outside in by_hand(logits_of(here, reference)).items():
+        for score, outside in reference_scores(logits_of(report_folder, reference)).items():
             is_ood = [0] * len(own[score]) + [1] * len(outside)
             both = torch.cat([own[score], outside])
             tail = "" if score == "msp" else f"@{score}"
@@ -94,10 +96,10 @@ def test_every_number_is_scikit_learns_of_scores_by_hand(here, report):
     assert len(seen) > 5  # scores rank the samples differently, so mixed-up scores are noticed
 
 
-def test_the_saved_predictions_tell_the_logits(here):
-    pair = SavedPredictions.load(here / "p.st").of("pair")["id"]
+def test_the_saved_predictions_tell_the_logits(report_folder):
+    pair = SavedPredictions.load(report_folder / "p.st").of("pair")["id"]
 
-    torch.testing.assert_close(pair.logits(), logits_of(here, DATA), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(pair.logits(), logits_of(report_folder, DATA), atol=1e-4, rtol=1e-4)
 
 
 def test_every_metric_is_there_by_every_score(report):
@@ -127,8 +129,8 @@ def test_conditions_name_a_score(report):
     assert by_msp.found == report.rows[0].means["near"]["auroc"]
 
 
-def test_there_is_a_table_a_score(here, report, capsys):
-    assert main(["inspect", str(here / "r.json")]) == 0
+def test_there_is_a_table_a_score(report_folder, report, capsys):
+    assert main(["inspect", str(report_folder / "r.json")]) == 0
 
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert lines[0].split().count("AUROC") == 1
@@ -143,44 +145,44 @@ def test_there_is_a_table_a_score(here, report, capsys):
 
 
 @pytest.fixture(scope="module")
-def by_energy(here):
+def energy_report(report_folder):
     """Report with `energy` instead of the default score."""
-    return run_eval(config(here / "m0.st", ood_score=("energy",))).document
+    return run_eval(config(report_folder / "m0.st", ood_score=("energy",))).document
 
 
-def test_one_score_keeps_the_names(here, by_energy):
-    usual = run_eval(config(here / "m0.st")).document
+def test_one_score_keeps_the_names(report_folder, energy_report):
+    usual = run_eval(config(report_folder / "m0.st")).document
 
-    assert by_energy.rows[0].ood["noise"].keys() == usual.rows[0].ood["noise"].keys()
-    assert by_energy.rows[0].values == usual.rows[0].values
-    assert by_energy.rows[0].ood != usual.rows[0].ood
-    assert ("ood_scores" in usual.to_json(), '"ood_scores": [\n    "energy"' in by_energy.to_json()) == (
+    assert energy_report.rows[0].ood["noise"].keys() == usual.rows[0].ood["noise"].keys()
+    assert energy_report.rows[0].values == usual.rows[0].values
+    assert energy_report.rows[0].ood != usual.rows[0].ood
+    assert ("ood_scores" in usual.to_json(), '"ood_scores": [\n    "energy"' in energy_report.to_json()) == (
         False,
         True,
     )
-    assert set(by_energy.definitions) - set(usual.definitions) == {"@energy"}
+    assert set(energy_report.definitions) - set(usual.definitions) == {"@energy"}
 
 
-def test_the_table_says_by_which_score(by_energy, capsys):
+def test_the_table_says_by_which_score(energy_report, capsys):
     from hydractl.cli.commands.measure import show_report as render
     from hydractl.cli.output import console
 
-    render(by_energy, console())
+    render(energy_report, console())
 
     out = capsys.readouterr().out
     assert "OOD sets by energy" in out
     assert ", by energy" not in out  # a single score needs no separate tables
 
 
-def test_a_stored_temperature_divides_the_logits_that_scores_read(here, report):
+def test_a_stored_temperature_divides_the_logits_that_scores_read(report_folder, report):
     sample = base()
-    state = {name: t.clone() for name, t in Checkpoint.open(here / "m0.st").tensors().items()}
+    state = {name: t.clone() for name, t in Checkpoint.open(report_folder / "m0.st").tensors().items()}
     type(sample)(sample.header.model_copy(update={"temperature": TEMPERATURE}), state).save(
-        here / "stored.st"
+        report_folder / "stored.st"
     )
 
     row = run_eval(
-        config(here / "stored.st", ood_score=("energy",), metrics=("auroc", "aupr"))
+        config(report_folder / "stored.st", ood_score=("energy",), metrics=("auroc", "aupr"))
     ).document.rows[0]
 
     for name, values in row.ood.items():
@@ -190,12 +192,12 @@ def test_a_stored_temperature_divides_the_logits_that_scores_read(here, report):
             )
 
 
-def test_a_single_model_is_warned_of(here, capsys):
+def test_a_single_model_is_warned_of(report_folder, capsys):
     command = (
         "eval",
-        f"{here}/m0.st",
+        f"{report_folder}/m0.st",
         "--compare",
-        f"pair={here}/m0.st,{here}/m1.st",
+        f"pair={report_folder}/m0.st,{report_folder}/m1.st",
         "--data",
         DATA,
         *OOD,
@@ -240,7 +242,7 @@ def test_a_report_with_a_score_that_it_does_not_list_is_refused(report):
     text = report.model_copy(update={"ood_scores": ("msp", "mi")}).to_json()
 
     with pytest.raises(ManifestError, match=r"rows\[0\]: `\w+@\S+`, but the other OOD scores are \['mi'\]"):
-        Report.from_json(text, where="r.json")
+        Report.from_json(text, place="r.json")
 
 
 def test_conditions_on_a_score_read_back():

@@ -46,8 +46,8 @@ def counting(dataset):
     )
 
 
-def predictor(model, reads):
-    return Predictor(model=model, name="m", reads=reads)
+def predictor(model, preprocess):
+    return Predictor(model=model, name="m", preprocess=preprocess)
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 23, 100])

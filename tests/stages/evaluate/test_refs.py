@@ -156,5 +156,5 @@ def test_a_folder_without_a_name_goes_by_where_it_leads(tmp_path, monkeypatch, r
 
     assert NamedModels.parse(reference) == NamedModels(name="base", models=(reference,), typed=reference)
     base().save(folder / "model.safetensors")
-    opened = open_model(reference)
-    assert (opened.name, opened.as_input().name) == ("base", "base")
+    model_file = open_model(reference)
+    assert (model_file.name, model_file.as_input().name) == ("base", "base")

@@ -13,7 +13,7 @@ from hydractl.errors import UsageError
 from hydractl.evaluation.options import Condition
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
-from support.heard import Heard
+from support.progress_log import ProgressLog
 from support.text_folders import save_text_model
 from support.variants import variant
 
@@ -45,7 +45,7 @@ def evaluate(folder, data="pairs.jsonl", **options):
         device="cpu",
         **options,
     )
-    return run_eval(config, Heard()).document
+    return run_eval(config, ProgressLog()).document
 
 
 def test_the_order_is_that_of_the_pipelines_scores(folder):

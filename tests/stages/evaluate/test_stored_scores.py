@@ -21,9 +21,9 @@ from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
 from support.builders import Sample, base
-from support.heard import Heard
 from support.pairs import pair
 from support.predictions import SavedPredictions
+from support.progress_log import ProgressLog
 
 FIT, DATA = "digits::split=train,classes=0-6,limit=90", "digits::split=val,classes=0-6,limit=60"
 OTHER = "digits::split=train,classes=0-6,limit=80"
@@ -43,7 +43,7 @@ def config(model, *compare, **changes):
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory):
+def model_folder(tmp_path_factory):
     """A hydra of two members, its first member, and copies of both with stored scores."""
     made = tmp_path_factory.mktemp("models")
     for i in range(2):
@@ -55,19 +55,22 @@ def here(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def both(here):
+def stored_and_fitted(model_folder):
     """Report and predictions with stored scores, then with newly fitted scores."""
     found = []
     for name, fitting in (("held", {}), ("fitted", FITTING)):
-        paths = {"out": here / f"{name}.json", "save_predictions": here / f"{name}.safetensors"}
-        row = f"pair={here}/m0-stored.st,{here}/hydra-stored.st"
-        document = run_eval(config(here / "hydra-stored.st", row, **paths, **fitting)).document
+        paths = {
+            "out": model_folder / f"{name}.json",
+            "save_predictions": model_folder / f"{name}.safetensors",
+        }
+        row = f"pair={model_folder}/m0-stored.st,{model_folder}/hydra-stored.st"
+        document = run_eval(config(model_folder / "hydra-stored.st", row, **paths, **fitting)).document
         found.append((document, SavedPredictions.load(paths["save_predictions"]).said))
     return found
 
 
-def test_numbers_are_those_of_fitting_again_to_the_bit(both):
-    (held, said), (fitted, again) = both
+def test_numbers_are_those_of_fitting_again_to_the_bit(stored_and_fitted):
+    (held, said), (fitted, again) = stored_and_fitted
 
     for ours, theirs in zip(held.rows, fitted.rows, strict=True):
         assert (ours.values, ours.ood, ours.means) == (theirs.values, theirs.ood, theirs.means)
@@ -79,16 +82,18 @@ def test_numbers_are_those_of_fitting_again_to_the_bit(both):
                 assert torch.equal(own, again[ours.name][data].scores[score])
 
 
-def test_a_report_says_that_they_are_stored_and_what_they_were_fitted_on(both, here, capsys):
-    (held, _), (fitted, _) = both
+def test_a_report_says_that_they_are_stored_and_what_they_were_fitted_on(
+    stored_and_fitted, model_folder, capsys
+):
+    (held, _), (fitted, _) = stored_and_fitted
 
     assert [len(row.stored_scores) for row in held.rows] == [1, 2]
     for own in (own for row in held.rows for own in row.stored_scores):
         assert own.data == fitted.data["fit"]
     assert "fit" not in held.data
     assert all(row.stored_scores == () for row in fitted.rows)
-    assert Report.read(here / "held.json") == held
-    assert main(["inspect", str(here / "held.json")]) == 0
+    assert Report.read(model_folder / "held.json") == held
+    assert main(["inspect", str(model_folder / "held.json")]) == 0
     told = f"as stored in the checkpoint, fitted on {fitted.data['fit'].reference}, 90 samples"
     assert told in capsys.readouterr().out
 
@@ -96,12 +101,15 @@ def test_a_report_says_that_they_are_stored_and_what_they_were_fitted_on(both, h
 DEFAULT = ("msp", "energy+density")
 
 
-def test_the_default_is_measured_where_all_rows_hold_it(here, tmp_path):
+def test_the_default_is_measured_where_all_rows_hold_it(model_folder, tmp_path):
     """`auroc` without a suffix remains the value of `msp`; the threshold uses the default score."""
-    held = run_eval(config(here / "m0-stored.st", ood_score=None, threshold_for=0.95, delta=0.2)).document
-    named = run_eval(config(here / "m0-stored.st", ood_score=DEFAULT)).document
+    held = run_eval(
+        config(model_folder / "m0-stored.st", ood_score=None, threshold_for=0.95, delta=0.2)
+    ).document
+    named = run_eval(config(model_folder / "m0-stored.st", ood_score=DEFAULT)).document
     lacking = run_eval(
-        config(here / "m0-stored.st", f"x={here}/m0.st", ood_score=None), heard := Heard()
+        config(model_folder / "m0-stored.st", f"x={model_folder}/m0.st", ood_score=None),
+        progress_log := ProgressLog(),
     ).document
 
     assert held.ood_scores == DEFAULT
@@ -109,15 +117,17 @@ def test_the_default_is_measured_where_all_rows_hold_it(here, tmp_path):
     assert held.rows[0].threshold.score == "energy+density"
     assert lacking.ood_scores == ("msp",)
     assert lacking.rows[0].ood["others"]["auroc"] == held.rows[0].ood["others"]["auroc"]
-    assert any("`--fit TRAIN --val VAL` adds `energy+density`" in step for step in heard.steps)
+    assert any("`--fit TRAIN --val VAL` adds `energy+density`" in step for step in progress_log.steps)
 
 
-def test_the_default_is_fitted_where_data_are_given(here, tmp_path):
+def test_the_default_is_fitted_where_data_are_given(model_folder, tmp_path):
     """Fitted scores and the stored copy give equal numbers, and `--fail-if` accepts the default score."""
     condition = Condition.parse("auroc@energy+density[others]<0")
     given = {"ood_score": None, "fail_if": (condition,)}
     fitted = run_eval(
-        config(here / "m0.st", f"x={here}/hydra.st", store=tmp_path / "s.st", **given, **FITTING)
+        config(
+            model_folder / "m0.st", f"x={model_folder}/hydra.st", store=tmp_path / "s.st", **given, **FITTING
+        )
     ).document
     held = run_eval(config(tmp_path / "s.st", **given)).document
 
@@ -125,45 +135,53 @@ def test_the_default_is_fitted_where_data_are_given(here, tmp_path):
     assert fitted.rows[0].ood == held.rows[0].ood
     assert held.checks[0].found == held.rows[0].ood["others"]["auroc@energy+density"].value
     with pytest.raises(UsageError, match=r"the OOD score `energy\+density` is not measured"):
-        run_eval(config(here / "m0.st", **given))
+        run_eval(config(model_folder / "m0.st", **given))
 
 
-def test_what_scores_keep_and_compute_is_part_of_a_row(here):
+def test_what_scores_keep_and_compute_is_part_of_a_row(model_folder):
     """A (D, D) matrix, C class means, the global mean, D weights, and four numbers to standardize."""
     sizes = {"metrics": ("auroc", "parameters", "macs")}
-    plain = run_eval(config(here / "m0-stored.st", ood_score=("msp",), **sizes)).document.rows[0].values
-    held = run_eval(config(here / "m0-stored.st", ood_score=DEFAULT, **sizes)).document.rows[0].values
+    plain = (
+        run_eval(config(model_folder / "m0-stored.st", ood_score=("msp",), **sizes)).document.rows[0].values
+    )
+    held = run_eval(config(model_folder / "m0-stored.st", ood_score=DEFAULT, **sizes)).document.rows[0].values
 
     assert held["macs"].value - plain["macs"].value == 32 * 32 + 7 * 32
     assert held["parameters"].value - plain["parameters"].value == 32 * 32 + 7 * 32 + 32 + 32 + 4
 
 
-def test_nothing_but_what_is_tested_goes_through_the_model(here, monkeypatch):
+def test_nothing_but_what_is_tested_goes_through_the_model(model_folder, monkeypatch):
     rows, run = [], Tower.forward
     monkeypatch.setattr(Tower, "forward", lambda self, x: rows.append(len(x)) or run(self, x))
 
-    run_eval(config(here / "m0-stored.st"))
+    run_eval(config(model_folder / "m0-stored.st"))
 
     assert sum(rows) == 60 + 30
 
 
-def test_data_that_are_given_win(here, both):
+def test_data_that_are_given_win(model_folder, stored_and_fitted):
     other = run_eval(
-        config(here / "hydra-stored.st", fit=DataRef.parse(OTHER), val=DataRef.parse(VAL))
+        config(model_folder / "hydra-stored.st", fit=DataRef.parse(OTHER), val=DataRef.parse(VAL))
     ).document
 
     assert other.data["fit"].count == 80
     assert other.rows[0].stored_scores == ()
-    held = both[0][0].rows[0].ood["others"]
+    held = stored_and_fitted[0][0].rows[0].ood["others"]
     assert other.rows[0].ood["others"]["auroc@vim"] != held["auroc@vim"]
 
 
-def test_a_threshold_is_stored_beside_the_scores_that_are_there(here, tmp_path):
+def test_a_threshold_is_stored_beside_the_scores_that_are_there(model_folder, tmp_path):
     kept = tmp_path / "kept.st"
     row = run_eval(
-        config(here / "m0-stored.st", ood_score=(f"knn:k={K}",), threshold_for=0.95, delta=0.2, store=kept)
+        config(
+            model_folder / "m0-stored.st",
+            ood_score=(f"knn:k={K}",),
+            threshold_for=0.95,
+            delta=0.2,
+            store=kept,
+        )
     ).document.rows[0]
-    before, after = Checkpoint.open(here / "m0-stored.st"), Checkpoint.open(kept)
+    before, after = Checkpoint.open(model_folder / "m0-stored.st"), Checkpoint.open(kept)
 
     assert before.header.fitted == after.header.fitted
     assert {name.split("/")[1] for name in after.beside} == {*FITTED}
@@ -175,14 +193,16 @@ def test_a_threshold_is_stored_beside_the_scores_that_are_there(here, tmp_path):
     assert told.read_text().count('"accepted":true') == row.threshold.accepted
 
 
-def test_a_report_with_a_threshold_on_a_held_score_is_of_that_model(here, tmp_path):
+def test_a_report_with_a_threshold_on_a_held_score_is_of_that_model(model_folder, tmp_path):
     out = tmp_path / "r.json"
     given = {"ood_score": (f"knn:k={K}",), "threshold_for": 0.95, "delta": 0.2, "out": out}
-    row = run_eval(config(here / "m0-stored.st", **given)).document.rows[0]
+    row = run_eval(config(model_folder / "m0-stored.st", **given)).document.rows[0]
     told = tmp_path / "told.jsonl"
 
     run_predict(
-        PredictConfig(model=str(here / "m0-stored.st"), data=(DATA,), out=told, device="cpu", threshold=out)
+        PredictConfig(
+            model=str(model_folder / "m0-stored.st"), data=(DATA,), out=told, device="cpu", threshold=out
+        )
     )
 
     assert told.read_text().count('"accepted":true') == row.threshold.accepted
@@ -197,17 +217,17 @@ def test_a_report_with_a_threshold_on_a_held_score_is_of_that_model(here, tmp_pa
         (("some.st",), "some.st", "vim"),
     ],
 )
-def test_a_model_without_a_score_is_named_before_anything_is_read(here, models, lacking, score):
+def test_a_model_without_a_score_is_named_before_anything_is_read(model_folder, models, lacking, score):
     if lacking == "some.st":
-        some = {"ood_score": ("knn", "mahalanobis"), "store": here / "some.st", "force": True}
-        run_eval(config(here / "m0.st", **some, fit=DataRef.parse(FIT)))
-    first, *others = (model.replace("{}", str(here)) for model in models)
+        some = {"ood_score": ("knn", "mahalanobis"), "store": model_folder / "some.st", "force": True}
+        run_eval(config(model_folder / "m0.st", **some, fit=DataRef.parse(FIT)))
+    first, *others = (model.replace("{}", str(model_folder)) for model in models)
     scores = ("mahalanobis", "knn" if lacking == "some.st" else f"knn:k={K}", "vim")
 
     with pytest.raises(
         UsageError, match=f"{lacking}: `{score}` is feature-based and was not fitted"
     ) as caught:
-        run_eval(config(here / first, *others, ood_score=scores), ear := Heard())
+        run_eval(config(model_folder / first, *others, ood_score=scores), ear := ProgressLog())
 
     assert "--fit DATA" in caught.value.hint
     assert ear.steps == []
@@ -215,8 +235,8 @@ def test_a_model_without_a_score_is_named_before_anything_is_read(here, models, 
 
 def test_scores_are_for_the_classes_that_are_stored(tmp_path):
     pair("clip", tmp_path).save(tmp_path / "clip.st")
-    opened = with_classes(open_model(str(tmp_path / "clip.st")), Classes(names=tuple("0123456")))
-    Sample(opened.header, opened.checkpoint.tensors()).save(tmp_path / "named.st")
+    model_file = with_classes(open_model(str(tmp_path / "clip.st")), Classes(names=tuple("0123456")))
+    Sample(model_file.header, model_file.checkpoint.tensors()).save(tmp_path / "named.st")
     given = {"ood_score": ("knn",)}
     run_eval(config(tmp_path / "named.st", store=tmp_path / "kept.st", **given, fit=DataRef.parse(FIT)))
 
@@ -238,10 +258,10 @@ def test_scores_are_for_the_classes_that_are_stored(tmp_path):
     assert caught.value.hint == "leave out `--fit` and use that model"
 
 
-def test_being_tested_on_what_they_were_fitted_on_is_told(here):
+def test_being_tested_on_what_they_were_fitted_on_is_told(model_folder):
     near = (NamedData.parse(f"same={FIT}"),)
 
-    document = run_eval(config(here / "m0-stored.st", near=near)).document
+    document = run_eval(config(model_folder / "m0-stored.st", near=near)).document
 
     count = document.data["same"].count
     said = (
@@ -251,9 +271,9 @@ def test_being_tested_on_what_they_were_fitted_on_is_told(here):
     assert said in document.warnings
 
 
-def test_a_report_is_up_to_date_as_long_as_the_checkpoint_holds_the_same(here, tmp_path, capsys):
+def test_a_report_is_up_to_date_as_long_as_the_checkpoint_holds_the_same(model_folder, tmp_path, capsys):
     model, out = tmp_path / "m.st", tmp_path / "r.json"
-    model.write_bytes((here / "m0-stored.st").read_bytes())
+    model.write_bytes((model_folder / "m0-stored.st").read_bytes())
     line = (
         "eval", str(model), "--data", DATA, "--near", f"others={NEAR}", "--ood-score", f"knn:k={K}", "--no-latency",
         "--device", "cpu", "-o", str(out), "--if-changed",
@@ -268,7 +288,9 @@ def test_a_report_is_up_to_date_as_long_as_the_checkpoint_holds_the_same(here, t
     assert "it was made with other options" in said("--fit", FIT)
     assert "it was made with other options" in said()
     run_eval(
-        config(here / "m0.st", store=model, force=True, fit=DataRef.parse(OTHER), val=DataRef.parse(VAL))
+        config(
+            model_folder / "m0.st", store=model, force=True, fit=DataRef.parse(OTHER), val=DataRef.parse(VAL)
+        )
     )
     assert "`m.st` has changed" in said()
     assert Report.read(out).rows[0].stored_scores[0].data.count == 80

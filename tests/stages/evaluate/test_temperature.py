@@ -23,10 +23,10 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.options import parse_temperature
 from support.builders import base
-from support.heard import Heard
-from support.informed import informed
+from support.digits_classifier import with_digits_classifier
 from support.pairs import pair
 from support.predictions import SavedPredictions
+from support.progress_log import ProgressLog
 from support.reviews import arch, gibberish, reviews
 
 ID = DataRef.parse("digits::split=test,classes=0-6,limit=70")
@@ -51,10 +51,10 @@ def numbers(values):
 def models(tmp_path_factory):
     """A base, the base with logits three times as large, three members, and their hydra."""
     folder = tmp_path_factory.mktemp("models")
-    informed(base(), 15).save(folder / "loud.st")
-    informed(base(), 5).save(folder / "base.st")
+    with_digits_classifier(base(), 15).save(folder / "loud.st")
+    with_digits_classifier(base(), 5).save(folder / "base.st")
     for i, keep in enumerate(KEEP):
-        informed(base().pruned(*keep).tuned(i), 10).save(folder / f"m{i}.st")
+        with_digits_classifier(base().pruned(*keep).tuned(i), 10).save(folder / f"m{i}.st")
     members = tuple(str(folder / f"m{i}.st") for i in range(3))
     run_fuse(FuseConfig(models=members, out=folder / "hydra.st", mlp="keep", verify=False))
     return folder
@@ -154,7 +154,7 @@ def test_the_report_tells_the_split_and_the_definition(models, fitted):
 
 
 def test_logits_times_three_end_near_the_others_as_far_as_the_prior_lets_them(models):
-    ear = Heard()
+    ear = ProgressLog()
     loud, quiet = (
         run_eval(config(models / f"{name}.st", temperature=HELDOUT, near=NEAR), ear).document.rows[0]
         for name in ("loud", "base")
@@ -220,7 +220,7 @@ def test_a_condition_may_be_about_it_and_metrics_need_not_name_it(models):
 
 def test_the_same_data_twice_are_warned_of(models):
     for temperature, warned in ((ID, True), (HELDOUT, False)):
-        ear = Heard()
+        ear = ProgressLog()
         run_eval(config(models / "base.st", temperature=temperature, metrics=("nll",)), ear)
 
         assert any("` and `--data` have the same samples" in w for w in ear.warnings) == warned
@@ -233,7 +233,7 @@ def test_a_bound_is_warned_of_and_the_result_is_said(models, tmp_path):
         "head.bias": torch.tensor([0, 90.0, 0, 0, 0, 0, 0]),
     }
     path = type(sample)(sample.header, state).save(tmp_path / "stubborn.st")
-    ear = Heard()
+    ear = ProgressLog()
 
     row = run_eval(
         config(path, temperature=DataRef.parse("digits::classes=0,limit=9"), metrics=("nll",)), ear
@@ -252,7 +252,7 @@ def test_a_bound_is_warned_of_and_the_result_is_said(models, tmp_path):
 
 
 def test_labels_are_matched_by_name(models, tmp_path):
-    sample = informed(base(), 5)
+    sample = with_digits_classifier(base(), 5)
     flipped = dict(sample.state)
     for name in ("head.weight", "head.bias"):
         flipped[name] = flipped[name].flip(0)
@@ -277,7 +277,7 @@ def texts(tmp_path, monkeypatch):
     return tmp_path
 
 
-def only(path, label, *, called=None):
+def write_rows_of_label(path, label, *, called=None):
     """Write the rows with one label, renamed to `called`, to a file, and return the file's reference."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     new = path.with_name(f"{label}-{called}.jsonl")
@@ -288,7 +288,7 @@ def only(path, label, *, called=None):
 
 
 def test_texts_are_scaled_too(texts):
-    ear = Heard()
+    ear = ProgressLog()
     row = run_eval(
         config(
             arch(texts), data=DataRef.parse("test.jsonl"), temperature=DataRef.parse("val.jsonl"), name="bert",
@@ -304,7 +304,7 @@ def test_texts_are_scaled_too(texts):
 def test_a_class_means_the_same_in_both_sets_even_if_one_lacks_some(texts):
     """Matched by position, the only class of the held-out data would become the model's first class."""
     given = {"data": DataRef.parse("test.jsonl"), "name": "bert", "metrics": ("nll",)}
-    split = only(texts / "val.jsonl", "positive")
+    split = write_rows_of_label(texts / "val.jsonl", "positive")
     found = run_eval(config(arch(texts), temperature=split, **given)).document.rows[0]
     run_eval(
         config(arch(texts), **given | {"data": DataRef.parse("val.jsonl")}, save_predictions=texts / "p.st")
@@ -324,7 +324,7 @@ def test_a_class_that_nobody_knows_is_refused(texts):
         run_eval(
             config(
                 arch(texts), data=DataRef.parse("test.jsonl"), name="bert",
-                temperature=only(texts / "val.jsonl", "positive", called="good"),
+                temperature=write_rows_of_label(texts / "val.jsonl", "positive", called="good"),
             )
         )  # fmt: skip
 

@@ -43,7 +43,7 @@ def models(tmp_path_factory):
     return found
 
 
-def same(path, out, names=NAMES, templates=TEMPLATES):
+def check_exported(path, out, names=NAMES, templates=TEMPLATES):
     """Assert that an exported file and its source model give equal outputs for the same classes."""
     given = {} if names is None else {"classes": names, "templates": templates}
     loaded = hydractl.load(path, **given)
@@ -75,7 +75,7 @@ def test_a_hydra_is_told_its_classes(models, tmp_path, capsys):
     assert [one[0] for one in report["inputs"]] == ["pixel_values"]
     assert (report["members"], report["classes"]) == (2, len(NAMES))
     assert report["differences"]["the data"] < 1e-5
-    same(path, out)
+    check_exported(path, out)
     about = formats.onnx_libraries()[1].InferenceSession(out).get_modelmeta().custom_metadata_map
     assert json.loads(about["hydractl.labels"]) == list(NAMES)
     made = json.loads(about["hydractl.made_by"])["options"]
@@ -101,7 +101,7 @@ def test_classes_are_named_or_stored(models, tmp_path, model, suffix, naming):
 
     if suffix == ".pt2":
         assert not any("text" in name for name in torch.export.load(out).state_dict)
-    same(models[model], out, *((None, None) if naming is None else (NAMES, TEMPLATES)))
+    check_exported(models[model], out, *((None, None) if naming is None else (NAMES, TEMPLATES)))
 
 
 def test_without_classes_a_model_is_refused(models, tmp_path):

@@ -48,8 +48,8 @@ def hydra(tmp_path_factory):
     No member has heads in the first layer; the second member has no heads in the last layer.
     """
     sample = base(TWO)
-    how = sample.header.preprocess.model_copy(update={"mean": (0.4,), "std": (0.3,)})
-    sample = replace(sample, header=sample.header.model_copy(update={"preprocess": how}))
+    preprocess = sample.header.preprocess.model_copy(update={"mean": (0.4,), "std": (0.3,)})
+    sample = replace(sample, header=sample.header.model_copy(update={"preprocess": preprocess}))
     members = sample.pruned([], [0, 1]), sample.pruned([], []).tuned(1)
     return fused(tmp_path_factory.mktemp("hydra"), *members, measuring=Measuring(temperature=2.0))
 
@@ -178,10 +178,10 @@ def test_pixels_of_any_size_go_in(hydra, tmp_path, suffix):
 
     assert report.inputs == (("images", "uint8", "(batch, height, width, 1)"),)
     run = (formats.run_onnx if suffix == ".onnx" else formats.run_pt2)(out.read_bytes())
-    how = hydractl.load(hydra).header.preprocess
+    preprocess = hydractl.load(hydra).header.preprocess
     for size in ((1.0, 1.0), (2.5, 3.5)):
-        pixels = pictures(how, size=size, batch=3, seed=3)
-        near(run({"images": pixels}), hydra, prepared(how, pixels))
+        pixels = pictures(preprocess, size=size, batch=3, seed=3)
+        near(run({"images": pixels}), hydra, prepared(preprocess, pixels))
     if suffix == ".onnx":
         assert out.read_bytes() == (tmp_path / f"again{suffix}").read_bytes()
 
@@ -219,18 +219,18 @@ def test_pixels_are_prepared_as_eval_prepares_them(interpolation, mode):
         ((3, 28, 28), "torchvision", 1.0),
     ):
         channels = size[0]
-        how = Preprocess(
+        preprocess = Preprocess(
             input_size=size, mean=(0.5, 0.4, 0.3)[:channels], std=(0.2, 0.3, 0.25)[:channels], crop_pct=kept,
             interpolation=interpolation, crop_mode=mode, crop_offset="nearest" if offset == "nearest" else "before",
             resize_backend="torchvision" if offset == "torchvision" else "pillow",
         )  # fmt: skip
         for scale in ((1.0, 1.0), (0.6, 0.8), (1.7, 2.3), (5.03, 7.7)):
-            pixels = pictures(how, size=scale, batch=2, seed=1)
-            actual, expected = Pixels(how)(pixels), prepared(how, pixels)
+            pixels = pictures(preprocess, size=scale, batch=2, seed=1)
+            actual, expected = Pixels(preprocess)(pixels), prepared(preprocess, pixels)
             # torchvision scales its int16 weights by the largest of all pixels, the graph by the largest
             # within the crop
-            if mode == "center" and how.resizes_tensors:
-                steps = (actual - expected).abs() * torch.tensor(how.std)[:, None, None] * 255
+            if mode == "center" and preprocess.resizes_tensors:
+                steps = (actual - expected).abs() * torch.tensor(preprocess.std)[:, None, None] * 255
                 assert steps.max() < 2.01, scale
                 assert (steps > 0.5).float().mean() < 0.05, scale
             else:

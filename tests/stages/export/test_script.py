@@ -29,8 +29,8 @@ from hydractl.metrics.conformal import class_sets
 from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.export.run import run_export
 from support.builders import base
-from support.heard import Heard
 from support.pairs import pair
+from support.progress_log import ProgressLog
 from support.text_folders import save_text_model
 from support.variants import PLAIN, VARIANTS, of_depth
 
@@ -54,7 +54,7 @@ def image_model(path: Path, how: dict[str, object] | None = None, **header: obje
     return replace(sample, header=sample.header.model_copy(update=header)).save(path)
 
 
-def opened(path: Path) -> Image.Image:
+def open_image(path: Path) -> Image.Image:
     return Image.open(io.BytesIO(path.read_bytes()))
 
 
@@ -71,7 +71,7 @@ def write_images(folder: Path) -> list[str]:
         exif[ORIENTATION] = 6
         image.save(folder / name, **({"exif": exif} if i == 3 else {}))
         names.append(name)
-    palette = opened(folder / "b c.png").convert("P")
+    palette = open_image(folder / "b c.png").convert("P")
     palette.save(folder / "e.gif", transparency=palette.getpixel((0, 0)))
     return [*names, "e.gif"]
 
@@ -99,7 +99,7 @@ def predictions(model: Path, *inputs: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-def agree(
+def check_lines(
     actual: list[dict[str, object]], expected: list[dict[str, object]], *, tolerance: float = 1e-4
 ) -> None:
     assert len(actual) == len(expected) > 1
@@ -137,7 +137,7 @@ def test_images_are_answered_as_predict_answers_them(tmp_path, monkeypatch, suff
 
     assert report.paths == (out, tmp_path / f"m{suffix}.py")
     actual = answers(report.paths[1], *names)
-    agree(actual, predictions(model, *names), tolerance=5e-3 if pixels else 1e-4)
+    check_lines(actual, predictions(model, *names), tolerance=5e-3 if pixels else 1e-4)
     assert [line["path"] for line in actual] == names
     assert {line["accepted"] for line in actual} == {True, False}
     assert any(line["set"] for line in actual)
@@ -154,7 +154,7 @@ def test_a_zero_shot_model_knows_the_classes_that_it_was_exported_with(tmp_path,
     assert main(["export", str(model), *naming, "-o", "clip.onnx", "-q"]) == 0
 
     actual = answers(tmp_path / "clip.onnx.py", *names)
-    agree(actual, predictions(model, *names, *naming))
+    check_lines(actual, predictions(model, *names, *naming))
     assert {line["label"] for line in actual} <= {"3", "1", "4"}
 
 
@@ -167,7 +167,7 @@ def test_texts_are_answered_as_predict_answers_them(tmp_path, monkeypatch, suffi
     run_export(ExportConfig(model="bert/", out=tmp_path / f"m{suffix}"))
 
     actual = answers(tmp_path / f"m{suffix}.py", *TEXTS)
-    agree(actual, predictions(tmp_path / "bert", "texts.csv"))
+    check_lines(actual, predictions(tmp_path / "bert", "texts.csv"))
     assert [line["text"] for line in actual] == TEXTS
 
 
@@ -187,7 +187,7 @@ def test_a_tokenizer_in_python_is_the_model_s_own(tmp_path, monkeypatch, answers
     run_export(ExportConfig(model="esm/", out=tmp_path / "m.onnx"))
 
     assert "EsmTokenizer" in (tmp_path / "m.onnx.py").read_text()
-    agree(answers(tmp_path / "m.onnx.py", *texts), predictions(tmp_path / "esm", "texts.csv"))
+    check_lines(answers(tmp_path / "m.onnx.py", *texts), predictions(tmp_path / "esm", "texts.csv"))
 
 
 @pytest.mark.more
@@ -250,16 +250,16 @@ def test_images_are_read_to_the_bit_as_timm_and_transformers_read_them(
     names = write_images(folder)
     for filter_name, kept in (("bicubic", 0.9), ("nearest", 1.0), ("lanczos", 0.875), ("bilinear", 0.9)):
         channels = size[0]
-        how = Preprocess(
+        preprocess = Preprocess(
             input_size=size, mean=(0.5, 0.4, 0.3)[:channels], std=(0.2, 0.3, 0.25)[:channels], crop_pct=kept,
             interpolation=filter_name, crop_mode=mode, crop_offset="before" if offset == "torchvision" else offset,
             resize_backend="torchvision" if offset == "torchvision" else "pillow",
             transparency="white" if offset == "torchvision" else "drop",
         )  # fmt: skip
-        header = base(ONE).header.model_copy(update={"preprocess": how})
+        header = base(ONE).header.model_copy(update={"preprocess": preprocess})
         read = functions_of(header, monkeypatch)["read"]
         for name in names:
-            expected = eval_transform(how)(upright(opened(folder / name)))
+            expected = eval_transform(preprocess)(upright(open_image(folder / name)))
             assert np.array_equal(read(folder / name)["pixel_values"][0], expected.numpy()), (
                 name,
                 filter_name,
@@ -313,12 +313,12 @@ def test_no_name_of_a_file_is_code(tmp_path, monkeypatch):
     ],
 )  # fmt: skip
 def test_a_threshold_that_does_not_hold_is_left_out(tmp_path, options, stored, reason):
-    model, heard = image_model(tmp_path / "m.st", threshold=stored, labels=()), Heard()
+    model, progress_log = image_model(tmp_path / "m.st", threshold=stored, labels=()), ProgressLog()
 
     out = tmp_path / ("m.onnx" if options else "m.pt2")  # int8 needs ONNX; otherwise .pt2 is faster
-    run_export(ExportConfig(model=str(model), out=out, **options), heard)
+    run_export(ExportConfig(model=str(model), out=out, **options), progress_log)
 
-    assert [text for text in heard.warnings if reason in text]
+    assert [text for text in progress_log.warnings if reason in text]
     assert "accepted" not in out.with_name(f"{out.name}.py").read_text()
 
 
@@ -332,7 +332,7 @@ def test_where_no_threshold_keeps_the_risk_nothing_is_accepted_or_refused(tmp_pa
 
     actual = answers(tmp_path / "m.pt2.py", *names)
     assert {line["accepted"] for line in actual} == {None}
-    agree(actual, predictions(model, *names))
+    check_lines(actual, predictions(model, *names))
 
 
 @pytest.mark.more

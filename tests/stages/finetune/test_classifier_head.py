@@ -23,7 +23,7 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import prepare, run_finetune
 from hydractl.training.recipe import Recipe
 from support.builders import base
-from support.heard import Heard
+from support.progress_log import ProgressLog
 from support.text_folders import save_text_model
 from support.variants import variant
 
@@ -44,8 +44,8 @@ def config(out, model, classes="0-2", **changes):
 
 
 def prepared(given):
-    with reporting(heard := Heard()):
-        return prepare(given, Output(OutputLock(force=False))), heard
+    with reporting(progress_log := ProgressLog()):
+        return prepare(given, Output(OutputLock(force=False))), progress_log
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +73,9 @@ def test_a_classifier_that_fits_stays(tmp_path):
     for labels in ((), tuple("6543210")):
         header = sample.header.model_copy(update={"labels": labels})
         model = replace(sample, header=header).save(tmp_path / "model.st")
-        work, heard = prepared(config(tmp_path / "out.st", model, "0-6"))
-        assert torch.equal(work.opened.checkpoint.tensor("head.weight"), sample.state["head.weight"])
-        assert not [line for line in heard.steps if "classifier" in line]
+        work, progress_log = prepared(config(tmp_path / "out.st", model, "0-6"))
+        assert torch.equal(work.model_file.checkpoint.tensor("head.weight"), sample.state["head.weight"])
+        assert not [line for line in progress_log.steps if "classifier" in line]
         assert work.header.labels == (labels or tuple("0123456"))
 
 
@@ -83,18 +83,18 @@ def test_a_classifier_that_fits_stays(tmp_path):
 def test_another_number_of_classes_is_another_classifier(tmp_path, pruned):
     sample = base().pruned((0, 1), (), (2,)) if pruned else base()
     model = sample.save(tmp_path / "model.st")
-    work, heard = prepared(config(tmp_path / "out.st", model))
+    work, progress_log = prepared(config(tmp_path / "out.st", model))
 
     header = work.header
     assert (header.num_classes, header.labels, header.masks) == (3, ("0", "1", "2"), sample.header.masks)
-    assert "A new classifier for 3 classes (0, 1, 2), the model had 7 classes" in heard.steps
+    assert "A new classifier for 3 classes (0, 1, 2), the model had 7 classes" in progress_log.steps
     found = work.build().states[0]
     assert found["head.weight"].shape == (3, 32)
     fresh = sample.family.initialise(header.architecture, 0)
     assert all(
         torch.equal(found[n], fresh[n] if n.startswith("head.") else t) for n, t in sample.state.items()
     )
-    assert work.opened.as_input().sha256 == Checkpoint.open(model).digest
+    assert work.model_file.as_input().sha256 == Checkpoint.open(model).digest
 
 
 def test_other_names_are_other_classes(tmp_path):
@@ -109,11 +109,11 @@ def test_other_names_are_other_classes(tmp_path):
     given = config(
         tmp_path / "out.st", replace(sample, header=header).save(tmp_path / "m.st"), data=data, val=val
     )
-    work, heard = prepared(given)
+    work, progress_log = prepared(given)
 
     assert work.header.labels == tuple(f"kind {i}" for i in range(7))
-    assert not torch.equal(work.opened.checkpoint.tensor("head.weight"), sample.state["head.weight"])
-    assert not heard.warnings
+    assert not torch.equal(work.model_file.checkpoint.tensor("head.weight"), sample.state["head.weight"])
+    assert not progress_log.warnings
 
     with pytest.raises(DataError) as caught:
         prepared(replace(given, recipe=KEPT))
@@ -133,12 +133,12 @@ def test_the_number_may_be_insisted_on(tmp_path):
         {0, 1, 2},
     )
     assert (work.header.labels, (*work.val_labels.tolist(),)) == (
-        work.opened.header.labels,
+        work.model_file.header.labels,
         work.val.labels,
     )
 
     work, _ = prepared(config(tmp_path / "out.st", model, num_classes=7))
-    assert torch.equal(work.opened.checkpoint.tensor("head.weight"), base().state["head.weight"])
+    assert torch.equal(work.model_file.checkpoint.tensor("head.weight"), base().state["head.weight"])
     with pytest.raises(DataError, match="has 3 classes, but `--num-classes 2` is smaller"):
         prepared(config(tmp_path / "out.st", model, num_classes=2))
 
@@ -146,12 +146,12 @@ def test_the_number_may_be_insisted_on(tmp_path):
 def test_classes_beyond_the_datas_have_no_names_and_leave_room(tmp_path, folder):
     """Another subset of the classes does not change the index of any class."""
     out = tmp_path / "base.st"
-    work, heard = prepared(texts_config(out, folder, num_classes=5))
+    work, progress_log = prepared(texts_config(out, folder, num_classes=5))
     names = (*ANIMALS, "unnamed class 3", "unnamed class 4")
     assert work.header.labels == names
     reason = f"{folder / 'm'}: is a BertModel, which is not a classifier"
-    assert f"A new classifier for 5 classes (bird, cat, dog, 2 unnamed); {reason}" in heard.steps
-    assert not heard.warnings
+    assert f"A new classifier for 5 classes (bird, cat, dog, 2 unnamed); {reason}" in progress_log.steps
+    assert not progress_log.warnings
     run_finetune(texts_config(out, folder, num_classes=5))
     head = open_model(str(out)).checkpoint.tensor("classifier.weight")
 
@@ -162,7 +162,7 @@ def test_classes_beyond_the_datas_have_no_names_and_leave_room(tmp_path, folder)
 
     for same in (again("0-2"), again("1-2", num_classes=5), again("1-2", recipe=KEPT)):
         assert (same.header.labels, same.header.num_classes) == (names, 5)
-        assert torch.equal(same.opened.checkpoint.tensor("classifier.weight"), head)
+        assert torch.equal(same.model_file.checkpoint.tensor("classifier.weight"), head)
         assert [names[label] for label in same.train_labels.tolist()] == [
             same.train.class_names[label] for label in same.train.labels
         ]
@@ -216,8 +216,8 @@ def test_some_names_alike_do_not_keep_a_classifier_that_is_to_be_replaced(tmp_pa
     sample = base()
     header = sample.header.model_copy(update={"labels": ("x", *"123456")})
     model = replace(sample, header=header).save(tmp_path / "model.st")
-    work, heard = prepared(config(tmp_path / "out.st", model, "0-6"))
-    assert (work.header.labels, heard.warnings) == (tuple("0123456"), [])
+    work, progress_log = prepared(config(tmp_path / "out.st", model, "0-6"))
+    assert (work.header.labels, progress_log.warnings) == (tuple("0123456"), [])
 
 
 def test_validation_has_no_classes_of_its_own(tmp_path, folder):
@@ -275,7 +275,8 @@ def test_random_weights_take_the_number_from_the_data(tmp_path):
 
     assert told.header == asked.header
     assert all(
-        torch.equal(told.opened.checkpoint.tensor(n), asked.opened.checkpoint.tensor(n)) for n in asked.names
+        torch.equal(told.model_file.checkpoint.tensor(n), asked.model_file.checkpoint.tensor(n))
+        for n in asked.names
     )
     more = prepared(config(tmp_path / "out.st", f"{ARCH},num_classes=9"))[0]
     assert more.header.num_classes == 9
@@ -300,21 +301,21 @@ def test_a_new_classifier_must_train(tmp_path):
 def test_a_classifier_that_is_lost_is_named_before_another_is_drawn(tmp_path, folder):
     shutil.copytree(folder, tmp_path / "setfit")
     (tmp_path / "setfit" / "m" / "model_head.pkl").write_bytes(b"")
-    _, heard = prepared(texts_config(tmp_path / "out.st", tmp_path / "setfit"))
+    _, progress_log = prepared(texts_config(tmp_path / "out.st", tmp_path / "setfit"))
     assert any(
         "model_head.pkl`, a pickle, which is never loaded, so it would be lost" in step
-        for step in heard.steps
+        for step in progress_log.steps
     )
 
 
 def test_a_backbone_gets_a_classifier(tmp_path, folder):
-    work, heard = prepared(texts_config(tmp_path / "out.st", folder, head_seed=4))
+    work, progress_log = prepared(texts_config(tmp_path / "out.st", folder, head_seed=4))
 
     reason = f"{folder / 'm'}: is a BertModel, which is not a classifier"
-    assert f"A new classifier for 3 classes (bird, cat, dog); {reason}" in heard.steps
+    assert f"A new classifier for 3 classes (bird, cat, dog); {reason}" in progress_log.steps
     assert work.header.labels == ANIMALS
     found = work.build().states[0]
-    fresh = work.opened.family.initialise(work.header.architecture, 4)
+    fresh = work.model_file.family.initialise(work.header.architecture, 4)
     for name, tensor in found.items():
         assert torch.equal(
             tensor, fresh[name] if name.startswith("classifier.") else base(BERT).state[name]
@@ -342,7 +343,7 @@ def test_pooling_is_what_was_asked_for_or_the_folder_says(tmp_path, folder):
     }
     try:
         says.write_text(json.dumps(modes))
-        work, heard = prepared(texts_config(tmp_path / "out.st", folder))
+        work, progress_log = prepared(texts_config(tmp_path / "out.st", folder))
         own, _ = prepared(texts_config(tmp_path / "out.st", folder, pooling="own"))
         says.write_text(json.dumps(modes | {"pooling_mode_cls_token": True}))
         with pytest.raises(UnsupportedModelError, match="pools its tokens by `cls`, `mean`"):
@@ -352,32 +353,37 @@ def test_pooling_is_what_was_asked_for_or_the_folder_says(tmp_path, folder):
         says.parent.rmdir()
     mean, _ = prepared(texts_config(tmp_path / "out.st", folder, pooling="mean"))
 
-    assert any("1_Pooling/config.json" in line for line in heard.steps)
+    assert any("1_Pooling/config.json" in line for line in progress_log.steps)
     assert work.header == mean.header
     assert (mean.header.architecture.pooling, own.header.architecture.pooling) == ("mean", None)
-    assert "bert.pooler.dense.weight" in own.opened.checkpoint.specs
-    assert "bert.pooler.dense.weight" not in mean.opened.checkpoint.specs
+    assert "bert.pooler.dense.weight" in own.model_file.checkpoint.specs
+    assert "bert.pooler.dense.weight" not in mean.model_file.checkpoint.specs
 
 
 def test_from_a_backbone_to_a_member_and_another_pooling(tmp_path, folder):
     out = tmp_path / "base.st"
     run_finetune(texts_config(out, folder, pooling="mean"))
-    opened = open_model(str(out))
-    assert (opened.header.kind, opened.header.architecture.pooling, opened.header.labels) == (
+    model_file = open_model(str(out))
+    assert (model_file.header.kind, model_file.header.architecture.pooling, model_file.header.labels) == (
         Kind.BASE,
         "mean",
         ANIMALS,
     )
-    assert load_model(opened)(base(BERT).inputs()).shape == (2, 3)
+    assert load_model(model_file)(base(BERT).inputs()).shape == (2, 3)
 
-    again, heard = prepared(replace(texts_config(tmp_path / "b.st", folder), model=str(out)))
+    again, progress_log = prepared(replace(texts_config(tmp_path / "b.st", folder), model=str(out)))
     assert torch.equal(
-        again.opened.checkpoint.tensor("classifier.weight"), opened.checkpoint.tensor("classifier.weight")
+        again.model_file.checkpoint.tensor("classifier.weight"),
+        model_file.checkpoint.tensor("classifier.weight"),
     )
-    back, heard = prepared(replace(texts_config(tmp_path / "b.st", folder), model=str(out), pooling="own"))
+    back, progress_log = prepared(
+        replace(texts_config(tmp_path / "b.st", folder), model=str(out), pooling="own")
+    )
     assert back.header.architecture.pooling is None
-    assert "bert.pooler.dense.weight" in back.opened.checkpoint.specs
-    assert any(line.startswith("A new classifier for 3 classes (bird, cat, dog)") for line in heard.steps)
+    assert "bert.pooler.dense.weight" in back.model_file.checkpoint.specs
+    assert any(
+        line.startswith("A new classifier for 3 classes (bird, cat, dog)") for line in progress_log.steps
+    )
 
 
 def test_images_have_no_pooling_to_choose(tmp_path):

@@ -22,7 +22,7 @@ from hydractl.data.open_dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, CheckpointError, DataError, OutputError, OutputExists, UsageError
-from hydractl.families.base import place_of
+from hydractl.families.base import position_of
 from hydractl.families.open_model import load_model, open_model
 from hydractl.manifest.header import Kind
 from hydractl.output.publish import OutputLock, claimed
@@ -32,8 +32,8 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import prepare, run_finetune
 from hydractl.training.recipe import PARTS, Recipe
 from support.builders import base
-from support.heard import Cut, Heard
 from support.pictures import digits_folder, unreadable
+from support.progress_log import InterruptedProgress, ProgressLog
 from support.variants import TIMM_VIT, TINY, Variant, variant
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -53,7 +53,7 @@ def config(out, model=ARCH, **changes):
     return FinetuneConfig(model=str(model), out=out, **(given | changes))
 
 
-def tuned(out, model=ARCH, **changes):
+def run_and_save(out, model=ARCH, **changes):
     run_finetune(config(out, model, **changes))
     return out
 
@@ -78,25 +78,25 @@ def member(tmp_path):
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """Output of a run with default settings."""
-    return tuned(tmp_path_factory.mktemp("plain") / "plain.st")
+    return run_and_save(tmp_path_factory.mktemp("plain") / "plain.st")
 
 
 # invariants
 
 
 def test_same_seed_same_bytes(tmp_path, plain):
-    assert tuned(tmp_path / "again.st").read_bytes() == plain.read_bytes()
+    assert run_and_save(tmp_path / "again.st").read_bytes() == plain.read_bytes()
 
 
 def test_images_that_cannot_be_read_are_left_out(tmp_path):
     root = digits_folder(tmp_path / "d", TRAIN)
     sets = {"data": DataRef.parse(str(root)), "val": DataRef.parse(str(root))}
-    tuned(tmp_path / "a.st", **sets)
+    run_and_save(tmp_path / "a.st", **sets)
     unreadable(root / "0")
 
     with pytest.raises(DataError, match=r"000-none\.png: is not an image"):
-        tuned(tmp_path / "b.st", **sets)
-    run_finetune(config(tmp_path / "b.st", skip_bad=True, **sets), ear := Heard())
+        run_and_save(tmp_path / "b.st", **sets)
+    run_finetune(config(tmp_path / "b.st", skip_bad=True, **sets), ear := ProgressLog())
 
     clean, found = (tensors(tmp_path / name) for name in ("a.st", "b.st"))
     assert all(torch.equal(found[name], clean[name]) for name in clean)
@@ -107,15 +107,15 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path):
 
 
 def test_another_seed_is_another_model(tmp_path, plain):
-    first, second = tensors(plain), tensors(tuned(tmp_path / "other.st", seed=1))
+    first, second = tensors(plain), tensors(run_and_save(tmp_path / "other.st", seed=1))
 
     assert all(not torch.equal(first[n], second[n]) for n in first if n.endswith("weight"))
 
 
 @pytest.mark.more
 def test_the_seed_of_the_classifier_changes_the_classifier_only(tmp_path, plain):
-    plain, found = tensors(plain), tensors(tuned(tmp_path / "head.st", head_seed=5))
-    equal = tensors(tuned(tmp_path / "equal.st", head_seed=0))
+    plain, found = tensors(plain), tensors(run_and_save(tmp_path / "head.st", head_seed=5))
+    equal = tensors(run_and_save(tmp_path / "equal.st", head_seed=0))
 
     assert any(not torch.equal(found[n], plain[n]) for n in plain)
     assert all(torch.equal(equal[n], plain[n]) for n in plain)
@@ -124,9 +124,9 @@ def test_the_seed_of_the_classifier_changes_the_classifier_only(tmp_path, plain)
 
 def test_the_seed_of_the_classifier_draws_the_classifier_alone(tmp_path):
     rate = replace(SGD, lr=(1e-12,), weight_decay=0.0, dropout=None, augment=(), epochs=1)
-    first = tensors(tuned(tmp_path / "a.st", recipe=rate))
-    second = tensors(tuned(tmp_path / "b.st", recipe=rate, head_seed=3))
-    whole = tensors(tuned(tmp_path / "c.st", recipe=rate, seed=3))
+    first = tensors(run_and_save(tmp_path / "a.st", recipe=rate))
+    second = tensors(run_and_save(tmp_path / "b.st", recipe=rate, head_seed=3))
+    whole = tensors(run_and_save(tmp_path / "c.st", recipe=rate, seed=3))
 
     assert torch.allclose(second["head.weight"], whole["head.weight"], atol=1e-9)
     assert not torch.allclose(second["head.weight"], first["head.weight"], atol=1e-3)
@@ -164,8 +164,8 @@ def test_a_share_to_drop_that_nothing_takes_is_refused_unless_a_recipe_says_it(
     given = {"model": model, "recipe": replace(recipe, **share), "recipe_name": named}
     if why is None:
         found, plain = (
-            tensors(tuned(tmp_path / "a.st", **given)),
-            tensors(tuned(tmp_path / "b.st", model, recipe=recipe)),
+            tensors(run_and_save(tmp_path / "a.st", **given)),
+            tensors(run_and_save(tmp_path / "b.st", model, recipe=recipe)),
         )
         assert all(torch.equal(found[n], plain[n]) for n in plain) == (named is not None)
         return
@@ -179,20 +179,20 @@ def test_a_share_to_drop_that_nothing_takes_is_refused_unless_a_recipe_says_it(
 @pytest.mark.parametrize("part", PARTS)
 def test_what_is_frozen_is_bit_identical(tmp_path, member, part):
     found = tensors(
-        tuned(tmp_path / "out.st", member, recipe=replace(RECIPE, train=(part,), weight_decay=0.1))
+        run_and_save(tmp_path / "out.st", member, recipe=replace(RECIPE, train=(part,), weight_decay=0.1))
     )
 
     family = open_model(str(member)).family
     before = tensors(member)
     for name, tensor in before.items():
-        if place_of(family, name).part != part:
+        if position_of(family, name).part != part:
             assert torch.equal(found[name], tensor), name
     assert any(not torch.equal(found[n], t) for n, t in before.items())
 
 
 def test_last_blocks_leave_the_first_alone(tmp_path, member):
     found, before = (
-        tensors(tuned(tmp_path / "out.st", member, recipe=replace(RECIPE, last_blocks=1))),
+        tensors(run_and_save(tmp_path / "out.st", member, recipe=replace(RECIPE, last_blocks=1))),
         tensors(member),
     )
 
@@ -211,7 +211,7 @@ def test_last_blocks_leave_the_first_alone(tmp_path, member):
     replace(RECIPE, epochs=2, eval_every=3, keep_best=True, layer_decay=0.7, ema=0.9, mixup=0.8, cutmix=1.0, drop_path=0.2),
 ], ids=["adamw", "sgd-best", "grid", "images", "tuning"])  # fmt: skip
 def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, recipe):
-    whole = tuned(tmp_path / "whole.st", recipe=recipe).read_bytes()
+    whole = run_and_save(tmp_path / "whole.st", recipe=recipe).read_bytes()
     out = tmp_path / "out.st"
     cuts = 0
     while not out.exists():
@@ -219,7 +219,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, recipe):
         assert cuts < 20
         try:
             # The limit grows by one message, because a resumed run prints one more message before training.
-            run_finetune(config(out, recipe=recipe, save_every=1), Cut(2 if cuts == 1 else 3))
+            run_finetune(config(out, recipe=recipe, save_every=1), InterruptedProgress(2 if cuts == 1 else 3))
         except KeyboardInterrupt:
             assert (tmp_path / "out.st.state").is_dir()
 
@@ -231,7 +231,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, recipe):
 @pytest.mark.more
 def test_how_often_the_state_is_saved_changes_nothing(tmp_path, plain):
     for number in (1, 5):
-        assert tuned(tmp_path / f"{number}.st", save_every=number).read_bytes() == plain.read_bytes()
+        assert run_and_save(tmp_path / f"{number}.st", save_every=number).read_bytes() == plain.read_bytes()
 
 
 def test_a_killed_process_goes_on_to_the_same_bytes(tmp_path, python, plain):
@@ -254,7 +254,7 @@ def test_a_killed_process_goes_on_to_the_same_bytes(tmp_path, python, plain):
 
 def test_ctrl_c_after_the_first_line_can_be_gone_on_from(tmp_path, python):
     recipe = replace(RECIPE, epochs=40)
-    whole = tuned(tmp_path / "whole.st", recipe=recipe).read_bytes()
+    whole = run_and_save(tmp_path / "whole.st", recipe=recipe).read_bytes()
     out = tmp_path / "out.st"
     argv = [python(), "-m", "hydractl", "finetune", ARCH, "--data", TRAIN, "--val", VAL, "--lr", "1e-3",
             "--epochs", "40", "--batch-size", "16", "--augment", "shift", "--dropout", "0.1", "--device", "cpu",
@@ -304,7 +304,7 @@ def test_two_processes_do_what_one_does(tmp_path, member, python):
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{out}\n"
 
-    one, two = tuned(tmp_path / "one.st", member, recipe=recipe), out
+    one, two = run_and_save(tmp_path / "one.st", member, recipe=recipe), out
     before = tensors(member)
     for name, tensor in tensors(one).items():
         assert torch.allclose(tensors(two)[name], tensor, atol=1e-5), name
@@ -316,7 +316,9 @@ def test_two_processes_do_what_one_does(tmp_path, member, python):
 
 
 def test_pieces_change_nothing(tmp_path):
-    one, three = (tensors(tuned(tmp_path / f"{n}.st", recipe=replace(SGD, accumulate=n))) for n in (1, 3))
+    one, three = (
+        tensors(run_and_save(tmp_path / f"{n}.st", recipe=replace(SGD, accumulate=n))) for n in (1, 3)
+    )
 
     assert all(torch.allclose(one[n], three[n], atol=1e-5) for n in one)
 
@@ -326,7 +328,7 @@ def test_smoothed_labels_pull_that_much_less(tmp_path):
     recipe = replace(SGD, reset_head=True, train=("head",), steps=1, epochs=None, warmup=0)
     model = base().save(tmp_path / "model.st")
     plain, smoothed = (
-        tensors(tuned(tmp_path / f"{s}.st", model, recipe=replace(recipe, label_smoothing=s)))
+        tensors(run_and_save(tmp_path / f"{s}.st", model, recipe=replace(recipe, label_smoothing=s)))
         for s in (0.0, 0.25)
     )
 
@@ -339,7 +341,8 @@ def test_mixing_pairs_changes_no_class_s_share_of_a_batch(tmp_path):
     recipe = replace(SGD, reset_head=True, train=("head",), steps=1, epochs=None, warmup=0)
     model = base().save(tmp_path / "model.st")
     plain, mixed = (
-        tensors(tuned(tmp_path / f"{a}.st", model, recipe=replace(recipe, mixup=a))) for a in (None, 1.0)
+        tensors(run_and_save(tmp_path / f"{a}.st", model, recipe=replace(recipe, mixup=a)))
+        for a in (None, 1.0)
     )
 
     assert torch.allclose(mixed["head.bias"], plain["head.bias"], atol=1e-6)
@@ -349,7 +352,7 @@ def test_mixing_pairs_changes_no_class_s_share_of_a_batch(tmp_path):
 def test_each_block_moves_so_much_less_than_the_one_after_it(tmp_path, member):
     recipe = replace(SGD, momentum=0.0, steps=1, epochs=None, warmup=0, dropout=0.0)
     plain, scaled = (
-        tensors(tuned(tmp_path / f"{f}.st", member, recipe=replace(recipe, layer_decay=f)))
+        tensors(run_and_save(tmp_path / f"{f}.st", member, recipe=replace(recipe, layer_decay=f)))
         for f in (None, 0.5)
     )
     before = tensors(member)
@@ -367,11 +370,13 @@ def test_reported_metrics_are_those_of_the_file(tmp_path):
         model = base().cast(dtype).save(tmp_path / "model.st")
         report = run_finetune(config(tmp_path / "out.st", model, force=True))
 
-        opened = open_model(str(tmp_path / "out.st"))
+        model_file = open_model(str(tmp_path / "out.st"))
         images = open_data(VAL)
-        inputs = torch.stack([eval_transform(opened.header.preprocess)(images.image(i)) for i in range(40)])
+        inputs = torch.stack(
+            [eval_transform(model_file.header.preprocess)(images.image(i)) for i in range(40)]
+        )
         with torch.inference_mode():
-            log_probs = load_model(opened, dtype=torch.float32)(inputs).log_softmax(1)
+            log_probs = load_model(model_file, dtype=torch.float32)(inputs).log_softmax(1)
         labels = torch.tensor(images.labels)
         assert report.accuracy == pytest.approx(
             (log_probs.argmax(1) == labels).float().mean().item(), abs=1e-6
@@ -394,14 +399,14 @@ def test_training_lowers_the_loss(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_dtypes_stay(tmp_path, dtype):
     model = base().cast(dtype).save(tmp_path / "model.st")
-    out = tuned(tmp_path / "out.st", model)
+    out = run_and_save(tmp_path / "out.st", model)
 
     assert Checkpoint.open(out).specs == Checkpoint.open(model).specs
     assert not torch.equal(tensors(out)["head.weight"], tensors(model)["head.weight"])
 
 
 def test_a_member_stays_that_member(tmp_path, member):
-    out = tuned(tmp_path / "out.st", member)
+    out = run_and_save(tmp_path / "out.st", member)
 
     before, after = header(member), header(out)
     assert (after.kind, after.masks, after.base) == (Kind.MEMBER, before.masks, before.base)
@@ -411,8 +416,8 @@ def test_a_member_stays_that_member(tmp_path, member):
 
 def test_a_base_names_what_it_came_from(tmp_path, plain):
     model = base().save(tmp_path / "model.st")
-    first = tuned(tmp_path / "first.st", model)
-    second = tuned(tmp_path / "second.st", first)
+    first = run_and_save(tmp_path / "first.st", model)
+    second = run_and_save(tmp_path / "second.st", first)
 
     assert header(first).base == header(second).base == Checkpoint.open(model).digest
     assert header(plain).base is None
@@ -425,13 +430,13 @@ def test_class_names_come_from_the_data(plain):
 def test_class_names_of_the_model_stay(tmp_path):
     sample = base()
     named = replace(sample, header=sample.header.model_copy(update={"labels": tuple("6543210")}))
-    out = tuned(tmp_path / "out.st", named.save(tmp_path / "model.st"))
+    out = run_and_save(tmp_path / "out.st", named.save(tmp_path / "model.st"))
 
     assert header(out).labels == tuple("6543210")
 
 
 def test_lineage_has_options_inputs_and_results(tmp_path):
-    step = header(tuned(tmp_path / "out.st", recipe=replace(RECIPE, lr=(1e-5, 1e-2)))).made_by
+    step = header(run_and_save(tmp_path / "out.st", recipe=replace(RECIPE, lr=(1e-5, 1e-2)))).made_by
 
     assert step.options["lr"] == (1e-5, 1e-2)
     assert step.options["augment"] == ("shift",)
@@ -445,7 +450,7 @@ def test_lineage_has_options_inputs_and_results(tmp_path):
 
 def test_a_reset_head_starts_at_zero(tmp_path):
     recipe = replace(RECIPE, reset_head=True, steps=1, epochs=None, warmup=0, lr=(1e-9,), weight_decay=0.0)
-    found = tensors(tuned(tmp_path / "out.st", base().save(tmp_path / "model.st"), recipe=recipe))
+    found = tensors(run_and_save(tmp_path / "out.st", base().save(tmp_path / "model.st"), recipe=recipe))
 
     assert found["head.weight"].abs().max() < 1e-8
 
@@ -463,7 +468,7 @@ def test_counts_of_parameters_add_up(tmp_path, member):
 def test_other_architectures_train(tmp_path, variant):
     name, options = TIMM_VIT[variant]
     model = base(Variant("timm-vit", variant, name, TINY | options)).save(tmp_path / "model.st")
-    out = tuned(tmp_path / "out.st", model, recipe=replace(RECIPE, steps=2, epochs=None, warmup=0))
+    out = run_and_save(tmp_path / "out.st", model, recipe=replace(RECIPE, steps=2, epochs=None, warmup=0))
 
     before, after = tensors(model), tensors(out)
     still = {n for n in before if before[n].is_floating_point() and torch.equal(before[n], after[n])}
@@ -479,7 +484,7 @@ def test_other_architectures_train(tmp_path, variant):
     ("digits::classes=0-6,limit=60,split=train", "`--val` and `--data` have the same samples"),
     ("digits::split=train,classes=2,limit=9", "9 of 9 samples of `--val` are also in `--data`"),
 ])  # fmt: skip
-def test_validation_on_what_is_learnt_is_warned_about(tmp_path, val, said, heard):
+def test_validation_on_what_is_learnt_is_warned_about(tmp_path, val, said, progress_log):
     everything = DataRef.parse("digits::split=train,classes=0-6")
     data = DataRef.parse(TRAIN) if "60" in val else everything
 
@@ -491,13 +496,13 @@ def test_validation_on_what_is_learnt_is_warned_about(tmp_path, val, said, heard
         "validation accuracy and NLL will be too good, and the learning rate and weights are selected on data that the "
         "model was trained on"
     )
-    assert heard.warnings == ([] if said is None else [f"{said}: {lost}"])
+    assert progress_log.warnings == ([] if said is None else [f"{said}: {lost}"])
 
 
 # interruptions
 
 
-class Lost(Heard):
+class FileLosingProgress(ProgressLog):
     """A `Progress` that renames a file after the given number of messages."""
 
     def __init__(self, path, after):
@@ -525,11 +530,11 @@ def test_a_file_that_was_away_for_a_moment_costs_nothing(pictures):
     recipe = replace(RECIPE, augment=("rrc",), epochs=8, batch_size=4)
     given = {"data": DataRef.parse(f"{pictures}/train/"), "val": DataRef.parse(f"{pictures}/val/")}
     given |= {"model": ARCH.replace("num_classes=7", "num_classes=2"), "recipe": recipe}
-    whole = tuned(pictures / "whole.st", **given).read_bytes()
+    whole = run_and_save(pictures / "whole.st", **given).read_bytes()
     out, lost = pictures / "out.st", pictures / "train/b/3.png"
 
     with pytest.raises(DataError, match=r"3\.png") as caught:
-        run_finetune(config(out, save_every=1, **given), Lost(lost, after=4))
+        run_finetune(config(out, save_every=1, **given), FileLosingProgress(lost, after=4))
     assert caught.value.hint.endswith(
         f"the progress is saved in {out}.state; the same command resumes it, with unchanged inputs"
     )
@@ -544,7 +549,7 @@ def test_a_file_that_was_away_for_a_moment_costs_nothing(pictures):
 
 def cut(out, **changes):
     with pytest.raises(KeyboardInterrupt):
-        run_finetune(config(out, save_every=1, **changes), Cut(2))
+        run_finetune(config(out, save_every=1, **changes), InterruptedProgress(2))
 
 
 OTHERS = (
@@ -573,22 +578,22 @@ def test_a_state_of_another_run_plays_no_part_where_it_is_replaced(tmp_path, cha
     out = tmp_path / "out.st"
     cut(out)
 
-    forced = tuned(out, force=True, **changes).read_bytes()
-    assert forced == tuned(tmp_path / "fresh.st", **changes).read_bytes()
+    forced = run_and_save(out, force=True, **changes).read_bytes()
+    assert forced == run_and_save(tmp_path / "fresh.st", **changes).read_bytes()
     assert not config(out).state.exists()
 
 
 @pytest.mark.more
 def test_force_starts_anew_and_says_so(tmp_path):
-    out, heard = tmp_path / "out.st", Heard()
+    out, progress_log = tmp_path / "out.st", ProgressLog()
     cut(out)
 
-    assert run_finetune(config(out, force=True), heard).resumed_from is None
-    assert heard.warnings == [
+    assert run_finetune(config(out, force=True), progress_log).resumed_from is None
+    assert progress_log.warnings == [
         (f"`--force` starts again: the state of an unfinished run in {out}.state is discarded")
     ]
     with pytest.raises(KeyboardInterrupt) as caught:
-        run_finetune(config(out, force=True), Cut(2))
+        run_finetune(config(out, force=True), InterruptedProgress(2))
     assert caught.value.__notes__ == [
         (
             f"the progress is saved in {out}.state; move {out} to another place, then the same command "
@@ -782,4 +787,4 @@ def test_a_classifier_that_is_replaced_need_not_be_finite(tmp_path):
     with pytest.raises(CheckpointError, match=r"`head\.bias`"):
         run_finetune(config(tmp_path / "out.st", broken))
     reset = replace(RECIPE, reset_head=True)
-    assert tensors(tuned(tmp_path / "out.st", broken, recipe=reset))["head.bias"].isfinite().all()
+    assert tensors(run_and_save(tmp_path / "out.st", broken, recipe=reset))["head.bias"].isfinite().all()

@@ -24,7 +24,7 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.training.recipe import Recipe, recipe_of
 from support.builders import base
-from support.heard import Cut, Heard
+from support.progress_log import InterruptedProgress, ProgressLog
 from support.ranks import environment, launcher
 from support.reviews import MAX_LENGTH, WORDS, reviews, tokenizer
 from support.variants import variant
@@ -72,13 +72,13 @@ def config(models, name, out, **changes):
     return FinetuneConfig(model=models[name], out=out, **(given | changes))
 
 
-def tuned(models, name, out, **changes):
+def run_and_load(models, name, out, **changes):
     """Return the tensors of the output, and the report of the run."""
     report = run_finetune(config(models, name, out, **changes))
     return Checkpoint.open(out).tensors(), report
 
 
-def in_each_epoch(monkeypatch):
+def disable_stored_features(monkeypatch):
     """Disable stored features: the encoder then runs in each step, in evaluation mode."""
     monkeypatch.setattr(stage, "keep_features", lambda *_: None)
 
@@ -102,9 +102,9 @@ def test_the_classifier_trains_as_if_its_encoder_ran_in_each_step(models, tmp_pa
     changes = dict(CASES[name])
     if "head_seed" in changes:
         changes["recipe"] = replace(changes["recipe"], reset_head=True)
-    once, kept = tuned(models, name, tmp_path / "once.st", **changes)
-    in_each_epoch(monkeypatch)
-    each, plain = tuned(models, name, tmp_path / "each.st", **changes)
+    once, kept = run_and_load(models, name, tmp_path / "once.st", **changes)
+    disable_stored_features(monkeypatch)
+    each, plain = run_and_load(models, name, tmp_path / "each.st", **changes)
 
     assert all(torch.allclose(once[n], each[n], atol=1e-5) for n in each)
     assert (kept.accuracy, kept.lr, kept.step) == (plain.accuracy, plain.lr, plain.step)
@@ -117,7 +117,7 @@ def test_it_is_logistic_regression_on_the_features_of_the_base(models, tmp_path)
     recipe = replace(
         RECIPE, optimizer="sgd", lr=(0.1,), momentum=0.0, weight_decay=0.0, warmup=0, schedule="constant"
     )
-    found, _ = tuned(models, "vit-class-token", tmp_path / "out.st", recipe=recipe, seed=4)
+    found, _ = run_and_load(models, "vit-class-token", tmp_path / "out.st", recipe=recipe, seed=4)
 
     sample, images = base(variant("timm-vit-class-token")), open_data(TRAIN)
     inputs = torch.stack([eval_transform(sample.header.preprocess)(images.image(i)) for i in range(60)])
@@ -135,7 +135,7 @@ def test_it_is_logistic_regression_on_the_features_of_the_base(models, tmp_path)
     assert torch.allclose(found["head.bias"], bias, atol=1e-5)
 
 
-def passes(monkeypatch):
+def record_batch_sizes(monkeypatch):
     """Record the batch size of each following forward pass of a tower in the returned list."""
     counted = []
     forward = Tower.forward
@@ -148,16 +148,16 @@ def passes(monkeypatch):
 @pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("epochs", [1, 5])
 def test_the_encoder_sees_each_sample_once(models, tmp_path, monkeypatch, epochs):
-    counted = passes(monkeypatch)
-    heard = Heard()
+    counted = record_batch_sizes(monkeypatch)
+    progress_log = ProgressLog()
     recipe = replace(RECIPE, epochs=epochs)
-    report = run_finetune(config(models, "vit-class-token", tmp_path / "out.st", recipe=recipe), heard)
+    report = run_finetune(config(models, "vit-class-token", tmp_path / "out.st", recipe=recipe), progress_log)
 
     encoded = [count for count in counted if count > 1]  # batches of 1 are blank inputs, run to measure sizes
     assert encoded == [60, 40]
-    assert heard.steps[1] == "Running the frozen encoder once and storing its features"
+    assert progress_log.steps[1] == "Running the frozen encoder once and storing its features"
     whole = replace(RECIPE, epochs=epochs, train=("readout", "head"))
-    full = tuned(models, "vit-class-token", tmp_path / "full.st", recipe=whole)[1].training_macs
+    full = run_and_load(models, "vit-class-token", tmp_path / "full.st", recipe=whole)[1].training_macs
     assert report.training_macs == full // (3 * epochs) + 3 * epochs * 60 * 32 * 7
 
 
@@ -182,10 +182,10 @@ def test_an_encoder_that_must_run_in_each_step_is_in_evaluation_mode(models, tmp
         "mixup": {"recipe": replace(RECIPE, mixup=0.8)},
         "teacher": {"teacher": (str(base(seed=1).save(tmp_path / "teacher.st")),)},
     }[change]
-    counted, found = passes(monkeypatch), []
+    counted, found = record_batch_sizes(monkeypatch), []
     for name, one in (("plain", sample), ("dropping", replace(sample, header=dropping))):
         models = models | {name: str(one.save(tmp_path / f"{name}.st"))}
-        found.append(tuned(models, name, tmp_path / "out.st", force=True, **changes)[0])
+        found.append(run_and_load(models, name, tmp_path / "out.st", force=True, **changes)[0])
 
     assert all(torch.equal(found[0][n], found[1][n]) for n in found[0])
     assert not torch.equal(found[0]["head.weight"], sample.state["head.weight"])
@@ -196,14 +196,15 @@ def test_an_encoder_that_must_run_in_each_step_is_in_evaluation_mode(models, tmp
 def test_an_interrupted_run_goes_on_to_the_same_bytes(models, tmp_path):
     recipe = replace(RECIPE, lr=(1e-2, 1e-1), keep_best=True)
     whole, out = tmp_path / "whole.st", tmp_path / "out.st"
-    tuned(models, "roberta", whole, recipe=recipe)
+    run_and_load(models, "roberta", whole, recipe=recipe)
     cuts = 0
     while not out.exists():
         cuts += 1
         assert cuts < 20
         try:
             run_finetune(
-                config(models, "roberta", out, recipe=recipe, save_every=1), Cut(3 if cuts == 1 else 4)
+                config(models, "roberta", out, recipe=recipe, save_every=1),
+                InterruptedProgress(3 if cuts == 1 else 4),
             )
         except KeyboardInterrupt:
             assert (tmp_path / "out.st.state").is_dir()
@@ -213,12 +214,12 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(models, tmp_path):
 
 
 def test_features_that_lie_in_a_file_give_the_same_bytes(models, tmp_path, monkeypatch):
-    tuned(models, "own-heads", tmp_path / "memory.st")
+    run_and_load(models, "own-heads", tmp_path / "memory.st")
     monkeypatch.setattr(scratch, "HELD_BYTES", 0)
-    tuned(models, "own-heads", tmp_path / "file.st")
+    run_and_load(models, "own-heads", tmp_path / "file.st")
     monkeypatch.setattr(scratch.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
     with pytest.raises(OutputError, match="the features of 60 samples need") as caught:
-        tuned(models, "own-heads", tmp_path / "none.st")
+        run_and_load(models, "own-heads", tmp_path / "none.st")
 
     assert (tmp_path / "memory.st").read_bytes() == (tmp_path / "file.st").read_bytes()
     assert "TMPDIR" in caught.value.hint
@@ -246,7 +247,7 @@ def test_the_bytes_are_the_same_for_any_number_of_processes(models, tmp_path, py
 
 def test_reported_metrics_are_those_of_rounded_weights(models, tmp_path):
     models = models | {"halved": str(base().cast(torch.bfloat16).save(tmp_path / "halved.st"))}
-    _, report = tuned(models, "halved", tmp_path / "out.st")
+    _, report = run_and_load(models, "halved", tmp_path / "out.st")
     rewritten = replace(base(), state=Checkpoint.open(tmp_path / "out.st").tensors())
     images = open_data(VAL)
     inputs = torch.stack([eval_transform(rewritten.header.preprocess)(images.image(i)) for i in range(40)])
@@ -266,8 +267,10 @@ def test_a_share_to_drop_has_no_effect_on_an_encoder_that_does_not_train(option)
 
 
 def test_equal_members_whose_encoder_drops_nothing_stay_equal_and_that_is_said(models, tmp_path):
-    heard = Heard()
-    run_finetune(config(models, "own-heads", tmp_path / "out.st", recipe=replace(RECIPE, dropout=0.5)), heard)
+    progress_log = ProgressLog()
+    run_finetune(
+        config(models, "own-heads", tmp_path / "out.st", recipe=replace(RECIPE, dropout=0.5)), progress_log
+    )
 
-    (message,) = [line for line in heard.warnings if "stay equal" in line]
+    (message,) = [line for line in progress_log.warnings if "stay equal" in line]
     assert "add `--reset-head" in message

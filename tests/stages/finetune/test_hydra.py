@@ -27,7 +27,7 @@ from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from hydractl.training.recipe import Recipe
 from support.builders import base
-from support.heard import Cut, Heard
+from support.progress_log import InterruptedProgress, ProgressLog
 from support.variants import variant
 
 TRAIN = "digits::split=train,classes=0-6,limit=24"
@@ -51,8 +51,8 @@ def header(path):
 
 
 def members(path):
-    opened = open_model(str(path))
-    return split_members(opened.family, opened.header, opened.checkpoint.tensors())
+    model_file = open_model(str(path))
+    return split_members(model_file.family, model_file.header, model_file.checkpoint.tensors())
 
 
 @pytest.fixture(scope="module")
@@ -109,12 +109,12 @@ def test_members_that_begin_equal_part_by_their_dropout(whole):
     ({"dropout": 0.1, "train": ("embed",)}, True),
 ])  # fmt: skip
 def test_members_that_nothing_tells_apart_are_warned_about(tmp_path, hydra, changes, warned):
-    heard, recipe = Heard(), replace(RECIPE, epochs=None, steps=1, **changes)
-    tuned(tmp_path / "out.st", hydra, heard, recipe=recipe)
+    progress_log, recipe = ProgressLog(), replace(RECIPE, epochs=None, steps=1, **changes)
+    tuned(tmp_path / "out.st", hydra, progress_log, recipe=recipe)
 
     each = members(tmp_path / "out.st")
     assert torch.equal(each[0]["head.weight"], each[1]["head.weight"]) == warned
-    assert [message.partition(",")[0] for message in heard.warnings] == (
+    assert [message.partition(",")[0] for message in progress_log.warnings] == (
         ["equal members stay equal without dropout: add `--dropout 0.1`"] if warned else []
     )
 
@@ -128,9 +128,12 @@ def test_what_tells_equal_members_apart_is_something_that_their_model_takes(tmp_
     run_fuse(FuseConfig(models=(str(one),) * 2, out=out, own_from=2, verify=False))
     said = []
     for path in (None, 0.4):
-        heard, recipe = Heard(), replace(RECIPE, epochs=None, steps=1, dropout=None, drop_path=path)
-        tuned(tmp_path / f"{path}.st", out, heard, recipe=recipe)
-        said.append(heard.warnings)
+        progress_log, recipe = (
+            ProgressLog(),
+            replace(RECIPE, epochs=None, steps=1, dropout=None, drop_path=path),
+        )
+        tuned(tmp_path / f"{path}.st", out, progress_log, recipe=recipe)
+        said.append(progress_log.warnings)
 
     assert ["add `--drop-path 0.1`, or" in message for message in said[0]] == [True]
     assert said[1] == []
@@ -141,25 +144,25 @@ def test_what_tells_equal_members_apart_is_something_that_their_model_takes(tmp_
     ((3, 3, 3), ("head",), True), ((3, 4, 5), ("head",), False), ((3, 4, 3), ("head",), True), ((3, 4, 5), ("embed",), True),
 ])  # fmt: skip
 def test_members_part_by_teachers_of_their_own(tmp_path, hydra, seeds, train, warned):
-    heard, teachers = Heard(), [str(base(seed=s).save(tmp_path / f"{s}.st")) for s in seeds]
+    progress_log, teachers = ProgressLog(), [str(base(seed=s).save(tmp_path / f"{s}.st")) for s in seeds]
     recipe = replace(RECIPE, epochs=None, steps=1, dropout=0.0, train=train)
-    tuned(tmp_path / "out.st", hydra, heard, recipe=recipe, teacher=tuple(teachers))
+    tuned(tmp_path / "out.st", hydra, progress_log, recipe=recipe, teacher=tuple(teachers))
 
     each = [member["head.weight"] for member in members(tmp_path / "out.st")]
     assert any(torch.equal(a, b) for a, b in combinations(each, 2)) == warned
-    assert any("stay equal" in message for message in heard.warnings) == warned
+    assert any("stay equal" in message for message in progress_log.warnings) == warned
 
 
 def test_a_model_that_teaches_itself_is_told(tmp_path, hydra):
-    heard, recipe = Heard(), replace(RECIPE, epochs=None, steps=1)
-    tuned(tmp_path / "out.st", hydra, heard, recipe=recipe, teacher=(str(hydra),))
-    assert ["is its own teacher" in message for message in heard.warnings] == [True]
+    progress_log, recipe = ProgressLog(), replace(RECIPE, epochs=None, steps=1)
+    tuned(tmp_path / "out.st", hydra, progress_log, recipe=recipe, teacher=(str(hydra),))
+    assert ["is its own teacher" in message for message in progress_log.warnings] == [True]
 
 
 def test_a_temperature_is_not_kept_and_that_is_said(tmp_path):
-    one, heard = base(), Heard()
+    one, progress_log = base(), ProgressLog()
     stored = replace(one, header=one.header.model_copy(update={"temperature": 1.7})).save(tmp_path / "one.st")
-    tuned(tmp_path / "out.st", stored, heard, recipe=replace(RECIPE, epochs=None, steps=1))
+    tuned(tmp_path / "out.st", stored, progress_log, recipe=replace(RECIPE, epochs=None, steps=1))
     mask = PruneConfig(
         model=str(stored),
         out=tmp_path / "m.st",
@@ -167,10 +170,10 @@ def test_a_temperature_is_not_kept_and_that_is_said(tmp_path):
         budget=HeadBudget(remove=2),
         verify=False,
     )
-    run_prune(mask, heard)
+    run_prune(mask, progress_log)
 
     said = f"{stored}: its temperature 1.7 is not kept, because the weights have changed"
-    assert heard.warnings == [said, said]
+    assert progress_log.warnings == [said, said]
     assert [header(tmp_path / f"{name}.st").temperature for name in ("out", "m")] == [1.0, 1.0]
 
 
@@ -205,7 +208,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, hydra, whole):
         save_every=1,
     )  # fmt: skip
     with pytest.raises(KeyboardInterrupt):
-        run_finetune(given, Cut(2))
+        run_finetune(given, InterruptedProgress(2))
 
     assert not out.exists()
     assert run_finetune(given).resumed_from > 0
@@ -265,14 +268,14 @@ def test_members_get_classifiers_of_their_own(tmp_path, hydra):
     """Member m has the classifier that seed + m draws for a single model; members differ without dropout."""
     data = DataRef.parse("digits::split=train,classes=0-4,limit=24")
     val = DataRef.parse("digits::split=val,classes=0-4,limit=20")
-    recipe, heard = replace(RECIPE, dropout=0.0, epochs=None, steps=1, lr=(1e-9,)), Heard()
-    tuned(tmp_path / "out.st", hydra, heard, data=data, val=val, recipe=recipe, head_seed=5)
+    recipe, progress_log = replace(RECIPE, dropout=0.0, epochs=None, steps=1, lr=(1e-9,)), ProgressLog()
+    tuned(tmp_path / "out.st", hydra, progress_log, data=data, val=val, recipe=recipe, head_seed=5)
 
     after, before = header(tmp_path / "out.st"), header(hydra)
     assert after.architecture.num_classes == 5
     assert after.labels == tuple("01234")
     assert after.plan == before.plan
-    assert heard.warnings == []
+    assert progress_log.warnings == []
     one = open_model(str(hydra.with_name("one.st")))
     for i, found in enumerate(members(tmp_path / "out.st")):
         alone = with_classifier(one, 5, head_seed=5 + i).checkpoint

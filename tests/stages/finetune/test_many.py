@@ -42,7 +42,7 @@ sharded = pytest.mark.newer  # torch 2.5 cannot inspect sharded weights
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, python):
+def output_folder(tmp_path_factory, python):
     """Folder with the models and the outputs of two processes."""
     folder = tmp_path_factory.mktemp("many")
     # The last layer has no heads, so its q/k norms are unused.
@@ -69,11 +69,11 @@ def tensors(path: Path) -> dict[str, torch.Tensor]:
     return {name: t for name, t in Checkpoint.open(path).tensors().items() if t.numel()}
 
 
-def furthest(one, other):
+def largest_difference(one, other):
     return max(float((tensor - other[name]).abs().max()) for name, tensor in one.items())
 
 
-def alone(folder, name, out):
+def run_in_one_process(folder, name, out):
     """Run a job in this process, from the start or from the saved state of other processes."""
     job = {k: v for k, v in JOBS[name].items() if k not in {"shards", "cut", "left"}}
     with one_thread():
@@ -83,33 +83,35 @@ def alone(folder, name, out):
 @pytest.mark.spread(cases=1)
 @sharded
 @pytest.mark.parametrize("name", ["parts", "parts-hydra"])
-def test_weights_in_parts_train_as_whole_ones_do(made, name, tmp_path):
+def test_weights_in_parts_train_as_whole_ones_do(output_folder, name, tmp_path):
     out = tmp_path / "alone.st"
-    alone(made, name, out)
+    run_in_one_process(output_folder, name, out)
 
-    assert furthest(tensors(out), tensors(made / f"{name}.st")) < 1e-5
-    assert furthest(tensors(out), tensors(made / JOBS[name]["model"])) > 1e-3
-    whole, together = (Checkpoint.open(path).header.made_by.results for path in (out, made / f"{name}.st"))
+    assert largest_difference(tensors(out), tensors(output_folder / f"{name}.st")) < 1e-5
+    assert largest_difference(tensors(out), tensors(output_folder / JOBS[name]["model"])) > 1e-3
+    whole, together = (
+        Checkpoint.open(path).header.made_by.results for path in (out, output_folder / f"{name}.st")
+    )
     assert together == pytest.approx(whole, abs=1e-5)
 
 
 @sharded
-def test_what_was_cut_off_goes_on_from_its_parts(made):
-    assert (made / "parts-cut.st").read_bytes() == (made / "parts.st").read_bytes()
+def test_what_was_cut_off_goes_on_from_its_parts(output_folder):
+    assert (output_folder / "parts-cut.st").read_bytes() == (output_folder / "parts.st").read_bytes()
 
 
 @sharded
-def test_one_process_goes_on_from_what_several_left_in_parts(made):
-    report = alone(made, "left", made / "left.st")
+def test_one_process_goes_on_from_what_several_left_in_parts(output_folder):
+    report = run_in_one_process(output_folder, "left", output_folder / "left.st")
 
     assert report.resumed_from == 2
-    assert furthest(tensors(made / "left.st"), tensors(made / "parts.st")) < 1e-5
+    assert largest_difference(tensors(output_folder / "left.st"), tensors(output_folder / "parts.st")) < 1e-5
 
 
 @sharded
-def test_blocks_that_run_again_under_autocast_change_no_bit_for_several_processes(made):
-    assert (made / "bf16-again.st").read_bytes() == (made / "bf16.st").read_bytes()
-    assert furthest(tensors(made / "bf16.st"), tensors(made / "member.st")) > 1e-3
+def test_blocks_that_run_again_under_autocast_change_no_bit_for_several_processes(output_folder):
+    assert (output_folder / "bf16-again.st").read_bytes() == (output_folder / "bf16.st").read_bytes()
+    assert largest_difference(tensors(output_folder / "bf16.st"), tensors(output_folder / "member.st")) > 1e-3
 
 
 @pytest.mark.parametrize(

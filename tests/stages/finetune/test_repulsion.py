@@ -46,11 +46,11 @@ def hydra(tmp_path_factory):
 def agreement_of(path):
     """Return the agreement of the members on images with permuted patches."""
     random = torch.Generator().manual_seed(0)
-    opened = open_model(str(path))
-    images = torch.randn(blank_inputs(opened.header.preprocess, 16, device="cpu").shape, generator=random)
+    model_file = open_model(str(path))
+    images = torch.randn(blank_inputs(model_file.header.preprocess, 16, device="cpu").shape, generator=random)
     order = torch.rand(16, 16, generator=random).argsort(-1)
     with torch.no_grad():
-        logits = load_any(opened).member_logits(with_permuted_patches(images, order))
+        logits = load_any(model_file).member_logits(with_permuted_patches(images, order))
     return agreement(logits.softmax(-1)).item()
 
 

@@ -13,7 +13,7 @@ from hydractl.data.reference import DataRef
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.training.recipe import Recipe
-from support.heard import Cut, Heard
+from support.progress_log import InterruptedProgress, ProgressLog
 
 ARCH = "arch:tiny_batch_norm::img_size=8,num_classes=10"
 RECIPE = Recipe(optimizer="sgd", lr=(0.1,), steps=12, batch_size=6, eval_every=2)
@@ -29,7 +29,7 @@ def tuned(out, progress=None, recipe=RECIPE, **changes):
         out=out,
         **changes,
     )
-    return run_finetune(config, progress or Heard())
+    return run_finetune(config, progress or ProgressLog())
 
 
 def tensors(path):
@@ -38,24 +38,24 @@ def tensors(path):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    out, heard = tmp_path_factory.mktemp("whole") / "out.st", Heard()
-    return out, tuned(out, heard), heard
+    out, progress_log = tmp_path_factory.mktemp("whole") / "out.st", ProgressLog()
+    return out, tuned(out, progress_log), progress_log
 
 
 def test_what_is_written_validates_as_progress_said(whole):
-    _, report, heard = whole
+    _, report, progress_log = whole
 
-    assert f"validation accuracy {report.accuracy:.4f}, nll {report.nll:.4f}" in heard.steps[-1]
+    assert f"validation accuracy {report.accuracy:.4f}, nll {report.nll:.4f}" in progress_log.steps[-1]
 
 
 def test_random_weights_are_warned_of_and_a_checkpoint_is_not(whole, tmp_path):
-    heard = Heard()
-    tuned(tmp_path / "again.st", heard, model=str(whole[0]))
+    progress_log = ProgressLog()
+    tuned(tmp_path / "again.st", progress_log, model=str(whole[0]))
 
     assert [message.partition(" and ")[0] for message in whole[2].warnings] == [
         f"{ARCH} keeps the initial means of 0"
     ]
-    assert heard.warnings == []
+    assert progress_log.warnings == []
 
 
 def test_the_weights_of_its_norms_train(whole):
@@ -69,12 +69,12 @@ def test_the_weights_of_its_norms_train(whole):
 
 @pytest.mark.more
 def test_an_interrupted_run_goes_on_to_the_same_bytes(whole, tmp_path):
-    out, heard = tmp_path / "out.st", Heard()
+    out, progress_log = tmp_path / "out.st", ProgressLog()
     with pytest.raises(KeyboardInterrupt):
-        tuned(out, Cut(1), save_every=1)
+        tuned(out, InterruptedProgress(1), save_every=1)
 
-    assert tuned(out, heard, save_every=1).resumed_from == 2
-    assert heard.steps[-1] == whole[2].steps[-1]
+    assert tuned(out, progress_log, save_every=1).resumed_from == 2
+    assert progress_log.steps[-1] == whole[2].steps[-1]
     assert out.read_bytes() == whole[0].read_bytes()
 
 

@@ -55,33 +55,33 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def together(folder):
+def taught_hydra(folder):
     """Hydra of the students, trained with one teacher per member."""
     teachers = tuple(str(folder / f"teacher{i}.st") for i in (0, 1))
     return tuned(folder / "together.st", folder / "students.st", teacher=teachers)
 
 
-def alone(folder, student, *, teacher):
+def taught_student(folder, student, *, teacher):
     """Return a student after distillation from one teacher, at half the rate: a hydra averages two losses."""
     out, model = folder / f"alone{student}{teacher}.st", folder / f"student{student}.st"
     recipe = replace(SGD, lr=(0.025,))
     return tuned(out, model, recipe=recipe, teacher=(str(folder / f"teacher{teacher}.st"),)).tensors()
 
 
-def test_a_member_learns_from_its_teacher_what_it_would_learn_alone(folder, together):
-    opened = open_model(str(folder / "together.st"))
-    members = split_members(opened.family, opened.header, together.tensors())
+def test_a_member_learns_from_its_teacher_what_it_would_learn_alone(folder, taught_hydra):
+    model_file = open_model(str(folder / "together.st"))
+    members = split_members(model_file.family, model_file.header, taught_hydra.tensors())
     for i, found in enumerate(members):
-        expected = alone(folder, i, teacher=i)
+        expected = taught_student(folder, i, teacher=i)
         assert all(torch.allclose(found[n], t, atol=1e-5) for n, t in expected.items())
-    other = alone(folder, 0, teacher=1)
+    other = taught_student(folder, 0, teacher=1)
     assert not torch.allclose(members[0]["head.weight"], other["head.weight"], atol=1e-4)
 
 
-def test_a_hydra_teaches_a_hydra_member_by_member(folder, together):
+def test_a_hydra_teaches_a_hydra_member_by_member(folder, taught_hydra):
     taught = tuned(folder / "by-hydra.st", folder / "students.st", teacher=(str(folder / "teachers.st"),))
 
-    assert all(torch.allclose(taught.tensor(n), t, atol=1e-6) for n, t in together.tensors().items())
+    assert all(torch.allclose(taught.tensor(n), t, atol=1e-6) for n, t in taught_hydra.tensors().items())
 
 
 @pytest.mark.more
@@ -96,8 +96,8 @@ def test_another_model_learns_the_mean_of_teachers_which_a_hydra_says_too(folder
     assert not torch.allclose(half.tensor("head.weight"), mean.tensor("head.weight"), atol=1e-4)
 
 
-def test_teachers_are_in_the_lineage(folder, together):
-    step = together.header.made_by
+def test_teachers_are_in_the_lineage(folder, taught_hydra):
+    step = taught_hydra.header.made_by
 
     assert step.inputs[0].name == "students.st"
     assert [file.name for file in step.inputs[3:]] == ["teacher0.st", "teacher1.st"]
@@ -145,8 +145,10 @@ def refusal(folder, **changes):
 def test_who_cannot_teach_is_told_why(folder):
     sample = base()
     base(replace(PLAIN, options={**PLAIN.options, "num_classes": 9})).save(folder / "nine.st")
-    how = sample.header.preprocess.model_copy(update={"mean": (0.25,)})
-    replace(sample, header=sample.header.model_copy(update={"preprocess": how})).save(folder / "mean.st")
+    preprocess = sample.header.preprocess.model_copy(update={"mean": (0.25,)})
+    replace(sample, header=sample.header.model_copy(update={"preprocess": preprocess})).save(
+        folder / "mean.st"
+    )
     labels = ("1", "0", *LABELS[2:])
     replace(sample, header=sample.header.model_copy(update={"labels": labels})).save(folder / "order.st")
 
@@ -178,14 +180,18 @@ def test_each_member_of_a_hydra_wants_a_teacher(folder):
 def test_a_teacher_of_texts_reads_as_many_tokens(folder):
     sample = base(next(v for v in VARIANTS if v.family == "transformers-bert"))
     teacher = open_model(str(sample.save(folder / "bert.st")))
-    student, how = sample.header, sample.header.preprocess
+    student, preprocess = sample.header, sample.header.preprocess
 
-    check_teachers((teacher,), student, how.model_copy(update={"max_length": how.max_length - 1}))
+    check_teachers(
+        (teacher,), student, preprocess.model_copy(update={"max_length": preprocess.max_length - 1})
+    )
     with pytest.raises(CheckpointError, match="at most 512 tokens") as caught:
-        check_teachers((teacher,), student, how.model_copy(update={"max_length": how.max_length + 1}))
-    assert f"`--max-length {how.max_length}`" in caught.value.hint
+        check_teachers(
+            (teacher,), student, preprocess.model_copy(update={"max_length": preprocess.max_length + 1})
+        )
+    assert f"`--max-length {preprocess.max_length}`" in caught.value.hint
     with pytest.raises(CheckpointError, match="`pad_id` is 0, not 1"):
-        check_teachers((teacher,), student, how.model_copy(update={"pad_id": 1}))
+        check_teachers((teacher,), student, preprocess.model_copy(update={"pad_id": 1}))
     with pytest.raises(CheckpointError, match="reads texts, but the student does not"):
         check_teachers((teacher,), student, base().header.preprocess)
 

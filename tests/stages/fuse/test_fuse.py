@@ -19,7 +19,7 @@ from hydractl.prediction.loaded_model import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import DTYPES, Sample, base, sha
-from support.heard import Heard
+from support.progress_log import ProgressLog
 from support.variants import PLAIN, variant
 
 KEEPS = (((0, 2, 3), (), (1,)), ((0, 2, 3), (1, 2), (0, 3)), ((0, 2, 3), (3,), ()))
@@ -119,22 +119,22 @@ def test_twice_is_the_same_bytes_and_verification_changes_nothing_but_its_record
     assert all(list(a.spans[n].pieces()) == list(c.spans[n].pieces()) for n in a.specs)
 
 
-def hears(folder, samples, **changes):
-    heard = Heard()
+def messages_of(folder, samples, **changes):
+    progress_log = ProgressLog()
     paths = tuple(map(str, members(folder, samples=samples)))
-    run_fuse(FuseConfig(models=paths, out=folder / "hydra.st", **changes), heard)
-    return heard
+    run_fuse(FuseConfig(models=paths, out=folder / "hydra.st", **changes), progress_log)
+    return progress_log
 
 
 def test_members_that_cannot_disagree_are_warned_about(tmp_path):
     one = base(PLAIN).pruned(*KEEPS[0])
-    assert hears(tmp_path, [one, one]).warnings == [
+    assert messages_of(tmp_path, [one, one]).warnings == [
         ("members are identical: the hydra predicts like one model")
     ]
-    assert hears(tmp_path, [one, one], force=True, own_from=1).warnings == [
+    assert messages_of(tmp_path, [one, one], force=True, own_from=1).warnings == [
         "members are still identical: the hydra predicts like one model until `finetune` trains it"
     ]
-    assert hears(tmp_path, [one], force=True).warnings == [
+    assert messages_of(tmp_path, [one], force=True).warnings == [
         "there is only one member: the hydra predicts like one model"
     ]
 
@@ -142,14 +142,14 @@ def test_members_that_cannot_disagree_are_warned_about(tmp_path):
 def test_owning_what_differs_anyway_is_warned_about(tmp_path):
     one = base(PLAIN)
     apart = [one.tuned(seed) for seed in (0, 1)]
-    assert hears(tmp_path, apart, own_from=2, mlp="keep").warnings == [
+    assert messages_of(tmp_path, apart, own_from=2, mlp="keep").warnings == [
         "`--own-from 2` has no effect: all tensors from that block on differ between members anyway"
     ]
     assert (
-        hears(tmp_path, apart, own_from=2, mlp="merge", force_merge=True, force=True).warnings == []
+        messages_of(tmp_path, apart, own_from=2, mlp="merge", force_merge=True, force=True).warnings == []
     )  # the option separates the MLPs of the last block
     equal = [replace(s, state=s.state | {"norm.bias": one.state["norm.bias"]}) for s in apart]
-    assert hears(tmp_path, equal, own_from=2, mlp="keep", force=True).warnings == []
+    assert messages_of(tmp_path, equal, own_from=2, mlp="keep", force=True).warnings == []
 
 
 def test_a_block_that_is_not_there_is_nobody_s_own(tmp_path):
@@ -161,7 +161,7 @@ def test_a_block_that_is_not_there_is_nobody_s_own(tmp_path):
 def test_a_member_that_comes_twice_is_warned_about(tmp_path):
     one, other = (base(PLAIN).pruned(*keep) for keep in KEEPS[:2])
 
-    (warning,) = hears(tmp_path, [one, other, one]).warnings
+    (warning,) = messages_of(tmp_path, [one, other, one]).warnings
 
     assert re.fullmatch(
         r"\S*0\S* and \S*2\S* have the same weights, so their prediction counts twice", warning
@@ -174,7 +174,7 @@ def test_many_members_that_come_again_are_one_warning(tmp_path):
     samples = [base(PLAIN).pruned(*keep) for keep in KEEPS[:2]] * 4
     samples = [replace(s, header=s.header.model_copy(update={"threshold": bound})) for s in samples]
 
-    thresholds, twins = hears(tmp_path, samples).warnings
+    thresholds, twins = messages_of(tmp_path, samples).warnings
 
     paths = [str(tmp_path / f"{i}.st") for i in range(8)]
     assert thresholds == (
@@ -191,14 +191,14 @@ def test_many_members_that_come_again_are_one_warning(tmp_path):
 def test_averaging_the_only_difference_is_warned_about(tmp_path):
     one = base(PLAIN).pruned(*KEEPS[0])
     samples = [one, one.tuned(1, only=lambda name: ".mlp.fc" in name)]
-    (warning,) = hears(tmp_path, samples).warnings
+    (warning,) = messages_of(tmp_path, samples).warnings
     assert "`--mlp keep`" in warning
-    assert hears(tmp_path, samples, mlp="keep", force=True).warnings == []
+    assert messages_of(tmp_path, samples, mlp="keep", force=True).warnings == []
 
 
 def test_members_that_differ_are_no_warning(tmp_path):
-    heard = hears(tmp_path, [base(PLAIN).pruned(*keep) for keep in KEEPS])
-    assert (heard.warnings, heard.steps[0]) == ([], "Comparing 3 members")
+    progress_log = messages_of(tmp_path, [base(PLAIN).pruned(*keep) for keep in KEEPS])
+    assert (progress_log.warnings, progress_log.steps[0]) == ([], "Comparing 3 members")
 
 
 def test_the_order_of_members_is_theirs(tmp_path):
@@ -277,7 +277,7 @@ def test_to_a_pipe_and_from_one(tmp_path, capfdbinary, monkeypatch):
 # --- refusals --------------------------------------------------------------------------------------
 
 
-def but(**update: object):
+def member_with_header(**update: object):
     """Return a second member with other header fields."""
     sample = base(PLAIN).pruned(*KEEPS[1])
     return replace(sample, header=sample.header.model_copy(update=update))
@@ -306,9 +306,9 @@ REFUSED = {
     "other-architecture": (lambda: base(variant("distilled")).pruned(*KEEPS[1]), "1.st: is a deit_tiny_distilled_patch16_224"),
     "other-options": (lambda: base(variant("qk-norm")).pruned(*KEEPS[1]), "1.st: is a vit_tiny_patch16_224 with qk_norm=True"),
     "other-class-count": (other_classes, "1.st: has 8 classes, {0} has 7"),
-    "other-labels": (lambda: but(labels=LABELS), "1.st: has other class labels, or another order of them, than {0}"),
-    "other-preprocessing": (lambda: but(preprocess=Preprocess(input_size=(1, 8, 8), mean=(0.1,), std=(0.2,))), "1.st: has other preprocessing than {0}: other `mean`, `std`"),
-    "other-base": (lambda: but(base=sha("another")), "1.st: comes from another base than {0}"),
+    "other-labels": (lambda: member_with_header(labels=LABELS), "1.st: has other class labels, or another order of them, than {0}"),
+    "other-preprocessing": (lambda: member_with_header(preprocess=Preprocess(input_size=(1, 8, 8), mean=(0.1,), std=(0.2,))), "1.st: has other preprocessing than {0}: other `mean`, `std`"),
+    "other-base": (lambda: member_with_header(base=sha("another")), "1.st: comes from another base than {0}"),
     "other-dtype": (lambda: base(PLAIN).pruned(*KEEPS[1]).cast(torch.bfloat16), "1.st: tensor `blocks.0.attn.proj.bias` is BF16, in {0} it is F32"),
     "missing-tensor": (lambda: without("norm.bias"), "1.st: tensor `norm.bias` exists in only one of this member and {0}"),
     "heads-that-the-mask-denies": (lambda: with_state(blocks__1__attn__qkv__weight=torch.zeros(24, 32)), "1.st: tensor `blocks.1.attn.qkv.weight` has shape (24, 32)"),
@@ -432,11 +432,11 @@ def test_weights_so_large_that_outputs_overflow_fail_the_check(tmp_path, mlp):
 
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("mlp", ["merge", "keep"])
-@pytest.mark.parametrize(("where", "name"), [((1,), "head.bias"), ((0, 1), "blocks.0.mlp.fc1.weight")])
-def test_weights_that_are_not_finite_are_refused(tmp_path, where, name, mlp, verify):
+@pytest.mark.parametrize(("place", "name"), [((1,), "head.bias"), ((0, 1), "blocks.0.mlp.fc1.weight")])
+def test_weights_that_are_not_finite_are_refused(tmp_path, place, name, mlp, verify):
     """Shared and differing tensors are checked, one tensor in memory at a time."""
     samples = [base(PLAIN).pruned(*k) for k in KEEPS]
-    for i in where:
+    for i in place:
         samples[i].state[name] = torch.full_like(samples[i].state[name], float("nan" if verify else "inf"))
     paths = members(tmp_path, samples=samples)
     numbers = samples[0].state[name].numel()
@@ -446,7 +446,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, where, name, mlp, ver
 
     assert (
         caught.value.message
-        == f"{paths[where[0]]}: tensor `{name}` holds {numbers} numbers of {numbers} that are not finite"
+        == f"{paths[place[0]]}: tensor `{name}` holds {numbers} numbers of {numbers} that are not finite"
     )
     assert caught.value.exit_code == 3
     assert not (tmp_path / "hydra.st").exists()
@@ -473,17 +473,17 @@ def test_a_member_that_changes_while_it_is_read_leaves_nothing(tmp_path, monkeyp
 
 def test_a_hydra_whose_plan_was_edited_is_refused(tmp_path):
     fuse(members(tmp_path), tmp_path / "hydra.st")
-    opened = open_model(str(tmp_path / "hydra.st"))
-    plan = opened.header.plan
+    model_file = open_model(str(tmp_path / "hydra.st"))
+    plan = model_file.header.plan
     assert plan is not None
-    state = opened.checkpoint.tensors()
+    state = model_file.checkpoint.tensors()
     edits = {
         "not in the fuse plan": {"fates": {n: f for n, f in plan.fates.items() if n != "norm.bias"}},
         "members take": {"fates": plan.fates | {"blocks.0.attn.qkv.weight": Fate.GROUPED}},
         "blocks.1.attn.qkv": {"fates": plan.fates | {"blocks.1.attn.qkv.weight": Fate.SHARED}},
     }
     for message, update in edits.items():
-        header = opened.header.model_copy(update={"plan": plan.model_copy(update=update)})
+        header = model_file.header.model_copy(update={"plan": plan.model_copy(update=update)})
         Sample(header, state).save(tmp_path / "edited.st")
         with pytest.raises(CheckpointError, match=message):
             load(tmp_path / "edited.st")

@@ -27,14 +27,14 @@ from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.inspect.run import run_inspect
 from support.builders import base, perturbed, sha
-from support.heard import Heard
-from support.informed import informed
+from support.digits_classifier import with_digits_classifier
+from support.progress_log import ProgressLog
 from support.variants import PLAIN, variant
 
 VAL = DataRef.parse("digits::split=val,classes=0-6,limit=50")
 TEST = DataRef.parse("digits::split=test,classes=0-6,limit=40")
 CLIP = variant("transformers-clip-plain")
-ASKED = Measuring(data=VAL, device="cpu")
+MEASURING = Measuring(data=VAL, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +44,15 @@ def members(tmp_path_factory):
     one = replace(base(PLAIN), header=base(PLAIN).header.model_copy(update={"base": sha("base")}))
     for i in range(3):
         tuned = replace(one, state=perturbed(one.state, seed=i, scale=0.4))
-        informed(tuned, 12).save(folder / f"{i}.st")
+        with_digits_classifier(tuned, 12).save(folder / f"{i}.st")
     return [folder / f"{i}.st" for i in range(3)]
 
 
 def fuse(members, out, ear=None, **changes):
-    given = {"verify": False, "force": True, "measuring": ASKED}
-    return run_fuse(FuseConfig(models=tuple(map(str, members)), out=out, **(given | changes)), ear or Heard())
+    given = {"verify": False, "force": True, "measuring": MEASURING}
+    return run_fuse(
+        FuseConfig(models=tuple(map(str, members)), out=out, **(given | changes)), ear or ProgressLog()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def evaluated(model, members, **changes):
 @pytest.mark.parametrize("temperature", [None, 1.5, TEST], ids=["raw", "given", "fitted"])
 def test_what_is_measured_is_what_eval_says_of_hydra_and_members(members, tmp_path, temperature):
     report = fuse(
-        members, tmp_path / "hydra.st", merge_trunk=2, measuring=replace(ASKED, temperature=temperature)
+        members, tmp_path / "hydra.st", merge_trunk=2, measuring=replace(MEASURING, temperature=temperature)
     )
 
     found, last = report.measured, report.measured.tried[-1]
@@ -98,8 +100,8 @@ def test_what_is_measured_is_what_eval_says_of_hydra_and_members(members, tmp_pa
 @torch.inference_mode()
 def test_agreement_is_of_the_ensembles_predictions(members, tmp_path):
     last = fuse(members, tmp_path / "hydra.st", merge_trunk=3).measured.tried[-1]
-    how = open_model(str(members[0])).header.preprocess
-    (batch,) = PreparedData(open_items(VAL, how), batch_size=50).batches(how)
+    preprocess = open_model(str(members[0])).header.preprocess
+    (batch,) = PreparedData(open_items(VAL, preprocess), batch_size=50).batches(preprocess)
     apart = torch.cat([load(m).member_logits(batch.inputs) for m in members]).softmax(-1).mean(0)
     same = load(tmp_path / "hydra.st")(batch.inputs).logits.argmax(-1) == apart.argmax(-1)
 
@@ -130,7 +132,7 @@ def test_where_merging_costs_too_much_nothing_is_merged(members, losses, tmp_pat
         merge_trunk, "predict", lambda model, *a, **k: asked.append(model.name) or predict(model, *a, **k)
     )
     assert min(losses.values()) > 0
-    ear = Heard()
+    ear = ProgressLog()
 
     report = fuse(members, tmp_path / "hydra.st", ear, merge_trunk="auto")
 

@@ -11,7 +11,7 @@ import torch
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, UsageError
-from hydractl.families.base import place_of
+from hydractl.families.base import position_of
 from hydractl.families.open_model import open_model
 from hydractl.heads.budget import HeadBudget
 from hydractl.manifest.header import Fate
@@ -24,7 +24,7 @@ from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from hydractl.training.recipe import Recipe
 from support.builders import base, scores_file, sha
-from support.heard import Heard
+from support.progress_log import ProgressLog
 from support.variants import PLAIN
 
 TRAIN, VAL = (DataRef.parse(f"digits::split={name},classes=0-6,limit=24") for name in ("train", "val"))
@@ -165,12 +165,12 @@ def test_another_base_is_told_from_none(tmp_path):
 )
 def test_a_merge_that_saves_nothing_says_so(tmp_path, changes, said):
     one, other = from_one_base(2)
-    same = {name: one.state[name] for name in one.state if place_of(one.family, name).layer in {None, 0}}
+    same = {name: one.state[name] for name in one.state if position_of(one.family, name).layer in {None, 0}}
     paths = saved(tmp_path, [one, replace(other, state=other.state | same)])
 
     config = FuseConfig(models=tuple(map(str, paths)), out=tmp_path / "hydra.st", verify=False, **changes)
 
-    run_fuse(config, ear := Heard())
+    run_fuse(config, ear := ProgressLog())
 
     assert len(ear.warnings) == len(said)
     assert all(map(str.startswith, ear.warnings, said))

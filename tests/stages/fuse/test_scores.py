@@ -17,7 +17,7 @@ from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig, Measuring
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base
-from support.heard import Heard
+from support.progress_log import ProgressLog
 
 FIT, VAL, TEST = (
     f"digits::split={split},classes=0-6,limit={n}" for split, n in (("train", 90), ("val", 40), ("test", 30))
@@ -36,7 +36,8 @@ def members(tmp_path_factory):
 
 def fuse(members, out, ear=None, **measuring):
     return run_fuse(
-        FuseConfig(models=members, out=out, force=True, measuring=Measuring(**measuring)), ear or Heard()
+        FuseConfig(models=members, out=out, force=True, measuring=Measuring(**measuring)),
+        ear or ProgressLog(),
     )
 
 
@@ -92,7 +93,7 @@ def test_the_command_says_and_records_it(members, tmp_path, capsys):
 
 
 def test_held_out_data_that_were_trained_on_are_told(members, tmp_path):
-    ear = Heard()
+    ear = ProgressLog()
     fuse(members, tmp_path / "h.st", ear, **{**FITTING, "val": FITTING["fit"]})
 
     assert any("`--val` and `--fit` have the same samples" in warning for warning in ear.warnings)

@@ -15,7 +15,7 @@ from hydractl.families.registry import FAMILIES
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.run import run_import
 from support.builders import base
-from support.heard import Heard
+from support.progress_log import ProgressLog
 from support.text_folders import save_text_model
 from support.variants import variant
 
@@ -48,11 +48,11 @@ def weights(tmp_path_factory):
     return place, state
 
 
-def bring(source, out, *, arch=ARCH, **changes):
-    heard = Heard()
-    run_import(ImportConfig(sources=(str(source),), arch=str(arch), out=out, **changes), heard)
+def import_weights(source, out, *, arch=ARCH, **changes):
+    progress_log = ProgressLog()
+    run_import(ImportConfig(sources=(str(source),), arch=str(arch), out=out, **changes), progress_log)
     found = Checkpoint.open(out)
-    return found.header, found.tensors(), heard.steps + heard.warnings
+    return found.header, found.tensors(), progress_log.steps + progress_log.warnings
 
 
 def check(header, found, state, seed=0):
@@ -66,7 +66,7 @@ def check(header, found, state, seed=0):
 
 def test_a_classifier_that_is_not_there_is_drawn(tmp_path, weights):
     place, state = weights
-    header, found, lines = bring(place / "headless.safetensors", tmp_path / "b.st", labels="a,b,c")
+    header, found, lines = import_weights(place / "headless.safetensors", tmp_path / "b.st", labels="a,b,c")
 
     assert (header.num_classes, header.labels) == (3, ("a", "b", "c"))
     check(header, found, state)
@@ -76,13 +76,17 @@ def test_a_classifier_that_is_not_there_is_drawn(tmp_path, weights):
 
 def test_a_classifier_that_is_there_goes_when_a_seed_is_given(tmp_path, weights):
     place, state = weights
-    header, found, _ = bring(place / "whole.safetensors", tmp_path / "b.st", num_classes=7, head_seed=3)
+    header, found, _ = import_weights(
+        place / "whole.safetensors", tmp_path / "b.st", num_classes=7, head_seed=3
+    )
     check(header, found, state, seed=3)
-    header, found, _ = bring(place / "whole.safetensors", tmp_path / "c.st", num_classes=2, head_seed=3)
+    header, found, _ = import_weights(
+        place / "whole.safetensors", tmp_path / "c.st", num_classes=2, head_seed=3
+    )
     check(header, found, state, seed=3)
     assert header.made_by.options["head_seed"] == 3
     with pytest.raises(CheckpointError, match="has 7 classes, not 2"):
-        bring(place / "whole.safetensors", tmp_path / "d.st", num_classes=2)
+        import_weights(place / "whole.safetensors", tmp_path / "d.st", num_classes=2)
 
 
 def test_what_is_drawn_has_the_dtype_of_the_largest_tensor(tmp_path, weights):
@@ -94,7 +98,7 @@ def test_what_is_drawn_has_the_dtype_of_the_largest_tensor(tmp_path, weights):
     }
     save_file(half, tmp_path / "half.safetensors")
 
-    header, found, _ = bring(tmp_path / "half.safetensors", tmp_path / "b.st", num_classes=2)
+    header, found, _ = import_weights(tmp_path / "half.safetensors", tmp_path / "b.st", num_classes=2)
 
     fresh = FAMILIES[header.architecture.family].initialise(header.architecture, 0)
     for name, tensor in found.items():
@@ -109,7 +113,7 @@ def test_what_is_drawn_has_the_dtype_of_the_largest_tensor(tmp_path, weights):
 def test_what_else_does_not_fit_is_refused(tmp_path, weights, name, said):
     """A trained classifier or a weight of a block is never dropped for a wrong architecture."""
     with pytest.raises(CheckpointError, match=said):
-        bring(weights[0] / f"{name}.safetensors", tmp_path / "b.st", num_classes=7)
+        import_weights(weights[0] / f"{name}.safetensors", tmp_path / "b.st", num_classes=7)
     assert not (tmp_path / "b.st").exists()
 
 
@@ -123,25 +127,27 @@ def test_a_folder_without_a_classifier(tmp_path, kind):
     library.save_pretrained(folder)
     source = folder / "model.safetensors"
 
-    header, found, _ = bring(source, tmp_path / "b.st", arch=folder, num_classes=7, pooling="mean")
+    header, found, _ = import_weights(source, tmp_path / "b.st", arch=folder, num_classes=7, pooling="mean")
     assert (header.architecture.pooling, header.num_classes, header.labels) == ("mean", 7, ())
     check(header, found, sample.state)
     assert open_model(str(tmp_path / "b.st")).header == header
     with pytest.raises(CheckpointError, match=f"is a {kind}, which is not a classifier") as caught:
-        bring(source, tmp_path / "c.st", arch=folder)
+        import_weights(source, tmp_path / "c.st", arch=folder)
     assert "`--num-classes N`" in caught.value.hint
 
 
 def test_what_is_said_of_images(tmp_path, weights):
     source = weights[0] / "whole.safetensors"
-    header, _, _ = bring(source, tmp_path / "b.st", num_classes=7, images=images(mean=(0.1,), std=(0.2,)))
+    header, _, _ = import_weights(
+        source, tmp_path / "b.st", num_classes=7, images=images(mean=(0.1,), std=(0.2,))
+    )
     assert (header.preprocess.mean, header.preprocess.std, header.assumed) == ((0.1,), (0.2,), False)
     with pytest.raises(UsageError, match=r"`--mean`: 3 numbers, but .* reads images with 1 channel"):
-        bring(source, tmp_path / "c.st", num_classes=7, images=images(mean=(0.1, 0.2, 0.3)))
+        import_weights(source, tmp_path / "c.st", num_classes=7, images=images(mean=(0.1, 0.2, 0.3)))
     with pytest.raises(UsageError, match=r"`--img-size`: .* does not accept images of 12x8 pixels"):
-        bring(source, tmp_path / "c.st", num_classes=7, images=images(img_size=(12, 8)))
+        import_weights(source, tmp_path / "c.st", num_classes=7, images=images(img_size=(12, 8)))
     dynamic = f"{ARCH},dynamic_img_size=true"
-    header, _, _ = bring(
+    header, _, _ = import_weights(
         source, tmp_path / "d.st", arch=dynamic, num_classes=7, images=images(img_size=(12, 8))
     )
     assert header.preprocess.input_size == (1, 12, 8)
@@ -157,7 +163,7 @@ def test_a_folder_that_does_not_say_how_images_are_read(tmp_path):
     sample = base(variant("transformers-vit-plain"))
     sample.library().save_pretrained(tmp_path / "m")
     source = tmp_path / "m" / "model.safetensors"
-    header, _, lines = bring(source, tmp_path / "b.st", arch=tmp_path / "m")
+    header, _, lines = import_weights(source, tmp_path / "b.st", arch=tmp_path / "m")
     assert header.assumed
     assert any(
         (
@@ -167,7 +173,7 @@ def test_a_folder_that_does_not_say_how_images_are_read(tmp_path):
         in line
         for line in lines
     )
-    header, _, lines = bring(
+    header, _, lines = import_weights(
         source, tmp_path / "c.st", arch=tmp_path / "m", images=images(mean=(0.1,), std=(0.2,))
     )
     assert not header.assumed

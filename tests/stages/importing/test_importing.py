@@ -23,7 +23,7 @@ from hydractl.progress import Silent
 from hydractl.runtime import digest_file
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.run import run_import
-from support.heard import Heard
+from support.progress_log import ProgressLog
 
 OPTIONS = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 32, "depth": 2, "num_heads": 4}
 NAME = "vit_tiny_patch16_224"
@@ -42,9 +42,9 @@ def state(library):
     return dict(library.state_dict())
 
 
-def bring(source, out, *, heard=None, arch=ARCH, num_classes=7, **changes):
+def import_weights(source, out, *, progress_log=None, arch=ARCH, num_classes=7, **changes):
     config = ImportConfig(sources=(str(source),), arch=arch, out=out, num_classes=num_classes, **changes)
-    return run_import(config, heard or Silent())
+    return run_import(config, progress_log or Silent())
 
 
 def saved(folder, value, name="w.pth"):
@@ -73,16 +73,16 @@ def check_equal(path, state):
 def test_the_base_answers_exactly_as_the_library(tmp_path, library, state):
     path = saved(tmp_path, state)
 
-    report = bring(path, tmp_path / "base.st", labels="a,b,c,d,e,f,g")
+    report = import_weights(path, tmp_path / "base.st", labels="a,b,c,d,e,f,g")
 
-    opened = open_model(str(tmp_path / "base.st"))
+    model_file = open_model(str(tmp_path / "base.st"))
     images = torch.randn(3, 1, 8, 8)
     again = timm.create_model(NAME, num_classes=7, **OPTIONS).eval()
     again.load_state_dict(state)
-    assert torch.allclose(load_model(opened).member_logits(images)[0], again(images), atol=1e-6)
+    assert torch.allclose(load_model(model_file).member_logits(images)[0], again(images), atol=1e-6)
     check_equal(tmp_path / "base.st", again.state_dict())
-    assert (opened.header.kind, opened.header.labels) == (Kind.BASE, tuple("abcdefg"))
-    step = opened.header.made_by
+    assert (model_file.header.kind, model_file.header.labels) == (Kind.BASE, tuple("abcdefg"))
+    step = model_file.header.made_by
     assert (step.command, step.options["arch"], step.options["num_classes"]) == ("import", ARCH, 7)
     assert [(i.name, i.sha256) for i in step.inputs] == [("w.pth", digest_file(path))]
     assert (report.heads, report.num_classes, report.paths) == (8, 7, (tmp_path / "base.st",))
@@ -90,8 +90,8 @@ def test_the_base_answers_exactly_as_the_library(tmp_path, library, state):
 
 def test_equal_input_gives_equal_bytes(tmp_path, state):
     path = saved(tmp_path, state)
-    bring(path, tmp_path / "a.st")
-    bring(path, tmp_path / "b.st")
+    import_weights(path, tmp_path / "a.st")
+    import_weights(path, tmp_path / "b.st")
 
     assert (tmp_path / "a.st").read_bytes() == (tmp_path / "b.st").read_bytes()
 
@@ -114,7 +114,7 @@ PREFIXES = ["module.", "_orig_mod.", "model.", "net.", "backbone.", "encoder.", 
 @pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
 @pytest.mark.parametrize("prefix", ["", "module."])
 def test_every_wrapper(tmp_path, state, wrap, prefix):
-    bring(saved(tmp_path, wrap(under(prefix, state))), tmp_path / "base.st")
+    import_weights(saved(tmp_path, wrap(under(prefix, state))), tmp_path / "base.st")
 
     check_equal(tmp_path / "base.st", state)
 
@@ -122,7 +122,7 @@ def test_every_wrapper(tmp_path, state, wrap, prefix):
 @pytest.mark.spread(cases=3)
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_every_prefix(tmp_path, state, prefix):
-    report = bring(saved(tmp_path, under(prefix, state)), tmp_path / "base.st")
+    report = import_weights(saved(tmp_path, under(prefix, state)), tmp_path / "base.st")
 
     check_equal(tmp_path / "base.st", state)
     assert report.prefix == prefix.replace("_orig_mod.", "")
@@ -133,7 +133,7 @@ def test_wrappers_of_torch(tmp_path, library, state):
     compiled = torch.compile(library)
     averaged = torch.optim.swa_utils.AveragedModel(library)
     for i, model in enumerate((parallel, compiled, averaged)):
-        bring(saved(tmp_path, model.state_dict()), tmp_path / f"{i}.st")
+        import_weights(saved(tmp_path, model.state_dict()), tmp_path / f"{i}.st")
         check_equal(tmp_path / f"{i}.st", state)
 
 
@@ -145,14 +145,17 @@ def test_what_a_lightning_module_has_besides_is_left_out_and_said(tmp_path, stat
         "optimizer_states": [],
         "hyper_parameters": {"lr": 0.1},
     }
-    heard = Heard()
+    progress_log = ProgressLog()
 
-    report = bring(saved(tmp_path, checkpoint, "last.ckpt"), tmp_path / "base.st", heard=heard)
+    report = import_weights(
+        saved(tmp_path, checkpoint, "last.ckpt"), tmp_path / "base.st", progress_log=progress_log
+    )
 
     check_equal(tmp_path / "base.st", state)
     assert report.left_out == ("loss.weight",)
     assert any(
-        "ignored 1 tensor outside `model.`, for example `loss.weight`" in text for text in heard.warnings
+        "ignored 1 tensor outside `model.`, for example `loss.weight`" in text
+        for text in progress_log.warnings
     )
 
 
@@ -161,10 +164,10 @@ def test_what_a_lightning_module_has_besides_is_left_out_and_said(tmp_path, stat
 @pytest.mark.parametrize("wrap", [lambda s: s, lambda s: {"module": s}, lambda s: under("module.", s)])
 def test_moving_averages(tmp_path, state, key, wrap):
     path = saved(tmp_path, {"state_dict": state, key: wrap(shifted(state))})
-    heard = Heard()
+    progress_log = ProgressLog()
 
-    bring(path, tmp_path / "plain.st", heard=heard)
-    bring(path, tmp_path / "ema.st", ema=True, heard=heard)
+    import_weights(path, tmp_path / "plain.st", progress_log=progress_log)
+    import_weights(path, tmp_path / "ema.st", ema=True, progress_log=progress_log)
 
     check_equal(tmp_path / "plain.st", state)
     check_equal(tmp_path / "ema.st", shifted(state))
@@ -172,7 +175,7 @@ def test_moving_averages(tmp_path, state, key, wrap):
         f"{path}: does not say how images are read; assumed: crop_pct=0.9, interpolation=bicubic, mean=[0.5], "
         "std=[0.5] (`--mean` and `--std` set these)"
     )
-    assert heard.warnings == [
+    assert progress_log.warnings == [
         assumed,
         f"{path}: also has an exponential moving average of the weights (`{key}`); add `--ema` to import it",
         assumed,
@@ -194,7 +197,7 @@ def test_forms_of_files(tmp_path, state):
     for i, name in enumerate(
         ("old.pth", "model_best.pth.tar", "pytorch_model.bin", "w.safetensors", "packed.pth")
     ):
-        bring(tmp_path / name, tmp_path / f"{i}.st")
+        import_weights(tmp_path / name, tmp_path / f"{i}.st")
         check_equal(tmp_path / f"{i}.st", state)
 
 
@@ -206,7 +209,7 @@ def test_shards(tmp_path, state):
     table = {k: file for file, part in halves.items() for k in part}
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": table}))
 
-    bring(tmp_path / "pytorch_model.bin.index.json", tmp_path / "base.st")
+    import_weights(tmp_path / "pytorch_model.bin.index.json", tmp_path / "base.st")
 
     check_equal(tmp_path / "base.st", state)
 
@@ -215,7 +218,7 @@ def test_shards(tmp_path, state):
 def test_dtypes_stay(tmp_path, state, dtype):
     state = {k: v.to(dtype) for k, v in state.items()}
 
-    bring(saved(tmp_path, state), tmp_path / "base.st")
+    import_weights(saved(tmp_path, state), tmp_path / "base.st")
 
     check_equal(tmp_path / "base.st", state)
 
@@ -223,7 +226,7 @@ def test_dtypes_stay(tmp_path, state, dtype):
 def test_views_and_shared_memory(tmp_path, state):
     state["head.weight"] = torch.randn(32, 7).t()
 
-    bring(saved(tmp_path, state), tmp_path / "base.st")
+    import_weights(saved(tmp_path, state), tmp_path / "base.st")
 
     check_equal(tmp_path / "base.st", state)
 
@@ -241,16 +244,16 @@ def test_a_folder_says_architecture_labels_and_preprocessing(tmp_path, state):
     (folder / "config.json").write_text(json.dumps(config))
     path = saved(folder, state, "weights.pth")
 
-    bring(path, tmp_path / "base.st", arch=str(folder), num_classes=None)
+    import_weights(path, tmp_path / "base.st", arch=str(folder), num_classes=None)
 
     header = open_model(str(tmp_path / "base.st")).header
     assert header.labels == tuple("abcdefg")
     assert (header.preprocess.mean, header.preprocess.std) == ((0.25,), (0.5,))
     check_equal(tmp_path / "base.st", state)
     with pytest.raises(UsageError, match="has its own tokenizer"):
-        bring(path, tmp_path / "b.st", arch=str(folder), tokenizer=folder)
+        import_weights(path, tmp_path / "b.st", arch=str(folder), tokenizer=folder)
     with pytest.raises(CheckpointError, match="has 7 classes, not 5") as caught:
-        bring(path, tmp_path / "b.st", arch=str(folder), num_classes=5)
+        import_weights(path, tmp_path / "b.st", arch=str(folder), num_classes=5)
     assert "`--head-seed 0` for a new classifier" in caught.value.hint
 
 
@@ -261,7 +264,9 @@ def test_a_folder_says_architecture_labels_and_preprocessing(tmp_path, state):
 def test_labels_from_files_say_how_many_classes(tmp_path, state, name, text):
     (tmp_path / name).write_text(text, encoding="utf-8")
 
-    bring(saved(tmp_path, state), tmp_path / "base.st", num_classes=None, labels=str(tmp_path / name))
+    import_weights(
+        saved(tmp_path, state), tmp_path / "base.st", num_classes=None, labels=str(tmp_path / name)
+    )
 
     assert open_model(str(tmp_path / "base.st")).header.labels == tuple("abcdefg")
 
@@ -269,7 +274,7 @@ def test_labels_from_files_say_how_many_classes(tmp_path, state, name, text):
 @pytest.mark.parametrize("labels", ["a,a,b", "a,b, a", "caf\u00e9,b,cafe\u0301"])
 def test_two_classes_of_one_name_are_refused(tmp_path, state, labels):
     with pytest.raises(UsageError, match=r"`--labels .*`: the class `.*` appears twice"):
-        bring(saved(tmp_path, state), tmp_path / "base.st", num_classes=None, labels=labels)
+        import_weights(saved(tmp_path, state), tmp_path / "base.st", num_classes=None, labels=labels)
     assert not (tmp_path / "base.st").exists()
 
 
@@ -322,15 +327,18 @@ ORIGINALS = {
 @pytest.mark.parametrize("prefix", ["", "module."])
 def test_timm_translates_original_repositories(tmp_path, make, prefix):
     arch, state, theirs = make()
-    heard = Heard()
+    progress_log = ProgressLog()
 
-    report = bring(
-        saved(tmp_path, {"model": under(prefix, theirs)}), tmp_path / "base.st", arch=arch, heard=heard
+    report = import_weights(
+        saved(tmp_path, {"model": under(prefix, theirs)}),
+        tmp_path / "base.st",
+        arch=arch,
+        progress_log=progress_log,
     )
 
     check_equal(tmp_path / "base.st", state)
     assert report.converted == "timm"
-    assert "which timm itself converted" in heard.warnings[-1]
+    assert "which timm itself converted" in progress_log.warnings[-1]
 
 
 @pytest.fixture(scope="module")
@@ -361,20 +369,25 @@ def old_names(state):
 
 @pytest.mark.parametrize(("rename", "converted"), [(dict, None), (old_names, "transformers")])
 def test_texts(tmp_path, bert, rename, converted):
-    heard = Heard()
+    progress_log = ProgressLog()
 
-    report = bring(
-        saved(tmp_path, rename(bert), "pytorch_model.bin"), tmp_path / "base.st", arch=BERT, heard=heard
+    report = import_weights(
+        saved(tmp_path, rename(bert), "pytorch_model.bin"),
+        tmp_path / "base.st",
+        arch=BERT,
+        progress_log=progress_log,
     )
 
     check_equal(tmp_path / "base.st", bert)
     assert report.converted == converted
-    assert "has no tokenizer" in heard.warnings[-1]
+    assert "has no tokenizer" in progress_log.warnings[-1]
 
 
 def test_layers_are_never_dropped_by_a_conversion(tmp_path, bert):
     with pytest.raises(CheckpointError, match=r"does not fit bert: .* has besides 23 tensors"):
-        bring(saved(tmp_path, old_names(bert)), tmp_path / "b.st", arch=BERT.replace("layers=2", "layers=1"))
+        import_weights(
+            saved(tmp_path, old_names(bert)), tmp_path / "b.st", arch=BERT.replace("layers=2", "layers=1")
+        )
 
 
 def test_a_tokenizer_comes_along(tmp_path, bert):
@@ -384,7 +397,7 @@ def test_a_tokenizer_comes_along(tmp_path, bert):
     Tokenizer(words).save(str(tmp_path / "tokenizer.json"))
     path = saved(tmp_path, bert)
 
-    bring(path, tmp_path / "base.st", arch=BERT, tokenizer=tmp_path / "tokenizer.json")
+    import_weights(path, tmp_path / "base.st", arch=BERT, tokenizer=tmp_path / "tokenizer.json")
 
     assert '"cat":1' in open_model(str(tmp_path / "base.st")).header.preprocess.tokenizer
 
@@ -410,7 +423,7 @@ def test_a_pickle_never_runs(tmp_path, state, form):
         torch.save(value, path, _use_new_zipfile_serialization=form != "old")
 
     with pytest.raises(CheckpointError, match="cannot be read without running code") as caught:
-        bring(path, tmp_path / "base.st")
+        import_weights(path, tmp_path / "base.st")
 
     assert "no code in it was run" in caught.value.message
     assert "torch.save(model.state_dict()" in caught.value.hint
@@ -450,7 +463,7 @@ def test_files_that_hold_no_weights(tmp_path, make, message):
     make(tmp_path)
 
     with pytest.raises(CheckpointError, match=message) as caught:
-        bring(tmp_path / "w.pth", tmp_path / "base.st")
+        import_weights(tmp_path / "w.pth", tmp_path / "base.st")
 
     assert caught.value.hint
     assert not [p for p in tmp_path.iterdir() if p.name != "w.pth"]
@@ -466,13 +479,13 @@ def test_a_single_logit_is_the_log_odds_of_the_second_class(tmp_path, library, s
     path, images = saved(tmp_path, one), torch.randn(3, 1, 8, 8)
     log_odds = library(images)[:, :1]
 
-    bring(path, tmp_path / "base.st", num_classes=1, labels="cat,dog")
+    import_weights(path, tmp_path / "base.st", num_classes=1, labels="cat,dog")
 
-    opened = open_model(str(tmp_path / "base.st"))
-    assert opened.header.class_names == ("cat", "dog")
-    torch.testing.assert_close(load_model(opened)(images).softmax(-1)[:, 1:], log_odds.sigmoid())
+    model_file = open_model(str(tmp_path / "base.st"))
+    assert model_file.header.class_names == ("cat", "dog")
+    torch.testing.assert_close(load_model(model_file)(images).softmax(-1)[:, 1:], log_odds.sigmoid())
     with pytest.raises(CheckpointError, match="has 1 class, not 2") as caught:
-        bring(path, tmp_path / "other.st", num_classes=None, labels="cat,dog")
+        import_weights(path, tmp_path / "other.st", num_classes=None, labels="cat,dog")
     assert caught.value.hint.startswith("add `--num-classes 1`")
 
 
@@ -495,7 +508,7 @@ MISFITS = {
 @pytest.mark.parametrize(("change", "options", "message", "hint"), MISFITS.values(), ids=MISFITS)
 def test_weights_that_do_not_fit(tmp_path, state, change, options, message, hint):
     with pytest.raises(CheckpointError, match=message) as caught:
-        bring(saved(tmp_path, change(state)), tmp_path / "base.st", **options)
+        import_weights(saved(tmp_path, change(state)), tmp_path / "base.st", **options)
 
     assert hint in caught.value.hint
     assert not (tmp_path / "base.st").exists()
@@ -523,7 +536,7 @@ def test_usage(tmp_path, state, options, message):
     path = saved(tmp_path, state)
 
     with pytest.raises(UsageError, match=message):
-        bring(options.pop("source", path), tmp_path / "base.st", **options)
+        import_weights(options.pop("source", path), tmp_path / "base.st", **options)
 
     assert not (tmp_path / "base.st").exists()
 
@@ -532,11 +545,11 @@ def test_as_many_labels_as_classes_are_asked_for(tmp_path, state):
     """With `--labels`, the hint names the number of labels. `--num-classes` would contradict the labels."""
     path = saved(tmp_path, state)
     with pytest.raises(CheckpointError, match="has 7 classes, not 3") as caught:
-        bring(path, tmp_path / "base.st", num_classes=None, labels="a,b,c")
+        import_weights(path, tmp_path / "base.st", num_classes=None, labels="a,b,c")
     assert caught.value.hint == "give 7 labels: `--labels` needs one name per class"
 
     with pytest.raises(UsageError, match="3 names for 7 classes") as caught:
-        bring(path, tmp_path / "base.st", num_classes=7, labels="a,b,c")
+        import_weights(path, tmp_path / "base.st", num_classes=7, labels="a,b,c")
     assert caught.value.hint == "give 7 labels, one per class"
 
 
@@ -547,7 +560,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path, state, value):
     with pytest.raises(
         CheckpointError, match=r"tensor `blocks\.1\.mlp\.fc1\.weight` holds 2 numbers of "
     ) as caught:
-        bring(saved(tmp_path, state), tmp_path / "base.st")
+        import_weights(saved(tmp_path, state), tmp_path / "base.st")
     assert caught.value.hint.startswith("the training may have diverged; use an earlier checkpoint")
     assert not (tmp_path / "base.st").exists()
 
@@ -561,10 +574,12 @@ def test_a_name_that_a_folder_has_too(tmp_path, monkeypatch, state):
         "`./bert` for the folder"
     )
     with pytest.raises(UsageError) as caught:
-        bring(saved(tmp_path, state), tmp_path / "base.st", arch="bert", tokenizer=tmp_path, num_classes=None)
+        import_weights(
+            saved(tmp_path, state), tmp_path / "base.st", arch="bert", tokenizer=tmp_path, num_classes=None
+        )
     assert caught.value.hint == hint
     with pytest.raises(CheckpointError, match=r"bert: has no config\.json") as caught:
-        bring(saved(tmp_path, state), tmp_path / "base.st", arch="bert", num_classes=None)
+        import_weights(saved(tmp_path, state), tmp_path / "base.st", arch="bert", num_classes=None)
     assert caught.value.hint.endswith(hint)
 
     (tmp_path / "bert" / "config.json").write_text("{}")
@@ -573,7 +588,7 @@ def test_a_name_that_a_folder_has_too(tmp_path, monkeypatch, state):
         ("./nothing/here", "timm has no architecture", ""),
     ):
         with pytest.raises(UnsupportedModelError, match=message) as caught:
-            bring(saved(tmp_path, state), tmp_path / "base.st", arch=arch)
+            import_weights(saved(tmp_path, state), tmp_path / "base.st", arch=arch)
         assert hint in caught.value.hint
 
 
@@ -593,21 +608,21 @@ def test_a_name_that_a_folder_has_too(tmp_path, monkeypatch, state):
 )
 def test_an_option_that_there_is_not_is_said_in_words(tmp_path, state, arch, message, hint):
     with pytest.raises(UsageError, match=message) as caught:
-        bring(saved(tmp_path, state), tmp_path / "base.st", arch=arch, num_classes=None)
+        import_weights(saved(tmp_path, state), tmp_path / "base.st", arch=arch, num_classes=None)
     assert caught.value.hint == hint
 
 
 def test_ours_is_ours_already(tmp_path, state):
-    bring(saved(tmp_path, state), tmp_path / "base.st")
+    import_weights(saved(tmp_path, state), tmp_path / "base.st")
 
     with pytest.raises(UsageError, match="is already a checkpoint of hydractl"):
-        bring(tmp_path / "base.st", tmp_path / "again.st")
+        import_weights(tmp_path / "base.st", tmp_path / "again.st")
 
 
 @pytest.mark.parametrize("arch", ["vit_none", "resnet18"])
 def test_an_architecture_that_is_not_there(tmp_path, state, arch):
     with pytest.raises(UnsupportedModelError):
-        bring(saved(tmp_path, state), tmp_path / "base.st", arch=arch)
+        import_weights(saved(tmp_path, state), tmp_path / "base.st", arch=arch)
 
 
 @pytest.mark.parametrize("labels", ["none.txt", "x.json"])
@@ -616,7 +631,7 @@ def test_labels_that_cannot_be_read(tmp_path, monkeypatch, state, labels):
     (tmp_path / "x.json").write_text("{")
 
     with pytest.raises(HydraError, match=labels):
-        bring(saved(tmp_path, state), tmp_path / "base.st", labels=labels)
+        import_weights(saved(tmp_path, state), tmp_path / "base.st", labels=labels)
 
 
 def test_outputs_are_kept(tmp_path, state):
@@ -624,10 +639,10 @@ def test_outputs_are_kept(tmp_path, state):
     (tmp_path / "base.st").write_bytes(b"mine")
 
     with pytest.raises(OutputExists):
-        bring(path, tmp_path / "base.st")
+        import_weights(path, tmp_path / "base.st")
     (tmp_path / "link.st").symlink_to(path)
     with pytest.raises(OutputExists, match="is an input"):
-        bring(path, tmp_path / "link.st", force=True)
+        import_weights(path, tmp_path / "link.st", force=True)
     assert (tmp_path / "base.st").read_bytes() == b"mine"
-    bring(path, tmp_path / "base.st", force=True)
+    import_weights(path, tmp_path / "base.st", force=True)
     check_equal(tmp_path / "base.st", state)

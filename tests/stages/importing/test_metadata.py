@@ -19,7 +19,7 @@ from hydractl.families.open_model import load_model, open_model
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.run import run_import
 from hydractl.stages.options import Images
-from support.heard import Heard
+from support.progress_log import ProgressLog
 
 NAME = "vit_tiny_patch16_224"
 KWARGS = {"img_size": 8, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 4}
@@ -59,8 +59,8 @@ def saved_by_timm(folder, library, args):
     return folder / "model_best.pth.tar"
 
 
-def bring(source, out, *, heard=None, **changes):
-    run_import(ImportConfig(sources=(str(source),), out=out, **changes), heard or Heard())
+def import_weights(source, out, *, progress_log=None, **changes):
+    run_import(ImportConfig(sources=(str(source),), out=out, **changes), progress_log or ProgressLog())
     return Checkpoint.open(out).header
 
 
@@ -71,22 +71,30 @@ def saved(folder, value):
 
 @torch.inference_mode()
 def test_a_run_of_timm_needs_no_architecture(tmp_path, library):
-    heard = Heard()
-    header = bring(saved_by_timm(tmp_path, library, namespace()), tmp_path / "b.st", heard=heard)
+    progress_log = ProgressLog()
+    header = import_weights(
+        saved_by_timm(tmp_path, library, namespace()), tmp_path / "b.st", progress_log=progress_log
+    )
 
     images = torch.randn(3, 3, 8, 8)
     model = load_model(open_model(str(tmp_path / "b.st")))
     assert torch.allclose(model.member_logits(images)[0], library(images), atol=1e-6)
     data = timm.data.resolve_data_config(vars(namespace()), model=library)
-    how = header.preprocess
-    assert (how.input_size, how.mean, how.std) == (data["input_size"], data["mean"], data["std"])
-    assert (how.interpolation, how.crop_pct) == (data["interpolation"], data["crop_pct"])
+    preprocess = header.preprocess
+    assert (preprocess.input_size, preprocess.mean, preprocess.std) == (
+        data["input_size"],
+        data["mean"],
+        data["std"],
+    )
+    assert (preprocess.interpolation, preprocess.crop_pct) == (data["interpolation"], data["crop_pct"])
     assert header.architecture.config == KWARGS | {"num_classes": 7}
-    line = next(step for step in heard.steps if " says: " in step)
+    line = next(step for step in progress_log.steps if " says: " in step)
     for part in (NAME, "num_heads=4", "num_classes=7", "mean=[0.25]", "std=[0.5]"):
         assert part in line
     assert "crop_pct" not in line
-    assert any("assumed: crop_pct=0.9, interpolation=bicubic (" in warning for warning in heard.warnings)
+    assert any(
+        "assumed: crop_pct=0.9, interpolation=bicubic (" in warning for warning in progress_log.warnings
+    )
     assert header.assumed
 
 
@@ -94,19 +102,19 @@ def test_a_run_of_timm_needs_no_architecture(tmp_path, library):
 def test_plain_weights_have_the_crop_of_timms_saver(tmp_path, library, typed):
     """The crop is timm's published one for the architecture, as in timm's scripts for any image size."""
     arch = f"{NAME}::" + ",".join(f"{k}={v}" for k, v in KWARGS.items())
-    heard = Heard()
-    plain = bring(
+    progress_log = ProgressLog()
+    plain = import_weights(
         saved(tmp_path, library.state_dict()),
         tmp_path / "a.st",
-        heard=heard,
+        progress_log=progress_log,
         arch=arch,
         num_classes=7,
         **typed,
     )
-    whole = bring(saved_by_timm(tmp_path, library, namespace()), tmp_path / "b.st")
+    whole = import_weights(saved_by_timm(tmp_path, library, namespace()), tmp_path / "b.st")
     assert plain.preprocess.crop_pct == whole.preprocess.crop_pct == 0.9
     assert plain.assumed != bool(typed)
-    assert any("assumed: crop_pct=0.9" in warning for warning in heard.warnings)
+    assert any("assumed: crop_pct=0.9" in warning for warning in progress_log.warnings)
 
 
 CONTRADICTIONS = {
@@ -121,7 +129,7 @@ CONTRADICTIONS = {
 def test_what_contradicts_the_file_is_refused(tmp_path, library, typed, message):
     path = saved_by_timm(tmp_path, library, namespace())
     with pytest.raises(UsageError, match=message):
-        bring(path, tmp_path / "b.st", **typed)
+        import_weights(path, tmp_path / "b.st", **typed)
     assert not (tmp_path / "b.st").exists()
 
 
@@ -129,7 +137,7 @@ def test_what_agrees_with_the_file_is_taken(tmp_path, library):
     path = saved_by_timm(tmp_path, library, namespace(model=f"{NAME}.augreg_in21k"))
     typed = f"{NAME}::num_heads=4,img_size=[8,8],dynamic_img_size=true"
     images = Images(mean=(0.25, 0.25, 0.25))
-    header = bring(path, tmp_path / "b.st", arch=typed, images=images, labels="a,b,c,d,e,f,g")
+    header = import_weights(path, tmp_path / "b.st", arch=typed, images=images, labels="a,b,c,d,e,f,g")
     assert header.labels == tuple("abcdefg")
     assert header.architecture.config["dynamic_img_size"] is True
 
@@ -140,8 +148,8 @@ def test_heads_that_are_the_default_are_contradicted_too(tmp_path):
     args = namespace(model_kwargs={"img_size": 16, "depth": 1}, img_size=16)
     path = saved_by_timm(tmp_path, model, args)
     with pytest.raises(UsageError, match="the training script saved `3 heads of 64`"):
-        bring(path, tmp_path / "b.st", arch=f"{NAME}::num_heads=6")
-    assert bring(path, tmp_path / "b.st").architecture.towers["vision"].num_heads == 3
+        import_weights(path, tmp_path / "b.st", arch=f"{NAME}::num_heads=6")
+    assert import_weights(path, tmp_path / "b.st").architecture.towers["vision"].num_heads == 3
 
 
 class Pool(enum.Enum):
@@ -180,18 +188,18 @@ HOLDERS = {
 @pytest.mark.parametrize("wrap", HOLDERS.values(), ids=HOLDERS)
 def test_every_place_for_options(tmp_path, library, wrap):
     path = saved(tmp_path, wrap(dict(library.state_dict())))
-    header = bring(path, tmp_path / "b.st")
+    header = import_weights(path, tmp_path / "b.st")
     assert header.architecture.name == NAME
     assert header.architecture.config == KWARGS | {"num_classes": 7}
     with pytest.raises(UsageError, match="the training script saved `num_heads=4`"):
-        bring(path, tmp_path / "c.st", arch=f"{NAME}::num_heads=2")
+        import_weights(path, tmp_path / "c.st", arch=f"{NAME}::num_heads=2")
 
 
 def test_sizes_that_are_typed_go_before_those_among_other_options(tmp_path, library):
     """`embed_dim` of a script may describe another part, so arguments and tensor shapes decide."""
     path = saved(tmp_path, {"state_dict": library.state_dict(), "args": {"arch": NAME, "embed_dim": 128}})
     typed = ",".join(f"{k}={v}" for k, v in KWARGS.items())
-    assert bring(path, tmp_path / "b.st", arch=f"{NAME}::{typed}", num_classes=7).num_classes == 7
+    assert import_weights(path, tmp_path / "b.st", arch=f"{NAME}::{typed}", num_classes=7).num_classes == 7
 
 
 def test_texts(tmp_path):
@@ -199,18 +207,18 @@ def test_texts(tmp_path):
 
     model = BertForSequenceClassification(BertConfig(**BERT))
     value = {"state_dict": model.state_dict(), "training_args": {"model_type": "bert", **BERT}}
-    header = bring(saved(tmp_path, value), tmp_path / "b.st")
+    header = import_weights(saved(tmp_path, value), tmp_path / "b.st")
     assert BERT.items() - {("num_labels", 7)} <= header.architecture.config.items()
     assert header.num_classes == 7
     with pytest.raises(UsageError, match="the training script saved `num_attention_heads=4`"):
-        bring(saved(tmp_path, value), tmp_path / "c.st", arch="bert::num_attention_heads=8")
+        import_weights(saved(tmp_path, value), tmp_path / "c.st", arch="bert::num_attention_heads=8")
 
 
 def test_the_name_of_a_run_of_open_clip(tmp_path, library):
     name = "2026_01_01-00_00_00-model_ViT-B-32-lr_0.0005-b_64-j_4-p_amp"
     path = saved(tmp_path, {"epoch": 1, "name": name, "state_dict": library.state_dict()})
     with pytest.raises(CheckpointError, match="does not fit openclip:ViT-B-32"):
-        bring(path, tmp_path / "b.st")
+        import_weights(path, tmp_path / "b.st")
 
 
 NOTHING = {
@@ -233,7 +241,7 @@ def test_options_of_other_kinds_are_passed_over(tmp_path, library):
     }
     path = saved(tmp_path, {"model": library.state_dict(), "args": argparse.Namespace(**args)})
     typed = ",".join(f"{k}={v}" for k, v in KWARGS.items())
-    assert bring(path, tmp_path / "b.st", arch=f"{NAME}::{typed}").architecture.config == KWARGS | {
+    assert import_weights(path, tmp_path / "b.st", arch=f"{NAME}::{typed}").architecture.config == KWARGS | {
         "num_classes": 7
     }
 
@@ -243,7 +251,9 @@ def test_a_file_names_no_tokenizer(tmp_path):
 
     model = BertForSequenceClassification(BertConfig(**BERT))
     args = {"model_type": "bert", "model_kwargs": BERT | {"tokenizer": str(tmp_path / "none.json")}}
-    header = bring(saved(tmp_path, {"state_dict": model.state_dict(), "args": args}), tmp_path / "b.st")
+    header = import_weights(
+        saved(tmp_path, {"state_dict": model.state_dict(), "args": args}), tmp_path / "b.st"
+    )
     assert header.preprocess.tokenizer is None
 
 
@@ -251,11 +261,11 @@ def test_a_file_names_no_tokenizer(tmp_path):
 def test_files_that_do_not_say_it(tmp_path, library, more):
     path = saved(tmp_path, {"state_dict": library.state_dict(), **more})
     with pytest.raises(CheckpointError, match="does not name its architecture") as caught:
-        bring(path, tmp_path / "b.st")
+        import_weights(path, tmp_path / "b.st")
     assert caught.value.hint.startswith("add `--arch NAME`")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CheckpointError) as caught:
-        bring(path, tmp_path / "b.st")
+        import_weights(path, tmp_path / "b.st")
     assert f"add `--arch {tmp_path}`" in caught.value.hint
 
 
@@ -274,5 +284,5 @@ HOSTILE = {
 @pytest.mark.parametrize("changes", HOSTILE.values(), ids=HOSTILE)
 def test_what_a_file_says_passes_the_gate_of_all_options(tmp_path, library, changes):
     with pytest.raises(HydraError):
-        bring(saved_by_timm(tmp_path, library, namespace(**changes)), tmp_path / "b.st")
+        import_weights(saved_by_timm(tmp_path, library, namespace(**changes)), tmp_path / "b.st")
     assert not (tmp_path / "b.st").exists()

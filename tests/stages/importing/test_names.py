@@ -12,7 +12,7 @@ from hydractl.importing.tensor_names import TrainedHeadError
 from hydractl.progress import Silent
 from hydractl.stages.importing.config import ImportConfig, parse_rename
 from hydractl.stages.importing.run import run_import
-from support.heard import Heard
+from support.progress_log import ProgressLog
 
 OPTIONS = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 32, "depth": 2, "num_heads": 4}
 NAME = "vit_tiny_patch16_224"
@@ -25,7 +25,7 @@ def state():
     return dict(timm.create_model(NAME, num_classes=7, **OPTIONS).state_dict())
 
 
-def bring(folder, value, *, heard=None, num_classes=7, rename=(), **changes):
+def import_weights(folder, value, *, progress_log=None, num_classes=7, rename=(), **changes):
     torch.save(value, folder / "w.pth")
     config = ImportConfig(
         sources=(str(folder / "w.pth"),),
@@ -35,7 +35,7 @@ def bring(folder, value, *, heard=None, num_classes=7, rename=(), **changes):
         rename=tuple(pair for text in rename for pair in parse_rename(text)),
         **changes,
     )
-    run_import(config, heard or Silent())
+    run_import(config, progress_log or Silent())
     return Checkpoint.open(folder / "b.st").tensors()
 
 
@@ -64,7 +64,7 @@ def with_head(state, name, prefix=""):
 @pytest.mark.parametrize("beside", [False, True])
 def test_any_prefix_goes(tmp_path, state, prefix, beside):
     more = {"loss.weight": torch.ones(3)} if beside else {}
-    check_equal(bring(tmp_path, under(prefix, state) | more), state)
+    check_equal(import_weights(tmp_path, under(prefix, state) | more), state)
 
 
 def test_weights_that_are_there_twice(tmp_path, state):
@@ -73,9 +73,9 @@ def test_weights_that_are_there_twice(tmp_path, state):
     with pytest.raises(
         CheckpointError, match=r"several sets of weights that fit, under `student\.`, `teacher\.`"
     ) as caught:
-        bring(tmp_path, both)
+        import_weights(tmp_path, both)
     assert caught.value.hint == "`--weights-key teacher` imports those"
-    check_equal(bring(tmp_path, both, weights_key="teacher"), other)
+    check_equal(import_weights(tmp_path, both, weights_key="teacher"), other)
 
 
 @pytest.mark.spread(cases=2)
@@ -84,21 +84,21 @@ def test_a_student_and_a_teacher(tmp_path, state, wrap):
     other = {k: v + 1 for k, v in state.items()}
     saved = {"student": wrap(state), "teacher": wrap(other), "epoch": 3}
     with pytest.raises(CheckpointError, match="has no state dict") as caught:
-        bring(tmp_path, saved)
+        import_weights(tmp_path, saved)
     assert caught.value.hint == (
         "there are tensors under `student`, `teacher`: add `--weights-key teacher` to import those"
     )
-    check_equal(bring(tmp_path, saved, weights_key="teacher"), other)
-    check_equal(bring(tmp_path, {"run": saved}, weights_key="run.teacher", force=True), other)
+    check_equal(import_weights(tmp_path, saved, weights_key="teacher"), other)
+    check_equal(import_weights(tmp_path, {"run": saved}, weights_key="run.teacher", force=True), other)
 
 
 def test_a_key_that_is_not_there(tmp_path, state):
     with pytest.raises(
         UsageError, match=r"`--weights-key teachr`: .* has no weights under this key; its keys are `s`"
     ):
-        bring(tmp_path, {"s": state}, weights_key="teachr")
+        import_weights(tmp_path, {"s": state}, weights_key="teachr")
     with pytest.raises(UsageError, match="`--ema` and `--weights-key` exclude each other"):
-        bring(tmp_path, {"s": state}, weights_key="s", ema=True)
+        import_weights(tmp_path, {"s": state}, weights_key="s", ema=True)
 
 
 @pytest.mark.spread(cases=3)
@@ -110,25 +110,25 @@ def test_a_trained_classifier_under_another_name_is_never_lost(tmp_path, state, 
     saved = with_head(state, name, prefix)
     kind = TrainedHeadError if num_classes or name != "odd.name" else CheckpointError
     with pytest.raises(kind) as caught:
-        bring(tmp_path, saved, num_classes=num_classes)
+        import_weights(tmp_path, saved, num_classes=num_classes)
     assert not (tmp_path / "b.st").exists()
     if kind is TrainedHeadError:
         assert caught.value.hint.startswith(f"`--rename {name}={prefix}head` imports it")
-    check_equal(bring(tmp_path, saved, rename=[f"{name}={prefix}head"]), state)
-    fresh = bring(tmp_path, saved, head_seed=1, force=True)
+    check_equal(import_weights(tmp_path, saved, rename=[f"{name}={prefix}head"]), state)
+    fresh = import_weights(tmp_path, saved, head_seed=1, force=True)
     assert not torch.equal(fresh["head.weight"], state["head.weight"])
 
 
 def test_a_classifier_of_other_classes_is_not_lost_either(tmp_path, state):
     with pytest.raises(TrainedHeadError, match=r"`fc\.weight` \(7, 32\) looks like a trained classifier"):
-        bring(tmp_path, with_head(state, "fc"), num_classes=3)
+        import_weights(tmp_path, with_head(state, "fc"), num_classes=3)
 
 
 def test_other_parts_are_left_out_with_a_line(tmp_path, state):
-    heard = Heard()
+    progress_log = ProgressLog()
     saved = headless(state) | {"decoder.weight": torch.ones(61, 32), "decoder.bias": torch.ones(61)}
-    bring(tmp_path, saved, heard=heard)
-    assert any("ignored 2 tensors" in line for line in heard.warnings)
+    import_weights(tmp_path, saved, progress_log=progress_log)
+    assert any("ignored 2 tensors" in line for line in progress_log.warnings)
 
 
 @pytest.mark.parametrize(
@@ -142,4 +142,4 @@ def test_other_parts_are_left_out_with_a_line(tmp_path, state):
 )
 def test_renames_that_cannot_be(tmp_path, state, rename, message):
     with pytest.raises(UsageError, match=message):
-        bring(tmp_path, state, rename=[rename])
+        import_weights(tmp_path, state, rename=[rename])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hydractl.errors import CheckpointError
 from hydractl.importing import pickle_file
-from hydractl.importing.pickle_file import MOST_BYTES, NeedsCodeError, TooMuchError, rehearse
+from hydractl.importing.pickle_file import MOST_BYTES, NeedsCodeError, TooMuchError, check_pickles
 from hydractl.importing.weights import read_weights
 
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
@@ -37,7 +37,7 @@ def saved(tmp_path, value, *, old=False):
     return tmp_path / "w.pth"
 
 
-def patched(path, change):
+def rewrite_pickle(path, change):
     """Rewrite the pickle inside an archive with `change`."""
     with zipfile.ZipFile(path) as archive:
         records = {r.filename: archive.read(r) for r in archive.infolist()}
@@ -118,7 +118,7 @@ def test_storages_are_no_longer_than_their_file(tmp_path, old):
     if old:
         path.write_bytes(path.read_bytes().replace(b"J" + raw, b"J" + lie))
     else:
-        patched(path, lambda data: data.replace(b"J" + raw, b"J" + lie))
+        rewrite_pickle(path, lambda data: data.replace(b"J" + raw, b"J" + lie))
 
     with pytest.raises(
         CheckpointError, match="declares tensors that are larger than the file: storages of 8589934588 bytes"
@@ -159,7 +159,7 @@ def test_keys_whose_hash_takes_for_ever_are_refused():
     # The tuple is the key of SETITEM (`s`) and SETITEMS (`u`).
     for keyed in (b"}" + body + b"Ns", b"}(" + body + b"Nu"):
         with pytest.raises(NeedsCodeError):
-            rehearse(b"\x80\x02" + keyed + b".", 0, 1)
+            check_pickles(b"\x80\x02" + keyed + b".", 0, 1)
 
 
 @pytest.mark.newer  # torch 2.5 does not load sets
@@ -201,4 +201,4 @@ def test_any_change_of_a_pickle_is_met_in_words(data):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     assert len(raw) < MOST_BYTES
     with suppress(NeedsCodeError, TooMuchError, ValueError):
-        rehearse(bytes(raw), 100, 1)
+        check_pickles(bytes(raw), 100, 1)

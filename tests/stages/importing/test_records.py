@@ -65,7 +65,7 @@ def loaded(folder, value, *, old):
     return read_pickle(path)["x"]
 
 
-def by_default():
+def sample_defaultdict():
     found = collections.defaultdict(list)
     found["a"].append(1)
     return found
@@ -82,7 +82,7 @@ PLAIN = {
     "path": (Path("/a/b"), "/a/b"),
     "pure path": (PurePosixPath("x/y"), "x/y"),
     "enumeration": (Colour.RED, "red"),
-    "defaultdict": (by_default(), {"a": [1]}),
+    "defaultdict": (sample_defaultdict(), {"a": [1]}),
     "class of a dictionary": (Attributes(x=np.int32(1)), {"x": 1}),
     "deque": (collections.deque([1, 2], 3), [1, 2]),
     "nested": ([(np.float64(1), {"k": Path("p")})], [[1.0, {"k": "p"}]]),

@@ -35,7 +35,7 @@ def saved(variant, folder):
     return folder / "theirs", sample.save(folder / "ours.st"), sample
 
 
-def look(path):
+def inspect_file(path):
     return run_inspect(InspectConfig(files=(str(path),)))
 
 
@@ -44,7 +44,7 @@ def look(path):
 def test_a_folder_of_transformers_has_the_parts_of_its_model(tmp_path, variant):
     theirs, ours, _ = saved(variant, tmp_path)
 
-    found, expected = look(theirs), look(ours)
+    found, expected = inspect_file(theirs), inspect_file(ours)
 
     assert {n: a.parameters for n, a in found.parts.items()} == {
         n: a.parameters for n, a in expected.parts.items()
@@ -60,11 +60,11 @@ def test_a_folder_of_transformers_has_the_parts_of_its_model(tmp_path, variant):
 @pytest.mark.parametrize("name", ["transformers-bert-plain", "transformers-deberta-v3"])
 def test_a_folder_is_told_of_as_the_base_made_of_it(tmp_path, name):
     save_text_model(variant(name), tmp_path / "theirs")
-    opened = open_model(str(tmp_path / "theirs"))
+    model_file = open_model(str(tmp_path / "theirs"))
     with (tmp_path / "ours.st").open("wb") as file:
-        write_tensors(file, opened.checkpoint.tensors(), header=opened.header)
+        write_tensors(file, model_file.checkpoint.tensors(), header=model_file.header)
 
-    found, expected = look(tmp_path / "theirs"), look(tmp_path / "ours.st")
+    found, expected = inspect_file(tmp_path / "theirs"), inspect_file(tmp_path / "ours.st")
 
     assert found.hint is None
     assert found.model == replace(expected.model, name=found.model.name, masks=())
@@ -76,8 +76,8 @@ def test_a_folder_is_told_of_as_the_base_made_of_it(tmp_path, name):
 
 
 def test_a_zero_shot_model_tells_how_classes_are_asked_about(tmp_path):
-    opened = open_model(str(pair("clip", tmp_path).save(tmp_path / "bare.st")))
-    named = with_classes(opened, Classes(names=("1", "2"), templates=("a {label}",)))
+    model_file = open_model(str(pair("clip", tmp_path).save(tmp_path / "bare.st")))
+    named = with_classes(model_file, Classes(names=("1", "2"), templates=("a {label}",)))
     run_fuse(
         FuseConfig(
             models=(str(tmp_path / "bare.st"),),
@@ -86,9 +86,12 @@ def test_a_zero_shot_model_tells_how_classes_are_asked_about(tmp_path):
         )
     )
 
-    assert (look(tmp_path / "bare.st").model.num_classes, look(tmp_path / "h.st").model.num_classes) == (0, 2)
-    assert look(tmp_path / "h.st").model.prompting.templates == ("A photo of a {label}.",)
-    assert look(tmp_path / "h.st").model.tokenizer_size == 22
+    assert (
+        inspect_file(tmp_path / "bare.st").model.num_classes,
+        inspect_file(tmp_path / "h.st").model.num_classes,
+    ) == (0, 2)
+    assert inspect_file(tmp_path / "h.st").model.prompting.templates == ("A photo of a {label}.",)
+    assert inspect_file(tmp_path / "h.st").model.tokenizer_size == 22
 
 
 @pytest.mark.parametrize("trained", ["BertModel", "BertForMaskedLM"])
@@ -98,7 +101,7 @@ def test_a_folder_without_a_classifier_says_what_gives_it_one(tmp_path, trained)
     weights = tmp_path / "m" / "model.safetensors"
     save_file({k: v for k, v in load_file(weights).items() if not k.startswith("classifier.")}, weights)
 
-    found = look(tmp_path / "m")
+    found = inspect_file(tmp_path / "m")
     assert found.hint == (
         f"is a {trained}, which is not a classifier; `hydractl finetune {tmp_path / 'm'} --data TRAIN "
         "--val VAL -o base.st` gives it a classifier for your classes"
@@ -111,7 +114,7 @@ def test_one_tower_of_two_says_what_gives_it_a_classifier(tmp_path):
     sample.library().save_pretrained(tmp_path / "m")
     edit_config(tmp_path / "m", architectures=["CLIPVisionModel"])
 
-    assert look(tmp_path / "m").hint.startswith(
+    assert inspect_file(tmp_path / "m").hint.startswith(
         "is a CLIPVisionModel, which is not a classifier; `hydractl finetune"
     )
 
@@ -144,7 +147,7 @@ def test_a_folder_of_timm_has_the_parts_of_its_model(tmp_path, family):
     options = {k: v for k, v in variant.options.items() if k != "num_classes"}
     save_for_hf(sample.library(), tmp_path / "theirs", model_args=options, safe_serialization=True)
 
-    assert look(tmp_path / "theirs").parts == look(sample.save(tmp_path / "ours.st")).parts
+    assert inspect_file(tmp_path / "theirs").parts == inspect_file(sample.save(tmp_path / "ours.st")).parts
 
 
 @pytest.mark.parametrize(
@@ -170,5 +173,5 @@ def test_a_folder_of_openclip_has_the_parts_of_its_model(tmp_path, family):
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
     save_file({k: v.contiguous() for k, v in sample.state.items()}, folder / "open_clip_model.safetensors")
 
-    assert look(folder).parts.keys() >= {"embed", "attention", "mlp"}
-    assert look(folder).parts == look(sample.save(tmp_path / "ours.st")).parts
+    assert inspect_file(folder).parts.keys() >= {"embed", "attention", "mlp"}
+    assert inspect_file(folder).parts == inspect_file(sample.save(tmp_path / "ours.st")).parts

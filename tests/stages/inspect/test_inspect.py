@@ -18,7 +18,14 @@ from hydractl.checkpoint import TensorSpec, write_checkpoint
 from hydractl.errors import CheckpointError, HydraError, InputError, ManifestError, UsageError
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.document import Fingerprint
-from hydractl.manifest.head_mask import HeadMask, HeadScores, Removal, TowerHeads, TowerKeep, TowerScores
+from hydractl.manifest.head_mask import (
+    HeadImportance,
+    HeadMask,
+    Removal,
+    TowerHeads,
+    TowerImportance,
+    TowerKeep,
+)
 from hydractl.manifest.header import Architecture, Fate, FusePlan, Header, InputFile, Kind, Preprocess, Step
 from hydractl.pruning.selection import ranks
 from hydractl.reporting.file_contents import CheckpointReport, Predicted, SavedPredictions, Tally
@@ -77,7 +84,7 @@ def write(path: Path, about: Header | None, specs: dict[str, TensorSpec] = SPECS
     return path
 
 
-def look(path: object, **options: bool) -> CheckpointReport:
+def inspect_file(path: object, **options: bool) -> CheckpointReport:
     report = run_inspect(InspectConfig(files=(str(path),), **options))
     assert isinstance(report, CheckpointReport)
     return report
@@ -92,14 +99,14 @@ def together(amounts) -> Tally:
     )
 
 
-SCORES = HeadScores(
+SCORES = HeadImportance(
     method="random",
     objective=None,
     options={},
     model=Fingerprint(reference="base.st", sha256=SHA),
     architecture="vit",
     data={},
-    towers={"vision": TowerScores(scores=((0.1, 0.3), (0.3, 0.2)))},
+    towers={"vision": TowerImportance(scores=((0.1, 0.3), (0.3, 0.2)))},
     tool="hydractl 0",
 )
 MASK = HeadMask(towers={"vision": TowerKeep(num_heads=2, keep=((0,), ()))})
@@ -107,7 +114,7 @@ MASK = HeadMask(towers={"vision": TowerKeep(num_heads=2, keep=((0,), ()))})
 
 @pytest.mark.parametrize("about", [None, header(), hydra_header()], ids=["foreign", "base", "hydra"])
 def test_every_tensor_is_counted_once_in_each_breakdown(tmp_path, about):
-    report = look(write(tmp_path / "x.st", about), tensors=True)
+    report = inspect_file(write(tmp_path / "x.st", about), tensors=True)
 
     assert report.total.tensors == len(SPECS)
     assert report.total.size_bytes == sum(spec.size_bytes for spec in SPECS.values())
@@ -122,7 +129,7 @@ def test_every_tensor_is_counted_once_in_each_breakdown(tmp_path, about):
 
 
 def test_a_base_says_what_it_is(tmp_path):
-    report = look(write(tmp_path / "x.st", header()))
+    report = inspect_file(write(tmp_path / "x.st", header()))
 
     assert report.kind == "base"
     assert report.model.architecture == ARCHITECTURE
@@ -135,7 +142,7 @@ def test_a_base_says_what_it_is(tmp_path):
 
 
 def test_a_hydra_shows_plan_members_and_what_they_take_apart(tmp_path):
-    report = look(write(tmp_path / "x.st", hydra_header()))
+    report = inspect_file(write(tmp_path / "x.st", hydra_header()))
 
     assert report.fused is not None
     assert report.fused.members == ("a.st", "b.st")
@@ -149,7 +156,7 @@ def test_a_hydra_shows_plan_members_and_what_they_take_apart(tmp_path):
 def test_members_without_lineage_are_numbered(tmp_path):
     about = hydra_header().model_copy(update={"made_by": None})
 
-    fused = look(write(tmp_path / "x.st", about)).fused
+    fused = inspect_file(write(tmp_path / "x.st", about)).fused
 
     assert fused is not None
     assert fused.members == ("member 0", "member 1")
@@ -158,7 +165,7 @@ def test_members_without_lineage_are_numbered(tmp_path):
 def test_a_family_of_another_version_is_still_shown(tmp_path):
     other = ARCHITECTURE.model_copy(update={"family": "new"})
 
-    report = look(write(tmp_path / "x.st", header(architecture=other)))
+    report = inspect_file(write(tmp_path / "x.st", header(architecture=other)))
 
     assert report.kind == "base"
     assert "blocks.*.attn" in report.parts
@@ -168,7 +175,7 @@ def test_content_decides_not_the_name(tmp_path):
     write(tmp_path / "x.json", header())
     (tmp_path / "y.st").write_text(SCORES.to_json(), encoding="utf-8")
 
-    assert look(tmp_path / "x.json").kind == "base"
+    assert inspect_file(tmp_path / "x.json").kind == "base"
     assert run_inspect(InspectConfig(files=(str(tmp_path / "y.st"),))) == DocumentReport(
         file=str(tmp_path / "y.st"), kind="scores", document=SCORES
     )
@@ -190,7 +197,7 @@ def test_a_foreign_file_is_summed_up_by_name(tmp_path):
     specs = {f"encoder.layers.{i}.q.weight": TensorSpec("F16", (2, 2)) for i in range(3)} | {
         "bias": TensorSpec("F32", ())
     }
-    report = look(write(tmp_path / "x.safetensors", None, specs))
+    report = inspect_file(write(tmp_path / "x.safetensors", None, specs))
 
     assert report.kind == "foreign"
     assert report.parts["encoder.layers.*"].tensors == 3
@@ -222,7 +229,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("reference", ["{}", "local-dir:{}", "{}/model.safetensors.index.json"])
 def test_a_folder_of_timms(folder, reference):
-    report = look(reference.format(folder))
+    report = inspect_file(reference.format(folder))
 
     assert report.total.tensors == len(SPECS)
     assert report.kind == "foreign"
@@ -242,7 +249,7 @@ def test_a_folder_of_timms(folder, reference):
 def test_an_odd_configuration_is_no_crash(folder, config):
     (folder / "config.json").write_text(json.dumps(config))
 
-    assert look(folder).model.preprocess is None
+    assert inspect_file(folder).model.preprocess is None
 
 
 def through_fifo(path: Path, content: bytes, **options: bool):
@@ -276,7 +283,7 @@ def test_a_stream_tells_as_much_as_a_file_and_is_read_to_its_end(tmp_path, monke
         plan = about.plan.model_copy(update={"fates": about.plan.fates | {"pos_embed": Fate.SHARED}})
         about = about.model_copy(update={"plan": plan})
     content = write(tmp_path / "x.st", about, big).read_bytes()
-    expected = look(tmp_path / "x.st", tensors=True)
+    expected = inspect_file(tmp_path / "x.st", tensors=True)
 
     found = through_fifo(tmp_path / "fifo", content, tensors=True)
 
@@ -414,14 +421,14 @@ def test_a_plan_and_tensors_that_differ(tmp_path):
     write(tmp_path / "x.st", hydra_header(other=Fate.SHARED))
 
     with pytest.raises(CheckpointError, match="`other` exists in only one of the file and its fuse plan"):
-        look(tmp_path / "x.st")
+        inspect_file(tmp_path / "x.st")
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.data())
 def test_ranks_are_a_permutation_that_follows_the_scores(layers, heads, data):
     numbers = st.integers(-3, 3).map(float)
     table = tuple(tuple(data.draw(numbers) for _ in range(heads)) for _ in range(layers))
-    scores = SCORES.model_copy(update={"towers": {"vision": TowerScores(scores=table)}})
+    scores = SCORES.model_copy(update={"towers": {"vision": TowerImportance(scores=table)}})
 
     found = ranks(scores)["vision"]
 
@@ -436,7 +443,7 @@ def test_a_greedy_method_ranks_what_it_removed_and_nothing_else(layers, heads, d
     order = data.draw(st.permutations([(i, j) for i in range(layers) for j in range(heads)]))
     gone = order[: data.draw(st.integers(0, len(order)))]
     removals = tuple(Removal(tower="vision", layer=i, head=j, objective=0.5) for i, j in gone)
-    towers = {"vision": TowerScores(scores=((0.0,) * heads,) * layers)}
+    towers = {"vision": TowerImportance(scores=((0.0,) * heads,) * layers)}
 
     found = ranks(SCORES.model_copy(update={"towers": towers, "removals": removals}))["vision"]
 
@@ -454,7 +461,7 @@ PREDICTIONS = {
 
 
 def test_predictions_are_recognised(tmp_path):
-    report = look(write(tmp_path / "p.safetensors", None, PREDICTIONS))
+    report = inspect_file(write(tmp_path / "p.safetensors", None, PREDICTIONS))
 
     assert (report.kind, report.hint) == ("predictions", None)
     assert report.predictions == SavedPredictions(
@@ -478,15 +485,17 @@ def test_what_eval_saves_is_recognised(tmp_path):
     with (tmp_path / "p.st").open("wb") as file:
         write_predictions(file, predictions, labels, with_logits=False)
 
-    assert look(tmp_path / "p.st").kind == "predictions"
+    assert inspect_file(tmp_path / "p.st").kind == "predictions"
 
 
 def test_predictions_that_tell_logits_are_recognised(tmp_path):
     more = {"logsumexp/base/id": TensorSpec("F32", (1, 20))}
 
-    report = look(write(tmp_path / "p.safetensors", None, PREDICTIONS | more))
+    report = inspect_file(write(tmp_path / "p.safetensors", None, PREDICTIONS | more))
 
-    assert report.predictions == look(write(tmp_path / "q.safetensors", None, PREDICTIONS)).predictions
+    assert (
+        report.predictions == inspect_file(write(tmp_path / "q.safetensors", None, PREDICTIONS)).predictions
+    )
 
 
 @pytest.mark.parametrize(
@@ -499,13 +508,16 @@ def test_predictions_that_tell_logits_are_recognised(tmp_path):
     ],
 )
 def test_what_is_only_like_predictions_stays_foreign(tmp_path, changes):
-    assert look(write(tmp_path / "p.st", None, PREDICTIONS | changes)).kind == "foreign"
-    assert look(write(tmp_path / "q.st", None, {"labels/id": PREDICTIONS["labels/id"]})).kind == "foreign"
-    assert look(write(tmp_path / "r.st", None, {})).kind == "foreign"
+    assert inspect_file(write(tmp_path / "p.st", None, PREDICTIONS | changes)).kind == "foreign"
+    assert (
+        inspect_file(write(tmp_path / "q.st", None, {"labels/id": PREDICTIONS["labels/id"]})).kind
+        == "foreign"
+    )
+    assert inspect_file(write(tmp_path / "r.st", None, {})).kind == "foreign"
 
 
 def test_ranks_go_over_all_towers():
-    towers = {"vision": TowerScores(scores=((0.1, 0.9),)), "text": TowerScores(scores=((0.5,),))}
+    towers = {"vision": TowerImportance(scores=((0.1, 0.9),)), "text": TowerImportance(scores=((0.5,),))}
 
     assert ranks(SCORES.model_copy(update={"towers": towers})) == {"vision": ((3, 1),), "text": ((2,),)}
 

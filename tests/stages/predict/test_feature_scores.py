@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hydractl
-from hydractl.checkpoint import BESIDE, Checkpoint, ScratchFolder, write_tensors
+from hydractl.checkpoint import EXTRA_PREFIX, Checkpoint, ScratchFolder, write_tensors
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, InputError, UsageError
@@ -23,8 +23,8 @@ from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.predict.config import PredictConfig, parse_threshold
 from hydractl.stages.predict.run import run_predict
 from support.builders import base
-from support.heard import Heard
 from support.predictions import SavedPredictions
+from support.progress_log import ProgressLog
 
 FIT, DATA = "digits::split=train,classes=0-6,limit=90", "digits::split=val,classes=0-6"
 OTHER = "digits::split=train,classes=0-6,limit=80"
@@ -44,7 +44,7 @@ def evaluated(model, **settings):
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory):
+def model_folder(tmp_path_factory):
     """Two members with different masks, and a hydra of both."""
     made = tmp_path_factory.mktemp("models")
     for i in range(2):
@@ -55,71 +55,77 @@ def here(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def row(here):
+def row(model_folder):
     return evaluated(
-        here / "hydra.st", threshold_for=0.95, delta=0.2, temperature=2.0, store=here / "stored.st", out=here / "r.json",
-        save_predictions=here / "p.st",
+        model_folder / "hydra.st", threshold_for=0.95, delta=0.2, temperature=2.0, store=model_folder / "stored.st", out=model_folder / "r.json",
+        save_predictions=model_folder / "p.st",
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def found(here, row):
+def eval_scores(model_folder, row):
     """OOD scores of `eval` by name, each of shape (N,)."""
-    return SavedPredictions.load(here / "p.st").said["hydra"]["id"].scores
+    return SavedPredictions.load(model_folder / "p.st").said["hydra"]["id"].scores
 
 
-def lines(here, model, data=DATA, **settings):
-    path = here / "out.jsonl"
-    for left in here.glob("out.jsonl*"):
+def lines(model_folder, model, data=DATA, **settings):
+    path = model_folder / "out.jsonl"
+    for left in model_folder.glob("out.jsonl*"):
         left.unlink()
-    run_predict(PredictConfig(model=str(here / model), data=(data,), out=path, device="cpu", **settings))
+    run_predict(
+        PredictConfig(model=str(model_folder / model), data=(data,), out=path, device="cpu", **settings)
+    )
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def scores(here, model, **settings):
-    return torch.tensor([line["ood_score"] for line in lines(here, model, **settings)], dtype=torch.float64)
+def scores(model_folder, model, **settings):
+    return torch.tensor(
+        [line["ood_score"] for line in lines(model_folder, model, **settings)], dtype=torch.float64
+    )
 
 
-def close(ours, theirs):
+def scores_close(ours, theirs):
     """Whether two scores agree to five digits of the largest absolute value."""
     return torch.allclose(ours, theirs, rtol=1e-5, atol=1e-5 * float(theirs.abs().max()))
 
 
 @pytest.mark.spread(cases=2)
 @pytest.mark.parametrize("score", FITTED)
-def test_a_checkpoint_tells_the_scores_that_eval_found(here, found, score):
+def test_a_checkpoint_tells_the_scores_that_eval_found(model_folder, eval_scores, score):
     """The copy stores another temperature, but ViM reads logits at the temperature of its fit."""
-    told = scores(here, "stored.st", ood_score=score, threshold=NONE)
+    told = scores(model_folder, "stored.st", ood_score=score, threshold=NONE)
 
     assert len(told) == COUNT
-    assert close(told, found[score])
+    assert scores_close(told, eval_scores[score])
     assert len(told.unique()) > COUNT // 2
 
 
 @pytest.mark.parametrize("score", [score for score in FITTED if score != "energy+density"])
-def test_training_data_tells_them_too(here, found, score):
-    assert close(scores(here, "hydra.st", ood_score=score, fit=DataRef.parse(FIT)), found[score])
+def test_training_data_tells_them_too(model_folder, eval_scores, score):
+    assert scores_close(
+        scores(model_folder, "hydra.st", ood_score=score, fit=DataRef.parse(FIT)), eval_scores[score]
+    )
 
 
-def test_the_stored_threshold_accepts_what_eval_counted(here, row):
-    told = lines(here, "stored.st")
+def test_the_stored_threshold_accepts_what_eval_counted(model_folder, row):
+    told = lines(model_folder, "stored.st")
 
     assert row.threshold.score == "mahalanobis"
     assert sum(line["accepted"] for line in told) == row.threshold.accepted < COUNT
-    found = torch.tensor([line["ood_score"] for line in told])  # printed scores are float32
-    assert (found < torch.tensor(row.threshold.below)).tolist() == [line["accepted"] for line in told]
+    eval_scores = torch.tensor([line["ood_score"] for line in told])  # printed scores are float32
+    assert (eval_scores < torch.tensor(row.threshold.below)).tolist() == [line["accepted"] for line in told]
 
 
 @pytest.mark.parametrize("score", ["mahalanobis", "vim"])
-def test_a_hydra_has_the_mean_of_its_members(here, found, score):
-    each = [scores(here, f"m{i}.st", ood_score=score, fit=DataRef.parse(FIT)) for i in range(2)]
+def test_a_hydra_has_the_mean_of_its_members(model_folder, eval_scores, score):
+    each = [scores(model_folder, f"m{i}.st", ood_score=score, fit=DataRef.parse(FIT)) for i in range(2)]
 
-    assert torch.allclose(torch.stack(each).mean(0), found[score], rtol=1e-3)
-    assert not torch.allclose(each[0], found[score], rtol=1e-2)
+    assert torch.allclose(torch.stack(each).mean(0), eval_scores[score], rtol=1e-3)
+    assert not torch.allclose(each[0], eval_scores[score], rtol=1e-2)
 
 
 @pytest.mark.parametrize(("settings", "fitting"), [({}, 0), ({"fit": DataRef.parse(FIT)}, 3)])
-def test_inputs_go_through_the_model_once(here, row, monkeypatch, settings, fitting):
+def test_inputs_go_through_the_model_once(model_folder, row, monkeypatch, settings, fitting):
     passes, respond = [], inference.respond
 
     def noted(*args, **named):
@@ -128,45 +134,47 @@ def test_inputs_go_through_the_model_once(here, row, monkeypatch, settings, fitt
 
     monkeypatch.setattr("hydractl.prediction.inference.respond", noted)
     model = "hydra.st" if settings else "stored.st"
-    lines(here, model, ood_score="mahalanobis", threshold=NONE, batch_size=32, **settings)
+    lines(model_folder, model, ood_score="mahalanobis", threshold=NONE, batch_size=32, **settings)
 
     assert len(passes) == fitting + ceil(COUNT / 32)
 
 
-def test_python_tells_the_same(here, row, found):
-    model = hydractl.load(here / "stored.st")
+def test_python_tells_the_same(model_folder, row, eval_scores):
+    model = hydractl.load(model_folder / "stored.st")
     images = base().inputs(batch=5, seed=3)
     said = model.predict(images, batch_size=2)
 
     assert {*FITTED} < {*said.scores}
     assert torch.equal(said.accepted, said.scores["mahalanobis"] < row.threshold.below)
-    again = hydractl.load(here / "hydra.st").predict(images)
+    again = hydractl.load(model_folder / "hydra.st").predict(images)
     assert not {*FITTED} & {*again.scores}
     assert torch.allclose(said.scores["entropy"], model.predict(images, batch_size=5).scores["entropy"])
 
 
-def test_a_report_whose_score_was_fitted_on_the_same_data_has_a_threshold(here):
-    out = here / "knn.json"
-    kept = evaluated(here / "hydra.st", ood_score=(KNN,), threshold_for=0.95, delta=0.2, out=out).threshold
+def test_a_report_whose_score_was_fitted_on_the_same_data_has_a_threshold(model_folder):
+    out = model_folder / "knn.json"
+    kept = evaluated(
+        model_folder / "hydra.st", ood_score=(KNN,), threshold_for=0.95, delta=0.2, out=out
+    ).threshold
     same = {"threshold": out, "fit": DataRef.parse(FIT)}
 
-    told = lines(here, "hydra.st", **same)
+    told = lines(model_folder, "hydra.st", **same)
     assert sum(line["accepted"] for line in told) == kept.accepted
     with pytest.raises(UsageError, match="the threshold is for `knn:k=5`"):
-        lines(here, "hydra.st", ood_score="knn", **same)
+        lines(model_folder, "hydra.st", ood_score="knn", **same)
     with pytest.raises(InputError, match=r"was fitted on .*limit=90.* has other samples"):
-        lines(here, "hydra.st", threshold=out, fit=DataRef.parse(OTHER))
+        lines(model_folder, "hydra.st", threshold=out, fit=DataRef.parse(OTHER))
     assert Report.read(out).data["fit"].count == 90
 
 
-def test_what_is_held_survives_a_copy_and_shards(here, row, tmp_path):
-    first = Checkpoint.open(here / "stored.st")
+def test_what_is_held_survives_a_copy_and_shards(model_folder, row, tmp_path):
+    first = Checkpoint.open(model_folder / "stored.st")
     assert {name.split("/")[1] for name in first.beside} == {*FITTED}
-    assert not [name for name in first.specs if name.startswith(BESIDE)]
+    assert not [name for name in first.specs if name.startswith(EXTRA_PREFIX)]
 
-    model = hydractl.load(here / "stored.st")
+    model = hydractl.load(model_folder / "stored.st")
     model.save(tmp_path / "again.st")
-    assert (tmp_path / "again.st").read_bytes() == (here / "stored.st").read_bytes()
+    assert (tmp_path / "again.st").read_bytes() == (model_folder / "stored.st").read_bytes()
     scratch = ScratchFolder()
     files = weights_of(first, first.header, limit=20_000, scratch=scratch)
     shards = [path for name, path in files.items() if name.endswith(".safetensors")]
@@ -175,8 +183,8 @@ def test_what_is_held_survives_a_copy_and_shards(here, row, tmp_path):
     assert joined.beside == first.beside
     assert all(torch.equal(joined.tensor(name), first.tensor(name)) for name in first.beside)
     folder = model.save_pretrained(tmp_path / "folder")
-    assert scores(here, folder, ood_score="vim", threshold=NONE).equal(
-        scores(here, "stored.st", ood_score="vim", threshold=NONE)
+    assert scores(model_folder, folder, ood_score="vim", threshold=NONE).equal(
+        scores(model_folder, "stored.st", ood_score="vim", threshold=NONE)
     )
 
 
@@ -194,34 +202,37 @@ def test_a_base_that_holds_scores_is_no_folder_of_its_library(tmp_path):
     assert kinds == [None, "hydractl"]
 
 
-def test_what_changes_weights_leaves_them_behind(here, tmp_path):
-    evaluated(here / "m0.st", ood_score=("vim",), store=tmp_path / "held.st")
-    heard = Heard()
+def test_what_changes_weights_leaves_them_behind(model_folder, tmp_path):
+    evaluated(model_folder / "m0.st", ood_score=("vim",), store=tmp_path / "held.st")
+    progress_log = ProgressLog()
     run_fuse(
-        FuseConfig(models=(str(tmp_path / "held.st"), str(here / "m1.st")), out=tmp_path / "h.st"), heard
+        FuseConfig(models=(str(tmp_path / "held.st"), str(model_folder / "m1.st")), out=tmp_path / "h.st"),
+        progress_log,
     )
 
-    assert any("its OOD scores (vim) are not kept" in line for line in heard.warnings)
+    assert any("its OOD scores (vim) are not kept" in line for line in progress_log.warnings)
     made = Checkpoint.open(tmp_path / "h.st")
     assert (made.header.fitted, made.beside) == (None, {})
 
 
-def test_a_copy_that_stores_a_temperature_keeps_them(here, row, found, tmp_path):
-    evaluated(here / "stored.st", fit=None, ood_score=None, temperature=3.0, store=tmp_path / "hot.st")
+def test_a_copy_that_stores_a_temperature_keeps_them(model_folder, row, eval_scores, tmp_path):
+    evaluated(
+        model_folder / "stored.st", fit=None, ood_score=None, temperature=3.0, store=tmp_path / "hot.st"
+    )
 
     copy = Checkpoint.open(tmp_path / "hot.st").header
     assert (copy.temperature, copy.fitted.temperature, copy.threshold) == (6.0, 1.0, None)
     assert copy.fitted.data.count == 90
-    assert close(scores(here, tmp_path / "hot.st", ood_score="vim"), found["vim"])
+    assert scores_close(scores(model_folder, tmp_path / "hot.st", ood_score="vim"), eval_scores["vim"])
 
 
-def test_inspect_says_what_is_held(here, row, capsys):
-    assert main(["inspect", str(here / "stored.st")]) == 0
+def test_inspect_says_what_is_held(model_folder, row, capsys):
+    assert main(["inspect", str(model_folder / "stored.st")]) == 0
 
     said = capsys.readouterr().out
     assert "OOD scores" in said
     assert f"{', '.join(FITTED)}: fitted on digits::" in said
-    assert main(["inspect", str(here / "hydra.st")]) == 0
+    assert main(["inspect", str(model_folder / "hydra.st")]) == 0
     assert "OOD scores" not in capsys.readouterr().out
 
 
@@ -241,19 +252,19 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("model", "settings", "message", "hint"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_told_is_refused(here, row, model, settings, message, hint):
+def test_what_cannot_be_told_is_refused(model_folder, row, model, settings, message, hint):
     given = settings | ({"fit": DataRef.parse(settings["fit"])} if "fit" in settings else {})
     with pytest.raises(UsageError, match=message) as caught:
-        lines(here, model, **given)
+        lines(model_folder, model, **given)
 
     assert hint is None or hint in caught.value.hint
-    assert not (here / "out.jsonl").exists()
+    assert not (model_folder / "out.jsonl").exists()
 
 
 @pytest.fixture
-def earlier(here, row, tmp_path):
+def version_1_file(model_folder, row, tmp_path):
     """A file of an earlier format: stored scores and threshold have version 1."""
-    whole = Checkpoint.open(here / "stored.st")
+    whole = Checkpoint.open(model_folder / "stored.st")
     header = whole.header.model_copy(
         update={
             "fitted": whole.header.fitted.model_copy(update={"version": 1}),
@@ -267,14 +278,14 @@ def earlier(here, row, tmp_path):
 
 
 @pytest.mark.parametrize("score", ["mahalanobis", "relative-mahalanobis", KNN])
-def test_a_score_of_an_earlier_definition_is_refused(earlier, here, score):
+def test_a_score_of_an_earlier_definition_is_refused(version_1_file, model_folder, score):
     with pytest.raises(CheckpointError, match="was fitted by its earlier definition") as caught:
-        lines(here, earlier, ood_score=score, threshold=NONE)
+        lines(model_folder, version_1_file, ood_score=score, threshold=NONE)
     assert "fit it again with `hydractl eval ... --fit TRAIN --val VAL --store PATH" in caught.value.hint
 
 
-def test_a_threshold_on_a_score_of_an_earlier_definition_is_refused(earlier, here):
-    for call in (lambda: lines(here, earlier), lambda: hydractl.load(earlier)):
+def test_a_threshold_on_a_score_of_an_earlier_definition_is_refused(version_1_file, model_folder):
+    for call in (lambda: lines(model_folder, version_1_file), lambda: hydractl.load(version_1_file)):
         with pytest.raises(
             InputError, match="its threshold is for an earlier definition of `mahalanobis`"
         ) as caught:
@@ -282,46 +293,52 @@ def test_a_threshold_on_a_score_of_an_earlier_definition_is_refused(earlier, her
         assert "find it again with" in caught.value.hint
 
 
-def test_what_means_the_same_as_before_is_told(earlier, here, found, tmp_path):
-    assert close(scores(here, earlier, ood_score="vim", threshold=NONE), found["vim"])
-    assert len(scores(here, earlier, ood_score="msp", threshold=NONE)) == COUNT
-    evaluated(earlier, store=tmp_path / "anew.st")
-    assert close(scores(here, tmp_path / "anew.st", ood_score=KNN, threshold=NONE), found[KNN])
+def test_what_means_the_same_as_before_is_told(version_1_file, model_folder, eval_scores, tmp_path):
+    assert scores_close(
+        scores(model_folder, version_1_file, ood_score="vim", threshold=NONE), eval_scores["vim"]
+    )
+    assert len(scores(model_folder, version_1_file, ood_score="msp", threshold=NONE)) == COUNT
+    evaluated(version_1_file, store=tmp_path / "anew.st")
+    assert scores_close(
+        scores(model_folder, tmp_path / "anew.st", ood_score=KNN, threshold=NONE), eval_scores[KNN]
+    )
 
 
-def test_the_default_is_what_the_checkpoint_holds(here, row, found, tmp_path):
+def test_the_default_is_what_the_checkpoint_holds(model_folder, row, eval_scores, tmp_path):
     """The default is `energy+density` if the checkpoint stores this score, and `msp` otherwise."""
-    evaluated(here / "hydra.st", store=tmp_path / "held.st")
-    assert close(scores(here, tmp_path / "held.st"), found["energy+density"])
-    assert scores(here, "hydra.st").equal(scores(here, "hydra.st", ood_score="msp"))
+    evaluated(model_folder / "hydra.st", store=tmp_path / "held.st")
+    assert scores_close(scores(model_folder, tmp_path / "held.st"), eval_scores["energy+density"])
+    assert scores(model_folder, "hydra.st").equal(scores(model_folder, "hydra.st", ood_score="msp"))
 
 
-def test_the_command_says_how_to_store_one(here, capsys):
-    assert main(["predict", str(here / "hydra.st"), DATA, "--ood-score", "knn"]) == 2
+def test_the_command_says_how_to_store_one(model_folder, capsys):
+    assert main(["predict", str(model_folder / "hydra.st"), DATA, "--ood-score", "knn"]) == 2
 
     assert "hydractl eval" in (said := capsys.readouterr().err)
     assert "--fit TRAIN --store PATH" in said
 
 
 def _without(tensors):
-    del tensors[f"{BESIDE}{KNN}/1/bank"]
+    del tensors[f"{EXTRA_PREFIX}{KNN}/1/bank"]
 
 
 def _narrow(tensors):
     for member in range(2):
-        tensors[f"{BESIDE}{KNN}/{member}/bank"] = tensors[f"{BESIDE}{KNN}/{member}/bank"][:, :-1].contiguous()
+        tensors[f"{EXTRA_PREFIX}{KNN}/{member}/bank"] = tensors[f"{EXTRA_PREFIX}{KNN}/{member}/bank"][
+            :, :-1
+        ].contiguous()
 
 
 def _far(tensors):
-    tensors[f"{BESIDE}{KNN}/0/neighbours"] = torch.tensor(91)
+    tensors[f"{EXTRA_PREFIX}{KNN}/0/neighbours"] = torch.tensor(91)
 
 
 def _flat(tensors):
-    tensors[f"{BESIDE}{KNN}/0/bank"] = tensors[f"{BESIDE}{KNN}/0/bank"].flatten()
+    tensors[f"{EXTRA_PREFIX}{KNN}/0/bank"] = tensors[f"{EXTRA_PREFIX}{KNN}/0/bank"].flatten()
 
 
 def _endless(tensors):
-    tensors[f"{BESIDE}{KNN}/1/bank"][0, 0] = torch.inf
+    tensors[f"{EXTRA_PREFIX}{KNN}/1/bank"][0, 0] = torch.inf
 
 
 @pytest.mark.parametrize(
@@ -334,13 +351,13 @@ def _endless(tensors):
         (_endless, "member 1: `bank` is not finite"),
     ],
 )
-def test_broken_tensors_are_refused(here, row, tmp_path, spoil, message):
-    whole = Checkpoint.open(here / "stored.st")
+def test_broken_tensors_are_refused(model_folder, row, tmp_path, spoil, message):
+    whole = Checkpoint.open(model_folder / "stored.st")
     tensors = whole.tensors() | {name: whole.tensor(name) for name in whole.beside}
     spoil(tensors)
     with (tmp_path / "broken.st").open("wb") as file:
         write_tensors(file, tensors, header=whole.header)
 
     with pytest.raises(CheckpointError, match=message) as caught:
-        lines(here, tmp_path / "broken.st", ood_score=KNN, threshold=NONE)
+        lines(model_folder, tmp_path / "broken.st", ood_score=KNN, threshold=NONE)
     assert message[:6] != "member" or caught.value.hint == "it may be from another version of hydractl"

@@ -57,7 +57,7 @@ def work(tmp_path, monkeypatch):
     return tmp_path
 
 
-def told(models, *data, model="hydra.st", out="out.jsonl", **settings):
+def predicted_lines(models, *data, model="hydra.st", out="out.jsonl", **settings):
     """Run `predict` and return the output lines."""
     run_predict(
         PredictConfig(model=str(models / model), data=data, out=out_of(out), device="cpu", **settings)
@@ -79,7 +79,7 @@ def piped(monkeypatch, text):
 
 
 def test_a_line_says_what_the_object_in_python_says(models, work):
-    found = told(models, "flat", "tree/3.png", top_k=3, ood_score="entropy", batch_size=2)
+    found = predicted_lines(models, "flat", "tree/3.png", top_k=3, ood_score="entropy", batch_size=2)
     said = hydractl.load(models / "hydra.st").predict([work / name for name in FILES[:3]], batch_size=2)
 
     assert [line["path"] for line in found] == list(FILES[:3])
@@ -96,7 +96,7 @@ def test_a_line_says_what_the_object_in_python_says(models, work):
 
 
 def test_folders_of_any_depth_files_and_toys_stand_in_the_order_given(models, work):
-    found = told(
+    found = predicted_lines(
         models, "tree", "digits::limit=2", "flat/b.png", "flat/a.png", "digits::classes=3,limit=1", top_k=9
     )
 
@@ -111,7 +111,7 @@ def test_folders_of_any_depth_files_and_toys_stand_in_the_order_given(models, wo
 
 
 def test_the_suffix_decides_the_form(models, work):
-    expected = told(models, "flat", "digits::limit=2", top_k=2)
+    expected = predicted_lines(models, "flat", "digits::limit=2", top_k=2)
     told_of = {"data": ("flat", "digits::limit=2"), "model": "hydra.st", "top_k": 2}
     for form in ("csv", "parquet"):
         run_predict(
@@ -146,14 +146,17 @@ def test_the_suffix_decides_the_form(models, work):
 
 def test_lines_of_standard_input_are_texts_or_the_paths_of_images(models, work, monkeypatch):
     piped(monkeypatch, "".join(f"{text}\n" for text in TEXTS).rstrip("\n") + "\r\n")
-    found = told(models, "-", model="bert", batch_size=2)
+    found = predicted_lines(models, "-", model="bert", batch_size=2)
     said = hydractl.load(models / "bert").predict(TEXTS)
 
     assert [line["row"] for line in found] == [*range(6)]
     assert [line["label"] for line in found] == list(said.labels)
     np.testing.assert_allclose([line["probability"] for line in found], said.confidence, rtol=1e-5)
     piped(monkeypatch, "flat/b.png\n\ntree/3.png\n")
-    assert [line["path"] for line in told(models, "-", out="paths.jsonl")] == ["flat/b.png", "tree/3.png"]
+    assert [line["path"] for line in predicted_lines(models, "-", out="paths.jsonl")] == [
+        "flat/b.png",
+        "tree/3.png",
+    ]
 
 
 def test_single_texts_are_answered_as_they_come(models, work, monkeypatch):
@@ -173,14 +176,14 @@ def test_single_texts_are_answered_as_they_come(models, work, monkeypatch):
         return respond(*args, **named)
 
     monkeypatch.setattr("hydractl.prediction.inference.respond", noted)
-    told(models, "-", model="bert", batch_size=1)
+    predicted_lines(models, "-", model="bert", batch_size=1)
     assert seen == ["read", "answered"] * 3 + ["read"]
 
 
 def test_texts_and_pairs_of_a_table_need_no_labels(models, work):
     (work / "t.csv").write_text("text,label\nthe cat,\nmat,x\n")
     (work / "p.jsonl").write_text('{"premise": "the cat", "hypothesis": "sat"}\n')
-    found = told(models, "t.csv", "p.jsonl", model="bert")
+    found = predicted_lines(models, "t.csv", "p.jsonl", model="bert")
 
     said = hydractl.load(models / "bert")
     expected = [*said.predict(["the cat", "mat"]).labels, *said.predict([("the cat", "sat")]).labels]
@@ -191,7 +194,7 @@ def test_texts_and_pairs_of_a_table_need_no_labels(models, work):
 def test_a_list_of_images_is_read_as_by_every_other_command(models, work):
     (work / "l.txt").write_text("".join(f"{name} {i}\n" for i, name in enumerate(FILES[:3])))
 
-    found, expected = told(models, "l.txt"), told(models, *FILES[:3], out="files.jsonl")
+    found, expected = predicted_lines(models, "l.txt"), predicted_lines(models, *FILES[:3], out="files.jsonl")
 
     assert [line["label"] for line in found] == [line["label"] for line in expected]
     assert len(found) == len(open_data("l.txt")) == 3
@@ -200,13 +203,13 @@ def test_a_list_of_images_is_read_as_by_every_other_command(models, work):
 def test_an_image_that_cannot_be_read_is_named_or_told_of(models, work):
     (work / "tree/x/bad.png").write_bytes(b"no image")
     Image.new("I;16", (9, 9)).save(work / "tree/deep.png")
-    whole = told(models, *FILES[2:], out="whole.jsonl")
+    whole = predicted_lines(models, *FILES[2:], out="whole.jsonl")
 
     with pytest.raises(DataError, match=r"tree/(x/bad|deep).png: (is not an image|an image of mode)"):
-        told(models, "tree", skip_bad=False)
+        predicted_lines(models, "tree", skip_bad=False)
     assert not list(work.glob("out*"))
-    assert len(told(models, "tree")) == 5
-    found = told(models, "tree", out="lenient.jsonl")
+    assert len(predicted_lines(models, "tree")) == 5
+    found = predicted_lines(models, "tree", out="lenient.jsonl")
     assert [line["path"] for line in found] == [
         "tree/3.png",
         "tree/deep.png",
@@ -239,9 +242,9 @@ def test_a_run_without_a_readable_image_writes_their_errors_and_fails(models, wo
     for name in ("photo.HEIC", "b.png"):
         (work / name).write_bytes(b"no image")
     with pytest.raises(DataError, match="2 inputs, none readable"):
-        told(models, "photo.HEIC", "b.png")
+        predicted_lines(models, "photo.HEIC", "b.png")
     with pytest.raises(DataError) as caught:
-        told(models, "photo.HEIC", out="-")
+        predicted_lines(models, "photo.HEIC", out="-")
     assert caught.value.hint.startswith("read the errors above")
     lines = [json.loads(line) for line in (work / "out.jsonl").read_text().splitlines()]
     assert [(line["path"], "is not an image" in line["error"]) for line in lines] == [
@@ -257,7 +260,7 @@ def test_an_interrupted_run_leaves_no_file(models, work, monkeypatch, suffix):
     journal = work / f"out{suffix}.journal"
     journal.write_text("mine")
     before = sorted(work.rglob("*"))
-    monkeypatch.setattr("hydractl.prediction.answers.BATCHES", 2)
+    monkeypatch.setattr("hydractl.prediction.answers.SORTED_BATCHES", 2)
     asked, respond = [], inference.respond
 
     def failing(*args, **named):
@@ -292,7 +295,7 @@ def test_several_processes_make_the_bytes_of_one(models, work, monkeypatch, worl
     """The images include an unreadable file."""
     (work / "t.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS * 2))
     (work / "flat/bad.png").write_bytes(b"no image")
-    monkeypatch.setattr("hydractl.prediction.answers.BATCHES", 2)
+    monkeypatch.setattr("hydractl.prediction.answers.SORTED_BATCHES", 2)
     runs = {
         "hydra.st": {"data": ("flat", "tree", "digits::limit=9"), "skip_bad": True},
         "bert": {"data": ("t.jsonl",)},
@@ -355,14 +358,14 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(
     if "naming" in settings:
         settings = {"naming": Naming(names=("a", "b"))}
     with pytest.raises(error, match=message):
-        told(models, *data, model=model, **settings)
+        predicted_lines(models, *data, model=model, **settings)
     assert sorted(work.rglob("*")) == before
 
 
 def test_a_line_that_is_no_text_is_named(models, work, monkeypatch):
     piped(monkeypatch, b"mat\n\xff\n")
     with pytest.raises(DataError, match="standard input: line 2 is not UTF-8 text"):
-        told(models, "-", model="bert")
+        predicted_lines(models, "-", model="bert")
     assert not list(work.glob("out*"))
 
 
@@ -405,7 +408,7 @@ def test_paths_that_are_read_from_standard_input_open_again(models, odd, monkeyp
 def test_names_that_hold_what_begins_options_are_data(models, odd):
     (odd / "c::d").mkdir()
     shutil.copy(odd / FILES[0], odd / "c::d")
-    found = told(models, "a::b.png", "a::label=x.png::", "c::d::", "c::d::limit=1")
+    found = predicted_lines(models, "a::b.png", "a::label=x.png::", "c::d::", "c::d::limit=1")
 
     assert [line["path"] for line in found] == ["a::b.png", "a::label=x.png", *["c::d/a.png"] * 2]
 
@@ -413,10 +416,10 @@ def test_names_that_hold_what_begins_options_are_data(models, odd):
 def test_a_list_whose_paths_end_with_nul_is_told_from_lines(models, work, monkeypatch):
     piped(monkeypatch, b"flat/a.png\0flat/b.png\0")
     with pytest.raises(DataError, match="standard input: line 1 contains a NUL byte") as caught:
-        told(models, "-")
+        predicted_lines(models, "-")
     assert caught.value.hint == "add `--null`"
     with pytest.raises(UsageError, match="`--null` applies only to standard input"):
-        told(models, "flat", null=True)
+        predicted_lines(models, "flat", null=True)
 
 
 def test_the_bytes_of_a_path_are_printed_whatever_the_locale(monkeypatch):

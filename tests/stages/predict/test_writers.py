@@ -21,7 +21,7 @@ from hydractl.tasks import SINGLE_LABEL
 
 NAMES = ("=1+1", 'a,"b"', "two\nlines", "zwölf")
 PATHS = ("a,b.png", "@x\r\n.png", '"q".png', " .png", "")
-MEMBERS, TOLD = 3, 2
+MEMBERS, TOP_K = 3, 2
 RULE = PredictionSets(
     method=SetMethod.LAC,
     coverage=0.5,
@@ -36,7 +36,7 @@ def in_single(value):
 
 
 @pytest.fixture(scope="module")
-def said():
+def sample_predictions():
     """Predictions for five inputs, of which two are accepted; members disagree."""
     logits = torch.randn(MEMBERS, len(PATHS), len(NAMES), generator=torch.Generator().manual_seed(4)) * 2
     responses = Responses(logits.log_softmax(-1), logits.logsumexp(-1))
@@ -45,34 +45,38 @@ def said():
 
 
 @pytest.fixture(scope="module")
-def lines(said):
+def lines(sample_predictions):
     """Output lines, with an unreadable image as the third."""
     told = [
         {"path": path} | line
         for path, line in zip(
-            PATHS, lines_of(said, NAMES, SINGLE_LABEL, top_k=TOLD, score="entropy", decides=True), strict=True
+            PATHS,
+            lines_of(sample_predictions, NAMES, SINGLE_LABEL, top_k=TOP_K, score="entropy", decides=True),
+            strict=True,
         )
     ]
     return [*told[:2], {"path": "bad.png", "error": "no, not\nan image"}, *told[2:]]
 
 
-def test_a_line_is_of_its_input(said, lines):
+def test_a_line_is_of_its_input(sample_predictions, lines):
     whole = [line for line in lines if "error" not in line]
     assert [line["accepted"] for line in whole] == (
-        said.scores["entropy"] < said.scores["entropy"].sort().values[2]
+        sample_predictions.scores["entropy"] < sample_predictions.scores["entropy"].sort().values[2]
     ).tolist()
     assert sum(line["accepted"] for line in whole) == 2
     assert len({len(line["set"]) for line in whole}) > 1
     assert len({tuple(line["votes"]) for line in whole if len({*line["votes"]}) > 1}) > 1
     for i, line in enumerate(whole):
-        best = said.probabilities[i].argsort(descending=True)
-        assert [one["label"] for one in line["top"]] == [NAMES[c] for c in best[:TOLD]]
-        assert line["set"] == [name for name, p in zip(NAMES, said.probabilities[i], strict=True) if p >= 0.3]
-        assert line["votes"] == [NAMES[c] for c in said.member_probabilities[:, i].argmax(-1)]
+        best = sample_predictions.probabilities[i].argsort(descending=True)
+        assert [one["label"] for one in line["top"]] == [NAMES[c] for c in best[:TOP_K]]
+        assert line["set"] == [
+            name for name, p in zip(NAMES, sample_predictions.probabilities[i], strict=True) if p >= 0.3
+        ]
+        assert line["votes"] == [NAMES[c] for c in sample_predictions.member_probabilities[:, i].argmax(-1)]
 
 
 def test_every_form_holds_the_same(lines):
-    kinds = columns(["path"], top_k=TOLD, members=MEMBERS, optional=OPTIONAL)
+    kinds = columns(["path"], top_k=TOP_K, members=MEMBERS, optional=OPTIONAL)
     files = {}
     for form, writer in WRITERS.items():
         files[form] = io.BytesIO()

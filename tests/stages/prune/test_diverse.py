@@ -7,17 +7,17 @@ import statistics
 import pytest
 import torch
 
-from hydractl.data.batches import encoded
+from hydractl.data.batches import eval_batches
 from hydractl.data.open_dataset import open_items
 from hydractl.errors import DataError, HydraError, UsageError
 from hydractl.evaluation.caveats import tuned_on_ood
 from hydractl.families.open_model import load_model, open_model
 from hydractl.heads.budget import HeadBudget
-from hydractl.manifest.head_mask import HeadMask, HeadScores, TowerScores
+from hydractl.manifest.head_mask import HeadImportance, HeadMask, TowerImportance
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.ood_ranking import auroc
 from hydractl.metrics.per_sample import places
-from hydractl.prediction.class_names import Classes, Naming, ask
+from hydractl.prediction.class_names import Classes, Naming, run_both_towers
 from hydractl.prediction.feature_ood import FeatureExtractor
 from hydractl.pruning import diverse
 from hydractl.pruning.strategies import Diversity, Strategy
@@ -42,17 +42,17 @@ class Case:
     def __init__(self, folder, model, data, ood, naming=None):
         self.folder, self.model, self.data, self.ood = folder, str(model), str(data), str(ood)
         self.naming = naming or Naming()
-        self.opened = open_model(self.model)
+        self.model_file = open_model(self.model)
 
     def scores(self, *, towers=None, **changes):
-        architecture = self.opened.header.architecture
+        architecture = self.model_file.header.architecture
         draw = torch.Generator().manual_seed(3)
-        document = HeadScores(
+        document = HeadImportance(
             method="random", objective=None, options={}, data={}, tool="hydractl 0.1.0",
             model={"reference": "base.st", "sha256": sha("base"), "count": None},
             architecture=architecture.name,
             towers={
-                n: TowerScores(scores=tuple(map(tuple, torch.rand(t.layers, t.num_heads, generator=draw).tolist())))
+                n: TowerImportance(scores=tuple(map(tuple, torch.rand(t.layers, t.num_heads, generator=draw).tolist())))
                 for n, t in architecture.towers.items() if towers is None or n in towers
             },
         )  # fmt: skip
@@ -80,13 +80,15 @@ class Case:
 
     def probabilities(self, path, reference):
         """Return the probabilities (N, C) of a member, and the labels (N,) in the same order, or None."""
-        opened = open_model(str(path))
-        how = opened.header.preprocess
-        items = open_items(reference, how)
-        model = load_model(opened)
+        model_file = open_model(str(path))
+        preprocess = model_file.header.preprocess
+        items = open_items(reference, preprocess)
+        model = load_model(model_file)
         if self.naming.names:
-            ask(model, opened, Classes(names=self.naming.names, templates=self.naming.templates))
-        batches = list(encoded(items, how, batch_size=7))
+            run_both_towers(
+                model, model_file, Classes(names=self.naming.names, templates=self.naming.templates)
+            )
+        batches = list(eval_batches(items, preprocess, batch_size=7))
         with torch.inference_mode():
             probs = torch.cat([model(batch.inputs).double().softmax(-1) for batch in batches])
         order = torch.cat([batch.indices for batch in batches])
@@ -159,7 +161,7 @@ def test_towers_without_scores_keep_their_heads(tmp_path):
 
     report = case.prune(case.scores(towers=("vision",)), budget=HeadBudget(remove=3), pool=6)
 
-    assert {t["text"] for t in map(dict, towers_of(report))} == {case.opened.header.masks[0]["text"]}
+    assert {t["text"] for t in map(dict, towers_of(report))} == {case.model_file.header.masks[0]["text"]}
     probs = torch.stack([case.probabilities(m.path, case.data)[0] for m in report.members])
     assert report.diverse.sets[0].mi == pytest.approx(mutual_information(probs), abs=1e-5)
 
@@ -196,7 +198,10 @@ def test_what_it_says_of_sample_is_what_sample_draws(pictures):
 @pytest.mark.more
 @pytest.mark.parametrize(
     "kind",
-    [Diversity.MI, *(pytest.param(k, marks=pytest.mark.more) for k in Diversity if k is not Diversity.MI)],
+    [
+        Diversity.MI,
+        *(pytest.param(k, marks=pytest.mark.more) for k in Diversity if k is not Diversity.MI),
+    ],
 )
 def test_no_member_is_worse_than_the_median_candidate(pictures, kind):
     scores = pictures.scores()
@@ -241,8 +246,8 @@ def test_origin_and_lineage_say_what_decided(pictures):
     report = pictures.prune(pictures.scores(), asked={"ood": OTHERS})
 
     mask = HeadMask.read(report.members[1].mask_path)
-    opened = open_model(str(report.members[1].path))
-    step = opened.header.made_by
+    model_file = open_model(str(report.members[1].path))
+    step = model_file.header.made_by
     assert mask.origin is not None
     assert mask.origin.strategy == "diverse"
     assert mask.origin.budget == {
@@ -252,7 +257,7 @@ def test_origin_and_lineage_say_what_decided(pictures):
     assert step is not None
     assert [i.name for i in step.inputs][2:] == [DIGITS, OTHERS]
     assert step.inputs[1].made_by.command == "score"
-    assert tuned_on_ood([opened])
+    assert tuned_on_ood([model_file])
 
 
 @pytest.mark.spread(cases=2)
@@ -277,28 +282,30 @@ def test_candidates_are_valued_by_density_as_circuits_are(tmp_path, name):
     report = case.prune(case.scores(**changes), asked={"ood": case.ood})
 
     for member, candidate in zip(report.members, report.diverse.chosen, strict=True):
-        opened = open_model(case.model)
+        model_file = open_model(case.model)
         items = {
-            role: open_items(ref, opened.header.preprocess)
+            role: open_items(ref, model_file.header.preprocess)
             for role, ref in {"id": case.data, "ood": case.ood}.items()
         }
-        model = load_model(opened)
+        model = load_model(model_file)
         if case.naming.names:
-            ask(model, opened, Classes(names=case.naming.names, templates=case.naming.templates))
+            run_both_towers(
+                model, model_file, Classes(names=case.naming.names, templates=case.naming.templates)
+            )
         job = ScoreJob(
             model=model,
-            family=opened.family,
-            architecture=opened.header.architecture,
+            family=model_file.family,
+            architecture=model_file.header.architecture,
             id_data=[
                 Samples(b.inputs, torch.tensor(items["id"].labels)[b.indices])
-                for b in encoded(items["id"], opened.header.preprocess, batch_size=16)
+                for b in eval_batches(items["id"], model_file.header.preprocess, batch_size=16)
             ],
             ood_data=[
                 Samples(b.inputs, None)
-                for b in encoded(items["ood"], opened.header.preprocess, batch_size=16)
+                for b in eval_batches(items["ood"], model_file.header.preprocess, batch_size=16)
             ],
             settings=CircuitSettings(objective="ood", ood_score="energy+density"),
-            features=FeatureExtractor.of(model, opened.family, name="base"),
+            features=FeatureExtractor.of(model, model_file.family, name="base"),
         )
         kept = HeadMask.read(member.mask_path).towers
         circuit = Circuit(job)

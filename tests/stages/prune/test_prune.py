@@ -22,7 +22,7 @@ from hydractl.metrics.cost import count_macs
 from hydractl.stages.prune.config import PruneConfig, mask_path
 from hydractl.stages.prune.run import run_prune
 from support.builders import DTYPES, Sample, base, mask_file, scores_file, sha
-from support.heard import Heard, cut_between_names
+from support.progress_log import ProgressLog, cut_between_names
 from support.variants import PLAIN, variant
 
 TABLE = ((0.9, 0.1, 0.8, 0.7), (0.2, 0.3, 0.6, 0.5), (0.95, 0.4, 0.05, 0.85))
@@ -303,12 +303,12 @@ def test_through_pipes(tmp_path, model, monkeypatch, capfdbinary):
 
 
 def test_masks_for_other_weights_are_used_with_a_warning(tmp_path, model):
-    heard = Heard()
+    progress_log = ProgressLog()
     mask = tmp_path / "mask.json"
     mask.write_text(HeadMask(towers=base(PLAIN).pruned(*KEEP).header.masks[0], base=sha("other")).to_json())
-    run_prune(PruneConfig(model=str(model), out=tmp_path / "m.st", masks=(mask,)), heard)
-    assert len(heard.warnings) == 1
-    assert "was made for another base" in heard.warnings[0]
+    run_prune(PruneConfig(model=str(model), out=tmp_path / "m.st", masks=(mask,)), progress_log)
+    assert len(progress_log.warnings) == 1
+    assert "was made for another base" in progress_log.warnings[0]
 
 
 @pytest.mark.parametrize("architecture", [None, PLAIN.arch])
@@ -570,18 +570,20 @@ def test_verification_measures_what_is_stored_against_the_masked_base(tmp_path, 
 def test_numbers_of_heads_are_checked_before_weights_are_read(
     tmp_path, model, monkeypatch, changes, message, hint
 ):
-    monkeypatch.setattr("hydractl.stages.prune.run.check_weights", lambda _: pytest.fail("weights were read"))
+    monkeypatch.setattr(
+        "hydractl.stages.prune.run.check_finite_weights", lambda _: pytest.fail("weights were read")
+    )
     with pytest.raises(UsageError, match=message) as caught:
         prune(model, tmp_path / "m.st", scores=(scores_file(tmp_path / "s.json", TABLE),), **changes)
     assert hint in str(caught.value.hint)
 
 
 def test_a_member_without_heads_is_made_with_a_warning(tmp_path, model):
-    heard = Heard()
+    progress_log = ProgressLog()
     config = PruneConfig(
         model=str(model), out=tmp_path / "m.st", scores=(scores_file(tmp_path / "s.json", TABLE),),
         budget=HeadBudget(keep_per_layer=0),
     )  # fmt: skip
 
-    assert run_prune(config, heard).members[0].heads_kept == 0
-    assert [text for text in heard.warnings if "no head remains in `vision`" in text]
+    assert run_prune(config, progress_log).members[0].heads_kept == 0
+    assert [text for text in progress_log.warnings if "no head remains in `vision`" in text]

@@ -15,7 +15,7 @@ from hydractl.pruning.strategies import Diversity, Strategy
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.prune.run import run_prune
 from support.builders import base, mask_file, scores_file
-from support.heard import Heard
+from support.progress_log import ProgressLog
 from support.variants import PLAIN
 
 TABLE = ((0.9, 0.1, 0.8, 0.7), (0.2, 0.3, 0.6, 0.5), (0.95, 0.4, 0.05, 0.85))
@@ -46,12 +46,14 @@ def scores(tmp_path):
 
 
 def prune(model, out, progress=None, *, verify=False, **changes):
-    return run_prune(PruneConfig(model=str(model), out=out, verify=verify, **changes), progress or Heard())
+    return run_prune(
+        PruneConfig(model=str(model), out=out, verify=verify, **changes), progress or ProgressLog()
+    )
 
 
-def of_heads(heard):
+def warnings_without_weights(progress_log):
     """Return the warnings, except about scores of other weights."""
-    return [warning for warning in heard.warnings if "other weights" not in warning]
+    return [warning for warning in progress_log.warnings if "other weights" not in warning]
 
 
 def masks_of(report):
@@ -187,10 +189,10 @@ def test_scores_by_layer_that_are_compared_over_layers_are_warned_about(tmp_path
     by_layer = scores_file(tmp_path / "t.json", TABLE, method="taylor", options={"keep": 2})
 
     def said(name, keep, **changes):
-        heard = Heard()
+        progress_log = ProgressLog()
         budget = HeadBudget(keep_per_layer=keep)
-        prune(model, tmp_path / name, heard, scores=(by_layer,), budget=budget, **changes)
-        return of_heads(heard)
+        prune(model, tmp_path / name, progress_log, scores=(by_layer,), budget=budget, **changes)
+        return warnings_without_weights(progress_log)
 
     assert said("a.st", 2, per_layer=True) == []
     (warning,) = said("b.st", 2)
@@ -202,14 +204,16 @@ def test_scores_by_layer_that_are_compared_over_layers_are_warned_about(tmp_path
 
 def test_what_layers_in_common_do_to_the_number_of_heads_is_said_and_recorded(tmp_path, model, scores):
     other = scores_file(tmp_path / "o.json", ((1.0,) * 4, (1.0,) * 4, (0.0,) * 4))
-    heard = Heard()
+    progress_log = ProgressLog()
 
-    report = prune(model, tmp_path / "m{i}.st", heard, scores=(scores, other), budget=REMOVE, diverge_from=2)
+    report = prune(
+        model, tmp_path / "m{i}.st", progress_log, scores=(scores, other), budget=REMOVE, diverge_from=2
+    )
 
     removed = [m.heads_removed for m in report.members]
     assert removed[0] == 4
     assert removed[1] != 4
-    assert of_heads(heard) == [
+    assert warnings_without_weights(progress_log) == [
         f"member 1 loses {removed[1]} heads, because before layer 2 it keeps the heads of member 0"
     ]
     assert [m.origin.budget["removed"] for m in masks_of(report)] == removed
@@ -250,9 +254,9 @@ def test_random_needs_no_scores_and_its_lineage_names_the_base_alone(tmp_path, m
 
 
 def test_members_that_keep_the_same_heads_are_said(tmp_path, model, scores):
-    heard = Heard()
-    prune(model, tmp_path / "m{i}.st", heard, scores=(scores, scores), budget=REMOVE)
-    assert [w for w in heard.warnings if "same heads" in w] == ["members 0 and 1 keep the same heads"]
+    progress_log = ProgressLog()
+    prune(model, tmp_path / "m{i}.st", progress_log, scores=(scores, scores), budget=REMOVE)
+    assert [w for w in progress_log.warnings if "same heads" in w] == ["members 0 and 1 keep the same heads"]
 
 
 def test_each_objective_has_a_number_of_its_own(tmp_path, model):
@@ -300,11 +304,11 @@ def test_a_greedy_run_without_a_name_for_what_it_maximised(tmp_path, model):
 
 
 @pytest.mark.parametrize("opened", [0, 5, 12])
-def test_open_gates_stay(tmp_path, model, opened):
-    file = scores_file(tmp_path / "l0.json", TABLE, method="l0", results={"open": opened})
+def test_open_gates_stay(tmp_path, model, model_file):
+    file = scores_file(tmp_path / "l0.json", TABLE, method="l0", results={"open": model_file})
     report = prune(model, tmp_path / "m.st", scores=(file,), auto=True)
-    assert report.members[0].heads_kept == opened
-    assert f"keeps {opened} heads of 12: their gates stayed open" in report.found[0]
+    assert report.members[0].heads_kept == model_file
+    assert f"keeps {model_file} heads of 12: their gates stayed open" in report.found[0]
 
 
 def test_a_given_number_goes_before_what_the_scores_chose(tmp_path, model):

@@ -8,7 +8,7 @@ import pytest
 
 from hydractl.errors import UsageError
 from hydractl.heads.budget import HeadBudget
-from hydractl.manifest.head_mask import HeadScores
+from hydractl.manifest.head_mask import HeadImportance
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from support.reviews import arch, reviews
@@ -32,7 +32,7 @@ def test_a_file_says_what_was_set(model, tmp_path, method, given, recorded):
     for name in ("a.json", "b.json"):
         run_score(config(model, tmp_path / name, method, given=given))
 
-    found = HeadScores.read(tmp_path / "a.json")
+    found = HeadImportance.read(tmp_path / "a.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     assert recorded.items() <= found.options.items()
     assert [len(row) for row in found.towers["vision"].scores] == [4, 4, 4]

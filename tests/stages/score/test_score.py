@@ -9,13 +9,13 @@ from torch._dynamo.testing import CompileCounter
 from hydractl import runtime
 from hydractl.errors import CheckpointError, DataError, ManifestError, OutputExists, UsageError
 from hydractl.heads.budget import HeadBudget
-from hydractl.manifest.head_mask import HeadScores, Removal
+from hydractl.manifest.head_mask import HeadImportance, Removal
 from hydractl.scoring.journal import JournalFile
 from hydractl.scoring.methods import METHODS
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from support.builders import base
-from support.heard import Heard, Stopped
+from support.progress_log import InterruptedLoop, ProgressLog
 from support.variants import variant
 
 DIGITS = "digits::classes=0-6,limit=40"
@@ -30,7 +30,7 @@ def circuit(model, out, **changes):
 def test_a_circuit_file_says_everything(model, tmp_path):
     report = run_score(circuit(model, tmp_path / "s.json"))
 
-    found = HeadScores.read(tmp_path / "s.json")
+    found = HeadImportance.read(tmp_path / "s.json")
     assert found == report.scores
     assert (found.method, found.objective, found.options["removals"]) == ("circuit", "avg", 5)
     assert len(found.removals) == 5
@@ -46,7 +46,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(model, tmp_path, after):
     run_score(circuit(model, whole))
     out = tmp_path / "s.json"
     with pytest.raises(KeyboardInterrupt) as caught:
-        run_score(circuit(model, out), Stopped(after))
+        run_score(circuit(model, out), InterruptedLoop(after))
     assert caught.value.__notes__ == [f"the progress is saved in {out}.journal; the same command resumes it"]
     assert not out.exists()
     assert len(json.loads((tmp_path / "s.json.journal").read_text())["removals"]) == after
@@ -61,7 +61,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(model, tmp_path, after):
 @pytest.mark.spread(cases=1)
 @pytest.mark.parametrize("given", [{}, {"objective": "acc-0.1*nll"}])
 def test_an_interrupted_search_ends_with_the_same_bytes(model, tmp_path, monkeypatch, given):
-    monkeypatch.setattr("hydractl.scoring.circuit.search.RECHECK", 3)
+    monkeypatch.setattr("hydractl.scoring.circuit.search.FULL_EVALUATION_INTERVAL", 3)
     settings = {"given": {"search": "lazy", **given}} | ({"ood": None} if "objective" in given else {})
     whole = tmp_path / "whole.json"
     run_score(circuit(model, whole, **settings))
@@ -72,7 +72,7 @@ def test_an_interrupted_search_ends_with_the_same_bytes(model, tmp_path, monkeyp
         1,
     ):  # steps since the last full check; the third run stops before the position of the second
         with pytest.raises(KeyboardInterrupt):
-            run_score(circuit(model, out, **settings), Stopped(after))
+            run_score(circuit(model, out, **settings), InterruptedLoop(after))
 
     report = run_score(circuit(model, out, **settings))
 
@@ -117,7 +117,7 @@ def test_a_compiled_search_ends_with_the_same_bytes_and_goes_on(model, tmp_path,
     whole, out = tmp_path / "whole.json", tmp_path / "s.json"
     run_score(circuit(model, whole))
     with pytest.raises(KeyboardInterrupt):
-        run_score(circuit(model, out, compile=True), Stopped(3))
+        run_score(circuit(model, out, compile=True), InterruptedLoop(3))
     assert count.frame_count == 1
 
     report = run_score(circuit(model, out, compile=True))
@@ -145,14 +145,14 @@ def test_a_machine_that_cannot_compile_is_told_before_anything_is_written(model,
 def test_another_runs_journal_is_refused_unless_forced(model, tmp_path):
     out = tmp_path / "s.json"
     with pytest.raises(KeyboardInterrupt):
-        run_score(circuit(model, out), Stopped(2))
+        run_score(circuit(model, out), InterruptedLoop(2))
 
     with pytest.raises(OutputExists, match=r"other options, inputs or versions: `removals` was 5, is now 4$"):
         run_score(circuit(model, out, budget=HeadBudget(remove=4)))
-    heard = Heard()
-    report = run_score(circuit(model, out, budget=HeadBudget(remove=4), force=True), heard)
+    progress_log = ProgressLog()
+    report = run_score(circuit(model, out, budget=HeadBudget(remove=4), force=True), progress_log)
 
-    assert heard.warnings == [
+    assert progress_log.warnings == [
         f"`--force` starts again: the state of an unfinished run in {out}.journal is discarded"
     ]
     assert report.resumed_from == 0
@@ -160,23 +160,25 @@ def test_another_runs_journal_is_refused_unless_forced(model, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def written(model, tmp_path_factory):
+def journal_text(model, tmp_path_factory):
     """A journal with three removals."""
     out = tmp_path_factory.mktemp("journal") / "s.json"
     with pytest.raises(KeyboardInterrupt):
-        run_score(circuit(model, out), Stopped(3))
+        run_score(circuit(model, out), InterruptedLoop(3))
     return out.with_name("s.json.journal").read_text()
 
 
-def sealed(text, **changes):
+def changed_journal(text, **changes):
     """Return the journal with changed values and a matching digest."""
-    journal = JournalFile.from_json(text, where="the journal")
+    journal = JournalFile.from_json(text, place="the journal")
     return journal.model_copy(update=changes).sealed().to_json()
 
 
 def removing(text, tower, layer, head):
-    removals = JournalFile.from_json(text, where="the journal").removals
-    return sealed(text, removals=(*removals, Removal(tower=tower, layer=layer, head=head, objective=0.5)))
+    removals = JournalFile.from_json(text, place="the journal").removals
+    return changed_journal(
+        text, removals=(*removals, Removal(tower=tower, layer=layer, head=head, objective=0.5))
+    )
 
 
 @pytest.mark.parametrize(
@@ -190,13 +192,13 @@ def removing(text, tower, layer, head):
         lambda text: text.replace('"memory": {', '"memory": {"x": 1'),
         lambda text: removing(text, "text", 0, 0),
         lambda text: removing(text, "vision", 9, 0),
-        lambda text: sealed(text, removals=2 * JournalFile.from_json(text, where="the journal").removals),
+        lambda text: changed_journal(text, removals=2 * JournalFile.from_json(text, place="the journal").removals),
     ],
     ids=["cut off", "no JSON", "deep", "objective", "baseline", "no removal", "no memory", "tower", "layer", "twice"],
 )  # fmt: skip
-def test_a_damaged_journal_is_refused(model, tmp_path, written, change):
+def test_a_damaged_journal_is_refused(model, tmp_path, journal_text, change):
     path = tmp_path / "s.json.journal"
-    path.write_text(change(written))
+    path.write_text(change(journal_text))
 
     with pytest.raises(ManifestError, match="damaged") as caught:
         run_score(circuit(model, tmp_path / "s.json"))
@@ -246,7 +248,7 @@ def test_other_methods_score_every_head_twice_alike(model, tmp_path, method):
     for name in ("a.json", "b.json"):
         run_score(ScoreConfig(out=tmp_path / name, **config))
 
-    found = HeadScores.read(tmp_path / "a.json")
+    found = HeadImportance.read(tmp_path / "a.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     assert [len(row) for row in found.towers["vision"].scores] == [4, 4, 4]
     assert found.removals is None
@@ -397,17 +399,18 @@ def test_a_member_and_an_existing_output_are_refused(model, tmp_path):
     ("budget", "said"), [(HeadBudget(remove=5), True), (HeadBudget(remove=6), False), (None, False)]
 )
 def test_a_budget_that_layers_cannot_share_evenly_is_said(model, tmp_path, method, budget, said):
-    heard = Heard()
+    progress_log = ProgressLog()
     data = "digits::classes=0-6,limit=8"
 
     run_score(
-        ScoreConfig(model=model, out=tmp_path / "s.json", method=method, data=data, budget=budget), heard
+        ScoreConfig(model=model, out=tmp_path / "s.json", method=method, data=data, budget=budget),
+        progress_log,
     )
 
-    assert len(heard.warnings) == said
+    assert len(progress_log.warnings) == said
     assert all(
         "the same number of heads in each layer: 2 each, 6 heads in total" in message
-        for message in heard.warnings
+        for message in progress_log.warnings
     )
 
 

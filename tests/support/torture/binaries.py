@@ -100,8 +100,8 @@ def records(data: bytes, do: str, where: float, what: float) -> bytes:
                     ("../../x", "archive/data/99", " ", "/etc/x", f"{name}\x00x", name.upper()), what
                 )
                 held = b"" if do == "empty" else b"\0" * 50_000_000 if do == "deflate" else old.read(name)
-                how = zipfile.ZIP_DEFLATED if do == "deflate" else zipfile.ZIP_STORED
-                new.writestr(other if do in {"rename", "more"} else name, held, how)
+                preprocess = zipfile.ZIP_DEFLATED if do == "deflate" else zipfile.ZIP_STORED
+                new.writestr(other if do in {"rename", "more"} else name, held, preprocess)
     return found.getvalue()
 
 

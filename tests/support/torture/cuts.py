@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from support.torture.stages import Stage, Whole
-    from support.torture.tries import Ended, Worker
+    from support.torture.tries import Result, Worker
 
 
 def faults(worker: Worker, whole: Whole, name: str, asked: dict[str, Any]) -> Iterator[str]:
@@ -56,6 +56,6 @@ def faults(worker: Worker, whole: Whole, name: str, asked: dict[str, Any]) -> It
     worker.leave(place)
 
 
-def left_by(ended: Ended, begun: Mapping[str, bytes], stage: Stage) -> list[str]:
+def left_by(ended: Result, begun: Mapping[str, bytes], stage: Stage) -> list[str]:
     """Return remaining files other than inputs and outputs."""
     return sorted(ended.files.keys() - {*begun, *stage.writes, CANARY}) + ended.temporary

@@ -103,8 +103,8 @@ def _pickles() -> None:
     files = {"pytorch_model-00001-of-00002.bin": names[::2], "pytorch_model-00002-of-00002.bin": names[1::2]}
     for file, own in files.items():
         torch.save({name: weights[name] for name in own}, f"bins/{file}")
-    where = {name: file for file, own in files.items() for name in own}
-    Path("bins/pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    place = {name: file for file, own in files.items() for name in own}
+    Path("bins/pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": place}))
 
 
 def _tables() -> None:

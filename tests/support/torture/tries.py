@@ -30,7 +30,7 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 @dataclass(kw_only=True)
-class Ended:
+class Result:
     """Result of a command.
 
     Attributes:
@@ -106,11 +106,11 @@ class Place:
     def work(self) -> Path:
         return self.folder / "work"
 
-    def run(self, *words: object, **asked: Any) -> Ended:
+    def run(self, *words: object, **asked: Any) -> Result:
         """Run a command line in this folder."""
         return self.side_by_side([words], **asked)[0]
 
-    def side_by_side(self, lines: Sequence[Sequence[object]], **asked: Any) -> list[Ended]:
+    def side_by_side(self, lines: Sequence[Sequence[object]], **asked: Any) -> list[Result]:
         """Run command lines in this folder at the same time. Their output and records are mixed."""
         for name in ("out", "err", "record"):
             (self.folder / name).unlink(missing_ok=True)
@@ -118,11 +118,11 @@ class Place:
         found = self.worker.ask([{**request, "words": [str(word) for word in line]} for line in lines])
         return [self.ended(**one) for one in found]
 
-    def ended(self, **how: Any) -> Ended:
+    def ended(self, **limits: Any) -> Result:
         """Return the result of a command in this folder."""
         out, err, record = (self._said(name) for name in ("out", "err", "record"))
-        return Ended(
-            **how, out=out, err=err, record=record.splitlines(), files=contents(self.work),
+        return Result(
+            **limits, out=out, err=err, record=record.splitlines(), files=contents(self.work),
             temporary=sorted(p.name for p in (self.folder / "tmp").iterdir()),
         )  # fmt: skip
 
@@ -179,7 +179,7 @@ class Worker:
 
     def one_after_the_other(
         self, tries: Sequence[tuple[Place, Sequence[object]]], **asked: Any
-    ) -> list[Ended]:
+    ) -> list[Result]:
         """Run command lines in a single process, each in a separate place.
 
         Commands without a result (the process ended or used too much memory) run again in separate processes.
@@ -203,9 +203,9 @@ class Worker:
                 found.append(place.ended(wall=0.0, grown=0, **json.loads(path.read_text())))
         return found
 
-    def together(self, tries: Sequence[tuple[Place, Sequence[object]]], **asked: Any) -> list[Ended]:
+    def together(self, tries: Sequence[tuple[Place, Sequence[object]]], **asked: Any) -> list[Result]:
         """Run command lines in parallel, each in a separate place."""
-        found: list[Ended] = []
+        found: list[Result] = []
         for first in range(0, len(tries), BESIDE):
             some = tries[first : first + BESIDE]
             request = {"environment": {}, **asked}

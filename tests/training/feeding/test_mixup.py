@@ -24,8 +24,8 @@ WHOLE = Share(0, 1, 1)
 CLASSES = 10
 
 
-def mixing_of(mixup, cutmix, *, how=PREPROCESS):
-    return Mixing.of(Recipe(mixup=mixup, cutmix=cutmix), how, classes=CLASSES)
+def mixing_of(mixup, cutmix, *, preprocess=PREPROCESS):
+    return Mixing.of(Recipe(mixup=mixup, cutmix=cutmix), preprocess, classes=CLASSES)
 
 
 @pytest.fixture(scope="module")
@@ -120,5 +120,5 @@ def test_texts_are_not_mixed(options, said):
     texts = Tokenization(max_length=8, pad_id=0, vocab_size=9)
 
     with pytest.raises(UsageError, match=f"{said} is for images, but the model reads texts") as caught:
-        mixing_of(**options, how=texts)
+        mixing_of(**options, preprocess=texts)
     assert "--label-smoothing" in caught.value.hint

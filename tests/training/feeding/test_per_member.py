@@ -9,7 +9,7 @@ from hydractl.training.feeding import joined_inputs
 
 
 def test_texts_are_filled_up_to_the_longest_member_s():
-    how = Tokenization(max_length=9, pad_id=7, vocab_size=9)
+    preprocess = Tokenization(max_length=9, pad_id=7, vocab_size=9)
     parts = [
         {
             "input_ids": torch.ones(2, n, dtype=torch.long),
@@ -18,7 +18,7 @@ def test_texts_are_filled_up_to_the_longest_member_s():
         for n in (2, 3)
     ]
 
-    found = joined_inputs(parts, how)
+    found = joined_inputs(parts, preprocess)
 
     assert found["input_ids"].tolist() == [[1, 1, 7]] * 2 + [[1, 1, 1]] * 2
     assert found["attention_mask"].tolist() == [[1, 1, 0]] * 2 + [[1, 1, 1]] * 2

@@ -1,6 +1,6 @@
-"""Program for a process with `unreal_cuda`: print the requests of each stage to the second GPU as JSON.
+"""Program for a process with `fake_cuda`: print the requests of each stage to the second GPU as JSON.
 
-python -m support.unreal_stages FOLDER
+python -m support.fake_cuda_stages FOLDER
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from unittest import mock
 import torch
 
 from hydractl.cli.app import main as command
-from support.unreal_cuda import ALLOCATIONS, COPIES, LAUNCHES, counts
-from support.unreal_values import values, waits
+from support.fake_cuda import ALLOCATIONS, COPIES, LAUNCHES, counts
+from support.fake_cuda_values import values, waits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,9 +39,9 @@ STAGES = {
 
 def main() -> None:
     os.chdir(sys.argv[1])
-    found = {name: asked(words) for name, words in STAGES.items()}
-    with mock.patch("hydractl.model_inputs.on_device", carelessly):
-        found["planted"] = asked(f"{STAGES['predict']} --force")
+    found = {name: stage_requests(words) for name, words in STAGES.items()}
+    with mock.patch("hydractl.model_inputs.on_device", blocking_on_device):
+        found["planted"] = stage_requests(f"{STAGES['predict']} --force")
     run(STAGES["predict"].replace("p.jsonl", "cpu.jsonl"), device="cpu")
     found["probabilities"] = {file: probabilities(file) for file in ("p.jsonl", "cpu.jsonl")}
     torch.cuda.empty_cache()
@@ -58,7 +58,7 @@ def run(words: str, *, device: str = "cuda:1") -> tuple[int, str]:
     return code, said.getvalue()
 
 
-def asked(words: str) -> dict[str, object]:
+def stage_requests(words: str) -> dict[str, object]:
     """Run a command and return exit code, messages, used devices, and number of waits by function."""
     with counts(Path()) as found, waits() as waited:
         code, said = run(words)
@@ -66,7 +66,9 @@ def asked(words: str) -> dict[str, object]:
     return {"code": code, "said": said, "devices": sorted(devices), "waits": waited}
 
 
-def carelessly(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+def blocking_on_device(
+    tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None
+) -> torch.Tensor:
     """Replacement for `on_device` with a blocking copy and a kernel on another device."""
     torch.zeros(4, device="cuda:0")
     return tensor.to(device, dtype)

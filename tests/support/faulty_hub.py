@@ -70,7 +70,7 @@ class Asked:
         return self.is_file and self.path.partition("?")[0].endswith((".safetensors", ".parquet"))
 
 
-Lie = Callable[[Answer, Asked], Answer]
+Fault = Callable[[Answer, Asked], Answer]
 
 
 def _html(truth: Answer, _: Asked) -> Answer:
@@ -98,18 +98,18 @@ def _silent(truth: Answer, _: Asked) -> Answer:
     return Answer(stops=True, raw=b"")
 
 
-def _status(status: int, **headers: str) -> Lie:
+def _status(status: int, **headers: str) -> Fault:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return lambda _truth, _asked: Answer(status=status, headers=named, body=b"{}")
 
 
-def _headers(**headers: str) -> Lie:
+def _headers(**headers: str) -> Fault:
     """Return a change of headers."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return lambda truth, _: replace(truth, headers={**truth.headers, **named})
 
 
-def _elsewhere(status: int) -> Lie:
+def _elsewhere(status: int) -> Fault:
     return lambda _, asked: Answer(status=status, headers={"Location": f"{asked.stranger}{asked.path}"})
 
 
@@ -122,17 +122,17 @@ def _changed(truth: Answer, asked: Asked) -> Answer:
     return replace(truth, body=bytes([truth.body[0]]) + bytes(len(truth.body) - 1)) if truth.body else truth
 
 
-def _listing(path: str, **more: object) -> Lie:
+def _listing(path: str, **more: object) -> Fault:
     """Return a change of the list of files: an additional file."""
 
-    def lie(truth: Answer, asked: Asked) -> Answer:
+    def fault(truth: Answer, asked: Asked) -> Answer:
         entry = {"type": "file", "path": path, "size": 8, "oid": "0" * 40, **more}
         return replace(truth, body=json.dumps([*json.loads(truth.body), entry]).encode())
 
-    return lie
+    return fault
 
 
-def _json(text: str) -> Lie:
+def _json(text: str) -> Fault:
     return lambda truth, _: replace(truth, body=text.encode())
 
 
@@ -164,96 +164,96 @@ EVERYTHING, API, TREE, FILES, WEIGHTS = (
 
 
 @dataclass(frozen=True)
-class Told:
+class WrongAnswer:
     """A wrong answer of the Hub.
 
     Attributes:
-        lie: Changes the true answer.
+        fault: Changes the true answer.
         where: Selects the affected requests.
         codes: Allowed exit codes of a command.
     """
 
-    lie: Lie
+    fault: Fault
     where: Callable[[Asked], bool] = EVERYTHING
     codes: frozenset[int] = frozenset({4})
 
 
 BROKEN, UNHARMED = frozenset({3, 4}), frozenset({0})
-LIES: dict[str, Told] = {
-    "none": Told(lambda truth, _: truth, codes=UNHARMED),
-    "portal": Told(_html),
-    "portal-in-list": Told(_html, TREE),
-    "portal-in-files": Told(_html, FILES),
-    "portal-kept-headers": Told(_html_with_names, FILES, BROKEN),
-    "cut": Told(_cut),
-    "cut-list": Told(_cut, TREE),
-    "cut-files": Told(_cut, FILES),
-    "shorter-list": Told(_shorter, TREE),
-    "shorter-files": Told(_shorter, FILES, BROKEN),
-    "stopping-files": Told(_stopping, FILES),
-    "silent": Told(_silent),
-    "silent-list": Told(_silent, TREE),
-    "silent-files": Told(_silent, FILES),
-    "closing": Told(lambda _truth, _asked: Answer(raw=b"")),
-    "no-http": Told(lambda _truth, _asked: Answer(raw=b"SSH-2.0-OpenSSH_9.6\r\n")),
-    "wrong-weights": Told(_changed, WEIGHTS, BROKEN),
-    "wrong-files": Told(_changed, FILES, BROKEN),
-    "no-etag": Told(_headers(ETag=""), FILES),
-    "strange-etag": Told(_headers(ETag=f'"{FAR}"'), FILES, BROKEN),
-    "long-etag": Told(_headers(ETag=f'"{"e" * 5000}"'), FILES, BROKEN),
-    "strange-commit": Told(_headers(X_Repo_Commit=FAR), FILES, frozenset({0, 3, 4})),
-    "strange-length": Told(_headers(X_Linked_Size=str(10**15)), FILES, frozenset({0, 3, 4})),
-    "redirect-all": Told(_elsewhere(302)),
-    "redirect-files": Told(_elsewhere(302), FILES, BROKEN),
-    "redirect-kept": Told(_elsewhere(307), FILES, BROKEN),
-    "redirect-for-ever": Told(_for_ever),
-    "xet": Told(_xet, FILES, frozenset({0, 3, 4})),
-    "too-many": Told(_status(429)),
-    "too-many-for-an-hour": Told(_status(429, Retry_After=str(LONG_WAIT))),
-    "too-many-for-ever": Told(_status(429, Retry_After="9" * 40)),
-    "too-many-files": Told(_status(429, Retry_After=str(LONG_WAIT)), FILES),
-    "limited": Told(_status(429, RateLimit=f'"api";r=0;t={LONG_WAIT}')),
-    "broken": Told(_status(500)),
-    "busy-for-an-hour": Told(_status(503, Retry_After=str(LONG_WAIT))),
-    "broken-list": Told(_status(502), TREE),
-    "broken-files": Told(_status(504), FILES),
-    "teapot": Told(_status(418)),
-    "unauthorised": Told(_status(401)),
-    "gone": Told(_status(410)),
-    "traversal": Told(_listing(f"../../../{OWNED}"), TREE),
-    "far-traversal": Told(_listing(FAR), TREE),
-    "absolute": Told(_listing(f"/tmp/{OWNED}"), TREE),  # noqa: S108 - nobody writes it
-    "backslashes": Told(_listing(f"..\\..\\{OWNED}"), TREE, frozenset({0, 3, 4})),
-    "long-name": Told(_listing("n" * 5000 + ".json"), TREE),
-    "no-name": Told(_listing(""), TREE, frozenset({0, 3, 4})),
-    "number-for-a-name": Told(_listing(7), TREE),  # type: ignore[arg-type]
-    "terminal-name": Told(_listing("\x1b[31m\x07.json"), TREE),
-    "size-of-words": Told(_listing("a.json", size="much"), TREE),
-    "null": Told(_json("null"), API),
-    "list": Told(_json("[]"), API),
-    "object-list": Told(_json('{"error": "no"}'), TREE),
-    "numbers": Told(_json("[1, 2]"), TREE),
-    "nothing": Told(_json(""), API),
-    "deep": Told(_json("[" * 100_000), API),
-    "no-commit": Told(_json('{"id": "org/x", "siblings": []}'), API, BROKEN),
-    "bomb": Told(_bomb, API),
-    "empty-list": Told(_json("[]"), TREE, BROKEN),
+FAULTS: dict[str, WrongAnswer] = {
+    "none": WrongAnswer(lambda truth, _: truth, codes=UNHARMED),
+    "portal": WrongAnswer(_html),
+    "portal-in-list": WrongAnswer(_html, TREE),
+    "portal-in-files": WrongAnswer(_html, FILES),
+    "portal-kept-headers": WrongAnswer(_html_with_names, FILES, BROKEN),
+    "cut": WrongAnswer(_cut),
+    "cut-list": WrongAnswer(_cut, TREE),
+    "cut-files": WrongAnswer(_cut, FILES),
+    "shorter-list": WrongAnswer(_shorter, TREE),
+    "shorter-files": WrongAnswer(_shorter, FILES, BROKEN),
+    "stopping-files": WrongAnswer(_stopping, FILES),
+    "silent": WrongAnswer(_silent),
+    "silent-list": WrongAnswer(_silent, TREE),
+    "silent-files": WrongAnswer(_silent, FILES),
+    "closing": WrongAnswer(lambda _truth, _asked: Answer(raw=b"")),
+    "no-http": WrongAnswer(lambda _truth, _asked: Answer(raw=b"SSH-2.0-OpenSSH_9.6\r\n")),
+    "wrong-weights": WrongAnswer(_changed, WEIGHTS, BROKEN),
+    "wrong-files": WrongAnswer(_changed, FILES, BROKEN),
+    "no-etag": WrongAnswer(_headers(ETag=""), FILES),
+    "strange-etag": WrongAnswer(_headers(ETag=f'"{FAR}"'), FILES, BROKEN),
+    "long-etag": WrongAnswer(_headers(ETag=f'"{"e" * 5000}"'), FILES, BROKEN),
+    "strange-commit": WrongAnswer(_headers(X_Repo_Commit=FAR), FILES, frozenset({0, 3, 4})),
+    "strange-length": WrongAnswer(_headers(X_Linked_Size=str(10**15)), FILES, frozenset({0, 3, 4})),
+    "redirect-all": WrongAnswer(_elsewhere(302)),
+    "redirect-files": WrongAnswer(_elsewhere(302), FILES, BROKEN),
+    "redirect-kept": WrongAnswer(_elsewhere(307), FILES, BROKEN),
+    "redirect-for-ever": WrongAnswer(_for_ever),
+    "xet": WrongAnswer(_xet, FILES, frozenset({0, 3, 4})),
+    "too-many": WrongAnswer(_status(429)),
+    "too-many-for-an-hour": WrongAnswer(_status(429, Retry_After=str(LONG_WAIT))),
+    "too-many-for-ever": WrongAnswer(_status(429, Retry_After="9" * 40)),
+    "too-many-files": WrongAnswer(_status(429, Retry_After=str(LONG_WAIT)), FILES),
+    "limited": WrongAnswer(_status(429, RateLimit=f'"api";r=0;t={LONG_WAIT}')),
+    "broken": WrongAnswer(_status(500)),
+    "busy-for-an-hour": WrongAnswer(_status(503, Retry_After=str(LONG_WAIT))),
+    "broken-list": WrongAnswer(_status(502), TREE),
+    "broken-files": WrongAnswer(_status(504), FILES),
+    "teapot": WrongAnswer(_status(418)),
+    "unauthorised": WrongAnswer(_status(401)),
+    "gone": WrongAnswer(_status(410)),
+    "traversal": WrongAnswer(_listing(f"../../../{OWNED}"), TREE),
+    "far-traversal": WrongAnswer(_listing(FAR), TREE),
+    "absolute": WrongAnswer(_listing(f"/tmp/{OWNED}"), TREE),  # noqa: S108 - nobody writes it
+    "backslashes": WrongAnswer(_listing(f"..\\..\\{OWNED}"), TREE, frozenset({0, 3, 4})),
+    "long-name": WrongAnswer(_listing("n" * 5000 + ".json"), TREE),
+    "no-name": WrongAnswer(_listing(""), TREE, frozenset({0, 3, 4})),
+    "number-for-a-name": WrongAnswer(_listing(7), TREE),  # type: ignore[arg-type]
+    "terminal-name": WrongAnswer(_listing("\x1b[31m\x07.json"), TREE),
+    "size-of-words": WrongAnswer(_listing("a.json", size="much"), TREE),
+    "null": WrongAnswer(_json("null"), API),
+    "list": WrongAnswer(_json("[]"), API),
+    "object-list": WrongAnswer(_json('{"error": "no"}'), TREE),
+    "numbers": WrongAnswer(_json("[1, 2]"), TREE),
+    "nothing": WrongAnswer(_json(""), API),
+    "deep": WrongAnswer(_json("[" * 100_000), API),
+    "no-commit": WrongAnswer(_json('{"id": "org/x", "siblings": []}'), API, BROKEN),
+    "bomb": WrongAnswer(_bomb, API),
+    "empty-list": WrongAnswer(_json("[]"), TREE, BROKEN),
 }  # fmt: skip
 
 
-def is_slow(lie: str) -> bool:
+def is_slow(fault: str) -> bool:
     """Return whether a wrong answer causes a timeout of a minute."""
-    return LIES[lie].lie in {_silent, _stopping}
+    return FAULTS[fault].fault in {_silent, _stopping}
 
 
-class LyingHub(Hub):
+class FaultyHub(Hub):
     """A Hub with repositories `org/LIE.NUMBER`, all with the same files.
 
     Attributes:
         truth: Files of model repositories.
         data: Files of data-set repositories.
         stranger: Address of the second server, on another host.
-        heard: Requests to the second server.
+        progress_log: Requests to the second server.
         tokens: Received authorization headers.
         changes: Changes of JSON answers, by repository.
         over: Set when the block ends; releases stopped connections.
@@ -264,7 +264,7 @@ class LyingHub(Hub):
         self.truth: dict[str, bytes] = {}
         self.data: dict[str, bytes] = {}
         self.stranger = ""
-        self.heard: list[str] = []
+        self.progress_log: list[str] = []
         self.tokens: set[str] = set()
         self.changes: dict[str, Change] = {}
         self.over = threading.Event()
@@ -274,8 +274,8 @@ class LyingHub(Hub):
         parts = path.partition("?")[0].strip("/").split("/")
         of_data = "datasets" in parts[:2]
         own = parts[2:] if parts[0] == "api" else parts[of_data:]
-        name, lie = "/".join(own[:2]), "".join(own[1:2]).rpartition(".")[0]
-        if lie not in LIES:
+        name, fault = "/".join(own[:2]), "".join(own[1:2]).rpartition(".")[0]
+        if fault not in FAULTS:
             return NOTHING
         self.files.setdefault(name, self.data if of_data else self.truth)
         inside = own[2:3] == ["tree"] and len(own) > 4  # All files are in the root folder.
@@ -285,11 +285,11 @@ class LyingHub(Hub):
         asked = Asked(path, self.stranger)
         if name in self.changes and not asked.is_file and truth.status == OK:
             return replace(truth, body=self.changes[name].of(truth.body))
-        return LIES[lie].lie(truth, asked) if LIES[lie].where(asked) else truth
+        return FAULTS[fault].fault(truth, asked) if FAULTS[fault].where(asked) else truth
 
 
 @contextlib.contextmanager
-def served(hub: LyingHub) -> Iterator[LyingHub]:
+def serve_faulty_hub(hub: FaultyHub) -> Iterator[FaultyHub]:
     """Run a lying Hub and the second server within the block."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -321,7 +321,7 @@ def served(hub: LyingHub) -> Iterator[LyingHub]:
     class Stranger(Handler):
         def do_GET(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
-            hub.heard.append(f"{self.requestline}\n{self.headers}\n{self.rfile.read(length)!r}")
+            hub.progress_log.append(f"{self.requestline}\n{self.headers}\n{self.rfile.read(length)!r}")
             own = Answer(headers={"ETag": f'"{"f" * 64}"', "X-Repo-Commit": COMMIT}, body=b'{"evil": 1}')
             self._send(own, body=self.command != "HEAD")
 

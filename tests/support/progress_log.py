@@ -7,7 +7,7 @@ from pathlib import Path
 from hydractl.progress import Silent
 
 
-class Heard(Silent):
+class ProgressLog(Silent):
     """A `Progress` that records messages and warnings."""
 
     def __init__(self):
@@ -20,7 +20,7 @@ class Heard(Silent):
         self.warnings.append(message)
 
 
-class Cut(Silent):
+class InterruptedProgress(Silent):
     """A `Progress` that interrupts after `after` messages."""
 
     def __init__(self, after):
@@ -32,7 +32,7 @@ class Cut(Silent):
             raise KeyboardInterrupt
 
 
-class Stopped(Silent):
+class InterruptedLoop(Silent):
     """A `Progress` that interrupts each loop after `after` items."""
 
     def __init__(self, after):

@@ -12,7 +12,7 @@ def with_head(sample, weight, bias):
     return type(sample)(sample.header, sample.state | {"head.weight": weight, "head.bias": bias})
 
 
-def informed(sample, scale):
+def with_digits_classifier(sample, scale):
     """Return the sample with a least-squares classifier for digits on its features, times `scale`."""
     digits = open_items("digits::split=train,classes=0-6,limit=300", sample.header.preprocess)
     batch = next(iter(PreparedData(digits, batch_size=300).batches(sample.header.preprocess)))

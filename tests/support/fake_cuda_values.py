@@ -1,4 +1,4 @@
-"""Compute real values for the simulated GPU of `unreal_cuda` (kernels do nothing).
+"""Compute real values for the simulated GPU of `fake_cuda` (kernels do nothing).
 
 Each operator runs twice: first in torch's CUDA code, for its checks and calls, then in torch's CPU code on
 the same memory, which is host memory.
@@ -69,7 +69,7 @@ class Values(TorchDispatchMode):
             isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in tree_iter(args[1:])
         )
         if given and (picks or name in READS):
-            self.library.unreal_wait(name.encode())
+            self.library.fake_wait(name.encode())
             made = func(*host_args, **host_kwargs)
             if func._schema.is_mutable:
                 return args[0]
@@ -100,7 +100,7 @@ def waits() -> Iterator[Counter[str]]:
     """
     library, found = ctypes.CDLL(os.environ["LD_PRELOAD"]), Counter[str]()
 
-    def heard() -> None:
+    def progress_log() -> None:
         frame, name = sys._getframe(), ""
         while frame.f_back and frame.f_globals["__name__"].partition(".")[0] in OTHERS:
             name = "weights" if frame.f_code is torch.nn.Module._apply.__code__ else name
@@ -108,9 +108,9 @@ def waits() -> Iterator[Counter[str]]:
         place = f"{frame.f_globals['__name__'].removeprefix('hydractl.')}.{frame.f_code.co_qualname}"
         found[name or place] += 1
 
-    called = ctypes.CFUNCTYPE(None)(heard)
-    library.unreal_hear(called)
+    called = ctypes.CFUNCTYPE(None)(progress_log)
+    library.fake_hear(called)
     try:
         yield found
     finally:
-        library.unreal_hear(None)
+        library.fake_hear(None)

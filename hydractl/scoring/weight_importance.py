@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 
 from hydractl import progress
-from hydractl.families.base import place_of
+from hydractl.families.base import position_of
 from hydractl.families.head_slicing import TensorRole
 from hydractl.scoring.attention_hooks import heads_left, keep_heads, write_out_keys
 from hydractl.scoring.gradients import (
@@ -39,9 +39,12 @@ def score_taylor(job: ScoreJob) -> Ranking:
     the gradient of the mean cross-entropy of batch b, so s_h depends on the batch size.
 
     With `scope` `layer`, layers are processed from first to last. Each layer keeps its `keep` most important
-    heads, and the gradients of the next layer are computed without the other heads. With `global` all layers
-    are scored on the whole model. Among equal heads the lower one is removed first. Finally the importance is
-    normalized according to the settings.
+    heads, and the gradients of the next layer are computed without the other heads, which the model of the
+    job loses. With `global` all layers are scored on the whole model. Among equal heads the lower one is
+    removed first. Finally the importance is normalized according to the settings.
+
+    Raises:
+        DataError: If gradients are not finite, or samples have no labels.
     """
     settings = job.set_for(TaylorSettings)
     scored: Callable[[ScoreJob, Sequence[Layer]], _Rows] = _l1 if settings.variant == "l1" else _molchanov
@@ -49,20 +52,20 @@ def score_taylor(job: ScoreJob) -> Ranking:
     places = [(tower, layer) for tower, t in job.scored.items() for layer in range(t.layers)]
     if settings.scope == "global":
         warn_of_unlike_towers(job, settings.normalize)
-        for (tower, layer), scores in scored(job, places).items():
-            tables[tower][layer] = scores
+        for (tower, layer), importance in scored(job, places).items():
+            tables[tower][layer] = importance
         return Ranking(scores=normalized(tables, settings.normalize))
     for place in progress.track(places, label="Scoring layers", total=len(places)):
         tower, layer = place
-        scores = scored(job, [place])[place]
-        tables[tower][layer] = scores
-        order = sorted(range(len(scores)), key=lambda head: (scores[head], head))
+        importance = scored(job, [place])[place]
+        tables[tower][layer] = importance
+        order = sorted(range(len(importance)), key=lambda head: (importance[head], head))
         keep_heads(job.model.tower(tower), layer, order[max(0, len(order) - job.keep) :])
     return Ranking(scores=normalized(tables, settings.normalize))
 
 
 def _l1(job: ScoreJob, layers: Sequence[Layer]) -> _Rows:
-    """Return the importance of the heads of some layers by the paper's variant."""
+    """Return the importance of the heads of some layers with `variant` `l1`, by layer."""
     gradients = mean_gradient(job, input_blocks(job, layers))
     return {
         layer: torch.cat([_products(job, layer, b, g).abs().mean(dim=-1) for b, g in block_gradients])
@@ -73,7 +76,7 @@ def _l1(job: ScoreJob, layers: Sequence[Layer]) -> _Rows:
 
 
 def _molchanov(job: ScoreJob, layers: Sequence[Layer]) -> _Rows:
-    """Return the importance of the heads of some layers by Molchanov's variant."""
+    """Return the importance of the heads of some layers with `variant` `molchanov`, by layer."""
     blocks = input_blocks(job, layers)
     weights = [block.weight for layer_blocks in blocks.values() for block in layer_blocks]
 
@@ -119,23 +122,25 @@ def score_magnitude(job: ScoreJob) -> Ranking:
     """
     normalize = job.set_for(MagnitudeSettings).normalize
     warn_of_unlike_towers(job, normalize)
-    scores = {name: torch.zeros(t.layers, t.num_heads, dtype=torch.float64) for name, t in job.scored.items()}
+    importance = {
+        name: torch.zeros(t.layers, t.num_heads, dtype=torch.float64) for name, t in job.scored.items()
+    }
     weight = {name: torch.zeros(t.layers, 1, dtype=torch.float64) for name, t in job.scored.items()}
     for name, t in job.scored.items():
         for layer in range(t.layers):
             write_out_keys(job.model.tower(name), layer)
     for name, tensor in job.model.library_state().items():
-        place = place_of(job.family, name)
+        place = position_of(job.family, name)
         if (
             place.heads is None
             or place.layer is None
             or place.heads.role not in {TensorRole.INPUT, TensorRole.OUTPUT}
-            or place.tower not in scores
+            or place.tower not in importance
         ):
             continue
         by_head = tensor.detach().double().movedim(place.heads.axis, 0)
         heads = by_head.reshape(place.heads.copies, job.scored[place.tower].num_heads, -1)
-        scores[place.tower][place.layer] += heads.abs().mean(dim=-1).sum(dim=0).cpu()
+        importance[place.tower][place.layer] += heads.abs().mean(dim=-1).sum(dim=0).cpu()
         weight[place.tower][place.layer] += place.heads.copies
-    tables = {name: (table / weight[name]).tolist() for name, table in scores.items()}
+    tables = {name: (table / weight[name]).tolist() for name, table in importance.items()}
     return Ranking(scores=normalized(tables, normalize))

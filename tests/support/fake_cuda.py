@@ -1,4 +1,4 @@
-"""Build `unreal_cuda.c`, a simulated CUDA runtime for torch's CUDA build, and read its counters.
+"""Build `fake_cuda.c`, a simulated CUDA runtime for torch's CUDA build, and read its counters.
 
 Unlike in `support.gpu`, which simulates operators, torch's own CUDA code runs: launches, copies, waits,
 graphs and devices. The library must be preloaded at process start: `environment` returns the environment
@@ -36,7 +36,7 @@ PRODUCT = re.compile(r"^cublas\w*([Gg]emm|gemv|dot)")
 LAUNCHES, WAITS, COPIES, ALLOCATIONS = "launch", "wait", "copy", "allocation"
 
 
-def why_not() -> str | None:
+def missing_requirement() -> str | None:
     """Return the missing requirement for building the library, or None."""
     absent = [name for name in ("gcc", "nm") if shutil.which(name) is None]
     if absent:
@@ -58,10 +58,10 @@ def build(folder: Path) -> Path:
     }
     alone, library = folder / "alone.so", folder / "libcuda.so.1"
     _compile(alone, SOURCE)
-    stubs = ["void unreal_count(const char *, const char *);"]
+    stubs = ["void fake_count(const char *, const char *);"]
     for name in sorted(asked - _symbols("--defined-only", alone)):
         kind = LAUNCHES if PRODUCT.match(name) else "stub"
-        stubs.append(f'int {name}(void) {{ unreal_count("{kind}", "{name}"); return 0; }}')
+        stubs.append(f'int {name}(void) {{ fake_count("{kind}", "{name}"); return 0; }}')
     (folder / "stubs.c").write_text("\n".join(stubs))
     _compile(library, SOURCE, folder / "stubs.c", "-Wl,-soname,libcuda.so.1")
     return library
@@ -90,7 +90,7 @@ def environment(library: Path, **settings: object) -> dict[str, str]:
     return {**os.environ, "LD_PRELOAD": str(library), "LD_LIBRARY_PATH": str(library.parent), **names}
 
 
-class Asked(Counter[tuple[str, str, int]]):
+class Requests(Counter[tuple[str, str, int]]):
     """Number of requests by kind, name and device."""
 
     def of(self, *kinds: str) -> int:
@@ -103,18 +103,18 @@ class Asked(Counter[tuple[str, str, int]]):
 
 
 @contextlib.contextmanager
-def counts(folder: Path) -> Iterator[Asked]:
+def counts(folder: Path) -> Iterator[Requests]:
     """Count requests within the block. The process must have been started with the library."""
-    library, found = ctypes.CDLL(os.environ["LD_PRELOAD"]), Asked()
-    library.unreal_reset()
+    library, found = ctypes.CDLL(os.environ["LD_PRELOAD"]), Requests()
+    library.fake_reset()
     yield found
-    library.unreal_write(os.fsencode(folder / "counts"))
+    library.fake_write(os.fsencode(folder / "counts"))
     for line in (folder / "counts").read_text().splitlines():
         times, kind, name, device = line.split("\t")
         found[kind, name, int(device)] += int(times)
 
 
-def steady(run: Callable[[], object], folder: Path) -> Asked:
+def steady(run: Callable[[], object], folder: Path) -> Requests:
     """Return the requests of a run after three warm-up runs."""
     for _ in range(3):
         run()

@@ -1,7 +1,7 @@
 // A CUDA runtime without a GPU, which takes the place of NVIDIA's under torch's own CUDA build (LD_PRELOAD).
 //
 // Device memory is the host's, kernels do nothing, and everything that is asked for is counted by kind, name and device. What is
-// not here is a stub that counts itself (`support/unreal_cuda.py` writes those). GPUS and MEGABYTES say how many devices there are,
+// not here is a stub that counts itself (`support/fake_cuda.py` writes those). GPUS and MEGABYTES say how many devices there are,
 // and how much memory each has.
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -35,7 +35,7 @@ static uint64_t hash(const char *text) {
   return value;
 }
 
-void unreal_count(const char *kind, const char *name) {
+void fake_count(const char *kind, const char *name) {
   char line[2048];
   snprintf(line, sizeof line, "%s\t%s\t%d", kind, name, device);
   pthread_mutex_lock(&lock);
@@ -46,11 +46,11 @@ void unreal_count(const char *kind, const char *name) {
   pthread_mutex_unlock(&lock);
 }
 
-void unreal_reset(void) {
+void fake_reset(void) {
   for (int i = 0; i < EVENTS; i++) events[i].times = 0;
 }
 
-void unreal_write(const char *path) {
+void fake_write(const char *path) {
   FILE *file = fopen(path, "w");
   for (int i = 0; i < EVENTS; i++)
     if (events[i].times) fprintf(file, "%ld\t%s\n", events[i].times, events[i].line);
@@ -87,16 +87,16 @@ static void *captured_stream;
 static Graph *graph;
 
 static void (*hears)(void);  // is called whenever the processor waits
-void unreal_hear(void (*what)(void)) { hears = what; }
+void fake_hear(void (*what)(void)) { hears = what; }
 
-int unreal_wait(const char *what) {
-  unreal_count("wait", what);
+int fake_wait(const char *what) {
+  fake_count("wait", what);
   if (hears) hears();
   return graph ? NOT_IN_CAPTURE : OK;
 }
 
 static int queued(void *stream, const char *kind, const char *name) {
-  unreal_count(kind, name);
+  fake_count(kind, name);
   if (graph && stream == captured_stream) graph->nodes++;
   return OK;
 }
@@ -132,9 +132,9 @@ int cublasLtMatmul(void *handle, void *of, const void *alpha, const void *a, voi
 int cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority) { *stream = calloc(1, 8); return OK; }
 int cudaStreamCreateWithFlags(void **stream, unsigned flags) { *stream = calloc(1, 8); return OK; }
 int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { *least = 0, *greatest = -5; return OK; }
-int cudaStreamSynchronize(void *stream) { return unreal_wait("stream"); }
-int cudaDeviceSynchronize(void) { return unreal_wait("device"); }
-int cudaEventSynchronize(void *event) { return unreal_wait("event"); }
+int cudaStreamSynchronize(void *stream) { return fake_wait("stream"); }
+int cudaDeviceSynchronize(void) { return fake_wait("device"); }
+int cudaEventSynchronize(void *event) { return fake_wait("event"); }
 int cudaEventCreate(void **event) { *event = calloc(1, 8); return OK; }
 int cudaEventCreateWithFlags(void **event, unsigned flags) { return cudaEventCreate(event); }
 int cudaEventElapsedTime(float *milliseconds, void *begin, void *end) { *milliseconds = 1; return OK; }
@@ -175,7 +175,7 @@ static int allocate(void **address, size_t size, int kind) {
   blocks[i].begin = *address, blocks[i].size = size, blocks[i].kind = kind, blocks[i].device = device;
   if (kind == ON_DEVICE) used[device] += size;
   pthread_mutex_unlock(&lock);
-  unreal_count("allocation", kind == ON_DEVICE ? "device" : "pinned");
+  fake_count("allocation", kind == ON_DEVICE ? "device" : "pinned");
   return OK;
 }
 
