@@ -31,6 +31,7 @@ import torch
 from clinc150 import OOS, ordered, read
 from intervals import half_interval
 from selection import run
+from shapes import write_shapes
 from torch import Tensor
 
 from hydractl.checkpoint import Checkpoint
@@ -156,10 +157,11 @@ def tasks(folder: Path, file: Path | None, backbone: Path | None) -> Iterator[Ta
             Model("hydra", DIGITS, Training(None, 40, shifted), Training(None, 10, shifted), trunk=4),
         ),
     )
+    shapes = write_shapes(folder / "shapes")
     yield Task(
         "shapes",
-        "shapes::split=train",
-        ("shapes::split=val", "shapes::split=test"),
+        str(shapes / "train"),
+        (str(shapes / "val"), str(shapes / "test")),
         (
             Model("underfitted", SHAPES, Training(1000, 5, usual)),
             Model("overfitted", SHAPES, Training(600, 60, usual)),

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from PIL import Image
 from promise_plan import FORWARD, Data, Plan, Task
+from shapes import write_shapes
+from small_clip import CAPTIONS, PairConfig, train_pair
 
-from hydractl.cli.commands.run import CAPTIONS
 from hydractl.data.datasets import ImageSet, of_kind
 from hydractl.data.open_dataset import open_data
 from hydractl.runtime import one_thread
-from hydractl.training.clip_pretraining import PairConfig, train_pair
 
 HERE = Path(__file__).parent
 
@@ -52,7 +52,7 @@ PROBE_LR, PROBE_EPOCHS = 1e-2, 10
 the features (Kumar et al. 2022) and keeps the members in one basin of the loss. With random classifiers at
 the encoder's learning rate, features move towards different classifiers, and averages of members become
 poor."""
-SHAPES_TRAIN, SHAPES_LABELLED = "shapes::split=train", 720
+SHAPES, SHAPES_LABELLED = "shapes-data", 720
 SHAPES_LR, SHAPES_EPOCHS = 3e-4, 20
 SHAPES_CLIP = PairConfig(templates=CAPTIONS, layers=6, seed=1)
 """Pretraining of one CLIP for all seeds. The CLIP has seen every image with a caption, and is fine-tuned on
@@ -226,15 +226,16 @@ def clinc150(folder: Path, seed: int, *, file: Path, backbone: Path) -> Plan:
 
 def shapes(folder: Path, seed: int) -> Plan:
     """Return the plan for the image tower of a small CLIP with a classifier. Trains the CLIP if missing."""
+    drawn = write_shapes(folder.parent / SHAPES)
     backbone = folder.parent / "shapes-clip"
-    make_clip(backbone, SHAPES_CLIP, part=folder / "clip")
+    make_clip(backbone, SHAPES_CLIP, drawn / "train", part=folder / "clip")
     data = Data(
-        train=f"{SHAPES_TRAIN},limit={SHAPES_LABELLED}",
-        val="shapes::split=val",
-        test="shapes::split=test",
-        near={"pairs": "shapes::classes=6-11,domain=novel"},
+        train=f"{drawn / 'train'}::limit={SHAPES_LABELLED}",
+        val=str(drawn / "val"),
+        test=str(drawn / "test"),
+        near={"pairs": str(drawn / "near")},
         far={"photos": "photos::limit=360,size=24", "noise": f"noise::limit=360,size=24,seed={seed}"},
-        near_val="shapes::classes=0-5,domain=novel",
+        near_val=str(drawn / "near-val"),
     )
     tuning = ("--batch-size", "48", "--eval-every", "100000")
     encoder = Encoder(str(backbone), heads=6, tuning=tuning, lr=SHAPES_LR, epochs=SHAPES_EPOCHS, repels=True)
@@ -242,17 +243,18 @@ def shapes(folder: Path, seed: int) -> Plan:
     return Plan(folder=folder, data=data, task=task, seed=seed)
 
 
-def make_clip(out: Path, options: PairConfig, *, part: Path) -> None:
+def make_clip(out: Path, config: PairConfig, images: Path, *, part: Path) -> None:
     """Train a small CLIP on shapes and captions if the folder is missing.
 
     Args:
         out: Folder of the model.
-        options: Options of the training.
+        config: Options of the training.
+        images: Folder with the images of each class.
         part: Temporary folder, renamed when the model is complete.
     """
     if not out.exists():
         with one_thread():
-            train_pair(of_kind(open_data(SHAPES_TRAIN), ImageSet), part, options)
+            train_pair(of_kind(open_data(str(images)), ImageSet), part, config)
         part.rename(out)
 
 

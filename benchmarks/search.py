@@ -1,7 +1,7 @@
 """Measure the speed of `score --search lazy` relative to a literal Algorithm 1, and the loss of quality.
 
-Half of the heads of two small models are removed with the objective `avg`: the demos' vision transformer on
-digits and their BERT on reviews. Both are trained here once by the demo's command for a few epochs, and
+Half of the heads of two small models are removed with the objective `avg`: the demo's vision transformer on
+digits and a BERT on generated reviews. Both are trained here once by the demo's command for a few epochs, and
 stored in a temporary folder. The constants of the search were chosen on other models than the default seeds;
 `search_results.py` lists them.
 
@@ -54,7 +54,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import torch
 from scipy.stats import spearmanr
 
-from hydractl.cli.commands.run import write_tokenizer
 from hydractl.data.batches import eval_batches
 from hydractl.data.open_dataset import open_items
 from hydractl.families.open_model import load_model
@@ -70,6 +69,7 @@ from hydractl.scoring.settings import CircuitSettings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from demo_tasks import DIGITS, DemoTask, reviews
+from film_reviews import write_reviews
 from search_results import (
     ALL_HEADS,
     CHOICE_METRICS,
@@ -299,7 +299,7 @@ def trained(name: str, seed: int) -> Path:
     path = folder / "base.st"
     if not path.exists():
         if name == "text":
-            write_tokenizer(folder, seed)
+            write_reviews(folder)
         print(f"training {path} for {TASKS[name]} epochs")
         data = ("--data", experiment.train, "--val", experiment.val)
         options = (*experiment.training, "--epochs", str(TASKS[name]), "--seed", str(seed), "-q")

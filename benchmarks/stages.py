@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from film_reviews import write_tokenizer
 from safetensors.torch import load_file
 from tokens import tagged
 
@@ -108,7 +109,7 @@ def main() -> int:
             Path(str(place)).mkdir()
         if options.task != "images":
             write_tables(words=options.task == "words")
-        for name in options.picklable_subset:
+        for name in options.only:
             words, out = STAGES[name]
             cells, said = [], ""
             for place, device in enumerate(options.devices):
@@ -124,7 +125,7 @@ def main() -> int:
 
 def write_tables(*, words: bool) -> None:
     """Write a tokenizer and tables of queries, labelled with word categories or their sets."""
-    run(["demo", "--task", "text", "--prepare", "-o", "."])
+    write_tokenizer(Path("tokenizer.json"))
     for split in ("train", "val"):
         with Path(f"{split}.jsonl").open("w") as file:
             for text in open_intents(DataRef.parse(f"intents::split={split}")).texts:

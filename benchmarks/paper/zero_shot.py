@@ -18,15 +18,15 @@ from pathlib import Path
 from plan import CIRCUIT, HYDRA, SINGLE, TAYLOR
 from promise import make_files, report
 from promise_plan import Data, Plan, Task
-from promise_tasks import make_clip
+from promise_tasks import SHAPES, make_clip
 from rows import QUALITY, SIZES, Numbers, diversity, ood_metrics, values
+from shapes import KNOWN, write_shapes
+from small_clip import CAPTIONS, PairConfig
 
-from hydractl.cli.commands.run import CAPTIONS
 from hydractl.data.datasets import ImageSet, of_kind
 from hydractl.data.labels import required_labels
 from hydractl.data.open_dataset import open_data
 from hydractl.manifest.report import Row as Measured
-from hydractl.training.clip_pretraining import PairConfig
 
 NAME = "zero-shot"
 SCALED, BAYES, VILU = "temperature scaling", "BayesVLM", "ViLU"
@@ -35,10 +35,10 @@ HYDRA_SCALED, FEWER, VISION = (
     f"{HYDRA} with more heads gone",
     f"{HYDRA} of vision alone",
 )
-TRAIN, VAL = "shapes::split=train", "shapes::split=val"
 CLIP, PAIRS, TEMPLATE = "clip", "pairs", CAPTIONS[0]
 WHOLE = "all"
-SETS = {WHOLE: range(24)} | {f"quarter-{i + 1}": range(6 * i, 6 * i + 6) for i in range(4)}
+SETS = {WHOLE: KNOWN} | {f"quarter-{i + 1}": KNOWN[6 * i : 6 * i + 6] for i in range(4)}
+"""Classes of each set."""
 LAYERS, HEADS, MEMBERS, EPOCHS = 3, 6, 3, PairConfig(templates=CAPTIONS).epochs
 REMOVED = 2 * LAYERS * HEADS // 6
 CAPTIONED = 960
@@ -51,14 +51,15 @@ HYDRAS = {HYDRA: ("circuit", REMOVED), FEWER: ("circuit", REMOVED + 1), VISION: 
 
 def begun(folder: Path, seed: int) -> Plan:
     """Return the plan of one seed. Trains its CLIP and writes captioned images if missing."""
-    _train(folder, seed)
+    drawn = write_shapes(folder.parent / SHAPES)
+    _train(folder, drawn / "train", seed)
     data = Data(
-        train=TRAIN,
-        val=VAL,
-        test=_of("test", WHOLE),
-        near={"pairs": "shapes::classes=6-11,domain=novel"},
+        train=str(drawn / "train"),
+        val=str(drawn / "val"),
+        test=str(drawn / "test"),
+        near={"pairs": str(drawn / "near")},
         far={"photos": "photos::limit=360,size=24", "noise": f"noise::limit=360,size=24,seed={seed}"},
-        near_val="shapes::classes=0-5,domain=novel",
+        near_val=str(drawn / "near-val"),
     )
     clip = str((folder / CLIP).resolve())
     task = Task(
@@ -120,23 +121,24 @@ def measured(plan: Plan) -> dict[str, Numbers]:
     return found
 
 
-def _of(split: str, name: str) -> str:
-    """Return a data reference to the shapes of a split in one set of classes."""
-    classes = SETS[name]
-    return f"shapes::split={split},classes={classes.start}-{classes.stop - 1}"
+def _of(data: str, name: str) -> str:
+    """Return a data reference to the images of one set of classes."""
+    return f"{data}::classes={'+'.join(SETS[name])}"
 
 
 def of_set(plan: Plan, name: str) -> Plan:
     """Return the plan with the test data of a set of classes, and hydras limited to these classes."""
     part = replace(
-        plan, data=replace(plan.data, test=_of("test", name)), files=dict(plan.files), rows=list(plan.rows)
+        plan,
+        data=replace(plan.data, test=_of(plan.data.test, name)),
+        files=dict(plan.files),
+        rows=list(plan.rows),
     )
     part.row(
         VILU,
-        f"vilu:{part.task.model}::{VILU_TRAINING},augment=none,seed={part.seed},data={_of('train', name)}",
+        f"vilu:{part.task.model}::{VILU_TRAINING},augment=none,seed={part.seed},data={_of(plan.data.train, name)}",
     )
-    names = open_data(TRAIN).class_names
-    classes = ",".join(names[i] for i in SETS[name])
+    classes = ",".join(SETS[name])
     for row, (scores, removed) in HYDRAS.items():
         members = [
             part.make(
@@ -157,7 +159,7 @@ def _options(plan: Plan) -> Iterator[str]:
 def _scaled(part: Plan, of: str, name: str, temperatures: dict[str, str]) -> Measured:
     """Return a row with the temperature that is best for validation data of all classes."""
     single = replace(part, rows=[row for row in part.rows if row.name == of])
-    given = temperatures.get(of, _of("val", name))
+    given = temperatures.get(of, _of(part.data.val, name))
     kind = "single" if of == SINGLE else "hydra"
     (row,) = report(
         single.report(
@@ -168,13 +170,13 @@ def _scaled(part: Plan, of: str, name: str, temperatures: dict[str, str]) -> Mea
     return row
 
 
-def _train(folder: Path, seed: int) -> None:
-    make_clip(folder / CLIP, PairConfig(templates=CAPTIONS, seed=seed), part=folder / f"{CLIP}.part")
+def _train(folder: Path, train: Path, seed: int) -> None:
+    make_clip(folder / CLIP, PairConfig(templates=CAPTIONS, seed=seed), train, part=folder / f"{CLIP}.part")
     pairs = folder / PAIRS
     if not (pairs / f"{PAIRS}.jsonl").exists():
         pairs.mkdir(exist_ok=True)
-        images = of_kind(open_data(TRAIN), ImageSet)
-        lines, labels = [], required_labels(images, TRAIN)
+        images = of_kind(open_data(str(train)), ImageSet)
+        lines, labels = [], required_labels(images, str(train))
         for i in range(0, len(images), len(images) // CAPTIONED):
             images.image(i).save(pairs / f"{i}.png")
             caption = TEMPLATE.format(label=images.class_names[labels[i]])

@@ -31,10 +31,8 @@ from hydractl.tags import tag_scheme
 TOYS: Mapping[SourceKind, Callable[[DataRef], Dataset]] = MappingProxyType(
     {
         SourceKind.DIGITS: toys.open_digits,
-        SourceKind.SHAPES: toys.open_shapes,
         SourceKind.PHOTOS: toys.open_photos,
         SourceKind.NOISE: toys.open_noise,
-        SourceKind.REVIEWS: toys.open_reviews,
         SourceKind.INTENTS: toys.open_intents,
         SourceKind.MANUAL: toys.open_manual,
         SourceKind.LETTERS: toys.open_letters,
@@ -43,12 +41,12 @@ TOYS: Mapping[SourceKind, Callable[[DataRef], Dataset]] = MappingProxyType(
 SOURCES: Mapping[Content, str] = MappingProxyType(
     {
         Content.IMAGES: (
-            "for images use `digits`, `shapes`, a folder with one sub-folder per class, a table, .tar "
-            "shards, or `hf:org/name`"
+            "for images use `digits`, a folder with one sub-folder per class, a table, .tar shards, or "
+            "`hf:org/name`"
         ),
         Content.TEXTS: (
-            "for texts use `reviews`, `intents`, a .jsonl, .json, .csv, .tsv or .parquet file, a "
-            "folder of .txt files, or `hf:org/name`"
+            "for texts use `intents`, a .jsonl, .json, .csv, .tsv or .parquet file, a folder of .txt "
+            "files, or `hf:org/name`"
         ),
     }
 )

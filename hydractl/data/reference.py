@@ -62,7 +62,7 @@ MOST_TEXTS = 2
 REMOVED_KEYS = ("streaming", "buffer")
 """Keys of earlier releases, which read data sets of unknown length."""
 SOURCES_HINT = (
-    "DATA is `digits`, `shapes`, `photos`, `noise`, `reviews`, `intents`, `manual`, `letters`, a folder with one sub-folder a class, "
+    "DATA is `digits`, `photos`, `noise`, `intents`, `manual`, `letters`, a folder with one sub-folder a class, "
     "a .jsonl, .json, .csv, .tsv, .parquet or .conll file, a .txt list of images, .tar shards, `hf:org/name`, or `preset:NAME` of `hydractl data list`"
 )
 
@@ -78,10 +78,8 @@ class SourceKind(Enum):
     """Type of source of a data set. The value is its name in messages."""
 
     DIGITS = "`digits`"
-    SHAPES = "`shapes`"
     PHOTOS = "`photos`"
     NOISE = "`noise`"
-    REVIEWS = "`reviews`"
     INTENTS = "`intents`"
     MANUAL = "`manual`"
     LETTERS = "`letters`"
@@ -90,8 +88,8 @@ class SourceKind(Enum):
     HUB = "a Hub data set"
 
 
-BUILT_IN_IMAGES = (SourceKind.DIGITS, SourceKind.SHAPES, SourceKind.PHOTOS, SourceKind.NOISE)
-BUILT_IN_TEXTS = (SourceKind.REVIEWS, SourceKind.INTENTS, SourceKind.MANUAL, SourceKind.LETTERS)
+BUILT_IN_IMAGES = (SourceKind.DIGITS, SourceKind.PHOTOS, SourceKind.NOISE)
+BUILT_IN_TEXTS = (SourceKind.INTENTS, SourceKind.MANUAL, SourceKind.LETTERS)
 BUILT_IN = tuple(kind.value.strip("`") for kind in (*BUILT_IN_IMAGES, *BUILT_IN_TEXTS))
 """Names of the built-in sources."""
 COLUMNS = frozenset({"image", "label", "text", "label-separator"})
@@ -103,10 +101,8 @@ _LIMITS = frozenset({"max-item"})
 KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
     {
         SourceKind.DIGITS: _SELECTION | {"split"},
-        SourceKind.SHAPES: _SELECTION | {"split", "domain"},
         SourceKind.PHOTOS: frozenset({"limit", "size"}),
         SourceKind.NOISE: frozenset({"limit", "size", "seed"}),
-        SourceKind.REVIEWS: _SELECTION | {"split", "domain"},
         SourceKind.INTENTS: _SELECTION | {"split", "domain"},
         SourceKind.MANUAL: frozenset({"limit"}),
         SourceKind.LETTERS: frozenset({"limit", "seed"}),
@@ -143,7 +139,7 @@ class DataRef:
         root: Folder of the image paths in a table. None for the folder of the table.
         seed: Seed of `noise` and `letters`.
         size: Side of `photos` and `noise`, in pixels.
-        domain: Topic of `reviews`; `known` or `novel` for `shapes`; OOD domain of `intents`.
+        domain: OOD domain of `intents`.
         decode: `fast` decodes JPEG files at 1/2, 1/4 or 1/8 of their size if this is still at least twice the
             size after resizing. Pixels differ slightly.
         exif: `ignore` does not rotate images by their EXIF orientation.

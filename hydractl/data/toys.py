@@ -1,22 +1,19 @@
-"""Built-in data without downloads: digits and photographs of scikit-learn, noise, drawn shapes, and texts."""
+"""Built-in data without downloads: digits and photographs of scikit-learn, noise, and texts."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import lzma
-import math
 import random
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
-from types import MappingProxyType
 from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
 
 from hydractl.data.datasets import ImageSet, ImageStore, TextSet
 from hydractl.data.reference import DataRef
@@ -156,250 +153,8 @@ def _grid(photo: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     return cut.swapaxes(1, 2).reshape(-1, size, size, 3)
 
 
-Point = tuple[float, float]
-Colour = tuple[int, int, int]
-
-SIZE = 24
-SHAPE_COUNTS: Mapping[str, int] = MappingProxyType(dict(zip(SPLITS, (9600, 720, 960), strict=True)))
-"""Number of images of known shapes per split."""
-NOVEL_COUNT = 720
-COLOURS: Mapping[str, Colour] = MappingProxyType(
-    {
-        "red": (205, 45, 50), "orange": (225, 130, 40), "yellow": (215, 200, 60), "green": (60, 160, 70),
-        "blue": (55, 90, 200), "purple": (145, 65, 170),
-    }
-)  # fmt: skip
-GROUND = (110, 110, 110)
-SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
-TILT = math.pi / 9
-"""Maximum rotation of a shape, in radians."""
-KNOWN_DOMAIN, NOVEL_DOMAIN = "known", "novel"
-
-
-def _pairs(*, novel: bool) -> tuple[str, ...]:
-    """Return the known or novel class names. Each colour and each shape has two novel partners."""
-    steps = range(2) if novel else range(2, len(SHAPES))
-    return tuple(
-        f"{colour} {SHAPES[(place + step) % len(SHAPES)]}"
-        for step in steps
-        for place, colour in enumerate(COLOURS)
-    )
-
-
-SHAPE_DOMAINS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {KNOWN_DOMAIN: _pairs(novel=False), NOVEL_DOMAIN: _pairs(novel=True)}
-)
-
-
-def open_shapes(ref: DataRef) -> ImageSet:
-    """Return small noisy images of coloured shapes, sorted by class.
-
-    Position and class determine an image.
-
-    A class is a colour and a shape, `red circle`. Twelve of the 36 pairs are novel and never occur in
-    training (`domain=novel`). Each image shows the shape of its class, one or two marks in random colours,
-    sometimes a bar over a part of the shape, and noise. Therefore no model answers all images correctly.
-
-    Raises:
-        DataError: If the domain or split does not exist.
-    """
-    domain = ref.domain or KNOWN_DOMAIN
-    if domain not in SHAPE_DOMAINS:
-        raise DataError(f"`shapes` has no domain `{domain}`; it has {', '.join(SHAPE_DOMAINS)}")
-    if ref.split is not None and (domain != KNOWN_DOMAIN or ref.split not in SHAPE_COUNTS):
-        raise DataError(
-            f"`shapes` of the domain {domain} has no split `{ref.split}`",
-            hint=f"the known ones have {', '.join(SHAPE_COUNTS)}; the novel ones have none",
-        )
-    names = SHAPE_DOMAINS[domain]
-    counts = SHAPE_COUNTS if domain == KNOWN_DOMAIN else {"": NOVEL_COUNT}
-    chosen = [ref.split] if ref.split else list(counts)
-    class_and_seed = [
-        (label, f"{split}-{place}")
-        for label in names
-        for split in chosen
-        for place in range(counts[split] // len(names))
-    ]
-    return ImageSet(
-        store=ImageStore(
-            source=lambda index: draw(class_and_seed[index][0], seed=class_and_seed[index][1]), table=""
-        ),
-        places=range(len(class_and_seed)),
-        name="shapes",
-        class_names=names,
-        labels=tuple(names.index(label) for label, _ in class_and_seed),
-    )
-
-
-@lru_cache(maxsize=8192)
-def draw(label: str, *, seed: str) -> Image.Image:
-    """Return an RGB image, 24 x 24, of `COLOUR SHAPE`, determined by the arguments."""
-    colour, _, shape = label.partition(" ")
-    chance = random.Random(f"shape-{label}-{seed}")  # noqa: S311 - reproducible, not secret
-    image = Image.new("RGB", (SIZE, SIZE), _tinted(chance, GROUND, 45))
-    brush = ImageDraw.Draw(image)
-    for _ in range(1 + int(2 * chance.random())):
-        _mark(chance, brush)
-    radius = _between(chance, 6.0, 10.5)
-    centre = (_between(chance, radius, SIZE - radius), _between(chance, radius, SIZE - radius))
-    _shape(
-        brush,
-        shape,
-        centre,
-        radius,
-        angle=_between(chance, -TILT, TILT),
-        fill=_tinted(chance, COLOURS[colour], 35),
-    )
-    if chance.random() < 0.25:
-        x, y = centre
-        _bar(chance, brush, (x + _between(chance, -radius, radius), y + _between(chance, -radius, radius)))
-    return _noisy(image, seed=f"{label}-{seed}", spread=_between(chance, 4, 20))
-
-
-def _shape(
-    brush: ImageDraw.ImageDraw, shape: str, centre: Point, radius: float, *, angle: float, fill: Colour
-) -> None:
-    x, y = centre
-    box = (x - radius, y - radius, x + radius, y + radius)
-    match shape:
-        case "circle":
-            brush.ellipse(box, fill=fill)
-        case "ring":
-            brush.ellipse(box, outline=fill, width=max(2, round(radius / 3)))
-        case "square":
-            brush.polygon(_corners(centre, [radius] * 4, angle + math.pi / 4), fill=fill)
-        case "triangle":
-            brush.polygon(_corners(centre, [radius] * 3, angle - math.pi / 2), fill=fill)
-        case "star":
-            brush.polygon(_corners(centre, [radius, radius * 0.42] * 5, angle - math.pi / 2), fill=fill)
-        case "cross":
-            for turn in (0, math.pi / 2):
-                dx, dy = radius * math.cos(angle + turn), radius * math.sin(angle + turn)
-                brush.line((x - dx, y - dy, x + dx, y + dy), fill=fill, width=max(2, round(radius / 2)))
-        case _:
-            raise ValueError(shape)
-
-
-def _corners(centre: Point, radii: Sequence[float], angle: float) -> list[Point]:
-    turn = math.tau / len(radii)
-    return [
-        (centre[0] + r * math.cos(angle + i * turn), centre[1] + r * math.sin(angle + i * turn))
-        for i, r in enumerate(radii)
-    ]
-
-
-def _mark(chance: random.Random, brush: ImageDraw.ImageDraw) -> None:
-    """Draw a small dot or line in a random colour."""
-    names = tuple(COLOURS)
-    fill = _tinted(chance, COLOURS[names[int(len(names) * chance.random())]], 40)
-    x, y = _between(chance, 0, SIZE), _between(chance, 0, SIZE)
-    if chance.random() < 0.5:
-        r = _between(chance, 1, 2.2)
-        brush.ellipse((x - r, y - r, x + r, y + r), fill=fill)
-    else:
-        brush.line((x, y, _between(chance, 0, SIZE), _between(chance, 0, SIZE)), fill=fill, width=1)
-
-
-def _bar(chance: random.Random, brush: ImageDraw.ImageDraw, centre: Point) -> None:
-    """Draw a bar in the colour of the background over a part of the shape."""
-    (x, y), angle = centre, _between(chance, 0, math.pi)
-    dx, dy = SIZE * math.cos(angle), SIZE * math.sin(angle)
-    width = 2 + int(2 * chance.random())
-    brush.line((x - dx, y - dy, x + dx, y + dy), fill=_tinted(chance, GROUND, 45), width=width)
-
-
-def _noisy(image: Image.Image, *, seed: str, spread: float) -> Image.Image:
-    """Return an RGB image with uniform noise in [-spread, spread] added to each value in 0..255.
-
-    Values are rounded and clipped. The noise depends only on `seed`. The image has `SIZE` x `SIZE` pixels.
-    """
-    words = np.random.PCG64([*seed.encode()]).random_raw(SIZE * SIZE * 3 // 8)
-    noise = np.asarray(words, dtype="<u8").view(np.uint8).reshape(SIZE, SIZE, 3) / 127.5 - 1
-    values = np.asarray(image, dtype=np.float64) + noise * spread
-    return Image.fromarray(np.rint(values.clip(0, 255)).astype(np.uint8))
-
-
-def _tinted(chance: random.Random, colour: Colour, by: float) -> Colour:
-    """Return a colour with each component changed by at most `by`."""
-    red, green, blue = (round(min(255, max(0, part + _between(chance, -by, by)))) for part in colour)
-    return red, green, blue
-
-
-def _between(chance: random.Random, low: float, high: float) -> float:
-    """Return a uniform number in low..high. `Random.uniform` may change between versions of Python."""
-    return low + (high - low) * chance.random()
-
-
-REVIEW_COUNTS: Mapping[str, int] = MappingProxyType(dict(zip(SPLITS, (8000, 600, 1000), strict=True)))
-"""Number of film reviews per split."""
-OPINIONS = ("negative", "positive")
-OF_A_DOMAIN = 600
-"""Number of reviews of each domain without splits. Chosen by hand, equal to the validation split of films;
-doubling it doubles the OOD data."""
 LETTERS = 600
-"""Default number of texts of `letters`. Chosen by hand, equal to a domain of `reviews`; doubling it doubles
-the OOD data."""
-NOISE = 1 / 30
-"""Share of reviews with the wrong label. Chosen by hand; doubling it lowers the best possible accuracy from
-97 to 93 %."""
-
-GOOD = {
-    1.0: ("decent", "pleasant", "solid", "fine", "likeable", "fair", "neat", "enjoyable", "charming", "clever"),
-    2.0: ("superb", "brilliant", "excellent", "wonderful", "outstanding", "perfect", "stunning", "flawless"),
-}  # fmt: skip
-BAD = {
-    1.0: ("dull", "weak", "flat", "bland", "clumsy", "tired", "uneven", "slow", "thin", "shallow"),
-    2.0: ("awful", "terrible", "dreadful", "horrible", "unbearable", "atrocious", "miserable", "disastrous"),
-}
-NEGATIONS = ("not", "hardly", "never", "anything but", "far from")
-DEGREES = ("", "", "", "rather", "truly", "quite")
-LINKS = {"and": 1.0, "but": 2.0, "while": 1.0, "although": 0.5}
-VERBS = ("was", "is", "seemed", "felt", "turned out", "remained")
-OPENINGS = (
-    "", "", "", "overall", "in the end", "to be honest", "for me", "all things considered", "this time",
-)  # fmt: skip
-SUBJECTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "films": ("plot", "acting", "script", "ending", "camera work", "music", "cast", "dialogue", "pace", "hero",
-                  "villain", "opening scene", "humour", "story", "director", "costumes"),
-        "gadgets": ("battery", "screen", "keyboard", "charger", "software", "speaker", "case", "price", "update", "cable"),
-        "restaurants": ("soup", "waiter", "dessert", "wine list", "table", "bread", "kitchen", "menu", "bill", "sauce"),
-        "hotels": ("room", "bed", "breakfast", "pool", "lobby", "view", "shower", "staff", "lift", "towels"),
-    }
-)  # fmt: skip
-FILMS = "films"
-"""Domain with splits. Each other domain is a single set."""
-
-
-def open_reviews(ref: DataRef) -> TextSet:
-    """Return the reviews of a domain. Films have splits.
-
-    Raises:
-        DataError: If the domain or split does not exist.
-    """
-    domain = ref.domain or FILMS
-    if domain not in SUBJECTS:
-        raise DataError(
-            f"`reviews` has no domain `{domain}`; it has {', '.join(SUBJECTS)}",
-            hint=did_you_mean(domain, SUBJECTS),
-        )
-    if ref.split is not None and (domain != FILMS or ref.split not in REVIEW_COUNTS):
-        raise DataError(
-            f"`reviews` of {domain} has no split `{ref.split}`",
-            hint=f"films have {', '.join(REVIEW_COUNTS)}; other domains have none",
-        )
-    splits = ([ref.split] if ref.split else list(REVIEW_COUNTS)) if domain == FILMS else [None]
-    labelled_texts = [
-        review(domain, split, index)
-        for split in splits
-        for index in range(REVIEW_COUNTS[split] if split else OF_A_DOMAIN)
-    ]
-    return TextSet(
-        texts=tuple(text for text, _ in labelled_texts),
-        name="reviews",
-        class_names=OPINIONS,
-        labels=tuple(label for _, label in labelled_texts),
-    )
+"""Default number of texts of `letters`. Chosen by hand; doubling it doubles the OOD data."""
 
 
 def open_manual(_ref: DataRef) -> TextSet:
@@ -428,57 +183,6 @@ def open_letters(ref: DataRef) -> TextSet:
         " ".join(word() for _ in range(5 + int(draw.random() * 12))) for _ in range(ref.limit or LETTERS)
     )
     return TextSet(texts=tuple(texts), name="letters")
-
-
-def review(domain: str, split: str | None, index: int) -> tuple[str, int]:
-    """Return a review and the class of its opinion, determined by the arguments.
-
-    A review has two or three clauses. A clause contains a positive or negative, weak or strong opinion about
-    a subject, sometimes reversed by a negation. A clause after `but` counts double, a clause after `although`
-    half. The class is the sign of the sum, or of the last clause if the sum is 0. One label in thirty is
-    flipped, so no model answers all reviews correctly.
-
-    Args:
-        domain: Key of `SUBJECTS`.
-        split: Split of films. None for other domains.
-        index: Number of the review.
-
-    Returns:
-        The text, and 0 for negative or 1 for positive.
-    """
-    draw = random.Random(f"review-{domain}-{split}-{index}")  # noqa: S311 - as above
-    opening = _pick(draw, OPENINGS)
-    subjects = list(SUBJECTS[domain])
-    total, last, text = 0.0, 0.0, f"{opening} , " if opening else ""
-    for clause in range(2 + (draw.random() < 0.2)):
-        link = "" if clause == 0 else _pick(draw, tuple(LINKS))
-        subject = subjects.pop(int(draw.random() * len(subjects)))
-        words, value = _judgement(draw)
-        total, last = total + value * LINKS.get(link, 1.0), value
-        text += f"{link} the {subject} {words} " if link else f"the {subject} {words} "
-    label = int((total or last) > 0)
-    if draw.random() < NOISE:
-        label = 1 - label
-    return f"{text}.".replace(" ,", ",").replace(" .", "."), label
-
-
-def vocabulary() -> tuple[str, ...]:
-    """Return the sorted words of film reviews, the vocabulary of a tokenizer for reviews."""
-    phrases = (*GOOD.values(), *BAD.values(), NEGATIONS, DEGREES, LINKS, VERBS, OPENINGS, SUBJECTS[FILMS])
-    words = {word for options in phrases for option in options for word in option.split()}
-    return tuple(sorted(words | {"the", ",", "."}))
-
-
-def _judgement(draw: random.Random) -> tuple[str, float]:
-    """Return a random opinion and its value: positive for good, larger for stronger opinions."""
-    sign = 1.0 if draw.random() < 0.5 else -1.0
-    strength = 1.0 if draw.random() < 0.5 else 2.0
-    adjective = _pick(draw, (GOOD if sign > 0 else BAD)[strength])
-    value = sign * strength
-    words = f"{_pick(draw, DEGREES)} {adjective}".strip()
-    if draw.random() < 0.2:
-        words, value = f"{_pick(draw, NEGATIONS)} {words}", -value
-    return f"{_pick(draw, VERBS)} {words}", value
 
 
 def _pick(draw: random.Random, options: Sequence[str]) -> str:

@@ -12,9 +12,8 @@ from typing import get_args
 import pytest
 
 from hydractl.cli.commands import run as runs
-from hydractl.data.datasets import ImageSet, of_kind
-from hydractl.data.open_dataset import open_data
-from hydractl.training.clip_pretraining import PairConfig, train_pair
+from support.pairs import pair
+from support.reviews import GADGETS, arch, gibberish, reviews
 
 PIPELINE = """
 [params]
@@ -374,30 +373,35 @@ def test_every_example_is_understood(work, call, name):
 
 
 SMALL = {
-    "bert": "together=1 apart=1 train=reviews::split=train,limit=128 val=reviews::split=val,limit=64 test=reviews::split=test,limit=32 "
-    "near=reviews::domain=hotels,limit=16 far=letters::limit=16",
-    "decoder": "epochs=1 tuning=1 train=reviews::split=train,limit=128 val=reviews::split=val,limit=64 "
-    "test=reviews::split=test,limit=32 near=reviews::domain=hotels,limit=16 far=letters::limit=16",
-    "clip": "model=tiny sample=24 keep=2 train=shapes::split=train,limit=48 test=shapes::split=test,limit=48 "
-    "near=shapes::classes=6-11,domain=novel,limit=24 far=noise::limit=24,size=24",
+    "bert": "together=1 apart=1 merged=1 lr=1e-3 train=train.jsonl val=val.jsonl test=test.jsonl near=near.jsonl far=far.jsonl",
+    "decoder": "epochs=1 tuning=1 keep=4 pool=6 train=train.jsonl val=val.jsonl test=test.jsonl near=near.jsonl far=far.jsonl",
+    "clip": "model=clip.st sample=24 keep=2 train=digits::split=train,limit=48 test=digits::split=test,limit=48 "
+    "near=photos::limit=24 far=noise::limit=24 classes=0,1,2,3,4,5,6,7,8,9",
 }  # fmt: skip
+FIRST = {"bert": "start", "decoder": "start", "clip": "score"}
+"""First stage that runs; earlier stages prepare a pretrained model."""
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("name", SMALL)
 def test_examples_run_with_less_data(tmp_path, monkeypatch, call, name):
-    """A small CLIP replaces the CLIP of the example, which would train for minutes."""
+    """Tiny models with random weights replace the pretrained ones."""
     monkeypatch.chdir(tmp_path)
-    more = [word for one in (*SMALL[name].split(), "members=2") for word in ("--set", one)]
+    settings = [*SMALL[name].split(), "members=2"]
     if name == "clip":
-        images = of_kind(open_data("shapes::split=train,limit=48"), ImageSet)
-        train_pair(
-            images, tmp_path / "tiny", PairConfig(templates=("A photo of a {label}.",), seed=0, epochs=1)
-        )
-        more += ["--from", "score"]
+        pair("clip", tmp_path).save(tmp_path / "clip.st")
+    else:
+        bert = arch(tmp_path)
+        for seed, part in enumerate(("train", "val", "test")):
+            reviews(Path(f"{part}.jsonl"), 48, seed=seed)
+        reviews(Path("near.jsonl"), 16, seed=3, things=GADGETS)
+        gibberish(Path("far.jsonl"), 16, seed=4)
+        llama = bert.replace("arch:bert::", "arch:llama::num_key_value_heads=2,pad_token_id=0,")
+        settings.append(f"model={bert if name == 'bert' else llama}")
+    more = [word for one in settings for word in ("--set", one)]
     Path("x.toml").write_text(call("run", "--example", name).out)
 
-    first, again = (call("run", "x.toml", *more) for _ in range(2))
+    first, again = (call("run", "x.toml", *more, "--from", FIRST[name]) for _ in range(2))
 
     assert (first.code, again.code) == (0, 0), first.err
     assert "Not up to date" not in again.err

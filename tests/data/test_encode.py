@@ -155,7 +155,7 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path, progress_log):
     with pytest.raises(DataError, match=r"d: all images are unreadable; the first is .*000-none\.png"):
         open_items(f"{tmp_path}/d", GREY, skip_bad=True)
     with pytest.raises(UsageError, match="`--skip-bad` is for images"):
-        open_items("reviews", tokenization(), skip_bad=True)
+        open_items("intents", tokenization(), skip_bad=True)
 
 
 def test_items_of_the_other_kind(tmp_path):

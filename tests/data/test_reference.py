@@ -78,7 +78,6 @@ def test_text_is_canonical(ref):
         ("./digits", SourceKind.FOLDER),
         ("photos", SourceKind.PHOTOS),
         ("noise", SourceKind.NOISE),
-        ("reviews", SourceKind.REVIEWS),
         ("intents", SourceKind.INTENTS),
         ("a/b", SourceKind.FOLDER),
         ("a/b.CSV", SourceKind.FILE),

@@ -26,7 +26,11 @@ def planned(task, tmp_path, monkeypatch):
 
     if task == "paper":
         return planned(digits(tmp_path / "seed", 11), "digits")
-    (tmp_path / "shapes-clip").mkdir()  # an existing model is not trained
+    for made in (
+        "shapes-clip",
+        "shapes-data",
+    ):  # an existing model is not trained, and existing images are not drawn
+        (tmp_path / made).mkdir()
     folder = tmp_path / "seed"
     (folder / "data").mkdir(parents=True)
     for part in ("train", "val", "test", "near", "far", "oos", "near-val"):  # existing data are not drawn

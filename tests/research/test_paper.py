@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from hydractl.data.open_dataset import open_data
 from hydractl.research.methods.options import parse_method
 from support.commands import check_plan
 
@@ -70,6 +69,7 @@ def zero_shot_plan(claims, tmp_path, monkeypatch):
     import zero_shot
 
     monkeypatch.setattr(zero_shot, "_train", lambda *_: None)
+    (tmp_path / "shapes-data").mkdir()  # existing images are not drawn
     return zero_shot.of_set(zero_shot.planned(zero_shot.begun(tmp_path / "seed", 11)), "quarter-2")
 
 
@@ -88,12 +88,13 @@ def test_commands_are_ones_that_a_user_could_type(plan, zero_shot_plan, options)
     check_plan(zero_shot_plan if options else plan, *options, ood=not options)
 
 
-def test_hydras_of_a_quarter_know_its_classes(zero_shot_plan):
-    words = zero_shot_plan.files["circuit-6-hydra-quarter-2.st"].command
-    known = open_data("shapes::split=test,classes=6-11").class_names
+def test_hydras_of_a_quarter_know_its_classes(zero_shot_plan, tmp_path):
+    from shapes import KNOWN
 
-    assert words[words.index("--classes") + 1].split(",") == [*known]
-    assert zero_shot_plan.data.test == "shapes::split=test,classes=6-11"
+    words = zero_shot_plan.files["circuit-6-hydra-quarter-2.st"].command
+
+    assert words[words.index("--classes") + 1].split(",") == [*KNOWN[6:12]]
+    assert zero_shot_plan.data.test == f"{tmp_path}/shapes-data/test::classes={'+'.join(KNOWN[6:12])}"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from hydractl.families.open_model import open_model
@@ -53,3 +54,23 @@ def pair(kind: str, folder: Path) -> Sample:
     path = folder / f"{kind}.tokenizer.json"
     model_file = open_model(f"{ARCHITECTURES[kind]},tokenizer={write_tokenizer(path)}")
     return Sample(model_file.header, perturbed(model_file.checkpoint.tensors(), seed=7, scale=2.0))
+
+
+def save_clip(folder: Path) -> None:
+    """Write a CLIP with random weights, its tokenizer and its image processor with transformers."""
+    import transformers
+
+    tower = {
+        "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "projection_dim": 12,
+    }  # fmt: skip
+    text = tower | {"vocab_size": len(WORDS), "pad_token_id": PAD, "eos_token_id": END}
+    config = transformers.CLIPConfig(
+        text_config=text, vision_config=tower | {"image_size": 8, "patch_size": 4}, projection_dim=12
+    )
+    transformers.CLIPModel(config).save_pretrained(folder)
+    words = {"pad_token": WORDS[PAD], "eos_token": WORDS[END]}
+    file = write_tokenizer(folder / "t.json")
+    transformers.PreTrainedTokenizerFast(tokenizer_file=str(file), **words).save_pretrained(folder)
+    size = {"height": 8, "width": 8}
+    processor = {"image_processor_type": "CLIPImageProcessor", "size": size, "crop_size": size}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))

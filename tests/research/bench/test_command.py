@@ -13,17 +13,14 @@ from PIL import Image
 
 from hydractl.cli.app import command_tree
 from hydractl.cli.pipeline import parsed
-from hydractl.data.datasets import ImageSet, of_kind
-from hydractl.data.open_dataset import open_data
 from hydractl.families.open_model import open_model
 from hydractl.manifest.report import Report
 from hydractl.prediction.class_names import Classes, with_classes
 from hydractl.research.bench.config import CostModel, WorkEstimate
 from hydractl.research.bench.rows import PLANS, SharedSettings
 from hydractl.research.methods.options import METHODS
-from hydractl.training.clip_pretraining import PairConfig, train_pair
 from support.builders import Sample
-from support.pairs import pair
+from support.pairs import pair, save_clip
 from support.reviews import arch, reviews, tokenization
 
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
@@ -268,15 +265,9 @@ def test_what_a_model_cannot_have_is_left_out_of_all_and_said_in_a_line(others, 
 
 def test_the_folder_of_a_pair_is_no_backbone_of_classifiers(folder, call):
     """`finetune` would train its image tower, but rivals must be derived from the measured model."""
-    few = "shapes::split=train,limit=48"
-    images = of_kind(open_data(few), ImageSet)
-    train_pair(
-        images, folder / "pair", PairConfig(templates=("a {label}",), width=12, layers=1, heads=2, epochs=1)
-    )
+    save_clip(folder / "pair")
 
-    seen = call(
-        "bench", "pair", "--data", few, "--val", few, "--test", few, "-o", "left", "--rivals", "longer", "-q"
-    )
+    seen = call("bench", "pair", *DATA, "-o", "left", "--rivals", "longer", "-q")
 
     assert (seen.code, seen.out) == (2, "")
     assert "`--rivals longer`: pair: is a zero-shot model without classes to train on" in seen.err

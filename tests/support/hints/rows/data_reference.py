@@ -21,7 +21,7 @@ ROWS = (
         right="predict base.st images/a::part=1/2",
     ),
     Row(
-        "DATA is `digits`, `shapes`, `photos`, `noise`, `reviews`, `intents`, `manual`, `letters`, a folder with one sub-folder a class, "
+        "DATA is `digits`, `photos`, `noise`, `intents`, `manual`, `letters`, a folder with one sub-folder a class, "
         "a .jsonl, .json, .csv, .tsv, .parquet or .conll file, a .txt list of images, .tar shards, `hf:org/name`, or `preset:NAME` of "
         "`hydractl data list`",
         "predict base.st unknown-data",

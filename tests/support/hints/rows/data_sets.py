@@ -71,17 +71,7 @@ ROWS = (
         "predict bert intents::split=val,limit=2",
     ),
     Row(
-        "films have {}; other domains have none",
-        "predict bert reviews::domain=hotels,split=val,limit=2",
-        "predict bert reviews::domain=hotels,limit=2",
-    ),
-    Row(
         "use `letters`, or your own texts",
         test="tests/data/toys/test_prose.py::test_a_python_without_its_manual",
-    ),
-    Row(
-        "the known ones have {}; the novel ones have none",
-        "predict base.st shapes::domain=novel,split=val,limit=2",
-        "predict base.st shapes::domain=novel,limit=2",
     ),
 )

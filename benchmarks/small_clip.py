@@ -1,7 +1,4 @@
-"""Training of a small CLIP from random weights on labelled images with caption templates.
-
-The result is a folder for transformers.
-"""
+"""Train a small CLIP from random weights on labelled images with captions. The result is a folder for transformers."""
 
 from __future__ import annotations
 
@@ -22,6 +19,14 @@ if TYPE_CHECKING:
     from hydractl.data.datasets import ImageSet
 
 PAD, BEGIN, END, UNKNOWN = "<pad>", "<begin>", "<end>", "<unknown>"
+CAPTIONS = (
+    "A photo of a {label}.",
+    "a {label}",
+    "there is a {label} here",
+    "an image of one {label}",
+    "the {label} lies among other marks",
+)
+"""Captions for training the CLIPs. Commands use the first as prompt."""
 WARM_UP = 0.1
 """Fraction of all steps with linear warm-up. Chosen by hand; 0.2 reaches the peak rate twice as late."""
 
@@ -99,8 +104,8 @@ def train_pair(images: ImageSet, out: Path, config: PairConfig) -> float:
 
 def word_tokenizer(texts: Sequence[str]) -> Any:  # noqa: ANN401 - transformers is untyped
     """Return a transformers tokenizer for the words of the given texts, in lower case."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors  # noqa: PLC0415
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - importing transformers takes seconds
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
 
     words = sorted({word for text in texts for word in _words(text)})
     vocabulary = {word: i for i, word in enumerate((PAD, UNKNOWN, *words, BEGIN, END))}
@@ -116,7 +121,7 @@ def word_tokenizer(texts: Sequence[str]) -> Any:  # noqa: ANN401 - transformers 
 
 
 def _words(text: str) -> list[str]:
-    from tokenizers import pre_tokenizers  # noqa: PLC0415 - as above
+    from tokenizers import pre_tokenizers
 
     return [word for word, _ in pre_tokenizers.Whitespace().pre_tokenize_str(text.lower())]
 
@@ -132,14 +137,14 @@ def _encoded(tokenizer: Any, captions: Sequence[Sequence[str]]) -> dict[str, tor
 
 def _pixels(images: ImageSet) -> torch.Tensor:
     """Return images of shape (N, 3, height, width) with values in [-1, 1]."""
-    import numpy as np  # noqa: PLC0415 - as above
+    import numpy as np
 
     stacked = np.stack([np.asarray(to_channels(images.image(i), 3)) for i in range(len(images))])
     return torch.from_numpy(stacked).movedim(-1, 1).float() / 127.5 - 1
 
 
 def _model(config: PairConfig, tokenizer: Any, *, length: int) -> Any:  # noqa: ANN401 - as above
-    from transformers import CLIPConfig, CLIPModel  # noqa: PLC0415 - as above
+    from transformers import CLIPConfig, CLIPModel
 
     tower = {
         "hidden_size": config.width, "num_hidden_layers": config.layers, "num_attention_heads": config.heads,
