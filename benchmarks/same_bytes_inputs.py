@@ -95,6 +95,8 @@ def write_inputs(folder: Path, variants: Iterable[Any]) -> None:
     write_texts(folder)
     write_images(folder / "images", ("cat", "dog", "owl"), "RGB")
     write_images(folder / "pixels", DIGITS, "L")
+    write_images(folder / "shapes", ("red circle", "blue circle", "red square", "blue square"), "RGB")
+    write_images(folder / "novel", ("green ring", "yellow star"), "RGB")
     write_weights(folder)
     write_damage(folder)
 

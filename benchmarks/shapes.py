@@ -147,7 +147,10 @@ def _bar(chance: random.Random, brush: ImageDraw.ImageDraw, centre: Point) -> No
 
 
 def _noisy(image: Image.Image, *, seed: str, spread: float) -> Image.Image:
-    """Add uniform noise of at most `spread` to every value."""
+    """Return an RGB image with uniform noise in [-spread, spread] added to each value in 0..255.
+
+    Values are rounded and clipped. The noise depends only on `seed`. The image has `SIZE` x `SIZE` pixels.
+    """
     words = np.random.PCG64([*seed.encode()]).random_raw(SIZE * SIZE * 3 // 8)
     noise = np.asarray(words, dtype="<u8").view(np.uint8).reshape(SIZE, SIZE, 3) / 127.5 - 1
     values = np.asarray(image, dtype=np.float64) + noise * spread

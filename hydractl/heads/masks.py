@@ -47,16 +47,6 @@ def all_heads(shape: Shape) -> tuple[HeadId, ...]:
     )
 
 
-def dropped_heads(mask: Mask) -> tuple[HeadId, ...]:
-    """Return the heads that a mask removes, sorted by tower (in the order of `mask`), layer and head."""
-    return tuple(
-        HeadId(tower, layer, head)
-        for tower, part in mask.items()
-        for layer, heads in enumerate(part.drop)
-        for head in heads
-    )
-
-
 def drop_heads(mask: Mask, heads: Iterable[HeadId]) -> dict[str, TowerKeep]:
     """Return a copy of a mask that removes `heads` too. Heads that `mask` already removes have no effect."""
     removed = set(heads)

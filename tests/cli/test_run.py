@@ -374,7 +374,7 @@ def test_every_example_is_understood(work, call, name):
 
 SMALL = {
     "bert": "together=1 apart=1 merged=1 lr=1e-3 train=train.jsonl val=val.jsonl test=test.jsonl near=near.jsonl far=far.jsonl",
-    "decoder": "epochs=1 tuning=1 keep=4 pool=6 train=train.jsonl val=val.jsonl test=test.jsonl near=near.jsonl far=far.jsonl",
+    "decoder": "epochs=1 tuning=1 keep=2 pool=6 train=train.jsonl val=val.jsonl test=test.jsonl near=near.jsonl far=far.jsonl",
     "clip": "model=clip.st sample=24 keep=2 train=digits::split=train,limit=48 test=digits::split=test,limit=48 "
     "near=photos::limit=24 far=noise::limit=24 classes=0,1,2,3,4,5,6,7,8,9",
 }  # fmt: skip

@@ -16,13 +16,13 @@ from hydractl.heads.masks import (
     best_mask,
     best_mask_per_layer,
     drop_heads,
-    dropped_heads,
     full_mask,
     removal_order,
     shape_of,
     shape_of_importance,
 )
 from hydractl.manifest.head_mask import HeadId, TowerKeep, TowerShape
+from support.masks import dropped_heads
 
 SHAPE = {"vision": TowerShape(3, 4), "text": TowerShape(2, 2)}
 

@@ -13,7 +13,6 @@ from hydractl.heads.masks import (
     all_heads,
     best_mask,
     cluster_masks,
-    dropped_heads,
     random_masks,
     random_masks_per_layer,
     refill_empty_layers,
@@ -23,7 +22,7 @@ from hydractl.heads.masks import (
     share_first_layers,
 )
 from hydractl.manifest.head_mask import HeadId, TowerKeep, TowerShape
-from support.masks import agree_before
+from support.masks import agree_before, dropped_heads
 
 
 @st.composite
