@@ -50,6 +50,7 @@ checks: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/house.py
+	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/python -m hydractl.cli.completion --check
 	$(BIN)/python -m hydractl.cli.supported --check
 
@@ -60,6 +61,7 @@ completions: $(STAMP)
 dist: $(STAMP)
 	rm -rf dist build
 	$(BIN)/uv build --quiet --out-dir dist .
+	$(BIN)/uv tool run --quiet twine check --strict dist/*
 	mkdir build
 	tar -xzf dist/*.tar.gz -C build
 	$(BIN)/uv build --quiet --out-dir build/dist build/hydractl-*/

@@ -18,7 +18,7 @@ from support.builders import base
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.*"))]
+PAGES = [ROOT / "README.md", ROOT / "llms.txt", ROOT / "AGENTS.md", *sorted((ROOT / "docs").rglob("*.*"))]
 TREE = "pip install ."
 """Installation command for a clone."""
 
@@ -83,7 +83,13 @@ def test_every_page_and_card_gives_that_command():
         if "hydractl" in command or command.startswith(TREE)
     }
 
-    assert {name for name, command in commands if command == INSTALL} >= {"card", "hydra.yml", "serving.md"}
+    assert {name for name, command in commands if command == INSTALL} >= {
+        "card",
+        "hydra.yml",
+        "serving.md",
+        "README.md",
+        "llms.txt",
+    }
     others = {command for _, command in commands} - {INSTALL, TREE}
     assert [c for c in others if not re.fullmatch(rf"pip install 'hydractl\[({extras})\]'", c)] == []
 

@@ -14,7 +14,7 @@ from hydractl.cli.command import CONFIGURATIONS
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 RESEARCH = sorted((ROOT / "benchmarks").glob("*.md"))
-PAGES = [ROOT / "README.md", *DOCS, *RESEARCH]
+PAGES = [ROOT / "README.md", ROOT / "AGENTS.md", *DOCS, *RESEARCH]
 ENDS = re.compile(r"[|&;<>]+|do|done")
 
 
@@ -98,3 +98,17 @@ def test_the_index_lists_every_page():
 
     pages = {page.name for page in DOCS} - {"README.md"} | {f"../benchmarks/{page.name}" for page in RESEARCH}
     assert set(listed) == pages
+
+
+def test_the_index_for_language_models_lists_every_page():
+    text = (ROOT / "llms.txt").read_text(encoding="utf-8")
+    names = re.findall(r"\]\(https://github\.com/hydractl/hydractl/blob/main/([^)]+)\)", text)
+
+    assert len(names) == text.count("](")
+    assert sorted(names) == sorted(
+        [
+            "AGENTS.md",
+            "CHANGELOG.md",
+            *(str(page.relative_to(ROOT)) for page in [*DOCS, *RESEARCH] if page.name != "README.md"),
+        ]
+    )

@@ -1,4 +1,4 @@
-"""Behaviour in GitHub Actions: annotations, no bars, job summary; and the example workflows of `docs/`."""
+"""Behaviour in GitHub Actions: annotations, no bars, job summary; example workflows, and files that GitHub reads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,19 @@ import yaml
 from hydractl.cli.app import command_tree
 from hydractl.cli.output import TerminalProgress, annotate, console, line, say, table
 from hydractl.cli.tables import facts
+from hydractl.version import __version__
 
-EXAMPLES = Path(__file__).parents[2] / "docs/examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs/examples"
+FILES = {
+    ".github/workflows/tests.yml": "github-workflows",
+    ".github/workflows/release.yml": "github-workflows",
+    ".github/ISSUE_TEMPLATE/bug.yml": "github-issue-forms",
+    ".github/ISSUE_TEMPLATE/feature.yml": "github-issue-forms",
+    ".github/ISSUE_TEMPLATE/config.yml": "github-issue-config",
+    "CITATION.cff": "citation-file-format",
+}
+"""Schema of each file that GitHub reads."""
 EVAL = (
     "eval hydra.st --data digits::classes=0-6,limit=7 --no-latency --bootstrap 0 --name a|<b> --metrics nll"
 )
@@ -110,10 +122,10 @@ def makefile() -> str:
     return text
 
 
-def lint(path: Path) -> subprocess.CompletedProcess[str]:
-    """Check a workflow against the schema bundled with check-jsonschema, without network access."""
+def lint(path: Path, schema: str = "github-workflows") -> subprocess.CompletedProcess[str]:
+    """Check a file against a schema bundled with check-jsonschema, without network access."""
     return subprocess.run(
-        [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", path],
+        [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", path],
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
 
@@ -125,6 +137,60 @@ def test_the_workflow_is_one_that_github_takes(tmp_path):
 
     assert seen.returncode == 0, seen.stdout
     assert "'runs-on' is a required property" in lint(misspelt).stdout
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_for_github_match_their_schemas(name):
+    checked = lint(ROOT / name, FILES[name])
+
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_every_file_for_github_has_a_schema():
+    found = {str(path.relative_to(ROOT)) for path in (ROOT / ".github").rglob("*.*") if path.is_file()}
+
+    assert found == FILES.keys() - {"CITATION.cff"}
+
+
+def test_actions_are_pinned_and_the_matrix_is_what_the_package_promises():
+    tests, release = (yaml.safe_load((ROOT / name).read_text()) for name in [*FILES][:2])
+    uses = [
+        step["uses"]
+        for document in (tests, release)
+        for job in document["jobs"].values()
+        for step in job.get("steps", ())
+        if "uses" in step
+    ]
+    matrix = tests["jobs"]["test"]["strategy"]["matrix"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    prefix = "Programming Language :: Python :: 3."
+    versions = [name.removeprefix(prefix) for name in project["classifiers"] if name.startswith(prefix)]
+
+    assert [use for use in uses if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", use)] == []
+    assert matrix == {
+        "os": ["ubuntu-latest", "macos-latest"],
+        "python": [f"3.{version}" for version in versions],
+    }
+    assert project["requires-python"] == f">=3.{versions[0]}"
+
+
+def test_only_the_upload_identifies_itself_to_pypi():
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    permissions = {name: job["permissions"] for name, job in jobs.items()}
+
+    assert [name for name, granted in permissions.items() if "id-token" in granted] == ["publish"]
+    assert permissions["publish"] == {"id-token": "write"}
+    assert jobs["publish"]["steps"][-1]["with"] == {"attestations": True}
+    assert "secrets." not in (ROOT / ".github/workflows/release.yml").read_text()
+
+
+def test_the_citation_has_the_version_and_licences_of_the_package():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert citation["version"] == __version__
+    assert " AND ".join(citation["license"]) == project["license"]
+    assert "date-released" not in citation or f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.mark.parametrize("text", [workflow(), makefile()], ids=["workflow", "Makefile"])
