@@ -27,7 +27,7 @@ from hydractl.evaluation.guarantees import stores_other_classes
 from hydractl.evaluation.options import NamedModels
 from hydractl.families.open_model import OpenModel
 from hydractl.manifest.document import Value
-from hydractl.manifest.guarantees import MOST_LETTERS, Example, Examples
+from hydractl.manifest.guarantees import MOST_LETTERS, Example, Examples, Threshold
 from hydractl.manifest.header import Header
 from hydractl.manifest.report import Origin, Report, Row
 from hydractl.manifest.terms import ID_NAME, Temperature
@@ -283,6 +283,21 @@ QUALITY = 90
 reports."""
 
 
+def accepted_answers(predictions: StoredPredictions, tests: Sequence[Threshold | None]) -> dict[str, Tensor]:
+    """Return under the key `accepted` whether each answer passes all thresholds, shape (N,), boolean.
+
+    The result is empty if a threshold has no bound, or if there is no threshold.
+    """
+    passes = []
+    for test in filter(None, tests):
+        if test.below is None:
+            return {}
+        scores = ood_score(predictions, test.score)
+        # as in `predict`, scores from logits are compared in float32
+        passes.append((scores if test.score in predictions.scores else scores.float()) < test.below)
+    return {"accepted": torch.stack(passes).all(0)} if passes else {}
+
+
 def examples_of(
     dataset: Dataset,
     predictions: StoredPredictions,
@@ -292,18 +307,22 @@ def examples_of(
     *,
     most: int,
 ) -> Examples:
-    """Return example inputs of a row: the highest disagreements, and the most confident mistakes.
+    """Return example inputs of a row: five answers, the highest disagreements, the most confident mistakes.
 
     A row with a single member has no disagreements.
 
     Args:
         dataset: The ID set.
         predictions: Predictions of the row on the ID set.
-        answers: Result of `per_sample.answers`.
+        answers: Result of `per_sample.answers`, and of `accepted_answers`.
         labels: Class indices, shape (N,), int64.
         names: Names of the classes.
         most: Maximum number of examples of each type.
     """
+    accepted = answers.get("accepted")
+    hits = answers["hits"].bool()
+    rejected = [] if accepted is None else (~accepted & ~hits).nonzero().flatten()[:1].tolist()
+    evenly = torch.linspace(0, len(hits) - 1, 5 - len(rejected)).long().tolist()
     votes = torch.cat([part.log_probs.argmax(-1) for part in predictions.split(at_once(predictions))], 1)
     disagreement = ood_score(predictions, DISAGREEMENT) if len(votes) > 1 else None
 
@@ -320,13 +339,15 @@ def examples_of(
             picture=None
             if isinstance(dataset, TextSet)
             else _thumbnail(of_kind(dataset, ImageSet).image(place)),
+            accepted=None if accepted is None else bool(accepted[place]),
         )
 
     return Examples(
+        answers=tuple(map(example, dict.fromkeys(evenly + rejected))),
         disagreements=()
         if disagreement is None
         else tuple(map(example, _highest(disagreement, disagreement > 0, most))),
-        mistakes=tuple(map(example, _highest(answers["confidence"], ~answers["hits"].bool(), most))),
+        mistakes=tuple(map(example, _highest(answers["confidence"], ~hits, most))),
     )
 
 

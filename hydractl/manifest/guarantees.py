@@ -79,6 +79,7 @@ class Example(StrictModel):
         votes: Predicted class of each member.
         text: The text. `None` for images.
         picture: Thumbnail, a JPEG file in base64. `None` for texts.
+        accepted: Whether the answer passes the threshold of `eval`. `None` without a threshold.
     """
 
     name: str
@@ -89,16 +90,20 @@ class Example(StrictModel):
     votes: tuple[str, ...]
     text: str | None = Field(default=None, max_length=MOST_LETTERS)
     picture: str | None = Field(default=None, pattern="^[A-Za-z0-9+/]+={0,2}$", max_length=MOST_PICTURE)
+    accepted: bool | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class Examples(StrictModel):
-    """Inputs that show errors of the first row. They are the user's data, so model cards leave them out.
+    """Inputs with answers of the first row. They are the user's data, so model cards leave them out.
 
     Attributes:
+        answers: Up to five inputs at equal distances in the data; one of them is replaced by the first wrong
+            answer that is held back, if there is one. Empty in reports of earlier versions.
         disagreements: Inputs with the highest disagreement between members, in descending order.
         mistakes: Inputs with wrong answers, in descending order of confidence.
     """
 
+    answers: tuple[Example, ...] = Field(default=(), max_length=5, exclude_if=lambda value: not value)
     disagreements: tuple[Example, ...] = Field(max_length=MOST_EXAMPLES)
     mistakes: tuple[Example, ...] = Field(max_length=MOST_EXAMPLES)
 

@@ -23,7 +23,7 @@ from hydractl.manifest.document import (
 from hydractl.manifest.guarantees import ByClass, Examples, OpenShare, SetNumbers, Threshold
 from hydractl.manifest.head_mask import HeadImportance, HeadMask, TowerKeep
 from hydractl.manifest.header import Step, StoredTemperature
-from hydractl.manifest.terms import ID_NAME, Temperature
+from hydractl.manifest.terms import Temperature
 
 DEFAULT_SCORE = "msp"
 """OOD score of a report without the field `ood_scores`."""
@@ -112,8 +112,7 @@ class Curves(StrictModel):
 
     Attributes:
         reliability: Reliability diagram of the ID set.
-        confidence: Histogram of the confidence for the ID set (key `id`) and each OOD set: counts in bins of
-            equal width over [0, 1].
+        confidence: Histograms of the confidence in reports of earlier versions; unused.
         risk: Risk-coverage curve of the ID set: error rate (y) among the most confident fraction of samples
             (x).
         roc: ROC curve for each OOD set and the first OOD score: flagged fraction of the OOD set (y) against
@@ -121,13 +120,15 @@ class Curves(StrictModel):
     """
 
     reliability: Bins
-    confidence: dict[str, Annotated[tuple[Count, ...], Field(min_length=1, max_length=MOST_POINTS)]]
+    confidence: dict[str, Annotated[tuple[Count, ...], Field(min_length=1, max_length=MOST_POINTS)]] = Field(
+        default={}, exclude_if=lambda value: not value
+    )
     risk: Line
     roc: dict[str, Line] = Field(default={})
 
     def is_of(self, ood: Collection[str]) -> bool:
-        """Return whether the curves belong to the ID set and to OOD sets with these names."""
-        return self.confidence.keys() == {ID_NAME, *ood} and self.roc.keys() == {*ood}
+        """Return whether the curves belong to OOD sets with these names."""
+        return self.roc.keys() == {*ood}
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +273,7 @@ class Row(StrictModel):
     @model_validator(mode="after")
     def _drawn_whole(self) -> Self:
         if self.curves is not None and not self.curves.is_of(self.ood):
-            raise ValueError(f"curves: must be for the ID set and {sorted(self.ood)}")
+            raise ValueError(f"curves: must be for the sets {sorted(self.ood)}")
         if self.origins and len(self.origins) != len(self.models):
             raise ValueError("origins: must be empty or have one per model")
         return self

@@ -12,15 +12,10 @@ from torch import Tensor
 
 from hydractl.manifest.guarantees import ByClass, ClassHits, Confusion
 from hydractl.manifest.report import MOST_POINTS, Bins, Curves, Line
-from hydractl.manifest.terms import ID_NAME, MOST_CLASSES, MOST_CONFUSIONS
+from hydractl.manifest.terms import MOST_CLASSES, MOST_CONFUSIONS
 from hydractl.metrics.classification import BINS
 from hydractl.metrics.compute import ood_score
-from hydractl.metrics.ood_scores import MSP
 from hydractl.metrics.per_sample import StoredPredictions, places
-
-PARTS = 20
-"""Number of bins of the confidence histogram. Chosen by hand; twice the number gives bars of half the width
-with more noise."""
 
 
 def curves_of(
@@ -41,11 +36,6 @@ def curves_of(
     id_scores = ood_score(id_predictions, score) if ood_predictions else confidence
     return Curves(
         reliability=reliability(confidence, hits),
-        confidence={ID_NAME: histogram(confidence)}
-        | {
-            name: histogram(-ood_score(set_predictions, MSP))
-            for name, set_predictions in ood_predictions.items()
-        },
         risk=risk_coverage(confidence, hits),
         roc={
             name: roc(**places(id_scores, ood_score(set_predictions, score)))
@@ -68,15 +58,6 @@ def reliability(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Bins:
     )
     means = (tuple(bin_means.clamp(max=1.0).tolist()) for bin_means in sums)
     return Bins(count=tuple(count.tolist()), confidence=next(means), accuracy=next(means))
-
-
-def histogram(confidence: Tensor, *, parts: int = PARTS) -> tuple[int, ...]:
-    """Return the counts of confidences (N,) in bins of equal width.
-
-    Bins are [lo, hi) over [0, 1]; the last bin includes 1.
-    """
-    index = (confidence * parts).long().clamp(0, parts - 1)
-    return tuple(torch.bincount(index, minlength=parts).tolist())
 
 
 def risk_coverage(confidence: Tensor, hits: Tensor) -> Line:

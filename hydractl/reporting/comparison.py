@@ -195,9 +195,14 @@ class Runtimes:
         seconds = {row: value * batches / 1e3 for row, value in times.items()}
         return cls(samples=count, batch_size=size, batches=batches, seconds=seconds)
 
+    @property
+    def fastest(self) -> str:
+        """Name of the fastest row, the reference of ratios."""
+        return min(self.seconds, key=self.seconds.__getitem__)
+
     def ratio(self, row: str) -> float:
         """Return the time of a row divided by the time of the fastest row."""
-        return self.seconds[row] / min(self.seconds.values())
+        return self.seconds[row] / self.seconds[self.fastest]
 
 
 def _leads(reports: Sequence[Report], row: str, quantity: Quantity, over: str) -> list[Number]:

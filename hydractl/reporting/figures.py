@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from math import sqrt
 
 from hydractl.manifest.report import Bins, Curves, Line
-from hydractl.manifest.terms import ID_NAME
-from hydractl.messages import count, counted
+from hydractl.messages import count, counted, listed
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.plugins import functions_after
 from hydractl.reporting.chart import SEVERAL, WIDTH, Axis, Chart, Figure, Series, series_style
@@ -28,8 +26,7 @@ STEP, BAR, LABEL_GAP = 40.0, 12.0, 10.0
 def figures(compared: Compared) -> Iterator[Figure]:
     """Yield every figure for which the reports have numbers."""
     own = {
-        "cost": _cost, "reliability": _reliability, "confidence": _confidence, "roc": _roc, "risk": _risk,
-        "heads": _heads, "runtime": _runtime,
+        "risk": _risk, "reliability": _reliability, "roc": _roc, "cost": _cost, "heads": _heads, "runtime": _runtime,
     }  # fmt: skip
     for name, draw in own.items():
         yield from filter(None, (f(compared) for f in (draw, *functions_after("figures", name))))
@@ -128,9 +125,7 @@ def _curves(compared: Compared, row: str) -> list[Curves]:
     """Return a row's curves in every report; empty if a report has no curves or other bins."""
     all_curves = [r.curves for report in compared.reports for r in report.rows if r.name == row]
     defined_curves = [curves for curves in all_curves if curves is not None]
-    shapes = {
-        (len(curves.reliability.count), *map(len, curves.confidence.values())) for curves in defined_curves
-    }
+    shapes = {len(curves.reliability.count) for curves in defined_curves}
     return defined_curves if len(defined_curves) == len(all_curves) and len(shapes) == 1 else []
 
 
@@ -183,52 +178,6 @@ def pooled(every: Sequence[Bins]) -> list[tuple[int, float, float]]:
     return bins
 
 
-def _confidence(compared: Compared) -> Figure | None:
-    sets = (ID_NAME, *compared.reports[0].near, *compared.reports[0].far)
-
-    def chart(_: int, row: str, row_curves: Sequence[Curves]) -> Panel:
-        shares = {name: _shares([curves.confidence[name] for curves in row_curves]) for name in sets}
-        return Chart(
-            title=row,
-            description="; ".join(
-                f"{name}: {100 * set_shares[-1]:.0f} % in the surest part"
-                for name, set_shares in shares.items()
-            ),
-            x=Axis(label="confidence", low=0, high=1),
-            y=Axis(label="share of samples", low=0),
-            series=[
-                Series(points=_steps(set_shares), style=series_style(i), titles=[name])
-                for i, (name, set_shares) in enumerate(shares.items())
-            ],
-        ).panel()
-
-    return Figure.unless_empty(
-        "confidence",
-        "Confidence",
-        "Confidence on in-distribution data (id) and on each out-of-distribution set, where it should be lower.",
-        _row_charts(compared, chart),
-        sets,
-    )
-
-
-def _shares(counts: Sequence[Sequence[int]]) -> list[float]:
-    sums = [sum(parts) for parts in zip(*counts, strict=True)]
-    return [bin_sum / max(1, sum(sums)) for bin_sum in sums]
-
-
-def _steps(shares: Sequence[float]) -> list[Point]:
-    """Return the points of a histogram's outline over [0, 1], from (0, 0) to (1, 0).
-
-    `shares` are the heights of the bins, which have equal width.
-    """
-    edges = [i / len(shares) for i in range(len(shares) + 1)]
-    return [
-        (0.0, 0.0),
-        *((x, y) for (a, b), y in zip(pairwise(edges), shares, strict=True) for x in (a, b)),
-        (1.0, 0.0),
-    ]
-
-
 def _roc(compared: Compared) -> Figure | None:
     report = compared.reports[0]
     sets = dict.fromkeys(report.near, "near") | dict.fromkeys(report.far, "far")
@@ -258,17 +207,32 @@ def _risk(compared: Compared) -> Figure | None:
     series = _lines(compared, lambda curves: curves.risk)
     if not series:
         return None
+    first = compared.names[0]
+    rules = [row.threshold for report in compared.reports for row in report.rows if row.name == first]
+    bounds = [rule for rule in rules if rule is not None and rule.below is not None]
+    points = [(rule.coverage, rule.errors / rule.accepted) for rule in bounds]
+    titles = [f"threshold of {first}: {rule.summary}" for rule in bounds]
+    mark = Series(
+        points=points, style=series_style(0), kind="marks", spans=[None] * len(points), titles=titles
+    )
+    highest = max(y for line in series for _, y in line.points)
     chart = Chart(
         title="Risk over coverage",
-        description="; ".join(_numbers(compared, Quantity("accuracy"))) or "risk over coverage",
+        description="; ".join([*_numbers(compared, Quantity("accuracy")), *titles]) or "risk over coverage",
         x=Axis(label="share answered, most confident first", low=0, high=1),
         y=Axis(label="share of these wrong", low=0),
-        series=series,
+        series=[*series, mark],
+        guides=[((x, 0.0), (x, highest)) for x, _ in points],
+    )
+    scores = listed([*dict.fromkeys(f"`{rule.score}`" for rule in bounds)])
+    note = (
+        f" The mark is the threshold of {first} on {scores}; the share right of the dashed line is held back."
     )
     return Figure.unless_empty(
         "risk",
         "Risk and coverage",
-        "Share of wrong answers if the model answers only its most confident predictions. Lower is better.",
+        "Share of wrong answers if the model answers only its most confident predictions. Lower is better."
+        + note * bool(bounds),
         [chart.panel()],
         compared.names,
     )
@@ -329,7 +293,7 @@ def _runtime(compared: Compared) -> Figure | None:
             i,
             row,
             runtimes.seconds[row],
-            f"{runtimes.seconds[row]:.3g} s, {runtimes.ratio(row):.2f} × the least",
+            f"{runtimes.seconds[row]:.3g} s, {runtimes.ratio(row):.2f} × {runtimes.fastest}",
         )
         for i, row in enumerate(compared.names)
         if row in runtimes.seconds
@@ -338,7 +302,8 @@ def _runtime(compared: Compared) -> Figure | None:
         "runtime",
         "Time",
         f"Seconds for all {runtimes.samples} ID samples in batches of {runtimes.batch_size}: {runtimes.batches} times the median of a batch's "
-        "forward pass, without reading data. Times hang on the machine and on the batch size.",
+        "forward pass, without reading data. Times depend on the machine and on the batch size. Ratios are to the fastest row, "
+        f"{runtimes.fastest}.",
         [_bars(bars)],
     )
 

@@ -15,12 +15,12 @@ from hydractl.reporting.chart import Figure, sample
 from hydractl.reporting.comparison import Compared
 from hydractl.reporting.matplotlib_figure import MARK, style, svg
 from hydractl.reporting.report_values import ReportTable
-from hydractl.reporting.sections import Section, checks, facts, lineages, sections, title
+from hydractl.reporting.sections import Section, answer_table, checks, facts, lineages, sections, title
 from hydractl.reporting.verdict import remarks, sentence, verdict_table
 from hydractl.version import __version__
 
 TEMPLATE = "page.html"
-FIRST = "cost"
+FIRST = "risk"
 """Figure next to the verdict."""
 
 
@@ -46,6 +46,8 @@ def page(compared: Compared, figures: Sequence[Figure]) -> str:
         style=style(),
         sentence=sentence(compared),
         verdict=verdict_table(compared),
+        first=FIRST,
+        answers=answer_table(compared),
         remarks=tuple(remarks(compared)),
         checks=tuple(checks(compared)),
         sections=tuple(_filled(compared, by_name)),
@@ -79,6 +81,8 @@ def _lines(compared: Compared, by_name: Mapping[str, Figure], folder: str | None
     yield from (f"# {literal(title(compared))}", "", f"<!-- {MARK} -->", "", literal(sentence(compared)))
     yield from _table(verdict_table(compared))
     yield from _picture(by_name, FIRST, folder)
+    if (answers := answer_table(compared)) is not None:
+        yield from _table(answers)
     for remark in remarks(compared):
         yield from ("", literal(remark))
     for i, (failed, text) in enumerate(checks(compared)):

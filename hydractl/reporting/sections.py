@@ -17,6 +17,7 @@ from hydractl.reporting.lineage import Node, lineage, plain, short
 from hydractl.reporting.report_values import (
     GROUPS,
     SETS,
+    WORSE,
     Cell,
     Quantity,
     ReportTable,
@@ -49,14 +50,10 @@ def class_tables(compared: Compared) -> Iterator[ReportTable]:
     order = [key for key in pooled[first] if all(key in accuracies for accuracies in pooled.values())]
     order.sort(key=lambda key: pooled[first][key][0] / pooled[first][key][1])
     names, total = Counter(name for _, name in order), rows[first][0].total
-    range_text = (
-        f", the {SHOWN_CLASSES} of {total} with the lowest accuracy of {first}"
-        if total > SHOWN_CLASSES
-        else ""
-    )
+    range_text = f", {SHOWN_CLASSES} of {total} classes" if total > SHOWN_CLASSES else ""
     if order:
         yield ReportTable(
-            title=f"Accuracy ↑ by class{range_text}",
+            title=f"Accuracy ↑ by class, lowest of {first} first{range_text}",
             of="class",
             heads=("samples", *pooled),
             rows=tuple(
@@ -120,18 +117,34 @@ def example_tables(compared: Compared) -> Iterator[ReportTable]:
                 yield _example_table(f"{place}{counted(len(examples), 'input')}: {kind}", examples)
 
 
+def answer_table(compared: Compared) -> ReportTable | None:
+    """Return a table of example answers of the first report, or None without examples of this kind."""
+    report = compared.reports[0]
+    if report.examples is None or not report.examples.answers:
+        return None
+    spread = "inputs at equal distances in the test data"
+    held_back = " and the first wrong answer that is held back" * any(
+        example.accepted is False and example.answer != example.label for example in report.examples.answers
+    )
+    return _example_table(f"Answers of {report.rows[0].name}: {spread}{held_back}", report.examples.answers)
+
+
 def _example_table(title: str, examples: Sequence[Example]) -> ReportTable:
-    has_members = examples[0].disagreement is not None
+    has_members, decides = (getattr(examples[0], name) is not None for name in ("disagreement", "accepted"))
     return ReportTable(
         title=title,
         of="input",
-        heads=("label", "answer", "confidence", *(("disagreement", "members") if has_members else ())),
+        heads=(
+            *("label", "answer", *["decision"] * decides, "confidence"),
+            *(("disagreement", "members") if has_members else ()),
+        ),
         rows=tuple(
             (
                 example.name if example.text is None else example.text,
                 (
                     Cell(example.label),
-                    Cell(example.answer),
+                    Cell(example.answer, word="" if example.answer == example.label else WORSE),
+                    *([Cell("accepted" if example.accepted else "held back")] if decides else ()),
                     Cell(f"{example.confidence:.3f}"),
                     *(
                         (Cell(f"{example.disagreement:.3f}"), Cell(", ".join(example.votes)))
@@ -197,7 +210,7 @@ def _own_sections(compared: Compared) -> Iterator[Section]:
             *(_each_set(compared) if compared.over == SETS and len(compared.reports) > 1 else ()),
             *_columns(compared),
         ),
-        ("reliability", "confidence", "risk"),
+        ("reliability",),
     )
     yield Section(
         "ood",
@@ -222,7 +235,7 @@ def _own_sections(compared: Compared) -> Iterator[Section]:
         "costs",
         "Costs",
         (*_numbers(compared, "Costs", _of(compared, None, *COSTS)), *_times(compared)),
-        ("runtime",),
+        ("cost", "runtime"),
     )
     yield Section("diversity", "Members", tuple(_diversity(compared)), ("heads",))
 
@@ -286,7 +299,7 @@ def _times(compared: Compared) -> Iterator[ReportTable]:
     if (times := Runtimes.of(compared)) is not None:
         yield ReportTable(
             title=f"Time for {counted(times.samples, 'ID sample')} in batches of {times.batch_size}",
-            heads=("seconds ↓", "times the least"),
+            heads=("seconds ↓", f"× {times.fastest}"),
             rows=tuple(
                 (row, (Cell(f"{seconds:.3g}"), Cell(f"{times.ratio(row):.2f}")))
                 for row, seconds in times.seconds.items()

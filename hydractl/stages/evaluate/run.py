@@ -35,6 +35,7 @@ from hydractl.evaluation.rows import (
     Evaluation,
     LoadedRow,
     RowMeasurer,
+    accepted_answers,
     best_on_validation,
     check_fitted_scores,
     examples_of,
@@ -380,7 +381,7 @@ def _measure_row(
             results.examples = examples_of(
                 data.inputs[ID_NAME].dataset,
                 predictions[ID_NAME],
-                answers,
+                {**answers, **accepted_answers(predictions[ID_NAME], [row.threshold])},
                 data.labels,
                 data.class_names,
                 most=config.keep_examples,
