@@ -11,7 +11,7 @@ from hydractl.messages import counted
 from hydractl.reporting.chart import Figure
 from hydractl.reporting.matplotlib_figure import SMALL, TEXT, Canvas, Panel, fitting
 
-CELL, MAP = 9.0, 300.0
+CELL, MAP = 9.0, 275.0
 """Side of a cell and maximum side of a map, in points. Chosen by hand; twice the values give maps wider than
 a phone."""
 INSIDE = 0.9

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydractl.manifest.report import Report
-from hydractl.metrics.curves import PARTS
 from hydractl.reporting.comparison import distinct_names
 from support.reports import seeded
 
@@ -174,15 +173,12 @@ def test_curves_are_kept_unless_they_are_not_wanted_and_say_what_the_numbers_do(
         )
         assert ece == pytest.approx(row.values["ece"].value, abs=1e-9)
         assert row.curves.risk.y[-1] == pytest.approx(1 - row.values["accuracy"].value)
-        assert {name: (len(own), sum(own)) for name, own in row.curves.confidence.items()} == {
-            "id": (PARTS, 30), "9": (PARTS, 20), "noise": (PARTS, 20)
-        }  # fmt: skip
         assert row.curves.roc.keys() == {"9", "noise"}
     hydra, base = (row.origins[0] for row in report.rows)
     assert (len(hydra.masks), hydra.made_by.command, base.made_by) == (3, "fuse", None)
 
 
-@pytest.mark.parametrize("name", ["report-curves-1", "report-answers-1"])
+@pytest.mark.parametrize("name", ["report-curves-1", "report-answers-1", "report-answers-2"])
 def test_curves_and_answers_of_this_version_are_read_for_ever_and_dumped_byte_for_byte(call, name):
     golden = Path(__file__).parent.parent / "golden" / f"{name}.json"
     text = golden.read_text(encoding="utf-8")

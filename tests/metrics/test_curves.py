@@ -10,7 +10,7 @@ from sklearn.metrics import roc_curve
 from hydractl.manifest.report import MOST_POINTS
 from hydractl.metrics.classification import ece
 from hydractl.metrics.compute import sample_values
-from hydractl.metrics.curves import curves_of, histogram, reliability, risk_coverage, roc
+from hydractl.metrics.curves import curves_of, reliability, risk_coverage, roc
 from hydractl.metrics.ood_ranking import auroc
 from hydractl.metrics.per_sample import Responses, places
 
@@ -62,15 +62,6 @@ def test_risk_is_that_of_the_surest(n, levels):
         bound = confidence.sort(descending=True).values[round(coverage * n) - 1]
         answered = confidence >= bound
         assert (int(answered.sum()), risk) == (round(coverage * n), float((~hits[answered]).double().mean()))
-
-
-def test_every_confidence_is_counted_once():
-    confidence = torch.tensor([0.0, 0.049, 0.05, 0.5, 1.0, 1.0 + 1e-9], dtype=torch.float64)
-
-    found = histogram(confidence)
-
-    assert (len(found), sum(found)) == (20, 6)
-    assert (found[0], found[1], found[10], found[19]) == (2, 1, 1, 2)
 
 
 def test_what_is_looked_at_together_plays_no_part(monkeypatch):

@@ -95,7 +95,7 @@ def test_every_figure_is_seen_and_nothing_sticks_out(shown):
     assert [(one["name"], one["wide"]) for one in found] == [(n, w) for n in CASES for w in (PHONE, DESK)]
     for one in found:
         more = FIGURES if one["name"] == "analysed" else []
-        names = ("cost", "reliability", "confidence", "risk", "roc", "heads", *more)
+        names = ("cost", "reliability", "risk", "roc", "heads", *more)
         assert sorted(one["seen"]) == sorted([name, True] for name in names)
         assert (one["scroll"], one["sticking"]) == (one["wide"], [])
         assert (one["captions"], one["rows"]) == ([], [])  # the table is scrolled to the end

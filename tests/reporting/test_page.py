@@ -12,6 +12,7 @@ import pytest
 
 from hydractl.errors import ManifestError
 from hydractl.manifest.document import Value
+from hydractl.manifest.guarantees import Example, Examples
 from hydractl.manifest.report import Bins, Report
 from hydractl.reporting.chart import series_style
 from hydractl.reporting.comparison import Compared
@@ -19,13 +20,14 @@ from hydractl.reporting.figures import figures
 from hydractl.reporting.matplotlib_figure import PAINTS, svg
 from hydractl.reporting.page import FIRST, markdown, page
 from hydractl.reporting.report_values import Cell
-from hydractl.reporting.sections import class_tables, sections
+from hydractl.reporting.sections import answer_table, class_tables, sections
 from hydractl.reporting.verdict import sentence, verdict_table
 from support.analysed import analysed
-from support.reports import examples, seeded
+from support.reports import THRESHOLD, examples, seeded
 
-ALL = ["cost", "reliability", "confidence", "risk", "roc", "heads"]
-FIGURES = [*ALL[:-1], "shift", "heads"]
+ALL = ["risk", "reliability", "roc", "cost", "heads"]
+FIGURES = ["risk", "reliability", "roc", "shift", "cost", "heads"]
+WITHOUT_COST = [name for name in ALL if name != "cost"]
 EVIL = ("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a|b `c` [d](e) 中文 ${x} {{ 7 * 7 }}")
 VOID = {"meta", "link", "img", "br", "input"}
 
@@ -72,9 +74,9 @@ MANY = {
 PAGES = {
     "one report": ({}, ALL),
     "several seeds": ({"seeds": 3}, ALL),
-    "no comparison": ({"names": ("hydra",)}, ALL[1:]),
+    "no comparison": ({"names": ("hydra",)}, WITHOUT_COST),
     "no OOD data": ({"near": (), "far": ()}, [name for name in ALL if name != "roc"]),
-    "one member": ({"names": ("member",), "shape": (1, 2, 2)}, ALL[1:]),
+    "one member": ({"names": ("member",), "shape": (1, 2, 2)}, WITHOUT_COST),
     "corrupted": ({"shift": True}, FIGURES),
     "corrupted seeds": ({"shift": True, "seeds": 2}, FIGURES),
     "no curves": ({"curves": False}, ["cost"]),
@@ -131,8 +133,7 @@ def test_a_legend_names_every_row_whole(case):
         dashes = [tuple(map(float, filter(None, dash.split(",")))) for dash, _ in lines[: len(entries)]]
         assert dashes == [style.dash for style in styles]
         assert {*lines[len(entries) :]} <= {*lines[: len(entries)]}
-        if not one.startswith('id="confidence"'):
-            assert entries == named
+        assert entries == named
 
 
 def test_it_loads_nothing(case):
@@ -200,7 +201,6 @@ def test_whatever_numbers_a_file_holds_there_is_a_page():
     nothing = row.curves.model_copy(
         update={
             "reliability": Bins(count=(0,), confidence=(0.0,), accuracy=(0.0,)),
-            "confidence": dict.fromkeys(row.curves.confidence, (0, 0)),
         }
     )
     for value in (-1e308, 0.0, 1e308):
@@ -270,7 +270,7 @@ def test_the_first_screen_is_a_sentence_a_verdict_and_a_picture():
     assert (
         first.index('<p class="verdict">')
         < first.index('<section id="verdict">')
-        < first.index('<figure id="cost">')
+        < first.index('<figure id="risk">')
     )
 
     compared = Compared.of({"0.json": seeded(0)})
@@ -281,6 +281,102 @@ def test_the_first_screen_is_a_sentence_a_verdict_and_a_picture():
             )
             assert f"<td{marks}>{cell.value}</td>" in first
     assert "<small>" not in first
+
+
+def with_threshold(report, **updates):
+    rule = THRESHOLD.model_copy(update={"count": 40, "accepted": 30, "errors": 3, **updates})
+    return changed(report, threshold=rule)
+
+
+def test_the_first_screen_shows_the_threshold_of_the_first_row():
+    """The mark is at the accepted share and the share of wrong answers among these."""
+    (curve, *_) = figures(Compared.of({"a.json": with_threshold(seeded(0))}))
+    (panel,) = curve.panels
+    drawing = svg(panel, "risk")
+
+    assert curve.name == FIRST
+    assert "The mark is the threshold of hydra on `msp`" in curve.description
+    assert (
+        "threshold of hydra: accepts inputs whose msp is below -0.5 (75.0 % of 40 samples, 3 wrong)"
+        in drawing
+    )
+    assert "threshold of base" not in drawing
+    assert "threshold" not in next(figures(Compared.of({"a.json": seeded(0)}))).description
+
+
+def test_a_failed_threshold_and_other_orders_of_rows_have_their_own_marks():
+    failed = with_threshold(seeded(0), below=None, accepted=0, errors=0)
+    other = with_threshold(seeded(1))
+    swapped = other.model_copy(update={"rows": (other.rows[1], other.rows[0], *other.rows[2:])})
+
+    assert "The mark" not in next(figures(Compared.of({"a.json": failed}))).description
+    (panel,) = next(figures(Compared.of({"a.json": seeded(0), "b.json": swapped}))).panels
+    assert panel.description.count("threshold of hydra") == 1
+
+
+def test_the_first_screen_has_answers_and_names_the_wrong_one():
+    answers = tuple(
+        Example(
+            name=f"row {i}",
+            label="cat",
+            answer=answer,
+            confidence=0.5,
+            votes=(answer,),
+            accepted=answer == "cat",
+        )
+        for i, answer in enumerate(("cat", "cat", "cat", "cat", "dog"))
+    )
+    report = seeded(0).model_copy(
+        update={"examples": Examples(answers=answers, disagreements=(), mistakes=())}
+    )
+    compared = Compared.of({"a.json": Report.from_json(report.to_json(), place="a")})
+    first = page(compared, tuple(figures(compared))).partition('<section id="remarks">')[0]
+
+    title = "Answers of hydra: inputs at equal distances in the test data and the first wrong answer that is held back"
+    assert f"<caption><span>{title}</span></caption>" in first
+    rows = re.findall(
+        r'<tr><th scope="row">(row \d)</th><td>cat</td><td(.*?)>(\w+)</td><td>([\w ]+)</td>', first
+    )
+    assert rows == [
+        *((f"row {i}", "", "cat", "accepted") for i in range(4)),
+        ("row 4", ' class="worse"', "dog", "held back"),
+    ]
+    assert f"**{title}**" in markdown(compared, (), None)
+
+    accepted = tuple(example.model_copy(update={"accepted": True}) for example in answers)
+    report = report.model_copy(update={"examples": report.examples.model_copy(update={"answers": accepted})})
+    assert answer_table(Compared.of({"a.json": report})).title == title.partition(" and ")[0]
+
+
+def test_no_backtick_of_hydractl_is_on_a_page():
+    compared = Compared.of({"a.json": with_threshold(seeded(0, shift=True))})
+    text = page(compared, tuple(figures(compared)))
+    unpaired = page(Compared.of({"a.json": seeded(0, names=("a`b", "base"))}), ())
+
+    assert "`" not in text
+    assert "<code>msp</code>" in text
+    assert "a`b" in " ".join(Read(unpaired).texts["p"])
+
+
+def test_ratios_of_times_name_the_fastest_row():
+    compared = Compared.of({"a.json": analysed(seeded(0))})
+    drawn = next(figure for figure in figures(compared) if figure.name == "runtime")
+    (table,) = [t for s in sections(compared) for t in s.tables if t.title.startswith("Time for")]
+
+    assert table.heads == ("seconds ↓", "× base")
+    assert dict(table.rows)["base"][1].value == "1.00"
+    assert "3.00 × base" in drawn.panels[0].description
+    assert "to the fastest row, base." in drawn.description
+
+
+def test_reports_of_earlier_versions_with_histograms_keep_working():
+    report = seeded(0)
+    raw = json.loads(report.to_json())
+    for row in raw["rows"]:
+        row["curves"]["confidence"] = {"id": [1, 2], "birds": [0, 3]}
+
+    expected = made(Report.from_json(report.to_json(), place="a"))
+    assert made(Report.from_json(json.dumps(raw), place="a")) == expected
 
 
 def test_every_figure_has_its_section():
@@ -330,6 +426,7 @@ def test_accuracy_by_class_is_of_all_samples_of_all_reports():
         for row in reports["0.json"].rows
         for c in row.by_class.classes
     }
+    assert by_class.title == "Accuracy ↑ by class, lowest of hydra first"
     assert by_class.heads == ("samples", "hydra", "base", "Deep ensemble")
     assert {name: [cell.value for cell in cells] for name, cells in by_class.rows} == {
         name: ["150", *(f"{hits[row, name] / 150:.3f}" for row in by_class.heads[1:])] for name in "abc"
@@ -384,18 +481,18 @@ def test_lineage_is_told_once():
         "base: base.st",
         "Deep ensemble: base.st",
     ]
-    commands = [text for text in read.texts["code"] if not text.startswith("sha256:")]
+    commands = [text for text in read.texts["code"] if re.match(r"(fuse|prune|import) ", text)]
     assert commands[:3] == ["fuse mlp=merge seed=0", "prune keep=2", "import arch=vit"]
     assert sum("as above" in text for text in read.texts["span"]) == 2
 
 
 def test_markdown_is_made_of_the_same_sentences_and_tables():
     compared = Compared.of({"a.json": seeded(0, names=EVIL)})
-    (cost, *others) = figures(compared)
-    text = markdown(compared, (cost, *others), "some/figures")
+    (first, *others) = figures(compared)
+    text = markdown(compared, (first, *others), "some/figures")
 
     assert sentence(compared).partition("<")[0] in text
-    assert f"![{cost.description}](some/figures/cost.png)" in text
+    assert f"![{first.description}](some/figures/{FIRST}.png)" in text
     assert len(re.findall(r"(?<!\\)\][(\[:]", text)) == len(others) + 1
     assert not re.search(r"(?<!\\)<(?!/?(details|summary)>|!-- hydractl report -->)", text)
     tables = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)

@@ -152,7 +152,6 @@ def _curves(sets: tuple[str, ...], draw: Random) -> Curves:
     end = draw.uniform(0.05, 0.1)
     return Curves(
         reliability=Bins(count=(0, 40, 60), confidence=(0.0, 0.6, 0.95), accuracy=(0.0, 0.55, 0.97)),
-        confidence={name: tuple(draw.randrange(9) for _ in range(20)) for name in ("id", *sets)},
         risk=Line(x=(0.01, 0.5, 1.0), y=(0.0, end / 4, end)),
         roc={name: Line(x=(0.0, 0.2, 1.0), y=(0.0, draw.uniform(0.6, 0.9), 1.0)) for name in sets},
     )

@@ -300,7 +300,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     )
     keep_examples: int = setting(
         0,
-        "Keep the N inputs with most disagreement and the N most confident mistakes in the report; `push` omits them.",
+        "Keep five answers, the N inputs with most disagreement and the N most confident mistakes in the report; `push` omits them.",
         low=0,
         high=MOST_EXAMPLES,
         metavar="N",

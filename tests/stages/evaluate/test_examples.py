@@ -83,6 +83,30 @@ def test_of_one_model_there_are_mistakes_alone_and_no_number_changes(report_fold
     assert "examples" not in (report_folder / "plain.json").read_text()
 
 
+def test_answers_are_spread_over_the_data_and_show_a_wrong_one_that_is_held_back(report_folder):
+    """Decisions equal the rule of the threshold, recomputed from saved predictions."""
+    out, saved_path = report_folder / "decided.json", report_folder / "decided.p.st"
+    options = ("--threshold-for", "risk<=0.9", "--keep-examples", "1", "--save-predictions", str(saved_path))
+    model = ("eval", f"{report_folder}/pair.st", "--data", DATA, "--name", "pair", *QUICK)
+    assert main([*model, *options, "-o", str(out)]) in {0, 5}
+
+    report, saved = Report.read(out), SavedPredictions.load(saved_path)
+    rule, labels = report.rows[0].threshold, saved.labels["id"].numpy()
+    mean = saved.log_probs["pair"]["id"].double().exp().mean(0).numpy()
+    accepted, wrong = -mean.max(1) < rule.below, mean.argmax(1) != labels
+    held_back = np.flatnonzero(wrong & ~accepted)
+    assert 0 < accepted.sum() < len(labels)
+    assert len(held_back) > 0
+    places = [0, 19, 39, 59, int(held_back[0])]
+    digits = open_data(DATA)
+    assert [e.name for e in report.examples.answers] == [
+        f"row {digits.key(i)}" for i in dict.fromkeys(places)
+    ]
+    assert [e.accepted for e in report.examples.answers] == [bool(accepted[i]) for i in dict.fromkeys(places)]
+    assert all(e.accepted is None for e in Report.read(report_folder / "pair.json").examples.answers)
+    assert len(Report.read(report_folder / "pair.json").examples.answers) == 5
+
+
 def test_accuracy_by_class_is_of_the_same_classes_in_every_row(report_folder):
     saved, report = SavedPredictions.load(report_folder / "p.st"), Report.read(report_folder / "plain.json")
     labels = saved.labels["id"]
