@@ -322,7 +322,8 @@ def examples_of(
     accepted = answers.get("accepted")
     hits = answers["hits"].bool()
     rejected = [] if accepted is None else (~accepted & ~hits).nonzero().flatten()[:1].tolist()
-    evenly = torch.linspace(0, len(hits) - 1, 5 - len(rejected)).long().tolist()
+    evenly = torch.linspace(0, len(hits) - 1, 5).long().tolist()
+    places = evenly if {*rejected} <= {*evenly} else evenly[:-1] + rejected
     votes = torch.cat([part.log_probs.argmax(-1) for part in predictions.split(at_once(predictions))], 1)
     disagreement = ood_score(predictions, DISAGREEMENT) if len(votes) > 1 else None
 
@@ -343,7 +344,7 @@ def examples_of(
         )
 
     return Examples(
-        answers=tuple(map(example, dict.fromkeys(evenly + rejected))),
+        answers=tuple(map(example, dict.fromkeys(places))),
         disagreements=()
         if disagreement is None
         else tuple(map(example, _highest(disagreement, disagreement > 0, most))),

@@ -73,7 +73,7 @@ def test_figures_are_files_that_markdown_shows(call, folder):
     seen = call("report", "0.json", "1.json", "-o", "text/p.md", "--figures", "a figure's folder", "-q")
 
     figures = folder / "a figure's folder"
-    names = ["confidence", "cost", "heads", "reliability", "risk", "roc"]
+    names = ["cost", "heads", "reliability", "risk", "roc"]
     assert (seen.code, seen.err) == (0, "")
     assert sorted(path.name for path in figures.iterdir()) == [
         f"{n}{s}" for n in names for s in (".png", ".svg")
@@ -81,7 +81,7 @@ def test_figures_are_files_that_markdown_shows(call, folder):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in figures.glob("*.png"))
     shown = re.findall(r"!\[.+\]\((.+)\)", (folder / "text" / "p.md").read_text())
     assert sorted(shown) == [f"../a%20figure%27s%20folder/{name}.png" for name in names]
-    assert len(seen.out.splitlines()) == 13
+    assert len(seen.out.splitlines()) == 11
 
     again = call("report", "0.json", "--figures", "a figure's folder")
     assert (again.code, "a figure's folder/cost.png: already exists" in again.err) == (6, True)
@@ -192,10 +192,7 @@ def test_a_real_report_becomes_a_page(curved, call, tmp_path):
 
     text = (tmp_path / "page.html").read_text()
     assert seen.code == 0
-    assert all(
-        f'<figure id="{name}">' in text
-        for name in ("cost", "reliability", "confidence", "roc", "risk", "heads")
-    )
+    assert all(f'<figure id="{name}">' in text for name in ("cost", "reliability", "roc", "risk", "heads"))
     assert str(tmp_path.parent) not in text
 
 

@@ -86,9 +86,9 @@ def test_of_one_model_there_are_mistakes_alone_and_no_number_changes(report_fold
 def test_answers_are_spread_over_the_data_and_show_a_wrong_one_that_is_held_back(report_folder):
     """Decisions equal the rule of the threshold, recomputed from saved predictions."""
     out, saved_path = report_folder / "decided.json", report_folder / "decided.p.st"
-    options = ("--threshold-for", "risk<=0.9", "--keep-examples", "1", "--save-predictions", str(saved_path))
+    options = ("--threshold-for", "risk<=0.5", "--guarantee", "accepted-and-wrong", "--keep-examples", "1")
     model = ("eval", f"{report_folder}/pair.st", "--data", DATA, "--name", "pair", *QUICK)
-    assert main([*model, *options, "-o", str(out)]) in {0, 5}
+    assert main([*model, *options, "--save-predictions", str(saved_path), "-o", str(out)]) == 0
 
     report, saved = Report.read(out), SavedPredictions.load(saved_path)
     rule, labels = report.rows[0].threshold, saved.labels["id"].numpy()
@@ -97,7 +97,8 @@ def test_answers_are_spread_over_the_data_and_show_a_wrong_one_that_is_held_back
     held_back = np.flatnonzero(wrong & ~accepted)
     assert 0 < accepted.sum() < len(labels)
     assert len(held_back) > 0
-    places = [0, 19, 39, 59, int(held_back[0])]
+    evenly, first = [0, 14, 29, 44, 59], int(held_back[0])
+    places = evenly if first in evenly else [*evenly[:-1], first]
     digits = open_data(DATA)
     assert [e.name for e in report.examples.answers] == [
         f"row {digits.key(i)}" for i in dict.fromkeys(places)
