@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TPR = 0.95
-"""Fraction of OOD samples that FPR95 flags. Other fractions are other metrics."""
+"""Fraction of OOD samples that FPR95 flags, and of ID samples that `accepted95` accepts. Other fractions are
+other metrics."""
 
 
 def auroc(inside: Tensor, outside: Tensor) -> Tensor:
@@ -58,10 +59,16 @@ def fpr_at_tpr(inside: Tensor, outside: Tensor, *, tpr: float = TPR) -> Tensor:
     """
     if not 0 < tpr <= 1:
         raise ValueError(f"tpr must be in (0, 1], got {tpr}")
-    ids, oods = _counts(inside, outside)
-    flagged, caught = (counts.cumsum(-1).double() / counts.sum(-1, keepdim=True) for counts in (ids, oods))
-    first = (caught < tpr).sum(-1, keepdim=True)
-    return flagged.gather(-1, first).squeeze(-1).where(caught[..., -1] == 1, math.nan)
+    return _false_positives(*_counts(inside, outside), tpr)
+
+
+def accepted_at_tpr(inside: Tensor, outside: Tensor, *, tpr: float = TPR) -> Tensor:
+    """Return the accepted fraction of OOD samples at the lowest threshold that accepts `tpr` of ID, in [0, 1].
+
+    The false-positive rate with ID as the positive class. Samples at the threshold are accepted. Arguments as
+    in `fpr_at_tpr`.
+    """
+    return _false_positives(*_counts(outside, inside, reverse=True), tpr)
 
 
 def aupr_out(inside: Tensor, outside: Tensor) -> Tensor:
@@ -92,6 +99,15 @@ def aupr_out_trapezoid(inside: Tensor, outside: Tensor) -> Tensor:
 def aupr_in_trapezoid(inside: Tensor, outside: Tensor) -> Tensor:
     """Return OpenOOD's AUPR_IN, with ID as the positive class; see `aupr_out_trapezoid`."""
     return _trapezoids(*_counts(outside, inside, reverse=True))
+
+
+def _false_positives(negatives: Tensor, positives: Tensor, tpr: float) -> Tensor:
+    """Return the share of negative samples up to the first rank with `tpr` of the positive samples."""
+    flagged, caught = (
+        counts.cumsum(-1).double() / counts.sum(-1, keepdim=True) for counts in (negatives, positives)
+    )
+    first = (caught < tpr).sum(-1, keepdim=True)
+    return flagged.gather(-1, first).squeeze(-1).where(caught[..., -1] == 1, math.nan)
 
 
 def _counts(negative: Tensor, positive: Tensor, *, reverse: bool = False) -> tuple[Tensor, Tensor]:
@@ -154,6 +170,14 @@ RANKING = (
         "(Hendrycks and Gimpel 2017).",
         higher_is_better=True,
         compute=auroc,
+        interval=True,
+    ),
+    _ranked(
+        name="accepted95",
+        column="accepted at 95 % known",
+        definition="Share of OOD accepted at the lowest threshold that accepts at least 95 % of ID.",
+        higher_is_better=False,
+        compute=accepted_at_tpr,
         interval=True,
     ),
     _ranked(

@@ -22,7 +22,7 @@ def on_scores(metric):
     return measure
 
 
-auroc, fpr_at_tpr, aupr_out, aupr_in, aupr_out_trapezoid, aupr_in_trapezoid = ALL = [
+auroc, accepted_at_tpr, fpr_at_tpr, aupr_out, aupr_in, aupr_out_trapezoid, aupr_in_trapezoid = ALL = [
     on_scores(metric.compute) for metric in ood_ranking.RANKING
 ]
 
@@ -58,6 +58,8 @@ def test_curves_are_those_of_scikit_learn_to_the_last_bit(scores, tpr):
         return sk.auc(recall, precision)
 
     assert fpr_at_tpr(*scores, tpr=tpr) == fpr[(caught >= tpr).argmax()]
+    accepted, kept, _ = sk.roc_curve(1 - is_ood, -score, drop_intermediate=False)
+    assert accepted_at_tpr(*scores, tpr=tpr) == accepted[(kept >= tpr).argmax()]
     assert aupr_out(*scores) == sk.average_precision_score(is_ood, score)
     assert aupr_in(*scores) == sk.average_precision_score(1 - is_ood, -score)
     assert aupr_out_trapezoid(*scores) == trapezoids(is_ood, score)
@@ -152,7 +154,7 @@ def test_places_that_nobody_has_change_nothing(metric, scores, seed):
 def test_perfect_separation_and_its_reverse():
     low, high = torch.tensor([0.1, 0.2]), torch.tensor([0.8, 0.9])
 
-    assert [metric(low, high) for metric in ALL] == [1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+    assert [metric(low, high) for metric in ALL] == [1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
     assert auroc(high, low) == 0.0
     assert fpr_at_tpr(high, low) == 1.0
 
@@ -173,6 +175,8 @@ def test_nineteen_of_twenty_is_95_percent():
     # 19 OOD scores are at least 1, and one ID score ties with the last of them.
     assert fpr_at_tpr(id_scores, ood_scores) == 0.25
     assert fpr_at_tpr(id_scores, ood_scores, tpr=1.0) == 0.5
+    # 19 ID scores are at most 18, and three of four OOD scores are not higher.
+    assert accepted_at_tpr(ood_scores, torch.tensor([17.5, 18.0, -1.0, 18.5])) == 0.75
 
 
 def test_steps_and_trapezoids_differ():
