@@ -82,14 +82,14 @@ def coverages(model: Path, data: str) -> dict[str, float]:
     }
 
 
-def rows_of(task: Task, work: Path, draws: int) -> dict[str, list[Numbers]]:
+def rows_of(task: Task, encoders: Sequence[str], work: Path, draws: int) -> dict[str, list[Numbers]]:
     """Measure all draws of each row; files that exist are not trained again."""
     rows: dict[str, list[Numbers]] = {}
     for samples in SAMPLES:
         for seed in range(31, 31 + draws):
             folder = work / f"{type(task).__name__.lower()}-{samples}-{seed}"
             splits = task.splits(folder, seed, samples)
-            for encoder in task.usual:
+            for encoder in encoders:
                 model = task.train(encoder, splits, folder)
                 numbers = measure(model, splits, folder / f"{encoder}-stored.st")
                 rows.setdefault(f"{encoder}, {samples} per class", []).append(numbers)
@@ -158,10 +158,11 @@ def main() -> None:
     parser.add_argument("--backbone", type=Path, help="folder of MiniLM")
     parser.add_argument("--work", type=Path, required=True, help="folder for data and models")
     parser.add_argument("--draws", type=int, default=3, help="number of draws")
+    parser.add_argument("--encoders", nargs="+", help="encoders of few.py (default: its usual ones)")
     options = parser.parse_args()
     task = Digits(options.work) if options.task == "digits" else Clinc150(options.file, options.backbone)
     options.work.mkdir(parents=True, exist_ok=True)
-    rows = rows_of(task, options.work, options.draws)
+    rows = rows_of(task, options.encoders or task.usual, options.work, options.draws)
     (RESULTS / f"two-tests-{options.task}.json").write_text(json.dumps(rows, indent=1) + "\n")
     files = sorted(RESULTS.glob("two-tests-*.json"))
     tasks = {file.stem.removeprefix("two-tests-"): json.loads(file.read_text()) for file in files}

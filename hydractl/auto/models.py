@@ -34,6 +34,7 @@ from hydractl.model_inputs import Inputs
 from hydractl.model_source import download
 from hydractl.prediction.feature_ood import WithDefaultScore
 from hydractl.prediction.loaded_model import LoadedHydra, LoadedModel, load
+from hydractl.prediction.predictions import Bounds
 from hydractl.strict_json import parse
 from hydractl.tasks import SINGLE_LABEL
 
@@ -158,7 +159,9 @@ class HydraClassifierOutput(ModelOutput):
             the model, otherwise `msp`.
         sets: Whether each class is in the prediction set of each input, (B, C), boolean. None in training
             mode, or if the model has no prediction sets.
-        accepted: Whether the stored threshold accepts each input, (B,), boolean. A non-finite OOD score is
+        known: Whether the stored test takes each input as known, (B,), boolean. None without this test, and as
+            for `accepted`.
+        accepted: Whether the stored tests accept each input, (B,), boolean. A non-finite OOD score is
             not accepted. None in training mode, without a stored threshold, for tokens, and for a threshold
             on another feature-based score than `ood_score`.
     """
@@ -171,6 +174,7 @@ class HydraClassifierOutput(ModelOutput):
     ood_score: torch.Tensor | None = None
     sets: torch.Tensor | None = None
     accepted: torch.Tensor | None = None
+    known: torch.Tensor | None = None
 
 
 class Stated(NamedTuple):
@@ -372,25 +376,28 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
             sets=None
             if (rule := self.loaded.header.prediction_sets) is None or self.training
             else class_sets(member_opinions.ensemble.exp(), rule),
-            accepted=self._accepted(logits, ood_score),
+            **self._decisions(logits, ood_score),
         )
         named = self.config.return_dict if return_dict is None else return_dict
         return model_output if named else model_output.to_tuple()
 
-    def _accepted(self, logits: torch.Tensor, ood_score: torch.Tensor) -> torch.Tensor | None:
-        """Return whether the stored threshold accepts each input (B,), or None; see `HydraClassifierOutput`."""
-        rule, task = self.loaded.header.threshold, self.loaded.header.architecture.task
-        if (
-            rule is None
-            or rule.below is None
-            or rule.score not in {*SCORES, self.with_score.score}
-            or task.by_word
-            or self.training
-        ):
-            return None
-        if rule.score in SCORES:
-            ood_score = of_inputs(SCORES[rule.score].of(logits.float()), multi_label=task.by_label)
-        return (ood_score < rule.below) & ood_score.isfinite()
+    def _decisions(self, logits: torch.Tensor, ood_score: torch.Tensor) -> dict[str, torch.Tensor | None]:
+        """Return `accepted` and `known` (B,) by the stored tests; see `HydraClassifierOutput`."""
+        header = self.loaded.header
+        bounds, task = Bounds.of(header.known, header.threshold), header.architecture.task
+        names = {bound[0] for bound in bounds if bound}
+        if names - {*SCORES, self.with_score.score} or task.by_word or self.training:
+            return {}
+        scores = {
+            name: of_inputs(SCORES[name].of(logits.float()), multi_label=task.by_label)
+            if name in SCORES
+            else ood_score
+            for name in names
+        }
+        accepted, known = bounds.decide(
+            {name: x.where(x.isfinite(), torch.inf) for name, x in scores.items()}
+        )
+        return {"accepted": accepted, "known": known}
 
 
 class HydraForImageClassification(HydraModel):  # type: ignore[no-untyped-call]  # as above

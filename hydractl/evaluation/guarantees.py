@@ -5,21 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hydractl import progress
 from hydractl.checkpoint import Checkpoint, spec_of, tensor_bytes, write_checkpoint
-from hydractl.errors import UsageError
-from hydractl.evaluation.options import THRESHOLD_OPTION
+from hydractl.errors import DataError, UsageError
+from hydractl.evaluation.options import KEEP_KNOWN_OPTION, THRESHOLD_OPTION
 from hydractl.families.open_model import OpenModel
 from hydractl.manifest.document import Fingerprint, Value
-from hydractl.manifest.guarantees import ClassHits, PredictionSets, SetNumbers, Threshold
+from hydractl.manifest.guarantees import ClassHits, KnownTest, PredictionSets, SetNumbers, Threshold
 from hydractl.manifest.header import Header
 from hydractl.manifest.report import Row
 from hydractl.manifest.terms import MOST_CLASSES, Risk, SetRule, Temperature
+from hydractl.messages import counted
 from hydractl.metrics.compute import ood_score
-from hydractl.metrics.conformal import binomial_interval, class_sets, fit_thresholds, nonconformity
+from hydractl.metrics.conformal import (
+    binomial_interval,
+    class_sets,
+    fit_thresholds,
+    known_bound,
+    nonconformity,
+)
 from hydractl.metrics.metric_spec import MetricNeeds
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, VERSION, is_fitted
 from hydractl.metrics.per_sample import StoredPredictions, at_labels, at_once, mean_probabilities
@@ -55,6 +63,7 @@ def fit_threshold(
     risk: Risk,
     *,
     by_label: Sequence[float] | None = None,
+    among: Tensor | None = None,
 ) -> Threshold:
     """Return a row's threshold on an OOD score. Its bound is `None` if no bound satisfies the guarantee.
 
@@ -65,18 +74,26 @@ def fit_threshold(
         score: Name of the OOD score.
         risk: Maximum error rate.
         by_label: Probability thresholds of Q labels. `None` for models that answer the most probable class.
+        among: Calibration samples, shape (N,), boolean. `None` for all.
+
+    Raises:
+        DataError: If there are no calibration samples.
     """
-    precomputed = predictions.scores.get(score)
-    hits = torch.empty(len(labels), dtype=torch.bool)
-    scores = torch.empty(len(labels)) if precomputed is None else precomputed
-    begin = 0
-    for part in predictions.split(at_once(predictions)):
-        end = begin + part.shape[1]
-        right = answered_classes(part, by_label) == labels[begin:end]
-        hits[begin:end] = (right | (labels[begin:end] < 0)).view(len(right), -1).all(1)
-        if precomputed is None:
-            scores[begin:end] = ood_score(part, score)
-        begin = end
+    size = at_once(predictions)
+    hits = torch.cat(
+        [
+            ((answered_classes(part, by_label) == y) | (y < 0)).view(len(y), -1).all(1)
+            for part, y in zip(predictions.split(size), labels.split(size), strict=True)
+        ]
+    )
+    scores = _scores(predictions, score)
+    if among is not None:
+        hits, scores = hits[among], scores[among]
+    if not len(hits):
+        raise DataError(
+            f"`{KEEP_KNOWN_OPTION}`: none of the {counted(len(labels), 'sample')} of `--data` is left for `{THRESHOLD_OPTION}`",
+            hint=f"use more samples, or leave out `{KEEP_KNOWN_OPTION}`",
+        )
     selected = (
         accepted_and_wrong(scores, hits, risk=risk.share)
         if risk.delta is None
@@ -87,10 +104,52 @@ def fit_threshold(
         risk=risk.share,
         guarantee=risk.guarantee,
         delta=risk.delta,
-        count=len(labels),
+        count=len(hits),
         version=VERSION if is_fitted(score) else 1,
         **selected._asdict(),
     )
+
+
+def fit_known(
+    predictions: StoredPredictions, score: str, share: float, among: Tensor
+) -> tuple[KnownTest, Tensor]:
+    """Return a row's test of known inputs, and whether each sample passes, shape (N,), boolean.
+
+    Args:
+        predictions: As in `fit_threshold`.
+        score: Name of the OOD score.
+        share: Minimum share of known inputs that pass.
+        among: Calibration samples, shape (N,), boolean.
+    """
+    scores = _scores(predictions, score)
+    below, kept = known_bound(scores[among], share)
+    known = KnownTest(
+        score=score,
+        below=below,
+        share=share,
+        count=int(among.sum()),
+        kept=kept,
+        version=VERSION if is_fitted(score) else 1,
+    )
+    return known, scores < known.bound
+
+
+def first_half(content: np.ndarray) -> Tensor:
+    """Return whether each sample is in the first half by digest, shape (N,), boolean.
+
+    Equal samples are in the same half. Unlike `::part=1/2`, which compares digests with a constant, the data of
+    `::part=1/2` have two halves too.
+
+    Args:
+        content: Digests of the samples, type `DIGEST`, shape (N,).
+    """
+    return torch.from_numpy(content <= np.sort(content)[(len(content) - 1) // 2])
+
+
+def _scores(predictions: StoredPredictions, score: str) -> Tensor:
+    """Return an OOD score (N,), in float32 if computed from logits, as in `predict`."""
+    scores = ood_score(predictions, score)
+    return scores if score in predictions.scores else scores.float()
 
 
 def check_stores(model_file: OpenModel, classes: Classes | None) -> None:
@@ -117,10 +176,10 @@ def stores_other_classes(model_file: OpenModel, classes: Classes | None) -> bool
 def stored_guarantees(
     model_file: OpenModel, row: Row, temperature: Temperature, *, shortened: bool, refits_scores: bool
 ) -> dict[str, Any]:
-    """Return the header fields of the model's copy: threshold, label thresholds and prediction sets.
+    """Return the header fields of the model's copy: threshold, known inputs, label thresholds, prediction sets.
 
     Each field is fitted in this run, or else copied from the model if it is still valid. Warns about stored
-    results that are no longer valid.
+    results that are no longer valid. Threshold and test of known inputs are valid only together.
 
     Args:
         model_file: The model.
@@ -132,17 +191,25 @@ def stored_guarantees(
     header, why = model_file.header, why_invalid(model_file, temperature, shortened=shortened)
     changes: dict[str, Any] = {
         "threshold": row.threshold,
+        "known": row.known,
         "label_thresholds": row.label_thresholds,
         "prediction_sets": row.sets and row.sets.rule,
     }
-    if row.threshold is None and header.threshold is not None:
-        refitted = refits_scores and is_fitted(header.threshold.score)
-        if reason := why or ("newly fitted scores" if refitted else None):
+    tests = (header.threshold, header.known)
+    refitted = refits_scores and any(test and is_fitted(test.score) for test in tests)
+    replaced = "the new test of this run" if row.threshold or row.known else None
+    reason = why or ("newly fitted scores" if refitted else replaced)
+    for field, subject, option in (
+        ("threshold", "threshold", THRESHOLD_OPTION),
+        ("known", "test of known inputs", KEEP_KNOWN_OPTION),
+    ):
+        stored = getattr(header, field)
+        if changes[field] is None and stored is not None and reason:
             progress.warn(
-                f"{model_file.reference}: its threshold is not kept: it is not valid for {reason}; find one with `{THRESHOLD_OPTION}`"
+                f"{model_file.reference}: its {subject} is not kept: it is not valid for {reason}; find one with `{option}`"
             )
-        else:
-            changes["threshold"] = header.threshold
+        elif changes[field] is None:
+            changes[field] = stored
     if not row.label_thresholds and header.label_thresholds:
         if temperature == header.scale:
             changes["label_thresholds"] = header.label_thresholds
@@ -183,7 +250,7 @@ def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:
     if header.prediction_sets is not None:
         yield QUANTILE, header.prediction_sets.data.sha256
     steps, by_label = [header.made_by], bool(header.label_thresholds)
-    threshold = header.threshold is not None and header.threshold.below is not None
+    threshold = any(test and test.below is not None for test in (header.threshold, header.known))
     while steps:
         step = steps.pop()
         if step is None or step.command not in {EVAL, FUSE}:
@@ -193,7 +260,7 @@ def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:
             continue
         steps += [model.made_by for model in step.inputs[:1]]
         data = [file.sha256 for file in step.inputs[1:]]
-        if threshold and "threshold_for" in step.options:
+        if threshold and {"threshold_for", "keep_known"} & step.options.keys():
             threshold = False
             yield from ((THRESHOLD, sha256) for sha256 in data[:1])
         if by_label and "label_thresholds" in step.options:

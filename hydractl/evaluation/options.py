@@ -267,7 +267,7 @@ GRAMMAR = re.compile(
 EXAMPLES = (
     "for example `--fail-if 'ece>0.02'` or `--fail-if 'auroc[near]<0.9'` or `--fail-if 'acc[fog:3]<80%'`"
 )
-THRESHOLD_OPTION, PANEL = "--threshold-for", "Threshold"
+THRESHOLD_OPTION, KEEP_KNOWN_OPTION, PANEL = "--threshold-for", "--keep-known", "Threshold"
 DELTA = 0.05
 """Default probability that a threshold breaks its guarantee: 5 %, the usual level of 95 % confidence. Twice
 the value accepts more inputs, with 90 % confidence."""
@@ -301,6 +301,16 @@ THRESHOLD_FOR = Setting(
     "Find a threshold of the OOD score with at most the fraction R of errors below, on held-out `--data`, or exit with 5.",
     parse=parse_risk,
     metavar="'risk<=R'",
+    panel=PANEL,
+)
+KEEP_KNOWN = Setting(
+    "Hold back inputs with a high OOD score, but keep at least this share of known inputs. With `--threshold-for`, "
+    "one half of `--data` is used for each test.",
+    above=0.0,
+    below=1.0,
+    shows_range=False,
+    range_hint="write 95 % as 0.95",
+    metavar="SHARE",
     panel=PANEL,
 )
 LABEL_THRESHOLDS = Setting(

@@ -26,10 +26,9 @@ from hydractl.data.preprocess import MODES
 from hydractl.data.reference import MAX_ITEM
 from hydractl.errors import UnsupportedModelError, reason_of
 from hydractl.families.tower import Model
-from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Header, Preprocess
 from hydractl.manifest.tokenizers import is_python_tokenizer, parts_of
-from hydractl.metrics.ood_scores import entropy, mutual_information
+from hydractl.metrics.ood_scores import MSP, entropy, mutual_information
 from hydractl.metrics.per_sample import of_inputs, opinions
 from hydractl.model_inputs import PIXELS, Inputs
 from hydractl.prediction.feature_ood import WithDefaultScore
@@ -481,7 +480,7 @@ def script(
     name: str,
     onnx: bool,
     with_preprocess: bool = False,
-    threshold: Threshold | None = None,
+    score: str = MSP,
 ) -> bytes:
     """Return the source of a Python script that runs the exported model, as UTF-8 bytes.
 
@@ -490,7 +489,7 @@ def script(
         name: Name of the exported file.
         onnx: Whether the file is ONNX.
         with_preprocess: Whether the exported model contains the preprocessing.
-        threshold: Threshold on the OOD score, if any.
+        score: OOD score of the exported model.
     """
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - `--help` does without
 
@@ -508,7 +507,9 @@ def script(
         name=name,
         onnx=onnx,
         pixels=with_preprocess,
-        threshold=threshold,
+        threshold=header.threshold,
+        known=header.known,
+        score=score,
         sets=header.prediction_sets,
         **(
             _of_images(preprocess)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -207,6 +208,50 @@ class SetNumbers(StrictModel):
 CHECK_SCORE, IS_FITTED = "hydractl.metrics.ood_scores:check_stored", "hydractl.metrics.ood_scores:is_fitted"
 """Paths of functions that validate a stored OOD score. They are loaded by name, because the table of scores
 is in a higher layer than this module."""
+
+
+class KnownTest(StrictModel):
+    """A bound on an OOD score that accepts a share of the inputs from the distribution of the calibration samples.
+
+    Attributes:
+        score: Name of the OOD score.
+        below: The bound; inputs with a lower score are known. `None` if the samples are too few for the share;
+            all inputs are then known.
+        share: Minimum share of known inputs that are accepted, on average over draws of the samples.
+        count: Number of calibration samples.
+        kept: Number of accepted calibration samples.
+        version: As in `Threshold`.
+    """
+
+    score: str
+    below: float | None = None
+    share: OpenShare
+    count: int = Field(ge=1)
+    kept: Count
+    version: int = Field(default=1, ge=1, exclude_if=lambda value: value == 1)
+
+    @property
+    def bound(self) -> float:
+        """The bound; infinite if all inputs are known."""
+        return math.inf if self.below is None else self.below
+
+    @property
+    def summary(self) -> str:
+        """Bound and guarantee, as a clause."""
+        samples = counted(self.count, "sample")
+        if self.below is None:
+            return f"takes every input as known: {samples} are too few to keep {100 * self.share:g} % of known inputs"
+        return (
+            f"takes inputs as known if their {self.score} is below {self.below:.6g} ({self.kept} of {samples}): on average over draws "
+            f"of these, at least {100 * self.share:g} % of known inputs are kept"
+        )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        load(CHECK_SCORE)(self.score, self.version, self.below)
+        if self.kept > self.count or (self.below is None and self.kept < self.count):
+            raise ValueError("must satisfy kept <= count, and kept = count without a bound")
+        return self
 
 
 class Threshold(StrictModel):

@@ -103,6 +103,29 @@ def quantile(scores: Tensor, coverage: float) -> float:
     return float(scores.kthvalue(rank).values)
 
 
+def known_bound(scores: Tensor, share: float) -> tuple[float | None, int]:
+    """Return a bound just above the ceil((n + 1) share)-th smallest of n scores, and the number of scores below.
+
+    A new score from the same distribution is below the bound with a probability of at least `share`, on average
+    over draws of the scores, and with less than share + 1 / (n + 1) without ties.
+
+    Args:
+        scores: Shape (N,), finite.
+        share: In (0, 1).
+
+    Returns:
+        (None, n) if there are fewer scores than `fewest_samples`: no bound keeps the share.
+    """
+    rank = quantile_rank(len(scores), share)
+    if rank > len(scores):
+        return None, len(scores)
+    last = float(scores.kthvalue(rank).values)
+    gaps = [(float(score) - last) / 2 for score in scores[scores > last].sort().values[:1]]
+    # two computations of a score differ by less than the distance, so later runs accept the same samples
+    below = last + min([ROUNDING * max(1.0, abs(last)), *gaps])
+    return below, int((scores < below).sum())
+
+
 def fit_thresholds(
     scores: Tensor, labels: Tensor, method: SetMethod, coverage: float, *, classes: int | None = None
 ) -> tuple[float, ...]:

@@ -24,7 +24,7 @@ from hydractl.families.base import Family
 from hydractl.families.open_model import OpenModel
 from hydractl.families.stream import FeatureLinear, MemberParallel, placed_features
 from hydractl.families.tower import Contrast, OutputHead, Towers, without_autocast
-from hydractl.manifest.guarantees import Threshold
+from hydractl.manifest.guarantees import KnownTest, Threshold
 from hydractl.manifest.header import Header
 from hydractl.metrics import ood_scores
 from hydractl.metrics.feature_scores import (
@@ -242,17 +242,18 @@ def _bias(layer: nn.Linear) -> Tensor:
 FIT_ANEW = "fit it again with `hydractl eval ... --fit TRAIN --val VAL --store PATH`"
 
 
-def check_threshold(threshold: Threshold, *, place: str) -> None:
-    """Check that the definition of a threshold's OOD score has not changed since the threshold was fitted.
+def check_tests(*tests: KnownTest | Threshold | None, place: str) -> None:
+    """Check that the definitions of the OOD scores have not changed since the tests were fitted.
 
     Raises:
-        InputError: If the definition has changed.
+        InputError: If a definition has changed.
     """
-    if not ood_scores.has_same_definition(threshold.score, threshold.version):
-        raise InputError(
-            f"{place}: its threshold is for an earlier definition of `{threshold.score}`",
-            hint="find it again with `hydractl eval ... --threshold-for 'risk<=R' --store PATH`",
-        )
+    for test in tests:
+        if test and not ood_scores.has_same_definition(test.score, test.version):
+            raise InputError(
+                f"{place}: its threshold is for an earlier definition of `{test.score}`",
+                hint="find it again with `hydractl eval ... --threshold-for 'risk<=R' --store PATH`",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

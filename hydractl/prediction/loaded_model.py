@@ -30,9 +30,15 @@ from hydractl.model_inputs import Inputs, batch_of, checked_inputs, cut_batch
 from hydractl.output.publish import check_output, claimed, publish
 from hydractl.output.publish import output as folder_output
 from hydractl.prediction.class_names import DEFAULT_TEMPLATE, Classes, set_classes, with_class_names
-from hydractl.prediction.feature_ood import FeatureExtractor, Predictor, Scores, check_threshold
+from hydractl.prediction.feature_ood import FeatureExtractor, Predictor, Scores, check_tests
 from hydractl.prediction.inference import collected
-from hydractl.prediction.predictions import LabelPredictions, Predictions, WordPredictions, predictions_of
+from hydractl.prediction.predictions import (
+    Bounds,
+    LabelPredictions,
+    Predictions,
+    WordPredictions,
+    predictions_of,
+)
 from hydractl.progress import SILENT, Progress
 from hydractl.provenance.output import Output
 from hydractl.runtime import pick_device, torch_dtype
@@ -140,22 +146,21 @@ class Loaded(Towers):
         tracked = progress.track(batches, label=self.reference, total=-(-count // batch_size))
         with self._evaluating():
             responses = self._respond(tracked, count)
-        stored = self.header.threshold
-        bound = (stored.score, stored.below) if stored and stored.below is not None else None
         header = self.header
+        bounds = Bounds.of(header.known, header.threshold)
         if texts is not None and rows is not None:
             by_text = responses.mapped(rows.by_document)
             return WordPredictions.of(
                 by_text,
                 self.labels,
                 whole_words(texts, rows),
-                bound,
+                bounds,
                 entity_temperature=header.entity_temperature,
             )
         return predictions_of(
             responses,
             self.labels,
-            bound,
+            bounds,
             header.prediction_sets,
             label_thresholds=header.label_thresholds,
         )
@@ -318,8 +323,7 @@ def load(
     model.reference = str(reference)
     model.encoder = Encoder.of(model.header)
     model.set_temperature(model.header.scale)
-    if model.header.threshold is not None:
-        check_threshold(model.header.threshold, place=str(reference))
+    check_tests(model.header.known, model.header.threshold, place=str(reference))
     if model.header.fitted is not None:
         model.scores = Scores.stored(
             model_file.checkpoint, model.header, scores=model.header.fitted.scores, name=str(reference)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydractl.manifest.guarantees import PredictionSets
+from hydractl.manifest.guarantees import KnownTest, PredictionSets, Threshold
 from hydractl.metrics.compute import ood_score, score_entries
 from hydractl.metrics.conformal import class_sets
 from hydractl.metrics.ood_scores import SCORES, mutual_information
@@ -29,7 +29,40 @@ from hydractl.metrics.selective import HALF
 from hydractl.metrics.spans import entity_probability, lowest, span_labels, spans_of
 
 Bound = tuple[str, float]
-"""Name of an OOD score, and a threshold. Samples with a lower score are accepted."""
+"""Name of an OOD score, and a threshold. Samples with a lower score pass."""
+UNKNOWN, UNSURE = "unknown", "unsure"
+"""Reasons for samples that are not accepted, by test."""
+
+
+class Bounds(NamedTuple):
+    """Bounds of both tests of `accepted`; None for a missing test.
+
+    Attributes:
+        known: Bound of the known inputs.
+        sure: Threshold of the known inputs with a controlled risk, or of all inputs without `known`.
+    """
+
+    known: Bound | None = None
+    sure: Bound | None = None
+
+    @classmethod
+    def of(cls, known: KnownTest | None, threshold: Threshold | None) -> Bounds:
+        """Return the bounds of stored tests. There are none if no threshold satisfies its risk."""
+        known_bound = None if known is None else (known.score, known.bound)
+        if threshold is None:
+            return cls(known_bound)
+        return cls() if threshold.below is None else cls(known_bound, (threshold.score, threshold.below))
+
+    def decide(self, scores: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """Return whether each sample is accepted, and whether each sample is known, (N,), boolean.
+
+        None without bounds, and without a bound of known inputs.
+        """
+        known, sure = (None if bound is None else scores[bound[0]] < bound[1] for bound in self)
+        return (sure if known is None else known if sure is None else known & sure), known
+
+
+NO_BOUNDS = Bounds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,16 +72,29 @@ class Uncertainties:
     Attributes:
         scores: OOD scores by their names in `eval`, (N,), float32: all scores of logits, and the
             feature-based scores stored in the model. For Q labels, the mean over labels. Higher is more OOD.
-        accepted: Whether each sample is accepted by the stored threshold, (N,), boolean. None without a
-            stored threshold, or if no threshold satisfies the required risk.
+        accepted: Whether each sample is accepted by the stored tests, (N,), boolean. None without a stored
+            test, or if no threshold satisfies the required risk.
+        known: Whether each sample passes the test of known inputs, (N,), boolean. None without this test.
     """
 
     scores: Mapping[str, Tensor]
     accepted: Tensor | None = None
+    known: Tensor | None = None
 
     def __len__(self) -> int:
         """Return N."""
         return len(self.entropy)
+
+    @property
+    def reason(self) -> tuple[str | None, ...] | None:
+        """`unknown` or `unsure` for each sample that is not accepted, else None.
+
+        None without a test of known inputs.
+        """
+        if self.accepted is None or self.known is None:
+            return None
+        tests = zip(self.accepted.tolist(), self.known.tolist(), strict=True)
+        return tuple(None if accepted else UNSURE if is_known else UNKNOWN for accepted, is_known in tests)
 
     @property
     def entropy(self) -> Tensor:
@@ -87,7 +133,7 @@ class Predictions(Uncertainties):
         cls,
         responses: Responses,
         names: Sequence[str],
-        bound: Bound | None = None,
+        bounds: Bounds = NO_BOUNDS,
         rule: PredictionSets | None = None,
     ) -> Predictions:
         """Return the predictions from the outputs of members.
@@ -95,7 +141,7 @@ class Predictions(Uncertainties):
         Args:
             responses: Outputs with the logsumexp of logits, and optionally feature-based scores.
             names: Names of the C classes.
-            bound: Threshold that accepts samples, or None.
+            bounds: Bounds that accept samples.
             rule: Stored rule for prediction sets, or None.
         """
         mean, members = _probabilities(responses)
@@ -107,7 +153,7 @@ class Predictions(Uncertainties):
             member_probabilities=members,
             votes=members.argmax(2),
             sets=None if rule is None else class_sets(mean, rule),
-            **_uncertainties(_scores(responses), bound),
+            **_uncertainties(_scores(responses), bounds),
         )
 
     @property
@@ -141,7 +187,7 @@ class LabelPredictions(Uncertainties):
         cls,
         responses: Responses,
         names: Sequence[str],
-        bound: Bound | None = None,
+        bounds: Bounds = NO_BOUNDS,
         *,
         thresholds: Sequence[float] = (),
     ) -> LabelPredictions:
@@ -162,7 +208,7 @@ class LabelPredictions(Uncertainties):
             member_probabilities=members,
             votes=_above(thresholds, members),
             label_information=torch.cat([mutual_information(p.log_probs.double()).float() for p in parts]),
-            **_uncertainties(_scores(responses), bound),
+            **_uncertainties(_scores(responses), bounds),
         )
 
 
@@ -221,7 +267,7 @@ class WordPredictions(Uncertainties):
         responses: Responses,
         names: Sequence[str],
         texts: Sequence[tuple[str, Sequence[tuple[int, int]]]],
-        bound: Bound | None = None,
+        bounds: Bounds = NO_BOUNDS,
         *,
         entity_temperature: float = 1.0,
     ) -> WordPredictions:
@@ -231,7 +277,7 @@ class WordPredictions(Uncertainties):
             responses: Outputs with the logsumexp of logits.
             names: Names of the C classes.
             texts: Each text, with the first character and the end of each word.
-            bound: Threshold that accepts texts, or None.
+            bounds: Bounds that accept texts.
             entity_temperature: Divisor of the log odds of entities.
         """
         mean, members = _probabilities(responses)
@@ -245,7 +291,7 @@ class WordPredictions(Uncertainties):
             probabilities=mean,
             member_probabilities=members,
             word_information=by_word["mi"].float(),
-            **_uncertainties({name: of_samples(scores) for name, scores in by_word.items()}, bound),
+            **_uncertainties({name: of_samples(scores) for name, scores in by_word.items()}, bounds),
         )
 
 
@@ -304,7 +350,7 @@ def _above(label_thresholds: Sequence[float], probabilities: Tensor) -> Tensor:
 def predictions_of(
     responses: Responses,
     names: Sequence[str],
-    bound: Bound | None = None,
+    bounds: Bounds = NO_BOUNDS,
     rule: PredictionSets | None = None,
     *,
     label_thresholds: Sequence[float] = (),
@@ -314,8 +360,8 @@ def predictions_of(
     See `Predictions.of` and `LabelPredictions.of` for the arguments.
     """
     if responses.log_probs.ndim == 3:  # (M, N, C)
-        return Predictions.of(responses, names, bound, rule)
-    return LabelPredictions.of(responses, names, bound, thresholds=label_thresholds)
+        return Predictions.of(responses, names, bounds, rule)
+    return LabelPredictions.of(responses, names, bounds, thresholds=label_thresholds)
 
 
 def _probabilities(responses: Responses) -> tuple[Tensor, Tensor]:
@@ -329,7 +375,8 @@ def _scores(responses: Responses) -> dict[str, Tensor]:
     return {name: ood_score(responses, name) for name in SCORES} | dict(responses.scores)
 
 
-def _uncertainties(scores: Mapping[str, Tensor], bound: Bound | None) -> dict[str, Any]:
+def _uncertainties(scores: Mapping[str, Tensor], bounds: Bounds) -> dict[str, Any]:
     """Return the fields of `Uncertainties` from all OOD scores (N,)."""
     single = {name: score.float() for name, score in scores.items()}
-    return {"scores": single, "accepted": None if bound is None else single[bound[0]] < bound[1]}
+    accepted, known = bounds.decide(single)
+    return {"scores": single, "accepted": accepted, "known": known}

@@ -24,6 +24,7 @@ from hydractl.metrics.per_sample import Responses
 from hydractl.output.publish import Sink
 from hydractl.plugins import load
 from hydractl.prediction.predictions import (
+    Bounds,
     LabelPredictions,
     Predictions,
     Uncertainties,
@@ -37,8 +38,8 @@ from hydractl.tasks import SINGLE_LABEL, Task
 
 Line = dict[str, Any]
 PATH, ROW, DATA, LABELS, ENTITIES = "path", "row", "data", "labels", "entities"
-ACCEPTED, SET, ERROR = "accepted", "set", "error"
-OPTIONAL: dict[str, type] = {ACCEPTED: bool, SET: str, ERROR: str}
+ACCEPTED, REASON, SET, ERROR = "accepted", "reason", "set", "error"
+OPTIONAL: dict[str, type] = {ACCEPTED: bool, REASON: str, SET: str, ERROR: str}
 """Optional columns of a table, with their types. A cell with several names contains a JSON list."""
 
 
@@ -167,7 +168,9 @@ def entity_lines(
         predictions.words, predictions.entities, predictions.entity_scores[score], uncertainties, strict=True
     )
     for words, entities, scores, parts in texts:
-        uncertainty, ood = parts if words else [dict.fromkeys(part) for part in parts]
+        uncertainty, ood = (
+            parts if words else [dict.fromkeys(x for x in part if x != REASON) for part in parts]
+        )
         described = [{**entity._asdict(), "ood_score": x} for entity, x in zip(entities, scores, strict=True)]
         yield {ENTITIES: described, **uncertainty, **ood}
 
@@ -176,11 +179,15 @@ def _uncertainties(predictions: Uncertainties, score: str, *, decides: bool) -> 
     """Yield each sample's fields on uncertainty before the votes and after the votes."""
     ood_scores = shortest(predictions.scores[score])
     accepted = [None] * len(ood_scores) if predictions.accepted is None else predictions.accepted.tolist()
+    reasons = predictions.reason or [None] * len(ood_scores)
     numbers = map(shortest, (predictions.entropy, predictions.mutual_information))
-    for entropy, information, ood_score, is_accepted in zip(*numbers, ood_scores, accepted, strict=True):
+    for entropy, information, ood_score, is_accepted, reason in zip(
+        *numbers, ood_scores, accepted, reasons, strict=True
+    ):
+        decision = {ACCEPTED: is_accepted} | ({} if reason is None else {REASON: reason})
         yield (
             {"entropy": entropy, "mutual_information": information},
-            {"ood_score": ood_score, **({ACCEPTED: is_accepted} if decides else {})},
+            {"ood_score": ood_score, **(decision if decides else {})},
         )
 
 
@@ -338,7 +345,7 @@ class LineFormatter:
         names: Class names.
         top_k: Number of most probable classes in a line.
         score: OOD score in a line.
-        below: Inputs with a lower OOD score are accepted. None without a threshold.
+        bounds: Bounds that accept inputs.
         decides: Whether lines contain `accepted`. The value is null if a threshold was fitted, but no value
             satisfies its risk.
         sets: Stored rule for prediction sets in a line; None if the model stores no rule.
@@ -349,7 +356,7 @@ class LineFormatter:
     names: tuple[str, ...]
     top_k: int
     score: str
-    below: float | None
+    bounds: Bounds
     decides: bool
     sets: PredictionSets | None
     skips_bad: bool
@@ -371,12 +378,12 @@ class LineFormatter:
             bad: Error messages of unreadable items, by index.
             words: Words of each text, for predictions per word.
         """
-        bound, header = None if self.below is None else (self.score, self.below), self.header
+        bounds, header = self.bounds, self.header
         thresholds, heat = header.label_thresholds, header.entity_temperature
         predictions = (
-            predictions_of(responses, self.names, bound, self.sets, label_thresholds=thresholds)
+            predictions_of(responses, self.names, bounds, self.sets, label_thresholds=thresholds)
             if words is None
-            else WordPredictions.of(responses, self.names, words, bound, entity_temperature=heat)
+            else WordPredictions.of(responses, self.names, words, bounds, entity_temperature=heat)
         )
         lines = lines_of(
             predictions,
@@ -400,6 +407,7 @@ class LineFormatter:
         keys = {DATA: any(s.name is not None for s in sources), PATH: str in kinds, ROW: int in kinds}
         optional = {
             ACCEPTED: self.decides,
+            REASON: self.bounds.known is not None,
             SET: self.sets is not None,
             ERROR: self.skips_bad and not texts,
         }

@@ -139,7 +139,11 @@ def _checkpoint_facts(report: CheckpointReport) -> list[tuple[str, str]]:
         rows.append(("temperature", str(report.scale)))
     if report.label_thresholds:
         rows.append(("label thresholds", abridged(report.label_thresholds)))
-    guarantees = {"threshold": report.threshold, "prediction sets": report.prediction_sets}
+    guarantees = {
+        "threshold": report.threshold,
+        "known inputs": report.known,
+        "prediction sets": report.prediction_sets,
+    }
     rows += [(name, guarantee.summary) for name, guarantee in guarantees.items() if guarantee is not None]
     if report.fitted is not None:
         importance, data = ", ".join(report.fitted.scores), report.fitted.data.reference

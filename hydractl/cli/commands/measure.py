@@ -143,8 +143,11 @@ def show_report(document: Report, out: Console) -> None:
     out.print(table(["model", *heads], _cells(document, main)))
     for remark in _remarks(document, main):
         line(out, remark)
-    for row in document.rows if "threshold_for" in document.options else ():
-        line(out, _threshold(row, document))
+    for row in document.rows:
+        if row.known is not None:
+            line(out, f"{row.name}: {row.known.summary}")
+        if "threshold_for" in document.options:
+            line(out, _threshold(row, document))
     for row in document.rows:
         if row.sets is not None:
             line(out, f"{row.name}: {row.sets.summary}")

@@ -32,6 +32,7 @@ def predict(config: PredictConfig, terminal: Terminal) -> None:
     A line has the path or row number, the most probable class, its probability, the K most probable classes,
     entropy and mutual information in nats, the vote of each member, and the OOD score (higher is stranger).
     With a threshold, the line shows whether the input is accepted (null if no threshold satisfies the risk).
+    With a test of known inputs, lines of other inputs have a reason, `unknown` or `unsure`.
     With prediction sets, the line has the classes in the set. Labels of DATA are ignored.
 
     Examples:
@@ -59,9 +60,11 @@ def show_predictions(report: PredictReport, out: Console) -> None:
     line(out, f"{counted(report.inputs, 'input')}{bad}")
     if report.accepted is not None:
         good = report.inputs - report.bad
+        rejected = "".join(f", {count} {reason}" for reason, count in (report.rejected or {}).items())
         line(
             out,
-            f"Accepted by the threshold: {report.accepted} of {good} ({100 * report.accepted / max(good, 1):.1f} %)",
+            f"Accepted by the {'threshold' if report.rejected is None else 'tests'}: {report.accepted} of {good} "
+            f"({100 * report.accepted / max(good, 1):.1f} %){rejected}",
         )
 
 

@@ -268,6 +268,7 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
         metavar="COND",
     )
     threshold_for: float | None = by_default(None, threshold.THRESHOLD_FOR)
+    keep_known: float | None = by_default(None, threshold.KEEP_KNOWN)
     guarantee: Guarantee | None = by_default(None, threshold.GUARANTEE)
     delta: float | None = by_default(None, threshold.CHANCE)
     label_thresholds: bool = flag(threshold.LABEL_THRESHOLDS)
@@ -279,7 +280,13 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
             needs=Constraint(
                 lambda config: (
                     config.label_thresholds
-                    or {config.threshold_for, config.set_options.sets, config.temperature, config.fit}
+                    or {
+                        config.threshold_for,
+                        config.keep_known,
+                        config.set_options.sets,
+                        config.temperature,
+                        config.fit,
+                    }
                     != {None}
                 ),
                 message="`--store`: the command fits nothing to store",
@@ -371,7 +378,8 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     @property
     def uses_scores(self) -> bool:
         """Whether a metric, a threshold or `--store` needs OOD scores."""
-        return bool(self.threshold_for or (self.store and self.fit) or needing(self.chosen, MetricNeeds.OOD))
+        fits = self.threshold_for or self.keep_known or (self.store and self.fit)
+        return bool(fits or needing(self.chosen, MetricNeeds.OOD))
 
     @property
     def standardized_on(self) -> DataRef | None:
@@ -411,7 +419,11 @@ class EvalConfig(shared.WithTemperature, CommandConfig):
     @property
     def guaranteed(self) -> tuple[str, ...]:
         """Given options with a guarantee."""
-        levels = {threshold.THRESHOLD_OPTION: self.threshold_for, SETS: self.set_options.sets}
+        levels = {
+            threshold.THRESHOLD_OPTION: self.threshold_for,
+            threshold.KEEP_KNOWN_OPTION: self.keep_known,
+            SETS: self.set_options.sets,
+        }
         return tuple(option for option, level in levels.items() if level is not None)
 
     @property

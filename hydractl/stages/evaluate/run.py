@@ -21,6 +21,8 @@ from hydractl.evaluation.cost import check_training_is_recorded, count_sizes, me
 from hydractl.evaluation.data import EvalData, check_metrics, check_one_question, check_same_task_and_classes
 from hydractl.evaluation.guarantees import (
     check_stores,
+    first_half,
+    fit_known,
     fit_label_thresholds,
     fit_sets,
     fit_threshold,
@@ -404,13 +406,16 @@ def _row(
     by_score, best = best_on_validation(run.measurement, loaded.predictions)
     stored = stored_temperatures(model_files)
     by_label = fit_label_thresholds(tested, labels) if config.label_thresholds else ()
-    threshold = None
+    known, threshold, among, score = None, None, None, results.threshold_score
+    if config.keep_known is not None:
+        content = run.data.identities[ID_NAME].content
+        first = torch.ones(len(labels), dtype=torch.bool) if config.risk is None else first_half(content)
+        known, passes = fit_known(tested, score, config.keep_known, first)
+        among, score = passes & ~first, MSP
     if config.risk is not None:
         several = model_files[0].header.architecture.task.by_label
-        thresholds = by_label or loaded.header.label_thresholds
-        threshold = fit_threshold(
-            tested, labels, results.threshold_score, config.risk, by_label=thresholds if several else None
-        )
+        thresholds = (by_label or loaded.header.label_thresholds) if several else None
+        threshold = fit_threshold(tested, labels, score, config.risk, by_label=thresholds, among=among)
     return Row(
         name=loaded.named.name,
         models=tuple(fingerprint_of(m) for m in model_files),
@@ -419,6 +424,7 @@ def _row(
         values=numbers.values,
         ood=numbers.ood,
         threshold=threshold,
+        known=known,
         label_thresholds=by_label,
         label_temperatures=loaded.header.label_temperatures,
         entity_temperature=loaded.header.entity_temperature,
@@ -524,6 +530,7 @@ def _options(config: EvalConfig, run: Evaluation) -> dict[str, OptionValue]:
         "label_thresholds": config.label_thresholds or None,
         "guarantee": None if config.has_confidence else config.promised.value,
         "delta": config.chance,
+        "keep_known": config.keep_known,
         **config.set_options.recorded,
         "temperature": config.given_temperature,
     }
@@ -586,8 +593,9 @@ def _header_of_copy(config: EvalConfig, run: Evaluation, results: Results) -> He
             "label_thresholds": config.label_thresholds or None,
             "guarantee": None if config.has_confidence else config.promised.value,
             "delta": config.chance,
+            "keep_known": config.keep_known,
             **config.set_options.recorded,
-            "ood_score": None if row.threshold is None else row.threshold.score,
+            "ood_score": next((test.score for test in (row.known, row.threshold) if test), None),
             "fitted": config.fitted if config.fit is not None else None,
             "max_length": config.max_length,
         },

@@ -27,11 +27,11 @@ from hydractl.families.base import problem_type_of
 from hydractl.families.open_model import OpenModel
 from hydractl.fusion.build import load_any
 from hydractl.manifest.document import OptionValue
-from hydractl.manifest.guarantees import Threshold
+from hydractl.manifest.guarantees import KnownTest, Threshold
 from hydractl.manifest.header import Header, Preprocess, Tokenization
 from hydractl.manifest.report import Report
 from hydractl.manifest.terms import ID_NAME
-from hydractl.metrics.ood_scores import has_same_definition
+from hydractl.metrics.ood_scores import MSP, has_same_definition
 from hydractl.metrics.selective import HALF
 from hydractl.prediction.class_names import Classes, set_classes, with_class_names
 from hydractl.prediction.feature_ood import WithDefaultScore
@@ -108,10 +108,8 @@ def run_export(config: ExportConfig) -> ExportReport:
             trial = Trial(model_file=model_file, sets=sets, labels=labels, batch_size=config.batch_size)
         progress.step(f"Tracing {model_file.reference}")
         source = _load(config, model_file, classes)
-        header, threshold = _guarantees(
-            config, model_file, with_class_names(model_file.header, classes), source.module
-        )
-        metadata = _metadata(config, model_file, source.module, header, threshold)
+        header = _guarantees(config, model_file, with_class_names(model_file.header, classes), source.module)
+        metadata = _metadata(config, model_file, source.module, header)
         traced, document = formats.traced(source, place=model_file.reference), None
         if config.form == ONNX:
             progress.step("Converting to an ONNX graph")
@@ -148,7 +146,7 @@ def run_export(config: ExportConfig) -> ExportReport:
             name=config.out.name,
             onnx=config.form == ONNX,
             with_preprocess=config.with_preprocess,
-            threshold=threshold,
+            score=source.module.with_score.score,
         )
         written = {config.out: content, config.script: script_text}
         if config.report is not None and report is not None:
@@ -264,36 +262,32 @@ def _load(config: ExportConfig, model_file: OpenModel, classes: Classes | None) 
     )
 
 
-def _guarantees(
-    config: ExportConfig, model_file: OpenModel, header: Header, module: ExportModule
-) -> tuple[Header, Threshold | None]:
-    """Remove guarantees that do not hold for the exported model, with a warning.
-
-    Returns:
-        Header, and threshold or None.
-    """
-    threshold = header.threshold
-    if threshold is not None and (reason := _unfit(config, threshold, module, header)):
+def _guarantees(config: ExportConfig, model_file: OpenModel, header: Header, module: ExportModule) -> Header:
+    """Return the header without guarantees that do not hold for the exported model. Warns about these."""
+    reasons = [_unfit(config, test, module, header) for test in (header.threshold, header.known) if test]
+    if reason := next(filter(None, reasons), None):
         progress.warn(f"{model_file.reference}: its threshold is not exported: {reason}")
-        threshold = None
+        header = header.model_copy(update={"threshold": None, "known": None})
     if config.quantize is not None and header.prediction_sets is not None:
         progress.warn(
             f"{model_file.reference}: its prediction sets are not exported: they do not hold for the quantized model"
         )
         header = header.model_copy(update={"prediction_sets": None})
-    return header, threshold
+    return header
 
 
-def _unfit(config: ExportConfig, threshold: Threshold, module: ExportModule, header: Header) -> str | None:
+def _unfit(
+    config: ExportConfig, test: KnownTest | Threshold, module: ExportModule, header: Header
+) -> str | None:
     """Return the reason why a threshold is not valid for the exported model, or None if it is valid."""
     if config.quantize is not None:
         return "it does not hold for the quantized model"
     if header.architecture.task.by_word:
         return "it is for the mean score of a text's words, but the exported model scores each token"
-    if threshold.score != (score := module.with_score.score):
-        return f"it is for `{threshold.score}`, but the exported model computes `{score}`"
-    earlier = f"it is for an earlier definition of `{score}`"
-    return None if has_same_definition(score, threshold.version) else earlier
+    if test.score not in {MSP, score := module.with_score.score}:
+        return f"it is for `{test.score}`, but the exported model computes `{score}`"
+    earlier = f"it is for an earlier definition of `{test.score}`"
+    return None if has_same_definition(test.score, test.version) else earlier
 
 
 def _publish(config: ExportConfig, model_file: OpenModel, written: dict[Path, bytes], output: Output) -> None:
@@ -316,7 +310,6 @@ def _metadata(
     model_file: OpenModel,
     module: ExportModule,
     header: Header,
-    threshold: Threshold | None,
 ) -> dict[str, str]:
     """Return the metadata of the file: JSON texts by key."""
     step = make_step(
@@ -335,7 +328,8 @@ def _metadata(
         "architecture": header.architecture.name,
         "kind": header.kind.value,
         "ood_score": module.with_score.score,
-        "threshold": None if threshold is None else threshold.model_dump(mode="json"),
+        "threshold": None if header.threshold is None else header.threshold.model_dump(mode="json"),
+        **({} if header.known is None else {"known": header.known.model_dump(mode="json")}),
         **(
             {
                 "labels": header.class_names,

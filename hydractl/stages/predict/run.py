@@ -19,24 +19,25 @@ from hydractl.data.reference import LINES, DataRef, image_path
 from hydractl.data.worker_pool import WorkerPool
 from hydractl.errors import DataError, InputError, UsageError
 from hydractl.families.open_model import OpenModel, digest_weights
-from hydractl.manifest.guarantees import Threshold
 from hydractl.manifest.header import Header, Step
-from hydractl.manifest.report import Report
+from hydractl.manifest.report import Report, Row
 from hydractl.messages import counted
 from hydractl.metrics.ood_scores import ENERGY_DENSITY, RELATIVE, default_score, is_fitted
 from hydractl.metrics.registry import FIT
 from hydractl.output.publish import is_stream
 from hydractl.prediction.answers import answer_blocks, load_predictors, window
 from hydractl.prediction.class_names import Classes, with_class_names
-from hydractl.prediction.feature_ood import FitOn, Predictor, check_threshold, with_ood_scores
+from hydractl.prediction.feature_ood import FitOn, Predictor, check_tests, with_ood_scores
 from hydractl.prediction.inference import PreparedData
 from hydractl.prediction.open_inputs import digests, labels_of, open_reader, warn_before_run
+from hydractl.prediction.predictions import NO_BOUNDS, UNKNOWN, UNSURE, Bounds
 from hydractl.prediction.sources import Source, lines, open_sources
 from hydractl.prediction.writers import (
     ACCEPTED,
     ENTITIES,
     ERROR,
     LABELS,
+    REASON,
     WRITERS,
     JSONLines,
     Line,
@@ -66,6 +67,7 @@ class PredictReport:
             several labels.
         bad: Number of unreadable images. The output contains their errors.
         accepted: Number of accepted inputs; None without a threshold.
+        rejected: Number of other inputs by reason, `unknown` and `unsure`; None without a test of known inputs.
         reason: Why there is no threshold, and how to get a threshold; None with a threshold or with
             `--threshold none`.
     """
@@ -75,6 +77,7 @@ class PredictReport:
     labels: dict[str, int]
     bad: int
     accepted: int | None
+    rejected: dict[str, int] | None
     reason: str | None
 
     @property
@@ -106,6 +109,7 @@ def run_predict(config: PredictConfig) -> PredictReport:
         warn_before_run(model_file)
         decisions = _decide(config, model_file)
         formatter = decisions.formatter
+        known, sure = formatter.bounds
         fit = _training_data(config, model_file, decisions, team)
         sources = open_sources(
             [reference for reference in config.data if reference != LINES],
@@ -113,7 +117,11 @@ def run_predict(config: PredictConfig) -> PredictReport:
             workers=config.num_workers,
             skip_bad=config.skip_bad,
         )
-        options = {"ood_score": formatter.score, "threshold": formatter.below, "top_k": config.top_k}
+        options = {
+            "ood_score": formatter.score,
+            "threshold": sure[1] if sure else None,
+            "top_k": config.top_k,
+        }
         made_by = (
             sidecar_step(config, config.out, model_file=model_file, options=options) if team.leads else None
         )
@@ -122,7 +130,7 @@ def run_predict(config: PredictConfig) -> PredictReport:
         if not team.leads:
             deque(blocks, maxlen=0)
         labels: Counter[str] = Counter()
-        numbers: Counter[str] = Counter()
+        numbers: Counter[str | None] = Counter()
         streamed = is_stream(config.out)
         columns = {} if streamed else formatter.columns(sources)
         for line in _written(config, blocks, columns, output, made_by) if team.leads else ():
@@ -134,6 +142,7 @@ def run_predict(config: PredictConfig) -> PredictReport:
             if line.get(ACCEPTED) is not None:
                 numbers["decided"] += 1
                 numbers[ACCEPTED] += line[ACCEPTED]
+                numbers[line.get(REASON)] += 1
         if numbers[ERROR] == numbers["inputs"] > 0:
             raise DataError(
                 f"{counted(numbers['inputs'], 'input')}, none readable",
@@ -145,6 +154,7 @@ def run_predict(config: PredictConfig) -> PredictReport:
             labels=dict(sorted(labels.items())),
             bad=numbers[ERROR],
             accepted=numbers[ACCEPTED] if numbers["decided"] else None,
+            rejected={reason: numbers[reason] for reason in (UNKNOWN, UNSURE)} if known else None,
             reason=decisions.reason,
         )
 
@@ -201,7 +211,7 @@ def _decide(config: PredictConfig, model_file: OpenModel) -> PredictSettings:
     stored = header.prompting and classes and (header.labels, header.prompting.templates)
     others_asked = stored and stored != (classes and (classes.names, classes.templates))
     stored_fits = {
-        "threshold is": header.threshold,
+        "threshold is": header.threshold or header.known,
         "prediction sets are": header.prediction_sets,
         "feature-based OOD scores are": header.fitted if others_asked else None,
     }
@@ -212,30 +222,30 @@ def _decide(config: PredictConfig, model_file: OpenModel) -> PredictSettings:
             "that it stores, and not applied"
         )
         header = with_class_names(header, classes).model_copy(
-            update=dict.fromkeys(("threshold", "prediction_sets"))
+            update=dict.fromkeys(("threshold", "known", "prediction_sets"))
         )
     report = None
     if isinstance(config.threshold, Path):
         report = Report.from_json(read_text(config.threshold), place=str(config.threshold))
-    threshold = header.threshold if report is None else _reported(report, str(config.threshold), model_file)
-    score, below = _bound(config, model_file, header, threshold)
+    tests = header if report is None else _reported(report, str(config.threshold), model_file)
+    score, bounds = _bounds(config, model_file, header, tests)
     _check_fitted(config, model_file.reference, header, score)
     reason = None
-    if below is None and not isinstance(config.threshold, float):
+    if bounds == NO_BOUNDS and not isinstance(config.threshold, float):
         reason = (
-            f"{model_file.reference}: `{ACCEPTED}` is null: {threshold.summary}"
-            if threshold
+            f"{model_file.reference}: `{ACCEPTED}` is null: {tests.threshold.summary}"
+            if tests.threshold
             else f"{model_file.reference}: stores no threshold, so predictions have no column `accepted`; `hydractl eval "
             f"{shlex.quote(model_file.reference)} --data HELD_OUT --threshold-for 'risk<=0.05' --store PATH` stores one"
         )
-        (progress.warn if threshold else progress.step)(reason)
+        (progress.warn if tests.threshold else progress.step)(reason)
     formatter = LineFormatter(
         header=model_file.header,
         names=names,
         top_k=config.top_k,
         score=score,
-        below=below,
-        decides=below is not None or bool(threshold and reason),
+        bounds=bounds,
+        decides=bounds != NO_BOUNDS or bool(tests.threshold and reason),
         sets=header.prediction_sets,
         skips_bad=config.skip_bad,
     )
@@ -273,34 +283,36 @@ def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) 
         )
 
 
-def _bound(
-    config: PredictConfig, model_file: OpenModel, header: Header, threshold: Threshold | None
-) -> tuple[str, float | None]:
-    """Return the OOD score of the lines, and its threshold if any.
+def _bounds(
+    config: PredictConfig, model_file: OpenModel, header: Header, tests: Header | Row
+) -> tuple[str, Bounds]:
+    """Return the OOD score of the lines, and the bounds that accept inputs.
 
-    `threshold` is used if `--threshold` has no number.
+    The score is the score of the test of known inputs, if there is this test. `tests` are used if `--threshold`
+    has no number.
     """
     bound, default = config.threshold, default_score(header)
+    test = tests.known or tests.threshold
     if isinstance(bound, float):
-        score = config.ood_score or (header.threshold.score if header.threshold else default)
+        score = config.ood_score or (test.score if test else default)
         check_bound(score, bound)
-        return score, None if bound == NO_THRESHOLD else bound
-    if threshold is None:
-        return config.ood_score or default, None
-    if config.ood_score not in {None, threshold.score}:
+        return score, NO_BOUNDS if bound == NO_THRESHOLD else Bounds(sure=(score, bound))
+    if test is None:
+        return config.ood_score or default, NO_BOUNDS
+    if config.ood_score not in {None, test.score}:
         raise UsageError(
-            f"`--ood-score {config.ood_score}`: the threshold is for `{threshold.score}`",
+            f"`--ood-score {config.ood_score}`: the threshold is for `{test.score}`",
             hint="leave it out, or add `--threshold X` or `--threshold none`",
         )
-    check_threshold(threshold, place=model_file.reference if bound is None else str(bound))
-    return threshold.score, threshold.below
+    check_tests(tests.known, tests.threshold, place=model_file.reference if bound is None else str(bound))
+    return test.score, Bounds.of(tests.known, tests.threshold)
 
 
-def _reported(report: Report, path: str, model_file: OpenModel) -> Threshold:
-    """Return the threshold for a model in a report."""
+def _reported(report: Report, path: str, model_file: OpenModel) -> Row:
+    """Return the row of a model in a report, with its tests."""
     digest = model_file.checkpoint.digest
     row = report.row_of(digest, digest_weights(model_file.checkpoint, model_file.header))
-    of_fit = row is not None and row.threshold is not None and is_fitted(row.threshold.score)
+    of_fit = row and any(test and is_fitted(test.score) for test in (row.known, row.threshold))
     # a copy of the model may store a score from another fit
     if row is None or (of_fit and row.models[0].sha256 != digest):
         raise InputError(
@@ -308,7 +320,7 @@ def _reported(report: Report, path: str, model_file: OpenModel) -> Threshold:
             hint=f"`hydractl eval {shlex.quote(model_file.reference)} --data HELD_OUT --threshold-for 'risk<=0.05' -o report.json` "
             "writes a report of it",
         )
-    if row.threshold is None:
+    if row.threshold is None and row.known is None:
         raise InputError(
             f"{path}: has no threshold for `{row.name}`",
             hint="`hydractl eval ... --threshold-for 'risk<=0.01'`",
@@ -324,7 +336,7 @@ def _reported(report: Report, path: str, model_file: OpenModel) -> Threshold:
             f"{path}: its threshold is for label thresholds that {model_file.reference} does not store",
             hint="store both together: `hydractl eval ... --store PATH`",
         )
-    return row.threshold
+    return row
 
 
 def _training_data(
@@ -372,8 +384,9 @@ def _load(
 ) -> Predictor:
     dtype = torch_dtype(config.dtype) if config.dtype else None
     (predictor,) = load_predictors([model_file], device=device, dtype=dtype, classes=decisions.classes)
-    score = decisions.formatter.score
-    return with_ood_scores(predictor, model_file, [score] if is_fitted(score) else [], fit, team)
+    formatter = decisions.formatter
+    scores = {formatter.score, *(bound[0] for bound in formatter.bounds if bound)}
+    return with_ood_scores(predictor, model_file, [*filter(is_fitted, scores)], fit, team)
 
 
 def _blocks(

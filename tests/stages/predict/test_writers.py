@@ -15,7 +15,7 @@ from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.guarantees import PredictionSets
 from hydractl.manifest.terms import SetMethod
 from hydractl.metrics.per_sample import Responses
-from hydractl.prediction.predictions import Predictions
+from hydractl.prediction.predictions import Bounds, Predictions
 from hydractl.prediction.writers import OPTIONAL, WRITERS, columns, lines_of
 from hydractl.tasks import SINGLE_LABEL
 
@@ -40,8 +40,8 @@ def sample_predictions():
     """Predictions for five inputs, of which two are accepted; members disagree."""
     logits = torch.randn(MEMBERS, len(PATHS), len(NAMES), generator=torch.Generator().manual_seed(4)) * 2
     responses = Responses(logits.log_softmax(-1), logits.logsumexp(-1))
-    strangest = Predictions.of(responses, NAMES, None).scores["entropy"].sort().values[2]
-    return Predictions.of(responses, NAMES, ("entropy", float(strangest)), RULE)
+    strangest = Predictions.of(responses, NAMES).scores["entropy"].sort().values[2]
+    return Predictions.of(responses, NAMES, Bounds(sure=("entropy", float(strangest))), RULE)
 
 
 @pytest.fixture(scope="module")
