@@ -25,7 +25,7 @@ class HydraConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]  # transfo
         "ood_score",
         "sets",
         "accepted",
-        "known",
+        "is_known",
     ]
 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401 - as the library has it

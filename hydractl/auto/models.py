@@ -159,7 +159,7 @@ class HydraClassifierOutput(ModelOutput):
             the model, otherwise `msp`.
         sets: Whether each class is in the prediction set of each input, (B, C), boolean. None in training
             mode, or if the model has no prediction sets.
-        known: Whether the stored test takes each input as known, (B,), boolean. None without this test, and as
+        is_known: Whether the stored test takes each input as known, (B,), boolean. None without this test, and as
             for `accepted`.
         accepted: Whether the stored tests accept each input, (B,), boolean. A non-finite OOD score is
             not accepted. None in training mode, without a stored threshold, for tokens, and for a threshold
@@ -174,7 +174,7 @@ class HydraClassifierOutput(ModelOutput):
     ood_score: torch.Tensor | None = None
     sets: torch.Tensor | None = None
     accepted: torch.Tensor | None = None
-    known: torch.Tensor | None = None
+    is_known: torch.Tensor | None = None
 
 
 class Stated(NamedTuple):
@@ -382,9 +382,9 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         return model_output if named else model_output.to_tuple()
 
     def _decisions(self, logits: torch.Tensor, ood_score: torch.Tensor) -> dict[str, torch.Tensor | None]:
-        """Return `accepted` and `known` (B,) by the stored tests; see `HydraClassifierOutput`."""
+        """Return `accepted` and `is_known` (B,) by the stored tests; see `HydraClassifierOutput`."""
         header = self.loaded.header
-        bounds, task = Bounds.of(header.known, header.threshold), header.architecture.task
+        bounds, task = Bounds.of(header.known_test, header.threshold), header.architecture.task
         names = {bound[0] for bound in bounds if bound}
         if names - {*SCORES, self.with_score.score} or task.by_word or self.training:
             return {}
@@ -394,10 +394,10 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
             else ood_score
             for name in names
         }
-        accepted, known = bounds.decide(
+        accepted, is_known = bounds.decide(
             {name: x.where(x.isfinite(), torch.inf) for name, x in scores.items()}
         )
-        return {"accepted": accepted, "known": known}
+        return {"accepted": accepted, "is_known": is_known}
 
 
 class HydraForImageClassification(HydraModel):  # type: ignore[no-untyped-call]  # as above

@@ -123,7 +123,7 @@ def fit_known(
     """
     scores = _scores(predictions, score)
     below, kept = known_bound(scores[among], share)
-    known = KnownTest(
+    known_test = KnownTest(
         score=score,
         below=below,
         share=share,
@@ -131,7 +131,7 @@ def fit_known(
         kept=kept,
         version=VERSION if is_fitted(score) else 1,
     )
-    return known, scores < known.bound
+    return known_test, scores < known_test.bound
 
 
 def first_half(content: np.ndarray) -> Tensor:
@@ -191,17 +191,17 @@ def stored_guarantees(
     header, why = model_file.header, why_invalid(model_file, temperature, shortened=shortened)
     changes: dict[str, Any] = {
         "threshold": row.threshold,
-        "known": row.known,
+        "known_test": row.known_test,
         "label_thresholds": row.label_thresholds,
         "prediction_sets": row.sets and row.sets.rule,
     }
-    tests = (header.threshold, header.known)
+    tests = (header.threshold, header.known_test)
     refitted = refits_scores and any(test and is_fitted(test.score) for test in tests)
-    replaced = "the new test of this run" if row.threshold or row.known else None
+    replaced = "the new test of this run" if row.threshold or row.known_test else None
     reason = why or ("newly fitted scores" if refitted else replaced)
     for field, subject, option in (
         ("threshold", "threshold", THRESHOLD_OPTION),
-        ("known", "test of known inputs", KEEP_KNOWN_OPTION),
+        ("known_test", "test of known inputs", KEEP_KNOWN_OPTION),
     ):
         stored = getattr(header, field)
         if changes[field] is None and stored is not None and reason:
@@ -250,7 +250,7 @@ def sources_of_stored(header: Header) -> Iterator[tuple[str, str]]:
     if header.prediction_sets is not None:
         yield QUANTILE, header.prediction_sets.data.sha256
     steps, by_label = [header.made_by], bool(header.label_thresholds)
-    threshold = any(test and test.below is not None for test in (header.threshold, header.known))
+    threshold = any(test and test.below is not None for test in (header.threshold, header.known_test))
     while steps:
         step = steps.pop()
         if step is None or step.command not in {EVAL, FUSE}:

@@ -508,7 +508,7 @@ def script(
         onnx=onnx,
         pixels=with_preprocess,
         threshold=header.threshold,
-        known=header.known,
+        known_test=header.known_test,
         score=score,
         sets=header.prediction_sets,
         **(

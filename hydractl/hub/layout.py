@@ -78,7 +78,7 @@ def _stock(header: Header) -> dict[str, Mapping[str, object]] | None:
         or header.scale != Temperature()
         or header.fitted  # Libraries ignore fitted OOD scores, thresholds and prediction sets.
         or header.threshold
-        or header.known
+        or header.known_test
         or header.prediction_sets
     ):
         return None

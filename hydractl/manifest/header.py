@@ -421,7 +421,7 @@ class Header(Document):
             empty if unused.
         entity_temperature: Divides the log odds of an entity's probability.
         threshold: Threshold on an OOD score below which inputs are answered.
-        known: Bound on an OOD score below which inputs are known. An input is accepted if it passes both.
+        known_test: Bound on an OOD score below which inputs are known. An input is accepted if it passes both.
         label_thresholds: Probability above which a label of a multi-label model is predicted, one per label;
             empty for 0.5.
         prediction_sets: Method and thresholds of prediction sets.
@@ -446,7 +446,7 @@ class Header(Document):
     label_temperatures: tuple[StoredTemperature, ...] = Field(default=(), exclude_if=lambda value: not value)
     entity_temperature: StoredTemperature = Field(default=1.0, exclude_if=lambda value: value == 1)
     threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
-    known: KnownTest | None = Field(default=None, exclude_if=lambda value: value is None)
+    known_test: KnownTest | None = Field(default=None, exclude_if=lambda value: value is None)
     label_thresholds: tuple[OpenShare, ...] = Field(default=(), exclude_if=lambda value: not value)
     prediction_sets: PredictionSets | None = Field(default=None, exclude_if=lambda value: value is None)
     fitted: FittedScores | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -459,7 +459,7 @@ class Header(Document):
         Applies `update`, and drops all results fitted for the old weights.
         """
         defaults: dict[str, object] = {**Temperature().fields, "label_thresholds": ()}
-        defaults |= dict.fromkeys(("threshold", "known", "prediction_sets", "fitted"))
+        defaults |= dict.fromkeys(("threshold", "known_test", "prediction_sets", "fitted"))
         return self.model_copy(update=defaults | {**update})
 
     @property
@@ -501,7 +501,7 @@ class Header(Document):
             if len(getattr(self, field)) not in {0, self.num_classes * self.architecture.task.by_label}:
                 raise ValueError(f"{field}: must be one for each label of a model for several")
         stored = self.fitted.scores if self.fitted else ()
-        for field, test in {"threshold": self.threshold, "known": self.known}.items():
+        for field, test in {"threshold": self.threshold, "known_test": self.known_test}.items():
             if test and test.score not in stored and load(IS_FITTED)(test.score):
                 raise ValueError(f"{field}.score: `fitted` does not have `{test.score}`")
         if self.entity_temperature != 1 and not self.architecture.task.by_word:

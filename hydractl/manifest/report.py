@@ -179,7 +179,7 @@ class Row(StrictModel):
         stored_scores: Data sets of the models' stored feature-based OOD scores; empty if the report used
             other scores.
         threshold: Threshold on the OOD score, if `eval` fitted one.
-        known: Bound on the OOD score of known inputs, if `eval` fitted one.
+        known_test: Bound on the OOD score of known inputs, if `eval` fitted one.
         label_temperatures: Temperature of each label of a multi-label model; empty if unused.
         entity_temperature: Temperature of the entities of a token classifier. Replaces the stored
             temperature.
@@ -204,7 +204,7 @@ class Row(StrictModel):
     stored_temperatures: tuple[StoredTemperature, ...] = Field(default=(), exclude_if=lambda value: not value)
     stored_scores: tuple[StoredScores, ...] = Field(default=(), exclude_if=lambda value: not value)
     threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
-    known: KnownTest | None = Field(default=None, exclude_if=lambda value: value is None)
+    known_test: KnownTest | None = Field(default=None, exclude_if=lambda value: value is None)
     label_temperatures: Annotated[tuple[StoredTemperature, ...], Column("label temperatures")] = Field(
         default=(), exclude_if=lambda value: not value
     )

@@ -87,7 +87,7 @@ def with_class_names(header: Header, classes: Classes | None) -> Header:
     if classes is None or stored == (classes.names, classes.templates):
         return header
     prompting = header.prompting and header.prompting.model_copy(update={"templates": classes.templates})
-    dropped = dict.fromkeys(("threshold", "known", "prediction_sets", "fitted"))
+    dropped = dict.fromkeys(("threshold", "known_test", "prediction_sets", "fitted"))
     return header.model_copy(update={"labels": classes.names, "prompting": prompting, **dropped})
 
 

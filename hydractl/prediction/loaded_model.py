@@ -147,7 +147,7 @@ class Loaded(Towers):
         with self._evaluating():
             responses = self._respond(tracked, count)
         header = self.header
-        bounds = Bounds.of(header.known, header.threshold)
+        bounds = Bounds.of(header.known_test, header.threshold)
         if texts is not None and rows is not None:
             by_text = responses.mapped(rows.by_document)
             return WordPredictions.of(
@@ -323,7 +323,7 @@ def load(
     model.reference = str(reference)
     model.encoder = Encoder.of(model.header)
     model.set_temperature(model.header.scale)
-    check_tests(model.header.known, model.header.threshold, place=str(reference))
+    check_tests(model.header.known_test, model.header.threshold, place=str(reference))
     if model.header.fitted is not None:
         model.scores = Scores.stored(
             model_file.checkpoint, model.header, scores=model.header.fitted.scores, name=str(reference)

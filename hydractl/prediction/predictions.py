@@ -38,17 +38,17 @@ class Bounds(NamedTuple):
     """Bounds of both tests of `accepted`; None for a missing test.
 
     Attributes:
-        known: Bound of the known inputs.
-        sure: Threshold of the known inputs with a controlled risk, or of all inputs without `known`.
+        known_bound: Bound of the known inputs.
+        sure_bound: Threshold of the known inputs with a controlled risk, or of all inputs without `known_bound`.
     """
 
-    known: Bound | None = None
-    sure: Bound | None = None
+    known_bound: Bound | None = None
+    sure_bound: Bound | None = None
 
     @classmethod
-    def of(cls, known: KnownTest | None, threshold: Threshold | None) -> Bounds:
+    def of(cls, known_test: KnownTest | None, threshold: Threshold | None) -> Bounds:
         """Return the bounds of stored tests. There are none if no threshold satisfies its risk."""
-        known_bound = None if known is None else (known.score, known.bound)
+        known_bound = None if known_test is None else (known_test.score, known_test.bound)
         if threshold is None:
             return cls(known_bound)
         return cls() if threshold.below is None else cls(known_bound, (threshold.score, threshold.below))
@@ -58,8 +58,10 @@ class Bounds(NamedTuple):
 
         None without bounds, and without a bound of known inputs.
         """
-        known, sure = (None if bound is None else scores[bound[0]] < bound[1] for bound in self)
-        return (sure if known is None else known if sure is None else known & sure), known
+        is_known, is_sure = (None if bound is None else scores[bound[0]] < bound[1] for bound in self)
+        if is_known is None or is_sure is None:
+            return (is_sure if is_known is None else is_known), is_known
+        return is_known & is_sure, is_known
 
 
 NO_BOUNDS = Bounds()
@@ -74,12 +76,12 @@ class Uncertainties:
             feature-based scores stored in the model. For Q labels, the mean over labels. Higher is more OOD.
         accepted: Whether each sample is accepted by the stored tests, (N,), boolean. None without a stored
             test, or if no threshold satisfies the required risk.
-        known: Whether each sample passes the test of known inputs, (N,), boolean. None without this test.
+        is_known: Whether each sample passes the test of known inputs, (N,), boolean. None without this test.
     """
 
     scores: Mapping[str, Tensor]
     accepted: Tensor | None = None
-    known: Tensor | None = None
+    is_known: Tensor | None = None
 
     def __len__(self) -> int:
         """Return N."""
@@ -91,9 +93,9 @@ class Uncertainties:
 
         None without a test of known inputs.
         """
-        if self.accepted is None or self.known is None:
+        if self.accepted is None or self.is_known is None:
             return None
-        tests = zip(self.accepted.tolist(), self.known.tolist(), strict=True)
+        tests = zip(self.accepted.tolist(), self.is_known.tolist(), strict=True)
         return tuple(None if accepted else UNSURE if is_known else UNKNOWN for accepted, is_known in tests)
 
     @property
@@ -378,5 +380,5 @@ def _scores(responses: Responses) -> dict[str, Tensor]:
 def _uncertainties(scores: Mapping[str, Tensor], bounds: Bounds) -> dict[str, Any]:
     """Return the fields of `Uncertainties` from all OOD scores (N,)."""
     single = {name: score.float() for name, score in scores.items()}
-    accepted, known = bounds.decide(single)
-    return {"scores": single, "accepted": accepted, "known": known}
+    accepted, is_known = bounds.decide(single)
+    return {"scores": single, "accepted": accepted, "is_known": is_known}

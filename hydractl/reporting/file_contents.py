@@ -289,7 +289,7 @@ class CheckpointReport(TemperatureFields):
         model: The model.
         label_thresholds: Probability above which each label is predicted; empty if not stored.
         threshold: Stored threshold, or `None`.
-        known: Stored bound of known inputs, or `None`.
+        known_test: Stored bound of known inputs, or `None`.
         prediction_sets: Stored prediction sets, or `None`.
         fitted: Stored feature-based OOD scores, or `None`.
         beside_bytes: Size of the stored OOD scores in bytes.
@@ -310,7 +310,7 @@ class CheckpointReport(TemperatureFields):
     model: ModelIdentity
     label_thresholds: tuple[float, ...]
     threshold: Threshold | None
-    known: KnownTest | None
+    known_test: KnownTest | None
     prediction_sets: PredictionSets | None
     fitted: FittedScores | None
     beside_bytes: int
@@ -375,7 +375,7 @@ def describe_checkpoint(
         **(header.scale if header else Temperature()).fields,
         label_thresholds=header.label_thresholds if header else (),
         threshold=header.threshold if header else None,
-        known=header.known if header else None,
+        known_test=header.known_test if header else None,
         prediction_sets=header.prediction_sets if header else None,
         fitted=header.fitted if header else None,
         beside_bytes=sum(spec.size_bytes for spec in checkpoint.beside.values()),

@@ -109,15 +109,19 @@ def test_the_test_sure_uses_no_sample_of_the_test_known(models):
     assert abs(int(first.sum()) - len(first) / 2) <= 1
 
     below, kept = known_bound(strangeness[first], SHARE)
-    assert (row.known.score, row.known.count, row.known.kept) == (ENERGY_DENSITY, int(first.sum()), kept)
-    assert row.known.below == pytest.approx(below, abs=1e-5)
-    among = ~first & (strangeness < row.known.below)
+    assert (row.known_test.score, row.known_test.count, row.known_test.kept) == (
+        ENERGY_DENSITY,
+        int(first.sum()),
+        kept,
+    )
+    assert row.known_test.below == pytest.approx(below, abs=1e-5)
+    among = ~first & (strangeness < row.known_test.below)
     selected = errors_among_accepted(-confidence[among], hits[among], risk=RISK, delta=DELTA)
     assert (row.threshold.score, row.threshold.count) == (MSP, int(among.sum()))
     assert (row.threshold.accepted, row.threshold.errors) == (selected.accepted, selected.errors)
     assert row.threshold.below == pytest.approx(selected.below, abs=1e-5)
     header = Checkpoint.open(models / "both.st").header
-    assert (header.known, header.threshold) == (row.known, row.threshold)
+    assert (header.known_test, header.threshold) == (row.known_test, row.threshold)
 
 
 def test_data_that_are_a_part_have_two_halves():
@@ -134,19 +138,19 @@ def test_data_that_are_a_part_have_two_halves():
 def test_each_test_can_be_left_out(models):
     known = evaluate(models, "scored.st", keep_known=SHARE, store=models / "known.st")
     sure = evaluate(models, "scored.st", threshold_for=RISK, delta=DELTA, store=models / "sure.st")
-    assert (known.threshold, known.known.count) == (None, 252)
-    assert (sure.known, sure.threshold.count, sure.threshold.score) == (None, 252, ENERGY_DENSITY)
+    assert (known.threshold, known.known_test.count) == (None, 252)
+    assert (sure.known_test, sure.threshold.count, sure.threshold.score) == (None, 252, ENERGY_DENSITY)
 
     by_known, by_sure = lines(models, "known.st"), lines(models, "sure.st")
     assert Counter(line.get("reason") for line in by_known) == {
-        None: known.known.kept,
-        "unknown": 252 - known.known.kept,
+        None: known.known_test.kept,
+        "unknown": 252 - known.known_test.kept,
     }
     assert all(line["accepted"] == ("reason" not in line) for line in by_known)
     assert not any("reason" in line for line in by_sure)
     assert sum(line["accepted"] for line in by_sure) == sure.threshold.accepted
     assert "accepted" not in lines(models, "both.st", threshold=parse_threshold("none"))[0]
-    by_number = lines(models, "both.st", threshold=known.known.below)
+    by_number = lines(models, "both.st", threshold=known.known_test.below)
     assert [line["accepted"] for line in by_number] == [line["accepted"] for line in by_known]
     assert not any("reason" in line for line in by_number)
 
@@ -157,7 +161,7 @@ def test_a_file_with_one_threshold_is_unchanged(models):
         models, "base.st", threshold_for=RISK, delta=DELTA, store=models / "one.st", out=models / "one.json"
     )
     header, found = Checkpoint.open(models / "one.st").header, lines(models, "one.st")
-    assert '"known"' not in header.to_metadata() + (models / "one.json").read_text()
+    assert '"known_test"' not in header.to_metadata() + (models / "one.json").read_text()
     assert [*found[0]][-2:] == ["ood_score", "accepted"]
     assert [line["accepted"] for line in found] == [
         line["ood_score"] < header.threshold.below for line in found
@@ -179,7 +183,7 @@ def decided(models):
     sure = Threshold(
         score=MSP, below=_middle(msp[strangeness < below], 0.5), risk=0.5, delta=0.5, count=24, accepted=12, errors=0
     )  # fmt: skip
-    with_tests(models / "scored.st", models / "mixed.st", known=known, threshold=sure)
+    with_tests(models / "scored.st", models / "mixed.st", known_test=known, threshold=sure)
     return paths
 
 
@@ -224,15 +228,15 @@ def test_scripts_auto_classes_and_python_give_the_reasons_of_predict(models, dec
     classify = pipeline("image-classification", model=f"{models}/mixed")
     with torch.inference_mode():
         outputs = [classify.model(**classify.preprocess(name)) for name in names]
-    by_auto = [(bool(output.accepted), bool(output.known)) for output in outputs]
+    by_auto = [(bool(output.accepted), bool(output.is_known)) for output in outputs]
     assert by_auto == [(accepted, reason != "unknown") for accepted, reason in decisions]
 
 
 def test_a_script_of_the_known_test_alone(models, decided, python):
     header = Checkpoint.open(models / "mixed.st").header
     few = KnownTest(score=ENERGY_DENSITY, share=0.95, count=5, kept=5, version=2)
-    for known in (header.known, few):
-        stored = with_tests(models / "scored.st", models / "alone.st", known=known)
+    for known in (header.known_test, few):
+        stored = with_tests(models / "scored.st", models / "alone.st", known_test=known)
         exported = models / "alone.pt2"
         assert main(["export", str(stored), "-o", str(exported), "--force", "-q"]) == 0
         names = [str(path) for path in decided]
@@ -271,10 +275,10 @@ def test_commands_state_both_tests(models, capsys):
     row = Report.read(models / "both.json").rows[0]
     assert main(["inspect", str(models / "both.st")]) == 0
     seen = " ".join(capsys.readouterr().out.split())
-    assert row.known.summary in seen
+    assert row.known_test.summary in seen
     assert row.threshold.summary in seen
     assert main(["push", str(models / "both.st"), "org/name", "--dry-run"]) == 0
-    assert row.known.summary in " ".join(capsys.readouterr().out.split())
+    assert row.known_test.summary in " ".join(capsys.readouterr().out.split())
     by_report = lines(models, "scored.st", threshold=models / "both.json")
     assert by_report == lines(models, "both.st")
 
@@ -282,11 +286,11 @@ def test_commands_state_both_tests(models, capsys):
 def test_too_few_samples_accept_every_input_and_say_so(models):
     few = f"{HELD},limit=18"
     row = evaluate(models, "scored.st", few, keep_known=0.95, store=models / "few.st")
-    assert (row.known.below, row.known.kept, row.known.count) == (None, 18, 18)
-    assert row.known.summary == (
+    assert (row.known_test.below, row.known_test.kept, row.known_test.count) == (None, 18, 18)
+    assert row.known_test.summary == (
         "takes every input as known: 18 samples are too few to keep 95 % of known inputs"
     )
-    assert evaluate(models, "scored.st", f"{HELD},limit=19", keep_known=0.95).known.kept == 19
+    assert evaluate(models, "scored.st", f"{HELD},limit=19", keep_known=0.95).known_test.kept == 19
     assert {line["accepted"] for line in lines(models, "few.st")} == {True}
 
 
@@ -303,10 +307,10 @@ def test_both_tests_are_dropped_together(models):
         )  # fmt: skip
         run_eval(config, progress_log := ProgressLog())
         header = Checkpoint.open(models / "next.st").header
-        return header.threshold, header.known, [w for w in progress_log.warnings if "is not kept" in w]
+        return header.threshold, header.known_test, [w for w in progress_log.warnings if "is not kept" in w]
 
     both = Checkpoint.open(models / "both.st").header
-    assert store(temperature=1.0) == (both.threshold, both.known, [])
+    assert store(temperature=1.0) == (both.threshold, both.known_test, [])
     for settings, reason in (
         ({"temperature": 2.0}, "another temperature"),
         (fit, "newly fitted scores"),

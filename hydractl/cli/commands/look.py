@@ -141,7 +141,7 @@ def _checkpoint_facts(report: CheckpointReport) -> list[tuple[str, str]]:
         rows.append(("label thresholds", abridged(report.label_thresholds)))
     guarantees = {
         "threshold": report.threshold,
-        "known inputs": report.known,
+        "known inputs": report.known_test,
         "prediction sets": report.prediction_sets,
     }
     rows += [(name, guarantee.summary) for name, guarantee in guarantees.items() if guarantee is not None]

@@ -144,8 +144,8 @@ def show_report(document: Report, out: Console) -> None:
     for remark in _remarks(document, main):
         line(out, remark)
     for row in document.rows:
-        if row.known is not None:
-            line(out, f"{row.name}: {row.known.summary}")
+        if row.known_test is not None:
+            line(out, f"{row.name}: {row.known_test.summary}")
         if "threshold_for" in document.options:
             line(out, _threshold(row, document))
     for row in document.rows:

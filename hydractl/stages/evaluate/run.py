@@ -406,11 +406,11 @@ def _row(
     by_score, best = best_on_validation(run.measurement, loaded.predictions)
     stored = stored_temperatures(model_files)
     by_label = fit_label_thresholds(tested, labels) if config.label_thresholds else ()
-    known, threshold, among, score = None, None, None, results.threshold_score
+    known_test, threshold, among, score = None, None, None, results.threshold_score
     if config.keep_known is not None:
         content = run.data.identities[ID_NAME].content
         first = torch.ones(len(labels), dtype=torch.bool) if config.risk is None else first_half(content)
-        known, passes = fit_known(tested, score, config.keep_known, first)
+        known_test, passes = fit_known(tested, score, config.keep_known, first)
         among, score = passes & ~first, MSP
     if config.risk is not None:
         several = model_files[0].header.architecture.task.by_label
@@ -424,7 +424,7 @@ def _row(
         values=numbers.values,
         ood=numbers.ood,
         threshold=threshold,
-        known=known,
+        known_test=known_test,
         label_thresholds=by_label,
         label_temperatures=loaded.header.label_temperatures,
         entity_temperature=loaded.header.entity_temperature,
@@ -595,7 +595,7 @@ def _header_of_copy(config: EvalConfig, run: Evaluation, results: Results) -> He
             "delta": config.chance,
             "keep_known": config.keep_known,
             **config.set_options.recorded,
-            "ood_score": next((test.score for test in (row.known, row.threshold) if test), None),
+            "ood_score": next((test.score for test in (row.known_test, row.threshold) if test), None),
             "fitted": config.fitted if config.fit is not None else None,
             "max_length": config.max_length,
         },

@@ -264,10 +264,10 @@ def _load(config: ExportConfig, model_file: OpenModel, classes: Classes | None) 
 
 def _guarantees(config: ExportConfig, model_file: OpenModel, header: Header, module: ExportModule) -> Header:
     """Return the header without guarantees that do not hold for the exported model. Warns about these."""
-    reasons = [_unfit(config, test, module, header) for test in (header.threshold, header.known) if test]
+    reasons = [_unfit(config, test, module, header) for test in (header.threshold, header.known_test) if test]
     if reason := next(filter(None, reasons), None):
         progress.warn(f"{model_file.reference}: its threshold is not exported: {reason}")
-        header = header.model_copy(update={"threshold": None, "known": None})
+        header = header.model_copy(update={"threshold": None, "known_test": None})
     if config.quantize is not None and header.prediction_sets is not None:
         progress.warn(
             f"{model_file.reference}: its prediction sets are not exported: they do not hold for the quantized model"
@@ -329,7 +329,7 @@ def _metadata(
         "kind": header.kind.value,
         "ood_score": module.with_score.score,
         "threshold": None if header.threshold is None else header.threshold.model_dump(mode="json"),
-        **({} if header.known is None else {"known": header.known.model_dump(mode="json")}),
+        **({} if header.known_test is None else {"known_test": header.known_test.model_dump(mode="json")}),
         **(
             {
                 "labels": header.class_names,

@@ -109,7 +109,7 @@ def run_predict(config: PredictConfig) -> PredictReport:
         warn_before_run(model_file)
         decisions = _decide(config, model_file)
         formatter = decisions.formatter
-        known, sure = formatter.bounds
+        known_bound, sure_bound = formatter.bounds
         fit = _training_data(config, model_file, decisions, team)
         sources = open_sources(
             [reference for reference in config.data if reference != LINES],
@@ -119,7 +119,7 @@ def run_predict(config: PredictConfig) -> PredictReport:
         )
         options = {
             "ood_score": formatter.score,
-            "threshold": sure[1] if sure else None,
+            "threshold": sure_bound[1] if sure_bound else None,
             "top_k": config.top_k,
         }
         made_by = (
@@ -154,7 +154,7 @@ def run_predict(config: PredictConfig) -> PredictReport:
             labels=dict(sorted(labels.items())),
             bad=numbers[ERROR],
             accepted=numbers[ACCEPTED] if numbers["decided"] else None,
-            rejected={reason: numbers[reason] for reason in (UNKNOWN, UNSURE)} if known else None,
+            rejected={reason: numbers[reason] for reason in (UNKNOWN, UNSURE)} if known_bound else None,
             reason=decisions.reason,
         )
 
@@ -211,7 +211,7 @@ def _decide(config: PredictConfig, model_file: OpenModel) -> PredictSettings:
     stored = header.prompting and classes and (header.labels, header.prompting.templates)
     others_asked = stored and stored != (classes and (classes.names, classes.templates))
     stored_fits = {
-        "threshold is": header.threshold or header.known,
+        "threshold is": header.threshold or header.known_test,
         "prediction sets are": header.prediction_sets,
         "feature-based OOD scores are": header.fitted if others_asked else None,
     }
@@ -222,7 +222,7 @@ def _decide(config: PredictConfig, model_file: OpenModel) -> PredictSettings:
             "that it stores, and not applied"
         )
         header = with_class_names(header, classes).model_copy(
-            update=dict.fromkeys(("threshold", "known", "prediction_sets"))
+            update=dict.fromkeys(("threshold", "known_test", "prediction_sets"))
         )
     report = None
     if isinstance(config.threshold, Path):
@@ -292,11 +292,11 @@ def _bounds(
     has no number.
     """
     bound, default = config.threshold, default_score(header)
-    test = tests.known or tests.threshold
+    test = tests.known_test or tests.threshold
     if isinstance(bound, float):
         score = config.ood_score or (test.score if test else default)
         check_bound(score, bound)
-        return score, NO_BOUNDS if bound == NO_THRESHOLD else Bounds(sure=(score, bound))
+        return score, NO_BOUNDS if bound == NO_THRESHOLD else Bounds(sure_bound=(score, bound))
     if test is None:
         return config.ood_score or default, NO_BOUNDS
     if config.ood_score not in {None, test.score}:
@@ -304,15 +304,17 @@ def _bounds(
             f"`--ood-score {config.ood_score}`: the threshold is for `{test.score}`",
             hint="leave it out, or add `--threshold X` or `--threshold none`",
         )
-    check_tests(tests.known, tests.threshold, place=model_file.reference if bound is None else str(bound))
-    return test.score, Bounds.of(tests.known, tests.threshold)
+    check_tests(
+        tests.known_test, tests.threshold, place=model_file.reference if bound is None else str(bound)
+    )
+    return test.score, Bounds.of(tests.known_test, tests.threshold)
 
 
 def _reported(report: Report, path: str, model_file: OpenModel) -> Row:
     """Return the row of a model in a report, with its tests."""
     digest = model_file.checkpoint.digest
     row = report.row_of(digest, digest_weights(model_file.checkpoint, model_file.header))
-    of_fit = row and any(test and is_fitted(test.score) for test in (row.known, row.threshold))
+    of_fit = row and any(test and is_fitted(test.score) for test in (row.known_test, row.threshold))
     # a copy of the model may store a score from another fit
     if row is None or (of_fit and row.models[0].sha256 != digest):
         raise InputError(
@@ -320,7 +322,7 @@ def _reported(report: Report, path: str, model_file: OpenModel) -> Row:
             hint=f"`hydractl eval {shlex.quote(model_file.reference)} --data HELD_OUT --threshold-for 'risk<=0.05' -o report.json` "
             "writes a report of it",
         )
-    if row.threshold is None and row.known is None:
+    if row.threshold is None and row.known_test is None:
         raise InputError(
             f"{path}: has no threshold for `{row.name}`",
             hint="`hydractl eval ... --threshold-for 'risk<=0.01'`",

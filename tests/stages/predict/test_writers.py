@@ -41,7 +41,7 @@ def sample_predictions():
     logits = torch.randn(MEMBERS, len(PATHS), len(NAMES), generator=torch.Generator().manual_seed(4)) * 2
     responses = Responses(logits.log_softmax(-1), logits.logsumexp(-1))
     strangest = Predictions.of(responses, NAMES).scores["entropy"].sort().values[2]
-    return Predictions.of(responses, NAMES, Bounds(sure=("entropy", float(strangest))), RULE)
+    return Predictions.of(responses, NAMES, Bounds(sure_bound=("entropy", float(strangest))), RULE)
 
 
 @pytest.fixture(scope="module")

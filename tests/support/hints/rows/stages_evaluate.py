@@ -9,6 +9,7 @@ from support.hints.table import Row
 
 TEST = "digits::classes=0-6,limit=21,split=test"
 EVAL = f"eval base.st --data {TEST} --no-latency --bootstrap 0"
+KEEP = "--keep-known 0.5"
 NEAR = "--near noise::limit=9"
 TRAIN, VAL = "digits::classes=0-6,limit=56", "digits::classes=0-6,limit=56,split=val"
 MULTI = "eval multi --data labels.jsonl --no-latency --bootstrap 0"
@@ -19,6 +20,12 @@ ROWS = (
         f"{EVAL} --sets 0.9 --sets-by-class",
         f"{EVAL} --sets 0.9",
     ),
+    Row(
+        "use more samples, or leave out `{}`",
+        f"eval base.st --data digits::limit=1,classes=0-6 {KEEP} --threshold-for 'risk<=0.99' --no-latency --bootstrap 0",
+        f"eval base.st --data digits::limit=1,classes=0-6 {KEEP} --no-latency --bootstrap 0",
+    ),
+    Row("write 95 % as 0.95", f"{EVAL} --keep-known 95", f"{EVAL} --keep-known 0.95"),
     Row("use more samples, or a lower coverage", f"{EVAL} --sets 0.99", f"{EVAL} --sets 0.9"),
     Row(
         "validate on another split, or on other OOD data",
